@@ -171,7 +171,7 @@ MUTANTS = (
     with_format("rounds_weights", "leaves values as they are", broken_formats.RoundsNothing()),
     with_format("errs_as_its_bits_allow", "has a quarter of the scale", broken_formats.QuarterScale()),
     with_format("serves_activations", "wants at least one row", broken_formats.RefusesEmpty(), _own_inputs),
-    with_format("refuses_groups_that_do_not_divide", "accepts any shape", NoShapeError()),
+    with_format("refuses_or_serves_ragged_groups", "accepts any shape", NoShapeError()),
     mutant("shares_global_scales_that_are_there", "has no scale to share", shares_global_scale=True),
     mutant("quantizes_a_model", "quantizes biases alone, of which the model has none", _biases),
     with_format("loads_to_the_same_logits", "loses the last code of long rows", format_mutants.with_packing(LosesLongRows())),

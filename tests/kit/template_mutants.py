@@ -70,6 +70,11 @@ def _mutant(check: str, about: str, example: Any = tiny_model, **facts: Any) -> 
 
 
 MUTANTS = (
+    Mutant(
+        "template:can_be_checked",
+        "has no example, of a family that transformers does not know",
+        (attrs.evolve(record_of(model_type="an_unknown_family"), name="an_unknown_family", example=None),),
+    ),
     _mutant("is_named_as_its_model_type", "states facts of another type", model_type="other_family"),
     _mutant("is_named_as_its_model_type", "has an example of another family", other_family),
     _mutant("names_the_decoder_blocks", "names a list that is not there", decoder_blocks="model.blocks"),

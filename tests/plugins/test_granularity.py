@@ -35,7 +35,7 @@ def test_rows_and_scales_lead_back() -> None:
     scale = torch.arange(6.0).reshape(strided.scale_shape((3, 8)))
     expanded = strided.expand_scale(scale, (3, 8))
     assert all(torch.equal(strided.rows(expanded)[i], scale.reshape(-1)[i].expand(4)) for i in range(6))
-    assert torch.equal(strided.reduce_scale(expanded), scale)
+    assert torch.equal(strided.reduce_scale(expanded, (3, 8)), scale)
 
 
 def test_a_spec_gets_the_granularity_of_its_format_and_keeps_it_in_json() -> None:

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from quark.cli import listing
-from quark.plugins import Catalog, registry, using
+from quark.plugins import API_VERSION, Catalog, registry, using
 from quark.plugins.report import kind_report
 
 PLUGIN = '''
@@ -253,7 +253,7 @@ def test_one_record_is_shown_with_what_it_declares(catalog: Catalog) -> None:
     pairs = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in text.splitlines() if re.match(r"  \S", line) and ":" not in line)
     assert pairs["stability"] == "provisional"
     assert pairs["capabilities"] == "acme.sparse, calibration"
-    assert pairs["plugin API"] == "1"
+    assert pairs["plugin API"] == str(API_VERSION)
     assert (pairs["role"], pairs["before"], pairs["after"]) == ("rotation", "hollow", "equalization, other")
     entry = json.loads(shown(catalog, "algorithms", "whole", "--json"))["entry"]
     assert (entry["capabilities"], entry["api"], entry["options"]) == (["acme.sparse", "calibration"], [1, 1], None)

@@ -188,7 +188,7 @@ def test_a_record_that_cannot_be_copied_or_has_a_broken_range_harms_no_other(sit
     site.install(
         "acme-quant",
         """
-        QUARK_API = (1, 1)
+        QUARK_API = (2, 2)
 
         class Own(SchemeRecord):
             def __init__(self, name):

@@ -65,7 +65,7 @@ def test_scales_spread_over_a_matrix_lie_where_their_rows_do_and_are_gathered_ag
     elements = 32 // scale.numel()
     of_each_element = granularity.restore(scale.reshape(-1, 1).expand(-1, elements).contiguous(), shape)
     assert torch.equal(spread.repeat_interleave(8 // spread.shape[1], 1), of_each_element)
-    assert torch.equal(granularity.reduce_scale(spread), scale)
+    assert torch.equal(granularity.reduce_scale(spread, shape), scale)
 
 
 @pytest.mark.parametrize("axis", [1, -2])

@@ -55,7 +55,8 @@ def test_the_command_prints_a_line_for_each_subject_and_what_failed(capsys: pyte
     assert quark("--kind", "observer", "--name", "acme_lost") == 1
     out = capsys.readouterr().out
     assert out.startswith("FAILED  observer 'acme_lost' of acme-quant 0.1: ")
-    assert "PluginError" in out
+    assert out.count("PluginError") == 1, "what cannot be loaded is said once, whatever number of checks it fails"
+    assert len(out.splitlines()) == 3
     assert out.splitlines()[-1].startswith("not conformant: ")
 
 
@@ -73,10 +74,12 @@ def test_the_badge_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_expected_failures_are_read_from_the_authors_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    lines = [f'"observer:acme_lost:{name}" = "its module is not written yet"\n' for name in NAMES]
+    lines = [
+        f'"observer:acme_lost:{name}" = "its module is not written yet"\n' for name in NAMES[:-1]
+    ]  # the last asks only whether another is applicable
     (tmp_path / "pyproject.toml").write_text(TABLE + "".join(lines), encoding="utf-8")
     assert quark("--kind", "observer", "--name", "acme_lost") == 0
-    assert f"{len(NAMES)} expected" in capsys.readouterr().out
+    assert f"{len(NAMES) - 1} expected" in capsys.readouterr().out
     (tmp_path / "pyproject.toml").write_text(TABLE + f'"observer:acme_good:{NAMES[0]}" = "it works"\n', encoding="utf-8")
     assert quark("--kind", "observer", "--name", "acme_good") == 1
     assert "passes, though it is declared as an expected failure (it works)" in capsys.readouterr().out

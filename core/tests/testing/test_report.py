@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from xml.etree import ElementTree
 
+import attrs
+
+from quark.plugins.api_version import API_VERSION
 from quark.plugins.catalog import catalog
 from quark.testing import report
 from quark.testing.check import Check
@@ -34,13 +37,21 @@ def test_lines_say_what_failed_and_what_is_wanted() -> None:
     assert report.lines_of([result("passed")]) == ["ok      distribution 'acme-quant' of acme-quant 0.1.0: 1 passed"]
 
 
+def test_what_fails_many_checks_in_the_same_words_is_said_once() -> None:
+    others = [attrs.evolve(CHECK, name=name) for name in ("is_fast", "is_small")]
+    lost = [Result(SUBJECT, check, "failed", "cannot be loaded") for check in (CHECK, *others)]
+    lines = report.lines_of([*lost, result("failed", "is wrong")])
+    assert lines[1:] == ["        failed 3 checks: cannot be loaded", "        failed is_right: is wrong", "          wanted: It is right."]
+    assert "        failed is_fast: cannot be loaded" in report.lines_of(lost, verbose=True)
+    assert len(report.as_json("acme-quant", lost)["results"]) == 3
+
+
 def test_the_summary_and_the_badge_say_whether_it_is_conformant() -> None:
     assert report.summary(MIXED) == "not conformant: 1 failed, 1 expected, 1 passed, 1 not applicable, in 1 subject"
-    assert (
-        report.badge("acme-quant", MIXED)
-        == "acme-quant 0.1.0: not conformant with quark plugin API 1, 1 checks passed, 1 expected failures"
-    )
-    assert report.badge("acme-quant", [result("passed")]) == "acme-quant 0.1.0: conformant with quark plugin API 1, 1 checks passed"
+    api = f"quark plugin API {API_VERSION}"
+    badges = [report.badge("acme-quant", results) for results in (MIXED, [result("passed")])]
+    assert badges[0] == f"acme-quant 0.1.0: not conformant with {api}, 1 checks passed, 1 expected failures"
+    assert badges[1] == f"acme-quant 0.1.0: conformant with {api}, 1 checks passed"
 
 
 def test_json_has_every_result() -> None:

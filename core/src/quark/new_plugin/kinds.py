@@ -50,7 +50,7 @@ PLUGIN_KINDS = (
     PluginKind("rounding", "algorithms", "clipped", "a rounding: it narrows ranges where the outputs get better", ("attrs", "torch")),
     PluginKind("transform", "algorithms", "balanced", "a transform: scale moved inside MLPs, the function kept", ("attrs", "torch")),
     PluginKind("block_tuning", "algorithms", "nudged", "a tuning: norms resized where a rounded block gains by it", ("attrs", "torch")),
-    PluginKind("template", "templates", "lm", "a model family: its class, and the facts about its structure", ("transformers",)),
+    PluginKind("template", "templates", "lm", "a model family: its class, and the facts about its structure", ("torch", "transformers")),
     PluginKind("layout", "exporters", "box", "a checkpoint layout: its exporter and its reader", ("safetensors", "torch")),
     PluginKind("selector", "selectors", "ends", "a selector of schemes: larger ones for the first and the last layers"),
     PluginKind("layer_type", "layer_types", "gated", "a linear layer with a gain for each output", ("torch",)),

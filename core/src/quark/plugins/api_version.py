@@ -10,10 +10,13 @@ from typing import Any
 
 import attrs
 
-__all__ = ["API_VERSION", "ApiRange", "as_api_range"]
+__all__ = ["API_VERSION", "RENAMED", "ApiRange", "as_api_range"]
 
-API_VERSION = 1
-"""Version of the plugin API of this core."""
+API_VERSION = 2
+"""Version of the plugin API of this core; `tools/plugin_api/` holds the public names and signatures of each."""
+
+RENAMED = "whoever maintains it finds what was renamed, old names and new, in docs/plugins/compatibility.md of quark's repository"
+"""What errors of plugins for an older version say."""
 
 
 def _version(_: Any, attribute: Any, value: Any) -> None:
@@ -45,7 +48,7 @@ class ApiRange:
 
     def refusal(self) -> tuple[str, str]:
         """Return what is wrong with a range that does not allow this core's version, as a predicate, and what to do about it."""
-        fix = "update the plugin" if self.highest < API_VERSION else "update quark-core (pip install --upgrade quark-core)"
+        fix = f"update the plugin; {RENAMED}" if self.highest < API_VERSION else "update quark-core (pip install --upgrade quark-core)"
         return f"is written for version {self} of the plugin API, and this quark-core has version {API_VERSION}", fix
 
 

@@ -13,7 +13,7 @@ from quark.plugins import core_plugin
 from quark.plugins.collection import Collection, Registered
 from quark.plugins.discovery import CORE, Candidate, Settings, Source, discover
 from quark.plugins.exports import Exports
-from quark.plugins.failures import PluginFailure, warn_once
+from quark.plugins.failures import PluginFailure, warn_of_unstated, warn_once
 from quark.plugins.kinds import BUILT_IN, KINDS, Kind
 from quark.plugins.listeners import Listener, Listeners
 from quark.plugins.registries import (
@@ -129,6 +129,10 @@ class Catalog:
         """Return what went wrong, in order."""
         return tuple(self._collection.failures)
 
+    def unstated(self) -> tuple[Source, ...]:
+        """Return plugins that do not say for which version of the plugin API they were written."""
+        return tuple(self._collection.unstated)
+
     def missing(self, distributions: Sequence[str] = BUILT_IN) -> str:
         """Return which of these built-in distributions are not here, and what to do about it; empty where all are."""
         absent = [d for d in distributions if d not in self._installed and d != CORE]
@@ -162,6 +166,7 @@ def catalog() -> Catalog:
             if _current is None:
                 _current = Catalog.installed()
                 warn_once(_current.failures())
+                warn_of_unstated(_current.unstated())
     return _current
 
 

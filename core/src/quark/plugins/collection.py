@@ -12,7 +12,7 @@ import pluggy
 from quark.errors import PluginError
 from quark.names import closest
 from quark.plugins.api_version import ApiRange, as_api_range
-from quark.plugins.discovery import Candidate, Source
+from quark.plugins.discovery import CORE, Candidate, Source
 from quark.plugins.failures import PluginFailure, leave_out
 from quark.plugins.hookspecs import PROJECT, QuarkHooks
 from quark.plugins.kinds import KINDS, Kind
@@ -115,6 +115,7 @@ class Collection:
         failures: What went wrong, in the order it happened.
         listeners: Implementations of the event hook, with their plugins.
         sources: Plugins that were imported and registered.
+        unstated: Those of them that do not say for which version of the plugin API their records were written.
     """
 
     strict: bool = False
@@ -122,6 +123,7 @@ class Collection:
     failures: list[PluginFailure] = attrs.field(factory=list)
     listeners: Listeners = attrs.field(factory=Listeners)
     sources: list[Source] = attrs.field(factory=list)
+    unstated: list[Source] = attrs.field(factory=list)
     _manager: _Manager = attrs.field(factory=_Manager, init=False, repr=False)
 
     def add_candidates(self, candidates: Iterable[Candidate]) -> None:
@@ -161,6 +163,9 @@ class Collection:
         for kind in KINDS:
             if kind.hook in implementations:
                 self._collect(kind, implementations[kind.hook].function, source, api)
+        own = (entry.record for entries in self.records.values() for entry in entries if entry.source == source)
+        if source.distribution != CORE and any(record.api is None for record in own):
+            self.unstated.append(source)
 
     def _register(self, plugin: object, source: Source) -> dict[str, pluggy.HookImpl] | None:
         """Return the plugin's valid hooks by name; None where it could not be registered at all."""
@@ -220,7 +225,7 @@ class Collection:
             self._fail(source, "call", f"the hook '{kind.hook}' raised {_described(error)}{before}", exception=error)
 
     def _fail(self, source: Source, stage: str, error: str, *, fix: str | None = None, exception: BaseException | None = None) -> None:
-        failure = PluginFailure(source, stage, error, fix or leave_out(source), exception)
+        failure = PluginFailure(source, stage, error, fix or leave_out(source, exception), exception)
         if self.strict:
             raise PluginError(f"{failure} (raised because QUARK_STRICT_PLUGINS is set)") from exception
         self.failures.append(failure)

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 
 import attrs
 
+from quark.plugins.api_version import API_VERSION, RENAMED
 from quark.plugins.discovery import Source
 
-__all__ = ["STAGES", "PluginFailure", "PluginWarning", "leave_out", "warn_once"]
+__all__ = ["STAGES", "PluginFailure", "PluginWarning", "leave_out", "warn_of_unstated", "warn_once"]
 
 STAGES = ("require", "import", "register", "call", "validate")
 
@@ -41,10 +42,18 @@ class PluginFailure:
         return f"{self.source} failed at stage '{self.stage}': {self.error}. Fix: {self.fix}"
 
 
-def leave_out(source: Source) -> str:
-    """Return the fix that always helps: update the plugin, or do without it."""
+def leave_out(source: Source, error: BaseException | None = None) -> str:
+    """Return the fix that always helps: update the plugin, or do without it.
+
+    Args:
+        source: The plugin.
+        error: What it raised: where it asks quark for a name or an argument that there is not, the fix says where renamed ones are listed.
+    """
     if not source.distribution:
         return "correct it"
+    of_quark = isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "quark"
+    if of_quark or (isinstance(error, TypeError) and "unexpected keyword argument" in str(error)):
+        return f"{leave_out(source)}; {RENAMED}"
     return f"update it (pip install --upgrade {source.distribution}), or leave it out (QUARK_DISABLED_PLUGINS={source.distribution})"
 
 
@@ -52,3 +61,14 @@ def warn_once(failures: Iterable[PluginFailure]) -> None:
     """Warn about each failure; called once for a set of plugins, after all of it is in place."""
     for failure in failures:
         warnings.warn(str(failure), PluginWarning, stacklevel=2)
+
+
+def warn_of_unstated(sources: Iterable[Source]) -> None:
+    """Warn of plugins that state no version of the plugin API: what was renamed since they were written may be passed over in silence."""
+    for source in sources:
+        message = (
+            f"{source} does not say for which version of the plugin API it was written, and this quark-core has version {API_VERSION}: "
+            "what it has under an older name fails or is passed over. "
+            f"Fix: write QUARK_API = ({API_VERSION}, {API_VERSION}) in its module once it fits; {RENAMED}"
+        )
+        warnings.warn(message, PluginWarning, stacklevel=2)

@@ -10,7 +10,7 @@ anything is listed. Its records point at the rest by ``"module:attribute"``, whi
 
 The module may state for which versions of the plugin API it was written; a core of another version then leaves it out and says so::
 
-    QUARK_API = (1, 1)  # lowest and highest; quark.plugins.API_VERSION is the version of the installed core
+    QUARK_API = (2, 2)  # lowest and highest; quark.plugins.API_VERSION is the version of the installed core
 
 In the examples a comment names the file that each part belongs to. The classes that some of them point at are in ``examples/acme_quant``.
 """

@@ -274,5 +274,5 @@ def load_for(reference: Reference, what: str, source: Source) -> Any:
     except Exception as error:
         raise PluginError(
             f"{what} points at '{reference}', which cannot be loaded ({type(error).__name__}: {error}). "
-            f"It comes from {source}: {leave_out(source)}"
+            f"It comes from {source}: {leave_out(source, error)}"
         ) from error

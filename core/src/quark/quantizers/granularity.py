@@ -43,12 +43,13 @@ class Granularity(ABC):
     def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Return the scales of a matrix of that shape, repeated to ``[rows, groups of columns]``; a view where possible.
 
-        The groups are runs of columns, as long as possible, that share a scale in each row.
+        The groups are runs of columns of one length, as long as possible, that share a scale in each row: of groups that do not divide the
+        columns, single columns.
         """
 
     @abstractmethod
-    def reduce_scale(self, expanded: Tensor) -> Tensor:
-        """Return the scales of which `expand_scale` made ``expanded``."""
+    def reduce_scale(self, expanded: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Return the scales of which `expand_scale` made ``expanded`` for a matrix of that shape."""
 
     def columns_per_scale(self, columns: int) -> int | None:
         """Return how many input channels in a row share a scale in one row of a weight ``[O, columns]``.
@@ -98,7 +99,7 @@ class PerTensor(Granularity):
     def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
         return scale.reshape(1, 1).expand(shape[0], 1)
 
-    def reduce_scale(self, expanded: Tensor) -> Tensor:
+    def reduce_scale(self, expanded: Tensor, shape: tuple[int, ...]) -> Tensor:
         return expanded[0, 0]
 
     def runs(self, shape: tuple[int, ...]) -> Runs:
@@ -125,7 +126,7 @@ class PerChannel(Granularity):
     def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
         return scale[:, None] if self.axis % 2 == 0 else scale[None].expand(shape)
 
-    def reduce_scale(self, expanded: Tensor) -> Tensor:
+    def reduce_scale(self, expanded: Tensor, shape: tuple[int, ...]) -> Tensor:
         return expanded[:, 0] if self.axis % 2 == 0 else expanded[0]
 
     def columns_per_scale(self, columns: int) -> int | None:
@@ -157,7 +158,7 @@ class PerToken(Granularity):
     def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
         return scale[:, None]
 
-    def reduce_scale(self, expanded: Tensor) -> Tensor:
+    def reduce_scale(self, expanded: Tensor, shape: tuple[int, ...]) -> Tensor:
         return expanded[:, 0]
 
     def columns_per_scale(self, columns: int) -> int | None:
@@ -189,7 +190,7 @@ class PerGroup(Granularity):
     def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
         return scale
 
-    def reduce_scale(self, expanded: Tensor) -> Tensor:
+    def reduce_scale(self, expanded: Tensor, shape: tuple[int, ...]) -> Tensor:
         return expanded
 
     def columns_per_scale(self, columns: int) -> int | None:
@@ -227,7 +228,7 @@ class PerBlock(Granularity):
     def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
         return scale.repeat_interleave(self.size[0], 0)
 
-    def reduce_scale(self, expanded: Tensor) -> Tensor:
+    def reduce_scale(self, expanded: Tensor, shape: tuple[int, ...]) -> Tensor:
         return expanded[:: self.size[0]]
 
     def runs(self, shape: tuple[int, ...]) -> Runs:

@@ -30,7 +30,7 @@ def qparams_of_rows(granularity: Granularity, shape: tuple[int, ...], qparams: Q
     """Return the scales of rows of a matrix of that shape; rows that share them are all among ``rows``."""
 
     def part(tensor: Tensor) -> Tensor:
-        return granularity.reduce_scale(granularity.expand_scale(tensor, shape)[rows])
+        return granularity.reduce_scale(granularity.expand_scale(tensor, shape)[rows], (len(range(*rows.indices(shape[0]))), shape[1]))
 
     zero, outer = qparams.zero_point, qparams.outer_scale
     outer = outer if outer is None or outer.ndim == 0 else outer[rows]

@@ -143,9 +143,10 @@ class WeightGrid:
         qparams = []
         for index, quantizer in enumerate(self._quantizers):
             rows, reduce_scale = self._slice(index), quantizer.granularity.reduce_scale
-            zero = None if scales.zero is None else reduce_scale(scales.zero[:, rows].t()).contiguous()
+            shape = (rows.stop - rows.start, self.columns)
+            zero = None if scales.zero is None else reduce_scale(scales.zero[:, rows].t(), shape).contiguous()
             outer = None if self._outers is None else self._outers[index].clone()
-            qparams.append(QParams(reduce_scale(scales.stored[:, rows].t()).contiguous(), zero, outer))
+            qparams.append(QParams(reduce_scale(scales.stored[:, rows].t(), shape).contiguous(), zero, outer))
         return qparams
 
     def weights(self, qt: Tensor, scales: GroupScales, dtype: torch.dtype = torch.float32) -> list[tuple[Tensor, QParams]]:

@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from types import MappingProxyType
 
-from quark.testing.check import Check
-from quark.testing.subject import KINDS
+from quark.testing.check import Check, CheckFailedError, NotApplicableError, check
+from quark.testing.subject import KINDS, Subject
 
-__all__ = ["all_checks", "checks_of"]
+__all__ = ["all_checks", "can_be_checked", "checks_of"]
 
 
 @cache
 def all_checks() -> Mapping[str, Check]:
     """Return all checks by id, kind by kind, in the order in which they are defined. The first call imports torch."""
-    return MappingProxyType({check.id: check for kind in KINDS for check in _defined_in(kind)})
+    return MappingProxyType({check.id: check for kind in KINDS for check in checks_of(kind)})
 
 
+@cache
 def checks_of(kind: str) -> tuple[Check, ...]:
-    """Return the checks of one kind of subject, without importing those of the others."""
-    return tuple(_defined_in(kind))
+    """Return the checks of one kind of subject, without importing those of the others; the last one asks whether another is applicable."""
+    defined = tuple(_defined_in(kind))
+    return (*defined, can_be_checked(kind, defined))
+
+
+def can_be_checked(kind: str, checks: Sequence[Check]) -> Check:
+    """Return the check that at least one required check of a kind is applicable."""
+    required = [one for one in checks if one.level == "required"]
+
+    @check(kind, since=2)
+    def can_be_checked(subject: Subject) -> None:
+        """At least one required check is applicable: nothing is conformant of which nothing was looked at."""
+        reasons: list[str] = []
+        for one in required:
+            try:
+                one.run(subject)
+            except NotApplicableError as error:
+                reasons.append(str(error))
+                continue
+            except (Exception, SystemExit):  # whether the plugin passes is that check's to say
+                return
+            return
+        raise CheckFailedError(f"meets none of the {len(required)} required checks, since none is applicable: {reasons[0]}")
+
+    return can_be_checked
 
 
 def _defined_in(kind: str) -> Iterator[Check]:

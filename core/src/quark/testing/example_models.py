@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from copy import deepcopy
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -134,6 +135,8 @@ def _built(record: TemplateRecord) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
+        if record.modeling is not None:
+            import_module(record.modeling)
         default = AutoConfig.for_model(record.name)
         known = {*default.to_dict(), *default.attribute_map}
         config = AutoConfig.for_model(record.name, **{name: size for name, size in SIZES.items() if name in known})
@@ -141,7 +144,7 @@ def _built(record: TemplateRecord) -> Any:
     except Exception as error:
         raise NotApplicableError(
             f"no tiny model of '{record.name}' can be built: its record names no example, and of a small configuration transformers makes "
-            f"none ({type(error).__name__})"
+            f"none ({type(error).__name__}): write a function that returns one, and TemplateRecord(example='package.module:function')"
         ) from None
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

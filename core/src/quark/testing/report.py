@@ -20,6 +20,8 @@ _XML_CONTROLS = dict.fromkeys((*range(9), 11, 12, *range(14, 32)), "?")
 def lines_of(results: Iterable[Result], *, verbose: bool = False) -> list[str]:
     """Return a line for each subject with its counts, and below it a line for each check that did not just pass.
 
+    Checks that fail in the same words share a line.
+
     Args:
         results: The results; those of one subject follow one another.
         verbose: Whether checks that passed, or are not applicable, have lines too.
@@ -30,12 +32,18 @@ def lines_of(results: Iterable[Result], *, verbose: bool = False) -> list[str]:
     lines: list[str] = []
     for own in by_subject.values():
         lines.append(f"{'FAILED' if any(r.is_failure for r in own) else 'ok':6}  {own[0].subject}: {_counts(own)}")
+        alike: dict[tuple[str, str], list[Result]] = {}
         for result in own:
-            if verbose or result.outcome not in ("passed", "not applicable"):
-                message = f": {_one_line(result.message)}" if result.message else ""
-                lines.append(f"        {result.outcome} {result.check.name}{message}")
-                if result.outcome in ("failed", "unexpected", "advised"):
-                    lines.append(f"          wanted: {result.check.sentence}")
+            # What cannot be loaded fails every check in the same words, and these are said once.
+            key = result.check.name if verbose or not result.is_failure else result.message
+            alike.setdefault((result.outcome, key), []).append(result)
+        for (outcome, _), results_alike in alike.items():
+            first, count = results_alike[0], len(results_alike)
+            if verbose or outcome not in ("passed", "not applicable"):
+                message = f": {_one_line(first.message)}" if first.message else ""
+                lines.append(f"        {outcome} {first.check.name if count == 1 else f'{count} checks'}{message}")
+                if count == 1 and outcome in ("failed", "unexpected", "advised"):
+                    lines.append(f"          wanted: {first.check.sentence}")
     return lines
 
 

@@ -6,7 +6,10 @@ from collections.abc import Iterator
 
 from quark.plugins import AlgorithmRecord, FormatRecord, ObserverRecord, SchemeRecord, hookimpl
 
-__all__ = ["quark_register_algorithms", "quark_register_formats", "quark_register_observers", "quark_register_schemes"]
+__all__ = ["QUARK_API", "quark_register_algorithms", "quark_register_formats", "quark_register_observers", "quark_register_schemes"]
+
+QUARK_API = (2, 2)
+"""Versions of the plugin API that this plugin is written for."""
 
 
 @hookimpl

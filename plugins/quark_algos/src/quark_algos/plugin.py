@@ -8,7 +8,7 @@ from quark.plugins import AlgorithmRecord, SelectorRecord, hookimpl
 
 __all__ = ["QUARK_API", "quark_register_algorithms", "quark_register_selectors"]
 
-QUARK_API = (1, 1)
+QUARK_API = (2, 2)
 _PROCESSORS = "quark_algos.processors"
 
 

@@ -8,7 +8,7 @@ from quark.plugins import ExporterRecord, hookimpl
 
 __all__ = ["QUARK_API", "quark_register_exporters"]
 
-QUARK_API = (1, 1)
+QUARK_API = (2, 2)
 
 _INSPECTOR = "quark_exporters.runtimes.inspector:RuntimeInspector"
 

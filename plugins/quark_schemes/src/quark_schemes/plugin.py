@@ -11,7 +11,7 @@ from quark_schemes.registered_schemes import SCHEMES
 
 __all__ = ["QUARK_API", "quark_register_formats", "quark_register_observers", "quark_register_schemes"]
 
-QUARK_API = (1, 1)
+QUARK_API = (2, 2)
 """Versions of the plugin API that this plugin is written for."""
 
 

@@ -22,7 +22,7 @@ __all__ = [
     "quark_register_templates",
 ]
 
-QUARK_API = (1, 1)
+QUARK_API = (2, 2)
 """Versions of the plugin API that this plugin is written for."""
 
 

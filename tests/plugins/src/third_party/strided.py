@@ -29,8 +29,8 @@ class Strided(Granularity):
     def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
         return scale.repeat(1, self.size)
 
-    def reduce_scale(self, expanded: Tensor) -> Tensor:
-        return expanded[:, : expanded.shape[1] // self.size]
+    def reduce_scale(self, expanded: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return expanded[:, : shape[1] // self.size]
 
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
         return None if shape[-1] % self.size == 0 else f"has {shape[-1]} columns, of which no {self.size} are equally far apart"

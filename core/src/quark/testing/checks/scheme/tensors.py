@@ -148,8 +148,11 @@ def _input_module(spec: object, x: Tensor) -> QuantizerModule:
 
 
 @check("scheme")
-def refuses_groups_that_do_not_divide(subject: Subject) -> None:
-    """A layer whose width the groups or blocks do not divide is refused when the plan is made, with its name and both numbers."""
+def refuses_or_serves_ragged_groups(subject: Subject) -> None:
+    """A layer whose width the groups or blocks do not divide is refused when the plan is made, with its name and both numbers; or rounded.
+
+    Its ragged columns are then as near to what they were as the others, in values, codes and bytes alike.
+    """
     layer = config_of(subject)
     sizes = [size for level in levels(layer.weight) for size in (level.group_size, *(level.block_size or ())) if size and size > 1]
     if not sizes:
@@ -162,7 +165,22 @@ def refuses_groups_that_do_not_divide(subject: Subject) -> None:
         for words in ("fits_badly", str(width), str(sizes[0])):
             require(words in str(error), f"is refused for a layer of {width} inputs without naming {words}: {error}")
         return
-    require(False, f"is planned for a layer of {width} inputs, which groups of {sizes[0]} do not divide")
+    planned = f"is planned for a layer of {width} inputs, which groups of {sizes[0]} do not divide"
+    quantizer, x = _weight_quantizer(subject), _data(width, width)
+    try:
+        values, qparams = quantizer.round_to_nearest(x)
+        codes = quantizer.codes_of(values, qparams)
+        read, scales = quantizer.unpack(quantizer.pack(codes, qparams, order="order"), (width, width), order="order")
+        same = torch.equal(quantizer.dequantize(codes, qparams), values) and torch.equal(quantizer.dequantize(read, scales), values)
+    except Exception as error:  # of any kind: views and packings that reckon with whole groups fail in their own way
+        require(False, f"{planned}, and cannot be rounded and packed there: {type(error).__name__}: {error}")
+        return
+    require(same, f"{planned}, and its codes or bytes stand for other values than the rounded ones")
+    error, most = (values - x).norm(dim=0) / x.norm(dim=0), _most_error(quantizer)
+    require(
+        bool((error <= most).all()),
+        f"{planned}, and changes a column by {float(error.max()):.3g}; for its bits at most {most:.3g} is wanted",
+    )
 
 
 @check("scheme")

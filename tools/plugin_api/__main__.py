@@ -1,0 +1,33 @@
+"""Says what is gone from the recorded plugin API, and what is not recorded yet; with ``--write``, records that.
+
+python -m tools.plugin_api             # exit status 1 for any difference
+python -m tools.plugin_api --write     # adds what is new; what is gone wants an alias, or a higher API_VERSION
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from quark.plugins.api_version import API_VERSION
+from tools.plugin_api.names import breaks, current, path_of, recorded
+
+
+def main() -> int:
+    """Compare, and write."""
+    parser = argparse.ArgumentParser(prog="python -m tools.plugin_api", description="The recorded plugin API, and the one there is.")
+    parser.add_argument("--write", action="store_true", help="record what is new")
+    now, before = current(), recorded(API_VERSION)
+    broken = breaks(before, now)
+    print(*broken, sep="\n", end="\n" if broken else "")
+    if parser.parse_args().write and not broken:
+        path_of(API_VERSION).write_text(json.dumps(now, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        return 0
+    if new := sorted(now.keys() - before.keys()):
+        print(f"not recorded: {', '.join(new)}")
+    return int(bool(broken) or now != before)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""The names of the plugin API with their signatures, and which changes of them break a plugin.
+
+The API is what the pages of ``docs/plugins`` show: what they document (``:::``), and what their code, the templates of ``quark new-plugin``
+and the example distribution import from quark. Of a class that is its constructor and its public members.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Signature", "breaks", "current", "imports_of", "path_of", "recorded"]
+
+ROOT = Path(__file__).resolve().parents[2]
+Signature = str | None
+"""Parameters: ``"x, y="``, of which y has a default, ``"*z"`` by keyword alone; None of what is no function."""
+
+
+def path_of(version: int) -> Path:
+    """Return the file of a version."""
+    return Path(__file__).with_name(f"{version}.json")
+
+
+def recorded(version: int) -> dict[str, Signature]:
+    """Return what is recorded of a version; nothing where there is no file."""
+    file = path_of(version)
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def current() -> dict[str, Signature]:
+    """Return the names that there are, ``"module.Name"`` and ``"module.Name.member"``, with their signatures."""
+    found: dict[str, Signature] = {}
+    for module, name in sorted(_shown()):
+        value = getattr(import_module(module), name)
+        found[f"{module}.{name}"] = _signature(value)
+        if inspect.isclass(value):
+            found |= {f"{module}.{name}.{member}": _signature(inner) for member, inner in _members(value)}
+    return found
+
+
+def breaks(before: Mapping[str, Signature], now: Mapping[str, Signature]) -> list[str]:
+    """Return what a plugin that was written for ``before`` does not find any more, or can no longer call; a sentence for each."""
+    broken = []
+    for name, old in before.items():
+        if name not in now:
+            broken.append(f"{name} is gone: leave a deprecated alias, or raise API_VERSION and add a row to docs/plugins/compatibility.md")
+        elif old is not None and (why := _unlike(old, now[name])):
+            broken.append(f"{name} {why}: keep what was there, or raise API_VERSION and add a row to docs/plugins/compatibility.md")
+    return broken
+
+
+def imports_of(code: str) -> Iterator[tuple[str, str]]:
+    """Yield modules of quark that code imports from, each with a name."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.partition(".")[0] == "quark":
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def _shown() -> set[tuple[str, str]]:
+    """Return what pages, templates and the example show, each as module and name."""
+    shown = {("quark.plugins", "QuarkHooks")}
+    for page in (ROOT / "docs/plugins").glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        shown |= {(module, name) for module, name in re.findall(r"^::: ([\w.]+)\.(\w+)$", text, flags=re.MULTILINE)}
+        for code in re.findall(r"^```python[^\n]*\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
+            shown |= set(imports_of(code))
+    for template in (ROOT / "core/src/quark/new_plugin/templates").rglob("*.py.template"):
+        lines = template.read_text(encoding="utf-8")
+        for statement in re.findall(r"^ *from (quark[\w.]*) import (\([^)]*\)|[^\n]*)$", lines, flags=re.MULTILINE):
+            shown |= {(statement[0], name.strip()) for name in statement[1].strip("()").split(",") if name.strip()}
+    for source in (ROOT / "examples/acme_quant/src").rglob("*.py"):
+        shown |= set(imports_of(source.read_text(encoding="utf-8")))
+    return shown
+
+
+def _members(kind: type) -> Iterator[tuple[str, Any]]:
+    """Yield the public attributes that a class and its bases within quark define; but checks, which have a policy of their own."""
+    names = {name for base in kind.__mro__ if base.__module__.startswith("quark.") for name in (*vars(base), *_annotated(base))}
+    yield from ((name, getattr(kind, name, None)) for name in sorted(names) if not name.startswith(("_", "test_")))
+
+
+def _annotated(base: type) -> list[str]:
+    return list(inspect.get_annotations(base))
+
+
+def _signature(value: Any) -> Signature:
+    if not callable(value):
+        return None
+    try:
+        parameters = inspect.signature(value).parameters.values()
+    except (ValueError, TypeError):
+        return None
+    stars = {inspect.Parameter.KEYWORD_ONLY: "*", inspect.Parameter.VAR_POSITIONAL: "*args:", inspect.Parameter.VAR_KEYWORD: "**"}
+    return ", ".join(f"{stars.get(p.kind, '')}{p.name}{'' if p.default is p.empty else '='}" for p in parameters)
+
+
+def _unlike(before: str, now: Signature) -> str | None:
+    """Say why a call that fits the old parameters may not fit the new ones; None where each does."""
+    if now is None:
+        return "can no longer be called"
+    old, new = ([part for part in text.split(", ") if part] for text in (before, now))
+    names = [parameter.lstrip("*").rstrip("=") for parameter in new]
+    if lost := [parameter for parameter in old if parameter.lstrip("*").rstrip("=") not in names]:
+        return f"has lost the parameter '{lost[0].lstrip('*').rstrip('=')}'"
+    if bound := [p for p in old if p.endswith("=") and p not in new and p.lstrip("*") not in new]:
+        return f"asks for the parameter '{bound[0].lstrip('*').rstrip('=')}', which had a default"
+    known = {parameter.lstrip("*").rstrip("=") for parameter in old}
+    needed = [p for p in new if not p.endswith("=") and not p.startswith(("*args:", "**"))]
+    if asked := [p for p in needed if p.lstrip("*") not in known]:
+        return f"asks for a new parameter '{asked[0].lstrip('*')}'"
+    positional = [p.rstrip("=") for p in old if not p.startswith("*")]
+    if [p.rstrip("=") for p in new if not p.startswith("*")][: len(positional)] != positional:
+        return "takes its parameters in another order"
+    return None
