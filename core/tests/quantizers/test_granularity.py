@@ -17,6 +17,7 @@ CASES: dict[Granularity, tuple[tuple[int, ...], tuple[int, ...]]] = {
     PerGroup(4): ((3, 8), (3, 2)),
     PerGroup(-1): ((3, 8), (3, 1)),
     PerBlock((2, 4)): ((4, 8), (2, 2)),
+    PerBlock((3, 4)): ((4, 8), (2, 2)),
 }
 
 
@@ -90,7 +91,7 @@ def test_rows_of_the_usual_granularities_are_views(granularity: Granularity) -> 
 
 
 @pytest.mark.parametrize(
-    ("granularity", "shape"), [(PerGroup(3), (4, 8)), (PerBlock((3, 4)), (4, 8)), (PerBlock((2, 2)), (8,)), (PerChannel(2), (4, 8))]
+    ("granularity", "shape"), [(PerGroup(3), (4, 8)), (PerBlock((4, 3)), (4, 8)), (PerBlock((2, 2)), (8,)), (PerChannel(2), (4, 8))]
 )
 def test_shapes_that_do_not_fit_are_told(granularity: Granularity, shape: tuple[int, ...]) -> None:
     assert granularity.shape_error(shape) is not None

@@ -44,8 +44,8 @@ class ActivationScales:
     of one attention, unless ``separate_kv_scales`` is set; and experts that no token has reached, which get the scale of the other experts.
 
     Args:
-        layers: Quantized layers by full name, their activations without scales. Layers whose output is quantized inside attention lose
-            their output quantizer.
+        layers: Quantized layers by full name; activations that have scales keep them. Layers whose output is quantized inside attention
+            lose their output quantizer.
         attentions: The attention modules of the same block or model.
         config: Decides which activations share a scale.
         architecture: Facts about the family, None where it is not known.
@@ -71,7 +71,7 @@ class ActivationScales:
         self._items: dict[Key, Observation] = {}
         self._done: set[Key] = set()
         for key, module in self._quantizers(layers):
-            if not module.quantizer.is_dynamic and not module.quantizer.is_float:
+            if not module.quantizer.is_dynamic and not module.quantizer.is_float and module.qparams is None:
                 self._items[key] = Observation(*key, module, module.quantizer.observer())
         self._experts = self._by_projection()
         self._pools = self._experts if config.sync_moe_expert_input_amax else {}

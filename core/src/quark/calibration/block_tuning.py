@@ -16,6 +16,7 @@ from quark.calibration.lockstep import BlockRun, Forward
 from quark.calibration.output_error import tensor_of
 from quark.calibration.pause_points import tokens_of
 from quark.calibration.phases import PhaseClock
+from quark.calibration.rounding_tasks import has_input_channels
 from quark.modules import QuantizedLayer
 from quark.modules.layers import linear_weight
 from quark.planning.decoder_blocks import Block
@@ -119,7 +120,7 @@ class BlockTuning:
 
     def _rounded_block(self, tuning: Tuning) -> RoundedBlock:
         prefix = self._block.prefix
-        chosen = {n: pair for n, pair in self._layers.items() if _is_linear(pair[1])}
+        chosen = {n: pair for n, pair in self._layers.items() if has_input_channels(pair[1])}
         samples = self._samples[tuning.wants_float]
         return RoundedBlock(
             self._block.name,
@@ -183,11 +184,6 @@ class BlockTuning:
 
 def _tokens(forward: Forward, output: Any) -> Tensor:
     return tokens_of(tensor_of(output), forward.call)
-
-
-def _is_linear(layer: QuantizedLayer) -> bool:
-    module = layer.weight_quantizer
-    return layer.planned_as is nn.Linear and module is not None and not module.quantizer.is_float
 
 
 @attrs.frozen(eq=False)

@@ -11,12 +11,12 @@ from quark.modules import QuantizedLayer
 from quark.planning.decoder_blocks import Block
 from quark.ranks import ALONE, Ranks
 
-__all__ = ["rounded_by", "rounding_tasks"]
+__all__ = ["has_input_channels", "rounded_by", "rounding_tasks"]
 
 
 def rounded_by(rounding: Rounding, layers: Mapping[str, QuantizedLayer], block: Block) -> dict[str, QuantizedLayer]:
     """Return those of a block's layers whose codes a rounding chooses: linear layers with quantized weights that it applies to."""
-    return {n: layer for n, layer in layers.items() if _has_input_channels(layer) and rounding.applies_to(n.removeprefix(block.prefix))}
+    return {n: layer for n, layer in layers.items() if has_input_channels(layer) and rounding.applies_to(n.removeprefix(block.prefix))}
 
 
 def rounding_tasks(
@@ -29,13 +29,13 @@ def rounding_tasks(
     """Return the layers whose weights are to be rounded in as few tasks as possible: one for each spec, dtype and shared scale.
 
     Args:
-        layers: By full name; those without a weight quantizer are left out. With statistics, all have one input.
+        layers: By full name; those without a weight quantizer, or with codes already, are left out. With statistics, all have one input.
         siblings: Suffixes of layers that share one scale over the whole tensor.
         statistics: Of the layers' input.
         held_out: Tokens of that input which no statistic has seen.
         ranks: Those that have the same tasks.
     """
-    remaining = {name: layer for name, layer in layers.items() if layer.weight_quantizer is not None}
+    remaining = {name: layer for name, layer in layers.items() if (q := layer.weight_quantizer) is not None and q.codes is None}
     tasks: list[RoundingTask] = []
     for suffixes in siblings:
         for name in [n for n in remaining if n.rsplit(".", 1)[-1] == suffixes[0]]:
@@ -51,9 +51,10 @@ def rounding_tasks(
     return [*tasks, *(RoundingTask(members, statistics or {}, held_out=held_out, ranks=ranks) for members in alike.values())]
 
 
-def _has_input_channels(layer: QuantizedLayer) -> bool:
+def has_input_channels(layer: QuantizedLayer) -> bool:
+    """Return whether the weight of a layer is a matrix whose codes are to be chosen: not one that has them from its checkpoint."""
     module = layer.weight_quantizer
-    return layer.planned_as is nn.Linear and module is not None and not module.quantizer.is_float
+    return layer.planned_as is nn.Linear and module is not None and module.codes is None and not module.quantizer.is_float
 
 
 def _has_tensor_scale(layer: QuantizedLayer) -> bool:

@@ -21,19 +21,22 @@ from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, RenamesT
 from quark.checkpoint.packed_model import pack_model
 from quark.checkpoint.reader import import_model_from_safetensors, map_to_quark
 from quark.checkpoint.transformers_loading import register_layouts
-from quark.hf.dequantizer import Dequantizer, FloatTensor
+from quark.hf.dequantizer import Dequantizer, FloatTensor, LayerCodes
+from quark.modules.coded_layer import CodedLayer
 
 __all__ = [
     "AnnouncesTensors",
     "BlockStream",
     "CheckpointContent",
     "ChecksModels",
+    "CodedLayer",
     "Dequantizer",
     "EarlyStream",
     "EncodingStream",
     "ExportOptions",
     "Exporter",
     "FloatTensor",
+    "LayerCodes",
     "LayoutReader",
     "ModelExporter",
     "ReadsOwnFiles",

@@ -9,6 +9,7 @@ from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import AnnouncesTensors, ChecksModels, Exporter, ExportOptions
 from quark.errors import UnsupportedError
 from quark.log import get_logger
+from quark.planning.plan import QuantPlan
 from quark.plugins import exporters
 
 __all__ = ["layouts_that_hold", "refuse_unstorable"]
@@ -32,6 +33,12 @@ def refuse_unstorable(name: str, exporter: Exporter, content: CheckpointContent,
     except UnsupportedError as error:
         others = layouts_that_hold(content, skeleton, besides=name)
         can = f"Layouts that hold this model: {', '.join(others)}" if others else "No other installed layout holds this model"
+        plan = content.plan
+        if isinstance(plan, QuantPlan) and plan.kept:
+            can += (
+                f". {len(plan.kept)} layer(s) stay quantized as they come: if the layout cannot hold those, set "
+                "keep_prequantized_layers=False (--no-keep-prequantized), and they are written dequantized"
+            )
         raise UnsupportedError(f"{error}. {can}") from error
 
 

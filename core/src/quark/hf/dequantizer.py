@@ -14,7 +14,10 @@ import attrs
 import torch
 from torch import Tensor
 
-__all__ = ["Dequantizer", "FloatTensor"]
+from quark.config.layer import QLayerConfig
+from quark.modules.coded_layer import CodedLayer
+
+__all__ = ["Dequantizer", "FloatTensor", "LayerCodes"]
 
 
 def _sizes(values: Iterable[int]) -> tuple[int, ...]:
@@ -23,6 +26,23 @@ def _sizes(values: Iterable[int]) -> tuple[int, ...]:
 
 def _names(values: Iterable[str]) -> tuple[str, ...]:
     return tuple(values)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class LayerCodes:
+    """How a linear layer is quantized in a checkpoint: exactly so it can be written again, where a run leaves it as it is.
+
+    Attributes:
+        name: Its full name, as in a float checkpoint; that of a fused expert's layer has the expert's number, ``experts.3.down_proj``.
+        config: How its weight and input are quantized.
+        shape: Of its weight, ``[O, I]``.
+        read: Returns its codes and scales: of the tensors in ``sources`` and ``left_out`` of its `FloatTensor` by full name.
+    """
+
+    name: str
+    config: QLayerConfig
+    shape: tuple[int, ...] = attrs.field(converter=_sizes)
+    read: Callable[[Mapping[str, Tensor]], CodedLayer]
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -35,6 +55,8 @@ class FloatTensor:
         sources: Full names of the stored tensors that it is computed from, codes first.
         make: Computes it: of the sources by full name, all on one device, and the dtype that it is to have.
         left_out: Full names of stored tensors that belong to it and are not needed, such as the scale of its layer's input.
+        layers: The linear layers whose weight it is, or whose weights are parts of it, each with its codes. Empty where their quantization
+            has no exact expression as a `QLayerConfig`: such layers are dequantized, also where a run would leave them as they are.
     """
 
     name: str
@@ -42,6 +64,7 @@ class FloatTensor:
     sources: tuple[str, ...] = attrs.field(converter=_names)
     make: Callable[[Mapping[str, Tensor], torch.dtype], Tensor]
     left_out: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    layers: tuple[LayerCodes, ...] = attrs.field(default=(), converter=tuple)
 
 
 class Dequantizer(Protocol):

@@ -19,12 +19,13 @@ from torch import Tensor
 from quark.errors import CheckpointError
 from quark.hf.converted_tensors import ConvertedTensors
 from quark.hf.dequantized_tensors import DequantizedTensors
-from quark.hf.dequantizer import FloatTensor
+from quark.hf.dequantizer import FloatTensor, LayerCodes
 from quark.hf.file_tensors import FileTensors
 from quark.hf.placing import left_out_by, without_source
 from quark.hf.shards import Shard, refuse_codes
 from quark.hf.weight_converters import WeightConverter
 from quark.log import get_logger
+from quark.modules.coded_layer import CodedLayer
 from quark.names import folded
 
 __all__ = ["Recipe", "StoredTensors"]
@@ -69,6 +70,7 @@ class StoredTensors:
 
     Attributes:
         recipes: One for each tensor of the model, or for several that are made together; tied tensors only under the stored names.
+        codes_of: How each layer that comes quantized is stored, by full name in the model; None where that has no exact expression.
 
     Raises:
         CheckpointError: The checkpoint lacks tensors of the model, stores them in other shapes or as codes, or a conversion does not fit.
@@ -91,6 +93,9 @@ class StoredTensors:
         files = FileTensors(shards)
         float_files = files if float_tensors is None else DequantizedTensors(files, float_tensors, directory)
         names = _ModelNames(model, state)
+        self._files = files
+        self._layers = dict(_layers(names, float_tensors or ()))
+        self.codes_of = {name: codes for name, (_, codes) in self._layers.items()}
         self._tensors = ConvertedTensors(float_files, directory, converters, lambda name: names.find(name) is not None)
         recipes, unused = _recipes(names, self._tensors.meta)
         self.recipes = [self._checked(recipe, state) for recipe in recipes]
@@ -156,6 +161,49 @@ class StoredTensors:
                 dtype = dtype_of[recipe.targets[0]]
                 stored = {name: tensor_of(name, dtype).to(dtype) for _, name in recipe.sources}
                 yield from recipe.make(stored, self._model).items()
+
+    def read_codes(self, names: Iterable[str], device: torch.device) -> dict[str, CodedLayer]:
+        """Return the codes and scales of layers as they are stored, by full name in the model.
+
+        Args:
+            names: Those for which ``codes_of`` is not None.
+            device: Where they are read to.
+
+        Raises:
+            CheckpointError: A file has changed or cannot be read, or codes and scales do not fit each other.
+        """
+        chosen = {name: self._layers[name] for name in names}
+        of_tensor: dict[str, dict[str, LayerCodes]] = {}
+        for name, (one, codes) in chosen.items():
+            assert codes is not None
+            of_tensor.setdefault(one.name, {})[name] = codes
+        tensors = {one.name: one for one, _ in chosen.values()}
+        coded: dict[str, CodedLayer] = {}
+        with self._files.reading(device) as read:
+            for name, layers in of_tensor.items():
+                stored = {n: read(n, torch.float32) for n in (*tensors[name].sources, *tensors[name].left_out)}
+                coded |= {layer: codes.read(stored) for layer, codes in layers.items()}
+        return coded
+
+
+def _layers(names: _ModelNames, float_tensors: Sequence[FloatTensor]) -> Iterator[tuple[str, tuple[FloatTensor, LayerCodes | None]]]:
+    """Yield the layers that come quantized by their full names in the model."""
+    for one in float_tensors:
+        found = names.find(one.name)
+        owner = one.name.removesuffix(".weight") if found is None else found[0].rpartition(".")[0]
+        for codes in one.layers:
+            yield _name_in_model(codes.name, owner), (one, codes)
+        if not one.layers:
+            yield _name_in_model(one.name.removesuffix(".weight"), owner), (one, None)
+
+
+def _name_in_model(layer: str, owner: str) -> str:
+    """Return the name of a stored layer below the module of the model that has its weight, or the fused weights of its experts."""
+    parts, last = layer.split("."), owner.rpartition(".")[2]
+    if last not in parts:
+        return layer
+    behind = parts[len(parts) - parts[::-1].index(last) :]
+    return ".".join((owner, *behind))
 
 
 class _ModelNames:

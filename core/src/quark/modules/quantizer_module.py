@@ -14,7 +14,7 @@ from quark.quantizers import QParams, TensorQuantizer, quantizer_for
 
 __all__ = ["QuantizerModule", "RoundedParameter"]
 
-_BUFFERS = ("scale", "zero_point", "outer_scale")
+_BUFFERS = ("scale", "zero_point", "outer_scale", "codes")
 
 
 class QuantizerModule(nn.Module):
@@ -28,6 +28,7 @@ class QuantizerModule(nn.Module):
     Attributes:
         quantizer: The `quark.quantizers.TensorQuantizer` that does the arithmetic.
         scale, zero_point, outer_scale: Buffers, None until `set_qparams`, or where the format has none.
+        codes: Buffer: the codes of a weight that stays as its checkpoint stores it; None where they follow from its values.
         is_deferred: Whether the scales are those of a weight that is still float: its codes are those of its values, rounded to nearest.
             No forward may run before the weight is rounded.
     """
@@ -37,6 +38,7 @@ class QuantizerModule(nn.Module):
     scale: Tensor | None
     zero_point: Tensor | None
     outer_scale: Tensor | None
+    codes: Tensor | None
 
     def __init__(self, spec: TensorSpec, *, activation: bool, quantizer: TensorQuantizer | None = None) -> None:
         super().__init__()
@@ -50,17 +52,20 @@ class QuantizerModule(nn.Module):
         """The scales; None before `set_qparams`."""
         return None if self.scale is None else QParams(self.scale, self.zero_point, self.outer_scale)
 
-    def set_qparams(self, qparams: QParams, *, is_deferred: bool = False) -> None:
-        """Set the scales, which replace earlier ones, and the attribute ``is_deferred``."""
+    def set_qparams(self, qparams: QParams, *, is_deferred: bool = False, codes: Tensor | None = None) -> None:
+        """Set the scales, which replace earlier ones, and the attributes ``is_deferred`` and ``codes``."""
         self.is_deferred = is_deferred
         for name in _BUFFERS:
             setattr(self, name, None)
+        self.codes = codes
         for name, value in qparams.items():
             setattr(self, name, value.detach())
 
     def codes_of(self, weight: Tensor) -> Tensor:
         """Return the codes of a weight that is rounded, or, where ``is_deferred``, float; the scales are set."""
         assert self.qparams is not None
+        if self.codes is not None:
+            return self.codes
         return (self.quantizer.quantize if self.is_deferred else self.quantizer.codes_of)(weight, self.qparams)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 import attrs
 from torch import nn
@@ -50,12 +50,12 @@ def fused_mixtures(model: nn.Module) -> dict[str, FusedMixture]:
     return {name: FusedMixture(m, facts) for name, m in model.named_modules() if _parts(m, facts) is not None}
 
 
-def separate_experts(model: nn.Module, config: QConfig) -> list[str]:
-    """Replace fused experts by separate ones, in place, wherever the configuration quantizes one of their layers.
+def separate_experts(model: nn.Module, config: QConfig, kept: Container[str] = ()) -> list[str]:
+    """Replace fused experts by separate ones, in place, wherever the configuration quantizes one of their layers, or one is in ``kept``.
 
     The model computes the same as before. Returns the full names of the mixtures that were separated.
     """
-    parts_of = {name: parts for name, m in fused_mixtures(model).items() if _is_quantized(name, parts := m.parts(), config)}
+    parts_of = {name: parts for name, m in fused_mixtures(model).items() if _is_quantized(name, parts := m.parts(), config, kept)}
     for name, parts in parts_of.items():
         model.set_submodule(name, separated(parts))
     return list(parts_of)
@@ -65,9 +65,9 @@ def _parts(module: nn.Module, facts: Architecture) -> ExpertParts | None:
     return expert_parts(module, facts.expert_form, facts.expert_inputs, facts.expert_output)
 
 
-def _is_quantized(name: str, parts: ExpertParts, config: QConfig) -> bool:
+def _is_quantized(name: str, parts: ExpertParts, config: QConfig, kept: Container[str]) -> bool:
     layers = (f"{name}.{i}.{layer}" for layer, weight in parts.weights.items() for i in range(weight.shape[0]))
-    return any(layer_config_for(config, layer, nn.Linear).config is not None for layer in layers)
+    return any(layer in kept or layer_config_for(config, layer, nn.Linear).config is not None for layer in layers)
 
 
 class ExpertNames:

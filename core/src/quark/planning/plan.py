@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -25,6 +26,7 @@ from quark.planning.attention import (
     attention_warnings,
     resolve_attention,
 )
+from quark.planning.kept_layers import CodesOf, not_kept, with_kept
 from quark.planning.mixtures import fused_parameters
 from quark.planning.patterns import Rule, rules_of
 from quark.planning.plan_row import PlanRow
@@ -64,6 +66,11 @@ class QuantPlan:
         return tuple(r for r in self.rows if r.config is not None)
 
     @property
+    def kept(self) -> tuple[str, ...]:
+        """Full names of the layers that stay quantized as they come."""
+        return tuple(r.name for r in self.rows if r.is_kept)
+
+    @property
     def excluded(self) -> tuple[str, ...]:
         """Full names of the layers whose weight and input stay float, embeddings and others that are quantized by name apart."""
         return tuple(r.name for r in self.rows if (r.config is None or r.config.weight is None) and not r.is_by_name)
@@ -71,7 +78,8 @@ class QuantPlan:
     @property
     def calibrated(self) -> tuple[PlanRow | AttentionRow, ...]:
         """Rows whose activations have static scales, so that calibration data are needed."""
-        layers = (r for r in self.quantized if any(True for _ in static_activations(r.config)))
+        # The inputs of a layer that stays as it is have their scales.
+        layers = (r for r in self.quantized if any(not (r.is_kept and s is Slot.input_tensors) for s in static_activations(r.config)))
         return (*layers, *(a for a in self.attentions if has_static_scale(a.probabilities)))
 
     def to_dict(self) -> dict[str, Any]:
@@ -99,8 +107,12 @@ def has_static_scale(spec: TensorSpec | None) -> bool:
     return spec is not None and any(s.is_dynamic is False for s in levels(spec)) and not quantizer_for(spec, activation=True).is_float
 
 
-def make_plan(model: nn.Module, config: QConfig, architecture: Architecture | None = None) -> QuantPlan:
+def make_plan(
+    model: nn.Module, config: QConfig, architecture: Architecture | None = None, codes_of: CodesOf = MappingProxyType({})
+) -> QuantPlan:
     """Resolve the quantization of every layer of ``model`` (meta tensors will do) and check everything that needs no data.
+
+    Layers in ``codes_of`` that the configuration leaves alone stay as they come.
 
     Raises:
         ConfigError: All errors in one message: layers that are quantized already, groups that do not divide, incomplete specs; and where
@@ -113,7 +125,7 @@ def make_plan(model: nn.Module, config: QConfig, architecture: Architecture | No
             f"this model is quantized already: {len(quantized)} layers, {folded(quantized)}. "
             "Load the float model again to quantize it differently"
         )
-    rows = plan_rows(model, config, architecture)
+    rows = with_kept(plan_rows(model, config, architecture), codes_of)
     requested_post_rope, config = config.kv_cache_post_rope, resolve_attention(model, rows, config, architecture)
     attentions = attention_rows(model, rows, config, architecture)
     rules = rules_of(model, config, architecture)
@@ -125,7 +137,8 @@ def make_plan(model: nn.Module, config: QConfig, architecture: Architecture | No
     if errors:
         raise ConfigError("\n".join(errors))
     _refuse_broken_plugins(rows, attentions)
-    warnings = (*(r.problem for r in rules if r.problem), *attention_warnings(model, rows, config, architecture, requested_post_rope))
+    warnings = (*(r.problem for r in rules if r.problem), *not_kept(rows, codes_of))
+    warnings = (*warnings, *attention_warnings(model, rows, config, architecture, requested_post_rope))
     return QuantPlan(rows, config, architecture, tuple(_notes(rows, model, architecture)), attentions, rules, warnings)
 
 

@@ -30,6 +30,7 @@ class PlanRow:
         algorithm: Name of the algorithm that chooses the weight's codes; None where they are rounded to nearest.
         tied_to: Full name of the module whose parameter this one shares; None where it shares none.
         groups: Of a convolution.
+        is_kept: Whether codes and scales are those that the checkpoint stores, so that nothing is rounded.
     """
 
     name: str
@@ -40,6 +41,7 @@ class PlanRow:
     tied_to: str | None = None
     algorithm: str | None = None
     groups: int = 1
+    is_kept: bool = False
 
     @property
     def is_linear(self) -> bool:

@@ -49,10 +49,10 @@ def plan_lines(plan: QuantPlan) -> list[str]:
     table = [(pattern, shape, what, reason) for (_, what, reason, shape), names in grouped.items() for pattern in fold_names(names)]
     widths = [max((len(line[i]) for line in table), default=0) for i in range(3)]
     lines = [f"  {n:<{widths[0]}}  {s:<{widths[1]}}  {w:<{widths[2]}}  ({r})" for n, s, w, r in table]
-    weights = sum(1 for r in plan.quantized if r.config is not None and r.config.weight is not None)
-    head = f"Plan: {weights} of {len(plan.rows)} layers get a quantized weight" + (
-        "; calibration data is needed" if plan.calibrated else ""
-    )
+    weights = sum(1 for r in plan.quantized if r.has_quantized_weight and not r.is_kept)
+    head = f"Plan: {weights} of {len(plan.rows)} layers get a quantized weight"
+    head += f"; {len(plan.kept)} stay quantized as they come" if plan.kept else ""
+    head += "; calibration data is needed" if plan.calibrated else ""
     notes = [f"  note: {note}" for note in plan.notes]
     return [head, *lines, *_attention_lines(plan), *_rule_lines(plan), *notes, *warning_lines(plan)]
 

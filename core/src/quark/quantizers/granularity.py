@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 
 import attrs
+import torch
 from torch import Tensor
 
 from quark.config.enums import QSchemeType
@@ -206,7 +207,7 @@ class PerGroup(Granularity):
 
 @attrs.frozen
 class PerBlock(Granularity):
-    """A scale for each block of rows × columns of a matrix. ``[4, 8], block (2, 4) → scale [2, 2]``."""
+    """A scale for each block of rows × columns of a matrix; the last rows may be fewer. ``[3, 8], block (2, 4) → scale [2, 2]``."""
 
     size: tuple[int, int]
 
@@ -216,17 +217,19 @@ class PerBlock(Granularity):
 
     def rows(self, x: Tensor) -> Tensor:
         (r, c), (n, k) = self.size, x.shape
-        return x.reshape(n // r, r, k // c, c).transpose(1, 2).reshape(-1, r * c)
+        if n % r:  # zeros change no range that holds 0, and are cut off again
+            x = torch.cat([x, x.new_zeros(-n % r, k)])
+        return x.reshape(-1, r, k // c, c).transpose(1, 2).reshape(-1, r * c)
 
     def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (shape[0] // self.size[0], shape[1] // self.size[1])
+        return (-(-shape[0] // self.size[0]), shape[1] // self.size[1])
 
     def restore(self, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
         (r, c), (n, k) = self.size, shape
-        return rows.reshape(n // r, k // c, r, c).transpose(1, 2).reshape(n, k)
+        return rows.reshape(-1, k // c, r, c).transpose(1, 2).reshape(-1, k)[:n]
 
     def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
-        return scale.repeat_interleave(self.size[0], 0)
+        return scale.repeat_interleave(self.size[0], 0)[: shape[0]]
 
     def reduce_scale(self, expanded: Tensor, shape: tuple[int, ...]) -> Tensor:
         return expanded[:: self.size[0]]
@@ -236,7 +239,7 @@ class PerBlock(Granularity):
         return Runs(columns, period=shape[-1] // columns, span=shape[-1] // columns * rows)
 
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
-        fits = len(shape) == 2 and shape[0] % self.size[0] == 0 and shape[1] % self.size[1] == 0
+        fits = len(shape) == 2 and shape[1] % self.size[1] == 0
         return None if fits else f"of shape {list(shape)} is not made of blocks of {list(self.size)}"
 
 

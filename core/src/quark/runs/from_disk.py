@@ -121,7 +121,7 @@ def _quantize(
 ) -> QuantPlan:
     """Quantize the checkpoint that ``opened`` opens, as its algorithms and exporter allow; arguments as of `quantize_checkpoint`."""
     shards, tensors = opened()
-    run = plan_run(tensors.model, config)
+    run = plan_run(tensors.model, config, tensors.codes_of)
     output.refuse_to_resume(run)
     output.refuse_unstorable(tensors.model, run.plan)
     run = run.with_data(tensors.model, data, tensors.device, output.ranks, events)

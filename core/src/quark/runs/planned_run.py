@@ -26,6 +26,7 @@ from quark.hf.skeleton import meta_model, skeleton
 from quark.hf.stored_tensors import StoredTensors
 from quark.hf.tokenizer import load_tokenizer
 from quark.planning.family import template_of, weight_converters_of
+from quark.planning.kept_layers import CodesOf
 from quark.planning.plan import QuantPlan
 from quark.runs.block_probe import measured_block
 from quark.runs.estimate import Estimate, estimate
@@ -128,8 +129,8 @@ def plan(
         writer, target = _writer(exporter, options or ExportOptions(), refusals), _CPU
         with refusals:
             target = torch_device(device)
-        model, shards = _opened(path, dtype, refusals, trust_remote_code=trust_remote_code)
-        run = None if model is None else _run(model, config, refusals)
+        model, shards, codes_of = _opened(path, dtype, refusals, trust_remote_code=trust_remote_code)
+        run = None if model is None else _run(model, config, codes_of, refusals)
         if model is None or run is None:
             return PlannedRun(None, None, refusals.all())
         if run.needs_data and _has_files(path):
@@ -154,14 +155,21 @@ def _has_files(path: Path) -> bool:
     return (path / INDEX).exists() or (path / SINGLE).exists()
 
 
-def _opened(path: Path, dtype: str, refusals: _Refusals, *, trust_remote_code: bool) -> tuple[nn.Module | None, Sequence[Shard] | None]:
-    """Return the model on the meta device, and the files of its weights, after a check that they are its; None for what is refused."""
+def _opened(
+    path: Path, dtype: str, refusals: _Refusals, *, trust_remote_code: bool
+) -> tuple[nn.Module | None, Sequence[Shard] | None, CodesOf]:
+    """Return the model on the meta device, the files of its weights, after a check that they are its, and which layers come quantized.
+
+    What is refused is None.
+    """
+    codes_of: CodesOf = {}
     shards = _shards(path, refusals) if _has_files(path) else None
     model = _model(path, dtype, refusals, is_complete=shards is not None, trust_remote_code=trust_remote_code)
     if model is not None and shards is not None:
         with refusals:
-            StoredTensors(model, shards, path, weight_converters_of(model), float_tensors_of(path, shards))
-    return model, shards
+            stored = StoredTensors(model, shards, path, weight_converters_of(model), float_tensors_of(path, shards))
+            codes_of = stored.codes_of
+    return model, shards, codes_of
 
 
 class _Refusals:
@@ -218,12 +226,12 @@ def _model(path: Path, dtype: str, refusals: _Refusals, *, is_complete: bool, tr
     return None
 
 
-def _run(model: nn.Module, config: QConfig | str | Callable[[nn.Module], QConfig], refusals: _Refusals) -> Run | None:
+def _run(model: nn.Module, config: QConfig | str | Callable[[nn.Module], QConfig], codes_of: CodesOf, refusals: _Refusals) -> Run | None:
     """Return the planned run."""
     with refusals:
         if isinstance(config, str):
             config = template_of(model).get_config(scheme=config)
-        run = plan_run(model, config if isinstance(config, QConfig) else config(model))
+        run = plan_run(model, config if isinstance(config, QConfig) else config(model), codes_of)
         with refusals:
             refuse_unswitchable(model, [a.name for a in run.plan.attentions])
         return run

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from quark.algorithms import Rounding, RoundToNearest, Transform, Tuning
 from quark.calibration.activation_scales import ActivationScales
@@ -27,6 +27,7 @@ from quark.calibration.report import CalibrationReport
 from quark.calibration.rounding_without_data import round_to_nearest, round_without_statistics
 from quark.calibration.spilled_inputs import SpilledInputs
 from quark.calibration.two_passes import TwoPasses
+from quark.errors import CheckpointError
 from quark.events import SILENT, RunEvents
 from quark.modules import QuantizedLayer, quantized_class
 from quark.modules.experts import showing_all
@@ -39,7 +40,7 @@ from quark.runs.block_events import BlockEvents
 from quark.runs.block_figures import RunFigures
 from quark.runs.memory import FreedMemory, tokens_in
 from quark.runs.sink import BlockResult, BlockSink
-from quark.runs.source import BlockSource, InMemorySource
+from quark.runs.source import InMemorySource, RunSource
 
 __all__ = [
     "BlockPipeline",
@@ -59,7 +60,7 @@ def quantize_blocks(
     rounding: Rounding,
     sink: BlockSink,
     events: RunEvents = SILENT,
-    source: BlockSource | None = None,
+    source: RunSource | None = None,
     *,
     two_passes: bool = False,
     transforms: Sequence[StartedTransform] = (),
@@ -91,7 +92,7 @@ def quantize_blocks(
     freed, figures = FreedMemory(1) if rounding.needs or tunings else FreedMemory(), _figures(calls, rounding, tunings, events)
     report = figures.report
     pipeline = BlockPipeline(model, plan, rounding, transforms, tunings, source, sink, two_passes, ranks, groups, freed, report, figures)
-    layers = quantized_layers(model, [r for r in plan.quantized if not any(b.owns(r.name) for b in blocks)])
+    layers = quantized_layers(model, [r for r in plan.quantized if not any(b.owns(r.name) for b in blocks)], source)
     scales = ActivationScales(layers, (), plan.config, plan.architecture, ranks)
     finished = ranks.broadcast([sink.finished(b) for b in blocks])
     with ExitStack() as stack:
@@ -145,7 +146,7 @@ class BlockPipeline:
     rounding: Rounding
     transforms: Sequence[StartedTransform]
     tunings: Mapping[str, Tuning]
-    source: BlockSource
+    source: RunSource
     sink: BlockSink
     two_passes: bool
     ranks: Ranks
@@ -224,7 +225,7 @@ def quantize_block(pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow
         report.add_transformed(transforms.metrics, transforms.applied)
 
     # Calibration and rounding: forwards pause at each input group until its statistics are complete and its layers are rounded.
-    layers = quantized_layers(model, rows)
+    layers = quantized_layers(model, rows, pipeline.source)
     attentions = [a for a in plan.attentions if block.owns(a.name)]
     scales = ActivationScales(layers, attentions, plan.config, plan.architecture, pipeline.ranks)
     with counting(model, scales.experts.among(layers) if block_run else ()) as own_tokens, phase("forward"):
@@ -333,13 +334,36 @@ def _of_all_ranks(tokens: Mapping[str, int], ranks: Ranks) -> dict[str, int]:
     return {name: sum(count[name] for count in counts) for name in tokens}
 
 
-def quantized_layers(model: nn.Module, rows: Iterable[PlanRow]) -> dict[str, QuantizedLayer]:
-    """Return quantized layers by full name, their weights not rounded yet and not in the model yet."""
+def quantized_layers(model: nn.Module, rows: Iterable[PlanRow], source: RunSource | None = None) -> dict[str, QuantizedLayer]:
+    """Return quantized layers by full name, their weights not rounded yet and not in the model yet.
+
+    Those that stay as they come have their codes and scales from ``source``, unless the finished block is to be read.
+
+    Raises:
+        CheckpointError: Codes give other values than the float weight that was made of them.
+    """
     layers: dict[str, QuantizedLayer] = {}
+    kept = []
     for row in rows:
         layer = model.get_submodule(row.name)
         layers[row.name] = quantized_class(layer).from_float(layer, row.quantized_to)
+        kept += [row.name] if row.is_kept else []
+    for name, coded in (source.coded(kept) if source is not None and kept else {}).items():
+        values = layers[name].weight
+        coded.put_into(layers[name], name, keeps_codes=True)
+        _refuse_other_values(name, layers[name].weight, values)  # type: ignore[arg-type]
     return layers
+
+
+def _refuse_other_values(name: str, values: Tensor, expected: Tensor) -> None:
+    limits = torch.finfo(expected.dtype)
+    # Two products of code and scale in float32 may differ in their last bit, and then by one more when they are cast.
+    if not torch.allclose(values, expected, rtol=2 * limits.eps, atol=limits.tiny):
+        raise CheckpointError(
+            f"the codes of '{name}' give other values than its dequantized weight has, by up to "
+            f"{float((values - expected).abs().max())}: the dequantizer of its layout takes them from another "
+            "layer. Set keep_prequantized_layers=False (--no-keep-prequantized)"
+        )
 
 
 @torch.no_grad()

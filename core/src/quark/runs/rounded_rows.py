@@ -33,5 +33,5 @@ def block_of(row: PlanRow, blocks: Collection[str]) -> str | None:
 
 def _is_named_by(rounding: Rounding, row: PlanRow, blocks: Collection[str]) -> bool:
     """Return whether the rounding would choose the codes of a layer if the layer is linear."""
-    block = block_of(row, blocks) if row.has_quantized_weight else None
+    block = block_of(row, blocks) if row.has_quantized_weight and not row.is_kept else None
     return block is not None and rounding.applies_to(row.name.removeprefix(f"{block}."))

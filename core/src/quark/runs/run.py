@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -22,8 +23,10 @@ from quark.errors import ConfigError, UnsupportedError
 from quark.events import SILENT, RunEvents
 from quark.hf.attention_switch import refuse_unswitchable, switch_attention
 from quark.log import get_logger
+from quark.names import folded
 from quark.planning.decoder_blocks import decoder_blocks, rows_by_block
 from quark.planning.family import architecture_of
+from quark.planning.kept_layers import CodesOf
 from quark.planning.mixtures import separate_experts
 from quark.planning.plan import QuantPlan, has_static_scale, make_plan
 from quark.planning.plan_row import PlanRow
@@ -37,7 +40,7 @@ from quark.runs.quantize_block import quantize_blocks, start_transforms
 from quark.runs.rounded_rows import block_of, is_rounded_by, rounded_to_nearest_by_type
 from quark.runs.selected_algorithms import Algorithms, algorithms_of, own_settings
 from quark.runs.sink import BlockSink
-from quark.runs.source import BlockSource, InMemorySource
+from quark.runs.source import InMemorySource, RunSource
 
 __all__ = [
     "TWO_PASSES",
@@ -146,12 +149,12 @@ class Run:
         return attrs.evolve(self, plan=plan, two_passes=two_passes)
 
     @attributed("quantizing the model")
-    def quantize(self, model: nn.Module, sink: BlockSink, source: BlockSource | None = None) -> CheckpointContent:
+    def quantize(self, model: nn.Module, sink: BlockSink, source: RunSource | None = None) -> CheckpointContent:
         """Quantize ``model``, and return it with the plan of what was done: `start`, then `StartedRun.quantize`."""
         return self.start(model, source).quantize(sink)
 
     @attributed("transforming the model")
-    def start(self, model: nn.Module, source: BlockSource | None = None) -> StartedRun:
+    def start(self, model: nn.Module, source: RunSource | None = None) -> StartedRun:
         """Start the run: validate transforms, and let those that are accepted change what lies outside the decoder blocks.
 
         Args:
@@ -216,7 +219,7 @@ class StartedRun:
 
     run: Run
     model: nn.Module
-    source: BlockSource
+    source: RunSource
     transforms: Sequence[StartedTransform]
     validations: Mapping[str, TransformValidation]
     spilled: SpilledInputs | None = None
@@ -261,7 +264,7 @@ class StartedRun:
 
 
 @attributed("planning the run")
-def plan_run(model: nn.Module, config: QConfig) -> Run:
+def plan_run(model: nn.Module, config: QConfig, codes_of: CodesOf = MappingProxyType({})) -> Run:
     """Plan a run: what would be done to ``model``, by which algorithms; data and memory mode are left to `Run.with_data`.
 
     Nothing of the model is changed, except that fused experts that are to be quantized become separate layers. The plan has a copy of
@@ -270,19 +273,26 @@ def plan_run(model: nn.Module, config: QConfig) -> Run:
     Args:
         model: Meta tensors will do.
         config: What each layer gets.
+        codes_of: Layers that come quantized. Those that are not to be quantized stay as they are, unless the configuration says otherwise.
 
     Raises:
         ConfigError: The configuration does not fit the model.
         UnsupportedError: An algorithm cannot run.
     """
     config = config.copied()
+    codes_of = codes_of if config.keep_prequantized_layers else {}
     _refuse_no_spill_directory(config)
     if config.algo_config is not None:
         config.algo_config = [own_settings(settings) for settings in config.algo_config]
     algorithms = algorithms_of(config)
-    separate_experts(model, config)
-    plan = make_plan(model, config, architecture_of(model))
+    separate_experts(model, config, {name for name, codes in codes_of.items() if codes is not None})
+    plan = make_plan(model, config, architecture_of(model), codes_of)
     names = list(algorithms.transforms)
+    if names and plan.kept:
+        raise ConfigError(
+            f"'{names[0]}' changes weights, and {len(plan.kept)} layer(s) are to stay quantized as they come: {folded(plan.kept)}. "
+            f"Set keep_prequantized_layers=False (--no-keep-prequantized), so that they become float, or leave '{names[0]}' out"
+        )
     if names and plan.architecture is None:
         raise ConfigError(
             f"'{names[0]}' goes by facts about the model's family, and this {type(model).__name__} is of none that is known: "
@@ -334,7 +344,7 @@ def _unmatched(algorithms: Algorithms, rows: Sequence[PlanRow], blocks: Collecti
         names = [r.name.removeprefix(f"{block}.") for r in rows if (block := block_of(r, blocks)) is not None]
         unmatched = algorithms.rounding.unmatched(names)
         if unmatched:
-            left = sum(1 for r in rows if r.config is not None and r.config.weight is not None and not r.algorithm)
+            left = sum(1 for r in rows if r.has_quantized_weight and not r.is_kept and not r.algorithm)
             yield (
                 f"'{algorithms.rounding_name}' names layers that no decoder block has: {', '.join(unmatched)}. {left} quantized layers are "
                 f"rounded to nearest; a layer here is '{names[-1] if names else '(none)'}'"

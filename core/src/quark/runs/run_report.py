@@ -87,7 +87,7 @@ def write_run_report(
 
 def _add_hidden(report: CalibrationReport, run: Run, opened: Callable[[], CheckpointSource], directory: Path) -> None:
     source = opened()
-    separate_experts(source.model, run.plan.config)
+    separate_experts(source.model, run.plan.config, run.plan.kept)
     source.prepare(run.plan)
     quantized: nn.Module = import_model_from_safetensors(None, directory, device=str(source.device))
     for name, row in hidden_errors(source, source.model, quantized, run.data).items():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +14,7 @@ from quark.calibration.finite import refuse_non_finite
 from quark.hf.placing import owners_of, put_tensor
 from quark.hf.stored_tensors import Recipe, StoredTensors
 from quark.log import get_logger
+from quark.modules.coded_layer import CodedLayer
 from quark.modules.experts import SeparateExperts, separated
 from quark.planning.decoder_blocks import Block, decoder_blocks
 from quark.planning.mixtures import FusedMixture, fused_mixtures
@@ -21,7 +23,7 @@ from quark.planning.plan_row import PlanRow
 from quark.runs.memory import free_bytes
 from quark.runs.read_ahead import ReadAhead
 
-__all__ = ["BlockSource", "CheckpointSource", "InMemorySource"]
+__all__ = ["BlockSource", "CheckpointSource", "InMemorySource", "RunSource"]
 
 PAGE = 4096
 """Bytes of a page of memory, or a part of one."""
@@ -39,14 +41,32 @@ class BlockSource(Protocol):
         """Release the tensors of a block, after every forward has left it and the sink has accepted it."""
 
 
+class RunSource(BlockSource, Protocol):
+    """The source of a run, whose layers may stay quantized as they come."""
+
+    def coded(self, names: Sequence[str]) -> Mapping[str, CodedLayer]:
+        """Return the codes and scales of layers that stay as they are (`quark.planning.plan_row.PlanRow.is_kept`); asked for once."""
+
+
 class InMemorySource:
-    """The source of a model in memory: nothing is loaded or released."""
+    """The source of a model in memory: nothing is loaded or released.
+
+    Args:
+        coded: Codes and scales of the layers that come quantized, by full name.
+    """
+
+    def __init__(self, coded: Mapping[str, CodedLayer] = MappingProxyType({})) -> None:
+        self._coded = dict(coded)
 
     def load(self, block: Block | None) -> None:
         """Do nothing: all tensors are in memory."""
 
     def release(self, block: Block) -> None:
         """Do nothing: all tensors stay in memory."""
+
+    def coded(self, names: Sequence[str]) -> Mapping[str, CodedLayer]:
+        """As `RunSource.coded`."""
+        return {name: self._coded.pop(name) for name in names}
 
 
 class CheckpointSource:
@@ -61,11 +81,13 @@ class CheckpointSource:
 
     Attributes:
         model, device: The arguments of these names.
+        codes_of: As of `quark.hf.stored_tensors.StoredTensors`.
     """
 
     def __init__(self, model: nn.Module, stored: StoredTensors, device: torch.device) -> None:
         self.model = self._model = model
         self._stored = stored
+        self.codes_of = stored.codes_of
         self.device = self._device = device
         self._untie()
         self._state: dict[str, Tensor] = model.state_dict(keep_vars=True)
@@ -143,6 +165,10 @@ class CheckpointSource:
             for leaf, buffer in module._buffers.items():
                 if buffer is not None and leaf not in module._non_persistent_buffers_set and id(buffer) not in kept:
                     module._buffers[leaf] = _meta(buffer.shape, buffer.dtype)
+
+    def coded(self, names: Sequence[str]) -> Mapping[str, CodedLayer]:
+        """As `RunSource.coded`. Raises CheckpointError as `load` does."""
+        return self._stored.read_codes(names, self._device)
 
     def close(self) -> None:
         """End what is read ahead; call it when the run has ended, or failed."""

@@ -10,38 +10,22 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Protocol
 
-import attrs
 import torch
 from torch import Tensor, nn
 
+from quark.checkpoint import LayerCodes
 from quark.checkpoint.exporter import ExportOptions
 from quark.checkpoint.shard_writer import Part
 from quark.config.layer import QLayerConfig, TensorSpec
 from quark.modules import QuantizedLayer, QuantizerModule
+from quark.modules.coded_layer import CodedLayer
 from quark.modules.packed_layers import checked_codes
 from quark.planning.plan import QuantPlan
 from quark.quantizers import QParams, quantizer_for
 from quark_exporters.model_tensors import attention_quantizers, plain_parts, state_parts
 from quark_exporters.region import WHOLE, Region
 
-__all__ = ["CodedLayer", "LayerStorage", "empty_layer", "storage_parts"]
-
-
-@attrs.frozen(eq=False)
-class CodedLayer:
-    """The codes and scales of a quantized linear layer.
-
-    Attributes:
-        config: How its weight and input are quantized.
-        codes: Of the weight, ``[O, I]``, as its number format has them.
-        qparams: Scales and zero points of the weight.
-        input: The scale of a static input; None where inputs are float or find their scales at run time.
-    """
-
-    config: QLayerConfig
-    codes: Tensor
-    qparams: QParams
-    input: QParams | None = None
+__all__ = ["CodedLayer", "LayerStorage", "empty_layer", "layer_codes", "storage_parts"]
 
 
 class LayerStorage(Protocol):
@@ -57,6 +41,28 @@ class LayerStorage(Protocol):
 
     def restored(self, config: QLayerConfig, shape: tuple[int, ...], tensors: Mapping[str, Tensor]) -> CodedLayer:
         """Undo `stored`, for a layer with a weight of that shape."""
+
+
+def layer_codes(
+    layer: str, config: QLayerConfig, shape: tuple[int, ...], storage: LayerStorage, names: Mapping[str, str]
+) -> tuple[LayerCodes, ...]:
+    """Return how a stored layer can be written again; nothing where its input is static and has no stored scale.
+
+    Args:
+        layer: Its full name.
+        config: How it is quantized.
+        shape: Of its weight.
+        storage: Of the layout.
+        names: Full name of each of its stored tensors, by the name that ``storage`` has for it.
+    """
+    inputs = None if config.input_tensors is None else quantizer_for(config.input_tensors, activation=True)
+    if inputs is not None and not inputs.is_dynamic and not any(leaf.startswith("input_") for leaf in names):
+        return ()
+
+    def read(tensors: Mapping[str, Tensor]) -> CodedLayer:
+        return storage.restored(config, shape, {leaf: tensors[name] for leaf, name in names.items()})
+
+    return (LayerCodes(name=layer, config=config, shape=shape, read=read),)
 
 
 def storage_parts(model: nn.Module, plan: QuantPlan, options: ExportOptions, storage: LayerStorage, region: Region = WHOLE) -> list[Part]:

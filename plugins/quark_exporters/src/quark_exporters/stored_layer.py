@@ -10,8 +10,6 @@ from quark.modules import QuantizedLayer, quantized_class
 from quark.modules.layers import linear_weight
 from quark.modules.packed import Packed
 from quark.modules.packed_layers import without_weights
-from quark.modules.stored_scales import refuse_bad_scales
-from quark.quantizers import cast_finite
 from quark_exporters.layer_storage import LayerStorage, empty_layer
 
 __all__ = ["StoredLayer"]
@@ -30,7 +28,7 @@ class StoredLayer(Packed):
     def __init__(self, layer: nn.Module, config: QLayerConfig, name: str, storage: LayerStorage) -> None:
         super().__init__()
         weight = linear_weight(layer)
-        self._shape, self._dtype = tuple(weight.shape), weight.dtype
+        self._shape = tuple(weight.shape)
         self._config, self._name, self._storage = config, name, storage
         self._quantized = (quantized_class(layer).from_float(without_weights(layer), config),)  # in a tuple: not a submodule
         self._leaves: tuple[str, ...] = ()
@@ -57,16 +55,7 @@ class StoredLayer(Packed):
             layer._parameters["weight"] = self._parameters["weight"]
             return layer.train(self.training)
         coded = self._storage.restored(self._config, self._shape, {leaf: self.get_buffer(leaf) for leaf in self._leaves})
-        refuse_bad_scales(coded.qparams, f"the weight of '{self._name}'", activation=False)
-        quantizer = layer.weight_quantizer
-        assert quantizer is not None
-        quantizer.set_qparams(coded.qparams)
-        values: Tensor = cast_finite(quantizer.quantizer.dequantize(coded.codes, coded.qparams), self._dtype)
-        layer._parameters["weight"] = nn.Parameter(values, requires_grad=False)
-        if coded.input is not None and layer.input_quantizer is not None:
-            qparams = coded.input.map(lambda scale: scale.reshape(()))
-            refuse_bad_scales(qparams, f"the input of '{self._name}'", activation=True)
-            layer.input_quantizer.set_qparams(qparams)
+        coded.put_into(layer, self._name, keeps_codes=False)
         return layer.train(self.training)
 
     def extra_repr(self) -> str:

@@ -14,7 +14,7 @@ from quark.errors import CheckpointError
 from quark.quantizers import cast_finite, quantizer_for
 from quark_exporters.awq.reader import awq_config
 from quark_exporters.awq.storage import AwqStorage
-from quark_exporters.layer_storage import empty_layer
+from quark_exporters.layer_storage import empty_layer, layer_codes
 
 __all__ = ["AwqDequantizer"]
 
@@ -46,11 +46,13 @@ def _float_tensor(layer: str, config: QLayerConfig, stored: Mapping[str, Tensor]
         shapes = ", ".join(f"{leaf} {list(stored[name].shape)}" for leaf, name in names.items())
         raise CheckpointError(f"'{layer}' has {shapes}, which do not fit each other in groups of {_group(config)}: it is damaged")
 
+    (codes,) = layer_codes(layer, config, shape, storage, names)
+
     def make(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-        coded = storage.restored(config, shape, {leaf: tensors[name] for leaf, name in names.items()})
+        coded = codes.read(tensors)
         return cast_finite(quantizer.dequantize(coded.codes, coded.qparams), dtype)
 
-    return FloatTensor(name=f"{layer}.weight", shape=shape, sources=tuple(names.values()), make=make)
+    return FloatTensor(name=f"{layer}.weight", shape=shape, sources=tuple(names.values()), make=make, layers=(codes,))
 
 
 def _group(config: QLayerConfig) -> object:

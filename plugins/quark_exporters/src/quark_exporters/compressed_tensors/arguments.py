@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from quark.config.enums import ZeroPointType
@@ -11,8 +11,9 @@ from quark.config.layer import QLayerConfig, TensorSpec
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, UnsupportedError
 from quark.quantizers import canonicalize
+from quark_exporters.compressed_tensors.scheme import group_of
 
-__all__ = ["arguments_of", "format_of", "spec_of"]
+__all__ = ["arguments_of", "format_of", "layer_config", "spec_of"]
 
 _INTEGERS = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
 _STRATEGIES = {"per_tensor": "tensor", "per_channel": "channel", "per_group": "group", "per_block": "block"}
@@ -173,3 +174,29 @@ def _fp4_spec(strategy: str, size: object, *, is_dynamic: bool) -> TensorSpec:
     scales: dict[str, Any] = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "symmetric": True, "is_dynamic": False, "is_scale_quant": True}
     scales |= {"observer_cls": "PerTensorMinMaxObserver", "round_method": "half_even", "zero_point_type": "int32", "scale_type": "float32"}
     return [QTensorConfig(**fields, scale_type="float32", scale_format="float32"), QTensorConfig(**scales)]
+
+
+def layer_config(block: Mapping[str, Any], name: str, stored: Container[str]) -> QLayerConfig:
+    """Return how the weight and the input of a layer of a checkpoint are quantized.
+
+    Args:
+        block: The ``quantization_config``.
+        name: Full name of a layer with codes.
+        stored: Names of the checkpoint's tensors.
+
+    Raises:
+        ConfigError: No group is about it, or a value is of another type than it has.
+        UnsupportedError: It is quantized in another way than readers here know.
+    """
+    if f"{name}.weight_g_idx" in stored:
+        raise UnsupportedError(f"the columns of '{name}' are grouped by their activations (weight_g_idx), which is read as a source only")
+    group = group_of(block, name)
+    inputs = value_of(group, "input_activations", Mapping)
+    config = QLayerConfig(
+        weight=spec_of(group["weights"], activation=False),
+        input_tensors=None if inputs is None else spec_of(inputs, activation=True),
+    )
+    expected, said = format_of(config), group.get("format") or block.get("format")
+    if said not in (expected, "naive-quantized"):
+        raise UnsupportedError(f"'{name}' is stored in the format {said!r} of compressed-tensors, and {expected!r} is read for its scheme")
+    return config

@@ -10,14 +10,19 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import attrs
 import torch
 from torch import Tensor
 
-from quark.checkpoint import FloatTensor
-from quark.errors import CheckpointError
+from quark.checkpoint import FloatTensor, LayerCodes
+from quark.config.layer import QLayerConfig
+from quark.errors import CheckpointError, UnsupportedError
 from quark_exporters.cache_scales import cache_scales
+from quark_exporters.compressed_tensors.arguments import layer_config
 from quark_exporters.compressed_tensors.scheme import WeightArguments, refuse_other_transforms, weight_arguments
+from quark_exporters.compressed_tensors.storage import CompressedTensorsStorage
 from quark_exporters.e2m1 import e2m1_values
+from quark_exporters.layer_storage import layer_codes
 from quark_exporters.scale_blocks import ScaleBlocks
 
 __all__ = ["CompressedTensorsDequantizer"]
@@ -33,14 +38,33 @@ class CompressedTensorsDequantizer:
     def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterator[FloatTensor]:
         """As `quark.checkpoint.Dequantizer.float_tensors`."""
         refuse_other_transforms(block)
+        configs: list[QLayerConfig] = []
         for name, tensor in stored.items():
             layer, _, leaf = name.rpartition(".")
             if leaf == "weight_packed" and tensor.dtype is torch.uint8:
-                yield _fp4(layer, stored)
+                one = _fp4(layer, stored)
             elif leaf == "weight_packed":
-                yield _packed(layer, stored, weight_arguments(block, layer))
+                one = _packed(layer, stored, weight_arguments(block, layer))
             elif leaf == "weight" and tensor.dtype in _CODES and f"{layer}.weight_scale" in stored:
-                yield _unpacked(layer, stored, weight_arguments(block, layer))
+                one = _unpacked(layer, stored, weight_arguments(block, layer))
+            else:
+                continue
+            yield attrs.evolve(one, layers=_layers(block, layer, one, stored, configs))
+
+
+def _layers(
+    block: Mapping[str, Any], layer: str, one: FloatTensor, stored: Mapping[str, Tensor], configs: list[QLayerConfig]
+) -> tuple[LayerCodes, ...]:
+    """Return how a layer can be written again; nothing where readers here do not know its scheme. ``configs`` are shared by layers."""
+    try:
+        config = layer_config(block, layer, stored)
+    except UnsupportedError:
+        return ()
+    if config not in configs:
+        configs.append(config)
+    inputs = [name for name in one.left_out if name.startswith(f"{layer}.input_")]
+    names = {name.rpartition(".")[2]: name for name in (*one.sources, *inputs)}
+    return layer_codes(layer, configs[configs.index(config)], one.shape, CompressedTensorsStorage(), names)
 
 
 def _packed(layer: str, stored: Mapping[str, Tensor], arguments: WeightArguments) -> FloatTensor:

@@ -7,13 +7,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from quark.checkpoint import FloatTensor
+from quark.checkpoint import CodedLayer, FloatTensor, LayerCodes
+from quark.config.layer import QLayerConfig
 from quark.errors import CheckpointError
+from quark.quantizers import quantizer_for
+from quark_exporters.compressed_tensors.arguments import spec_of
 from quark_exporters.e2m1 import e2m1_values
 
 __all__ = ["Mxfp4Dequantizer"]
@@ -22,6 +26,8 @@ _BLOCKS, _SCALES = "_blocks", "_scales"
 _BYTES = 16
 """Bytes of a block of 32 codes."""
 _BIAS, _NAN = 127, 255
+_WEIGHT = {"type": "float", "num_bits": 4, "strategy": "group", "group_size": 2 * _BYTES}
+"""Arguments of compressed-tensors for these weights."""
 
 
 class Mxfp4Dequantizer:
@@ -41,7 +47,26 @@ class Mxfp4Dequantizer:
                     "[experts, O, I / 32]: the checkpoint is damaged, or stored in another way"
                 )
             experts, rows, groups, _ = tensor.shape
-            yield FloatTensor(name=name, shape=(experts, groups * 2 * _BYTES, rows), sources=(blocks, scales), make=_maker(blocks, scales))
+            shape = (experts, groups * 2 * _BYTES, rows)
+            yield FloatTensor(
+                name=name, shape=shape, sources=(blocks, scales), make=_maker(blocks, scales), layers=_layers(name, blocks, scales, shape)
+            )
+
+
+def _layers(name: str, blocks: str, scales: str, shape: tuple[int, int, int]) -> Iterator[LayerCodes]:
+    """Yield the layer of each expert, as models have them that are taken apart."""
+    experts, columns, rows = shape
+    config = QLayerConfig(weight=spec_of(_WEIGHT, activation=False))
+    assert config.weight is not None
+    quantizer = quantizer_for(config.weight, activation=False)
+
+    def read(expert: int, tensors: Mapping[str, Tensor]) -> CodedLayer:
+        own = {"": tensors[blocks][expert].reshape(rows, -1), "scale": tensors[scales][expert]}
+        return CodedLayer(config, *quantizer.unpack(own, (rows, columns)))
+
+    owner, _, leaf = name.rpartition(".")
+    for expert in range(experts):
+        yield LayerCodes(name=f"{owner}.{expert}.{leaf}", config=config, shape=(rows, columns), read=partial(read, expert))
 
 
 def _maker(blocks: str, scales: str) -> Any:
