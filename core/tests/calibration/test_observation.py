@@ -68,6 +68,21 @@ def test_without_it_experts_keep_their_own_ranges_and_one_without_tokens_has_its
     assert any("reached 2 layer(s) of experts: experts.2.up_proj, experts.2.down_proj." in r.message for r in caplog.records)
 
 
+@pytest.mark.parametrize("sync", [True, False])
+def test_outputs_of_an_expert_without_tokens_have_the_range_of_its_siblings(sync: bool, caplog: pytest.LogCaptureFixture) -> None:
+    layer: QLayerConfig = schemes().load_config("fp8")()
+    layer.output_tensors = layer.input_tensors
+    torch.manual_seed(0)
+    config = QConfig(global_quant_config=layer, sync_moe_expert_input_amax=sync)
+    model = ModelQuantizer(config).quantize_model(Mixture(), [torch.randn(40, 32)])
+    for projection in ("up_proj", "down_proj"):
+        first, second, idle = (e.get_submodule(projection).output_quantizer.scale for e in model.experts)  # type: ignore[union-attr, operator]
+        assert not torch.equal(first, second), "outputs are not pooled"
+        assert torch.equal(idle, torch.maximum(first, second))
+    (line,) = [r.message for r in caplog.records if "reached 2 layer(s) of experts: experts.2.up_proj, experts.2.down_proj." in r.message]
+    assert "Their ranges are those of the other experts" in line
+
+
 def test_where_no_expert_is_reached_the_range_would_be_made_up() -> None:
     class Idle(Mixture):
         def forward(self, x: Tensor) -> Tensor:

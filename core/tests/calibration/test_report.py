@@ -51,6 +51,13 @@ def test_layers_with_few_tokens_are_one() -> None:
     assert line.startswith("1 of 9 layers of experts got less than 5% of the average of 89 tokens; 'experts.0.up_proj' got fewest, 1.")
 
 
+def test_where_tokens_are_few_none_is_said_to_be_none() -> None:
+    report = CalibrationReport(tokens={f"experts.{i}.up_proj": int(i == 1) for i in range(4)})
+    assert list(report.remarks()) == ["Calibration reached 1 of 4 layers of experts with 1 token, 0.25 on average."]
+    (line,) = report.lines()
+    assert line.startswith("3 of 4 layers of experts got no token, such as 'experts.0.up_proj'. Use more data")
+
+
 def test_unreached_layers_are_one() -> None:
     report = CalibrationReport()
     report.missed(["a", "b"])

@@ -74,7 +74,7 @@ class ActivationScales:
             if not module.quantizer.is_dynamic and not module.quantizer.is_float and module.qparams is None:
                 self._items[key] = Observation(*key, module, module.quantizer.observer())
         self._experts = self._by_projection()
-        self._pools = self._experts if config.sync_moe_expert_input_amax else {}
+        self._pools = [keys for (_, slot), keys in self._experts.items() if slot == INPUT] if config.sync_moe_expert_input_amax else []
         self._caches = self._sharing(attentions, config, architecture)
 
     def __bool__(self) -> bool:
@@ -93,7 +93,7 @@ class ActivationScales:
 
     def pool_of(self, layer: str) -> Sequence[Key]:
         """Return the inputs that share the scale of a layer's input, this one included; empty where the input has its own scale."""
-        return next((members for members in self._pools.values() if (layer, INPUT) in members), ())
+        return next((members for members in self._pools if (layer, INPUT) in members), ())
 
     def sharing_outputs(self) -> Iterator[tuple[str, ...]]:
         """Yield groups of full names of layers whose outputs share a scale."""
@@ -134,14 +134,14 @@ class ActivationScales:
     def finish(self) -> None:
         """Set the scales that are not set yet; experts that no token has reached get the scale of the other experts, with a warning."""
         observed = self._of_all_ranks([key for members in self._experts.values() for key in members])
-        idle = [key for key, item in observed.items() if not item.has_seen]
+        unseen = [key for key, item in observed.items() if not item.has_seen]
         for members in self._experts.values():
-            self._give_common([key for key in members if key in idle and key not in self._done], [observed[key] for key in members])
+            self._give_common([key for key in members if key in unseen and key not in self._done], [observed[key] for key in members])
         self.set_scales(list(self._items))
-        if idle:
+        if idle := list(dict.fromkeys(name for name, _ in unseen)):
             get_logger(__name__).warning(
-                f"No calibration token reached {len(idle)} layer(s) of experts: {folded(name for name, _ in idle)}. Their input ranges "
-                "are those of the other experts. Use more, or more varied, calibration data."
+                f"No calibration token reached {len(idle)} layer(s) of experts: {folded(idle)}. Their ranges are those of the "
+                "other experts. Use more, or more varied, calibration data."
             )
 
     @contextmanager
@@ -164,13 +164,13 @@ class ActivationScales:
         for name, quantizers in self.inside.items():
             yield from (((name, attribute), module) for attribute, module in quantizers.items())
 
-    def _by_projection(self) -> dict[str, list[Key]]:
-        """Return the inputs of experts with one scale per tensor, grouped by projection over all experts."""
-        groups: dict[str, list[Key]] = {}
+    def _by_projection(self) -> dict[Key, list[Key]]:
+        """Return inputs and outputs of experts with one scale per tensor, grouped by projection over all experts."""
+        groups: dict[Key, list[Key]] = {}
         for (name, slot), item in self._items.items():
             projection = self.experts.projection(name)
-            if slot == INPUT and projection is not None and item.module.quantizer.has_tensor_scale:
-                groups.setdefault(projection, []).append((name, slot))
+            if projection is not None and item.module.quantizer.has_tensor_scale:
+                groups.setdefault((projection, slot), []).append((name, slot))
         return groups
 
     def _sharing(self, attentions: Sequence[AttentionRow], config: QConfig, architecture: Architecture | None) -> list[tuple[Key, ...]]:

@@ -91,18 +91,20 @@ class CalibrationReport:
     def remarks(self) -> Iterator[str]:
         """Yield log lines for the level INFO."""
         if self.tokens:
-            counts = f"{min(self.tokens.values())} to {max(self.tokens.values())} tokens, {self._mean_tokens:.0f} on average"
-            yield f"Calibration reached {len(self.tokens)} layers of experts with {counts}."
+            reached = [count for count in self.tokens.values() if count]
+            share = f"{len(reached)} of {len(self.tokens)}" if len(reached) < len(self.tokens) else len(reached)
+            fewest, most = min(reached, default=0), max(reached, default=0)
+            counts = f"{fewest} to {most} tokens" if fewest < most else f"{most} token{'s' * (most != 1)}"
+            yield f"Calibration reached {share} layers of experts with {counts}, {self._mean_tokens} on average."
 
     def lines(self) -> Iterator[str]:
         """Yield log lines for the level WARNING: reasons for another run with more data or another algorithm."""
-        few = {n: t for n, t in self.tokens.items() if t < FEW * self._mean_tokens}
+        few = {n: t for n, t in self.tokens.items() if t * len(self.tokens) < FEW * sum(self.tokens.values())}
         if few:
             worst = min(few, key=lambda n: few[n])
-            yield (
-                f"{len(few)} of {len(self.tokens)} layers of experts got less than {FEW:.0%} of the average of "
-                f"{self._mean_tokens:.0f} tokens; '{worst}' got fewest, {few[worst]}. Use more data, or calibrate_all_experts=True."
-            )
+            share = f"less than {FEW:.0%} of the average of {self._mean_tokens} tokens; '{worst}' got fewest, {few[worst]}"
+            got = share if any(few.values()) else f"no token, such as '{worst}'"
+            yield f"{len(few)} of {len(self.tokens)} layers of experts got {got}. Use more data, or calibrate_all_experts=True."
         few_layers = [n for n, metrics in self.layers.items() if metrics.get("few_tokens")]
         if few_layers:
             fewest = min(self.layers[name]["tokens"] for name in few_layers)
@@ -144,9 +146,10 @@ class CalibrationReport:
             get_logger(__name__).warning(line)
 
     @property
-    def _mean_tokens(self) -> float:
-        """The mean token count of the layers of experts."""
-        return sum(self.tokens.values()) / max(len(self.tokens), 1)
+    def _mean_tokens(self) -> str:
+        """The mean token count of the layers of experts, for messages; below 10 with two digits."""
+        mean = sum(self.tokens.values()) / max(len(self.tokens), 1)
+        return f"{mean:.0f}" if mean >= 10 else f"{mean:.2g}"
 
     def extend(self, other: CalibrationReport) -> None:
         """Add the report of another block."""
