@@ -38,3 +38,19 @@ def test_a_model_type_that_is_no_name_is_damage(tmp_path: Path, damaged: str) ->
     (tmp_path / "config.json").write_text(f'{{"model_type": {damaged}}}')
     with pytest.raises(CheckpointError, match=r"config\.json' says model_type = .* where a name is expected"):
         model_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "values"),
+    [("qwen2_moe", {"shared_expert_intermediate_size": 20480}), ("gemma4_text", {"vocab_size_per_layer_input": 262_144})],
+)
+def test_widths_are_no_numbers_of_layers_and_may_be_large(model_type: str, values: dict[str, int], tmp_path: Path) -> None:
+    AutoConfig.for_model(model_type, **values).save_pretrained(tmp_path)
+    assert all(getattr(model_config(tmp_path), name) == value for name, value in values.items())
+
+
+@pytest.mark.parametrize("name", ["num_hidden_layers", "num_experts", "encoder_depth"])
+def test_more_layers_or_experts_than_any_model_has_are_damage(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(f'{{"model_type": "qwen2_moe", "{name}": 1000000000}}')
+    with pytest.raises(CheckpointError, match=rf"says {name} = 1,000,000,000, and no model has more than"):
+        model_config(tmp_path)

@@ -101,11 +101,12 @@ def test_every_linear_of_a_block_is_named_once_or_is_an_expert_or_router(family:
         mixes = facts.experts is not None and facts.experts in dict(block.named_modules())
         sparse += mixes
         of_experts = [name for name in linears(block) if mixes and name.startswith(f"{facts.experts}.")]
-        assert sorted(set(linears(block)) - set(of_experts) - {facts.router}) == sorted(
-            [*attention, *(facts.shared_experts if mixes else dense)]
-        )
+        mixing = attention if set(attention) <= set(linears(block)) else facts.mixer
+        named = [*mixing, *(facts.shared_experts if mixes else dense)]
+        left = set(linears(block)) - set(of_experts) - {facts.router}
+        assert sorted(left - {name for name in left if excluded(f"x.{name}", facts) and name not in named}) == sorted(named)
         if mixes:
-            assert {name.split(".")[-1] for name in of_experts} >= set(facts.gate_up_layers_name)
+            assert {name.split(".")[-1] for name in of_experts} == {*facts.expert_inputs, facts.expert_output}
             assert block.get_submodule(facts.router or "").weight.shape == (len(block.get_submodule(facts.experts or "")), 32)
     assert sparse == (0 if facts.experts is None else 1 if dense else 2)
 
@@ -120,11 +121,10 @@ def test_layers_outside_the_blocks_and_routers_stay_float(family: tuple[Skeleton
 
 def test_every_pattern_matches_a_layer_or_a_module(family: tuple[Skeleton, Architecture]) -> None:
     model, facts = family
-    assert isinstance(facts.q_layer_name, str)
-    for pattern in (*(facts.kv_layers_name or ()), facts.q_layer_name):
-        assert any(
-            name.endswith((*facts.attention_inputs, *facts.attention_inner)) for name in linears(model) if fnmatchcase(name, pattern)
-        )
+    queries = (facts.q_layer_name,) if isinstance(facts.q_layer_name, str) else facts.q_layer_name or ()
+    inside = (*facts.attention_inputs, *facts.attention_inner, *facts.mixer)
+    for pattern in (*(facts.kv_layers_name or ()), *queries):
+        assert any(name.endswith(inside) for name in linears(model) if fnmatchcase(name, pattern))
     names = [name for name, _ in model.named_modules()]
     unmatched = {pattern for pattern in facts.exclude_layers_name if not any(fnmatchcase(name, pattern) for name in names)}
     assert unmatched == RETIRED & set(facts.exclude_layers_name)
@@ -136,7 +136,11 @@ def test_norms_feed_the_projections_named_with_them_as_one_tensor(family: tuple[
     for block in blocks_of(model, facts):
         known = dict(block.named_modules())
         norms = [m for m in known.values() if isinstance(m, nn.RMSNorm)]
-        for norm, names in ((facts.attention_norm, facts.attention_inputs), (facts.mlp_norm, mlp)):
+        first = [name for name in facts.mixer[:-1] if name not in facts.mixer_context] if facts.attention_inputs[0] not in known else ()
+        for norm, names in ((facts.attention_norm, first or facts.attention_inputs), (facts.mlp_norm, mlp)):
+            if norm is None:
+                assert facts.model_type == "kimi_k3", "in its mixtures the norm feeds a projection in front of the experts"
+                continue
             fed = [known[name] for name in names if name in known]
             came_in, went_out = watched(model, [*norms, *fed])
             assert fed
@@ -147,7 +151,10 @@ def test_kv_layers_put_out_what_enters_the_cache(family: tuple[Skeleton, Archite
     """Values are the output of a projection or a part of it; only the named layers and norms come before keys and values."""
     model, facts = family
     for block in blocks_of(model, facts):
-        attention = next(m for m in block.modules() if isinstance(m, Attending))
+        attention = next((m for m in block.modules() if isinstance(m, Attending)), None)
+        if attention is None:  # a state in place of a cache
+            assert facts.mixer
+            continue
         sources = [m for name, m in block.named_modules() if any(fnmatchcase(f"x.{name}", p) for p in facts.kv_layers_name or ())]
         _, went_out = watched(model, sources)
         before = deepcopy(attention.entered)
@@ -158,7 +165,8 @@ def test_kv_layers_put_out_what_enters_the_cache(family: tuple[Skeleton, Archite
         assert all(states.count_nonzero() == 0 for states in attention.entered)
         assert all(states.count_nonzero() > 0 for states in before)
         values = before[1].flatten()
-        assert any(torch.isin(values, output).all() for output in went_out.values())
+        behind = facts.model_type == "kimi_k3"  # its patterns name the first factor alone
+        assert any(torch.isin(values, output).all() for output in went_out.values()) is not behind
 
 
 def test_fused_projections_are_siblings_with_one_input(family: tuple[Skeleton, Architecture]) -> None:

@@ -12,15 +12,27 @@ from torch import Tensor, nn
 from quark.config.architecture import Architecture
 from quark.templates.algorithms import get_algo_config, refusal
 from quark_algos.rotation.config import RotationConfig
+from quark_algos.rotation.fold import values
+from quark_algos.rotation.hadamard import Rotation
 
-from .whole_models import ALL, IDS, batch_for, blocks_of, distance, facts_of, logits, named_by, weights_of, whole_model
+from .whole_models import ALL, IDS, batch_for, blocks_of, distance, facts_of, heads_of, logits, named_by, weights_of, whole_model
 
 WIDTH = 32
 TOLERANCE = 1e-9
-OTHERWISE_READ = {"deepseek_v4", "deepseek_vl_v2", "minimax_m3_vl"}
-"""DeepSeek-V4 with several streams, DeepSeek-OCR, whose images write past all layers, and MiniMax-M3 with indexers."""
-CANNOT = OTHERWISE_READ | {"bloom", "exaone4", "gemma2", "gemma3", "gemma3_text", "glm4", "glm4v", "grok-1", "olmo2", "olmo3"}
-"""The rest are those with weights in norms that write to the stream."""
+OTHERWISE_READ = {"deepseek_v4", "deepseek_vl_v2", "glm5_next", "kimi_k3", "minimax_m3_vl", "qwen4_exp", "qwen4_exp_text"}
+"""Several streams, or mixtures of what earlier blocks gave; DeepSeek-OCR, whose images write past all layers; MiniMax-M3 with indexers."""
+NORMED_OUTPUTS = {
+    *("bloom", "exaone4", "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_unified", "glm4", "glm4v"),
+    *("grok-1", "muse_glimmer", "olmo2", "olmo3"),
+}
+"""Those with weights in norms that write to the stream."""
+CANNOT = OTHERWISE_READ | NORMED_OUTPUTS
+NO_VALUES = {"deepseek_v4", "gemma4", "gemma4_unified", "kimi_k3", "muse_glimmer"}
+"""Of these, values cannot be rotated either: keys are values, a norm lies behind them, or a gate multiplies their channels."""
+
+
+GATED_BY_QUERIES = {"qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp", "qwen4_exp_text"}
+"""Half of what their query projection puts out are gates of single channels, which the rotation of values sees in its shape."""
 
 
 class Plain(nn.Module):
@@ -102,14 +114,21 @@ def test_a_rotated_model_gives_the_same_logits(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("model_type", sorted(CANNOT))
-def test_families_that_cannot_be_rotated_give_a_reason(model_type: str) -> None:
-    reason = refusal("rotation", facts_of(model_type))
+def test_families_whose_stream_cannot_be_rotated_give_a_reason_and_rotate_values_where_they_can(model_type: str) -> None:
+    facts, settings = facts_of(model_type), get_algo_config("rotation", model_type)
+    reason = RotationConfig.r1_refusal(facts)
     assert reason is not None
     assert "residual stream" in reason
-    assert get_algo_config("rotation", model_type) is None
+    if model_type in NO_VALUES:
+        assert reason in (refusal("rotation", facts) or "")
+        assert settings is None
+    else:
+        assert refusal("rotation", facts) is None
+        assert isinstance(settings, RotationConfig)
+        assert (settings.r1, settings.r2, settings.r4) == (False, True, False)
 
 
-@pytest.mark.parametrize("model_type", sorted(CANNOT - OTHERWISE_READ - {"exaone4", "olmo2", "olmo3"}))
+@pytest.mark.parametrize("model_type", sorted(NORMED_OUTPUTS - {"exaone4", "gemma4", "olmo2", "olmo3"}))
 def test_norms_on_outputs_forbid_rotation(model_type: str) -> None:
     model = whole_model(model_type)
     facts = attrs.evolve(facts_of(model_type), attention_output_norm=None, mlp_output_norm=None, embedding_norm=None)
@@ -132,4 +151,35 @@ def test_output_norms_read_the_outputs_named_with_them(model_type: str) -> None:
                 block.get_submodule(writers).register_forward_hook(lambda _, args, output, into=went_out: into.append(output))
             logits(model, {"input_ids": IDS})
             assert len(came_in) == 1
-            assert not went_out or torch.equal(came_in[0], went_out[0])
+            behind_both = facts.experts_norm is not None and norm == facts.mlp_output_norm  # MLP and mixture, added up
+            assert not went_out or torch.equal(came_in[0], went_out[0]) is not behind_both
+
+
+def rotate_values(model: nn.Module, facts: Architecture, heads: int) -> int:
+    """R2 in every block that has what the facts name; returns how many have."""
+    count = 0
+    for block in blocks_of(model, facts):
+        output = dict(block.named_modules()).get(facts.attention_output or "")
+        if output is not None:
+            rotation = Rotation.of(weights_of(output).shape[1] // heads)
+            count += values(block, facts, rotation, heads) is None
+    return count
+
+
+@pytest.mark.parametrize("model_type", [t for t in ALL if RotationConfig.r2_refusal(facts_of(t)) is None])
+def test_a_model_with_rotated_values_gives_the_same_logits(model_type: str) -> None:
+    model, facts = whole_model(model_type).requires_grad_(False), facts_of(model_type)
+    batch = batch_for(model_type, model)
+    expected = logits(model, batch)
+    count = rotate_values(model, facts, heads_of(model))
+    assert (count == 0) is (model_type in GATED_BY_QUERIES)
+    assert distance(logits(model, batch), expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("model_type", ["kimi_k3", "muse_glimmer"])
+def test_a_gate_on_single_channels_forbids_rotated_values(model_type: str) -> None:
+    model, facts = whole_model(model_type).requires_grad_(False), facts_of(model_type)
+    batch = batch_for(model_type, model)
+    expected = logits(model, batch)
+    assert rotate_values(model, attrs.evolve(facts, unsupported={}), heads_of(model)) >= 1
+    assert distance(logits(model, batch), expected) > 1e-3

@@ -74,12 +74,16 @@ def batch_for(model_type: str, model: nn.Module) -> dict[str, Tensor]:
     model.config.image_token_id = IMAGE
     ids = torch.tensor([[1, *[IMAGE] * (16 if model_type == "llava" else 4), 9, 10, 11]])
     generator = torch.Generator().manual_seed(1)
-    vision = model.config.vision_config
-    if not hasattr(vision, "temporal_patch_size"):
+    vision, kinds = model.config.vision_config, (ids == IMAGE).long()
+    if model_type == "gemma4_unified":
+        places = torch.tensor([[[0, 0], [1, 0], [0, 1], [1, 1]]])
+        pixels = torch.randn(1, 4, 3 * (vision.patch_size * vision.pooling_kernel_size) ** 2, dtype=torch.float64, generator=generator)
+        return {"input_ids": ids, "pixel_values": pixels, "image_position_ids": places, "mm_token_type_ids": kinds}
+    frames = getattr(vision, "temporal_patch_size", None) or getattr(vision, "patch_temporal", None)
+    if frames is None:
         pixels = torch.randn(1, 3, 16, 16, dtype=torch.float64, generator=generator)
         return {"input_ids": ids, "pixel_values": pixels, **({"image_sizes": torch.tensor([[16, 16]])} if model_type == "mistral3" else {})}
-    pixels = torch.randn(16, 3 * vision.temporal_patch_size * vision.patch_size**2, dtype=torch.float64, generator=generator)
-    kinds = (ids == IMAGE).long()
+    pixels = torch.randn(16, 3 * frames * vision.patch_size**2, dtype=torch.float64, generator=generator)
     return {"input_ids": ids, "pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 4, 4]]), "mm_token_type_ids": kinds}
 
 

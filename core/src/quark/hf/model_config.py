@@ -68,7 +68,7 @@ def _refuse_endless(config: Any, file: Path) -> None:
     for key, value in config.items() if isinstance(config, dict) else ():
         if isinstance(value, dict):
             _refuse_endless(value, file)
-        elif isinstance(value, int) and value > _MOST_PARTS and re.search("layer|expert|depth", key):
+        elif isinstance(value, int) and value > _MOST_PARTS and re.search("layer|expert|depth", key) and not re.search("size|dim", key):
             raise CheckpointError(f"'{file}' says {key} = {value:,}, and no model has more than {_MOST_PARTS:,} of such: it is damaged")
 
 

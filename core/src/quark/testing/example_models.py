@@ -105,7 +105,8 @@ def of_experts(facts: Architecture, *names: str) -> tuple[str, ...]:
 def readers_of_norms(facts: Architecture) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield norms of a block with the names or patterns of all that read each."""
     mixer = tuple(name for name in facts.mixer[:-1] if name not in facts.mixer_context)
-    mixture = (*facts.shared_experts[:-1], *of_experts(facts, *facts.expert_inputs), facts.router, facts.shared_expert_gate)
+    experts = of_experts(facts, *facts.expert_inputs)
+    mixture = (*facts.shared_experts[:-1], *(() if facts.experts_norm else (*experts, facts.router)), facts.shared_expert_gate)
     mlp = tuple(name for name in (*facts.mlp_inputs, *mixture) if name)
     attention = (*facts.attention_inputs, *mixer)
     if facts.attention_norm == facts.mlp_norm and facts.attention_norm is not None:
@@ -113,6 +114,8 @@ def readers_of_norms(facts: Architecture) -> Iterator[tuple[str, tuple[str, ...]
     else:
         yield from ((norm, readers) for norm, readers in ((facts.attention_norm, attention), (facts.mlp_norm, mlp)) if norm and readers)
     yield from facts.attention_inner_norms
+    if facts.experts_norm:
+        yield facts.experts_norm, experts
 
 
 def rows_of(module: nn.Module) -> Tensor:

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from quark.config.architecture import Architecture
 from quark.errors import ConfigError, UnsupportedError
 from quark.torch import LLMTemplate, ModelQuantizer
-from quark_algos.rotation.fold import block, fuse_norms, outside, r1_of, values
+from quark_algos.rotation.fold import block, fuse_norms, outside, r1_of, untie, values
 from quark_algos.rotation.hadamard import Rotation
 from quark_algos.rotation.residual_stream import check, in_block, outside_blocks
 
@@ -103,6 +103,18 @@ def test_parameters_are_made_anew_and_the_head_is_untied() -> None:
     new = dict(model.named_parameters(remove_duplicate=False))
     assert new["lm_head.weight"] is not new["model.embed_tokens.weight"]
     assert model.config.tie_word_embeddings is False
+
+
+@pytest.mark.parametrize(("outer", "inner"), [(True, True), (True, False), (False, True), (False, False)])
+def test_untying_holds_for_a_model_of_several_parts_and_for_its_text_part(outer: bool, inner: bool) -> None:
+    """transformers ties by the outer configuration, and runtimes read the one of the text."""
+    config = AutoConfig.for_model("gemma3", tie_word_embeddings=outer)
+    config.get_text_config().tie_word_embeddings = inner
+    model = nn.Module()
+    model.config = config
+    assert untie(model) is (outer or inner)
+    assert (config.tie_word_embeddings, config.get_text_config().tie_word_embeddings) == (False, False)
+    assert not untie(model), "there is nothing left to untie"
 
 
 def test_weights_of_16_bits_are_rounded_once() -> None:

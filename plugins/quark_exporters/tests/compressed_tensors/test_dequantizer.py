@@ -69,6 +69,18 @@ def test_columns_grouped_by_their_activations_have_the_scale_of_their_group() ->
     assert one.make(stored, torch.float32).tolist() == [[1.0, 2.0] * 8, [3.0, 4.0] * 8]
 
 
+@pytest.mark.parametrize("order", [[-1] * 16, [-1] + [0] * 15])
+def test_columns_that_no_order_has_grouped_have_the_scale_of_their_place(order: list[int]) -> None:
+    """A group of -1 says that columns were not ordered (``weight_g_idx`` as it is made before any calibration)."""
+    stored = {
+        "a.weight_packed": torch.full((2, 2), 0x11111111 * 9 - 2**32, dtype=torch.int64).to(torch.int32),  # each code is 9 - 8
+        "a.weight_scale": torch.tensor([[1.0, 2.0], [3.0, 4.0]]),
+        "a.weight_g_idx": torch.tensor(order, dtype=torch.int32),
+    }
+    (one,) = float_tensors(block(INT4 | {"strategy": "group", "group_size": 8}), stored)
+    assert one.make(stored, torch.float32).tolist() == [[1.0] * 8 + [2.0] * 8, [3.0] * 8 + [4.0] * 8]
+
+
 def test_a_shape_that_contradicts_the_words_is_refused_when_it_is_read() -> None:
     stored = {
         "a.weight_packed": torch.zeros(2, 2, dtype=torch.int32),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .kimi_k2 import BalancedRouter, LowRankAttention
+from .kimi_k2 import RANK, BalancedRouter, LowRankAttention
 from .parts import EXPERTS, HEAD_DIM, HEADS, HIDDEN, VOCABULARY, GatedMLP, Mixture, Skeleton
 
 WIDE = HEADS * HEAD_DIM
@@ -68,8 +68,8 @@ class DeltaAttention(nn.Module):
         for name in ("q", "k", "v"):
             self.add_module(f"{name}_proj", nn.Linear(HIDDEN, WIDE, bias=False))
             self.add_module(f"{name}_conv1d", nn.Conv1d(WIDE, WIDE, KERNEL, groups=WIDE, padding=KERNEL - 1, bias=False))
-        self.f_a_proj = nn.Linear(HIDDEN, HEAD_DIM, bias=False)
-        self.f_b_proj = nn.Linear(HEAD_DIM, WIDE, bias=False)
+        self.f_a_proj = nn.Linear(HIDDEN, RANK, bias=False)
+        self.f_b_proj = nn.Linear(RANK, WIDE, bias=False)
         self.b_proj = nn.Linear(HIDDEN, HEADS, bias=False)
         self.g_proj = nn.Linear(HIDDEN, WIDE, bias=False)
         self.o_norm = nn.RMSNorm(HEAD_DIM)

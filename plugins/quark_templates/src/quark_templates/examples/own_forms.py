@@ -92,7 +92,7 @@ SIDE_BY_SIDE: dict[str, Any] = {
     "intermediate_size": 64,
     "layer_types": ["sliding_attention", "full_attention"],
     "global_head_dim": 16,
-    "sliding_window": 8,
+    "sliding_window": 32,
     "hidden_size_per_layer_input": 0,
     "enable_moe_block": True,
     "num_experts": EXPERTS,
@@ -100,6 +100,13 @@ SIDE_BY_SIDE: dict[str, Any] = {
     "moe_intermediate_size": 32,
 }
 POOLED_SIGHT: dict[str, Any] = {**SIGHT, "num_key_value_heads": 2, "head_dim": 16, "pooling_kernel_size": 2, "position_embedding_size": 8}
+SOUND: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "subsampling_conv_channels": [4, 4],
+    "output_proj_dims": 32,
+}
 DELTA_FIRST: dict[str, Any] = {
     **LATENT,
     "qk_rope_head_dim": 0,
@@ -148,7 +155,7 @@ RUNS_OF_TOKENS: dict[str, Any] = {
 SIZES: dict[str, dict[str, Any]] = {
     "dbrx": STACKED,
     "deepseek_v4": {**TEXT, **STREAMS},
-    "gemma4": {"text_config": {**TEXT, **SIDE_BY_SIDE}, "vision_config": POOLED_SIGHT, "tie_word_embeddings": True},
+    "gemma4": {"text_config": {**TEXT, **SIDE_BY_SIDE}, "vision_config": POOLED_SIGHT, "audio_config": SOUND, "tie_word_embeddings": False},
     "glm5_next": {"text_config": {**TEXT, **DELTA_FIRST}, "vision_config": {**LAYERED_SIGHT, "projection_intermediate_size": 32}},
     "kimi_k25": {
         "text_config": {**TEXT, **LATENT},

@@ -41,7 +41,7 @@ TILES = {
 }
 SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0, "mrope_section": [2, 1, 1]}}
 SLIM = {**VISUAL, "fullatt_block_indexes": [0], "image_size": 16}
-WINDOWED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+WINDOWED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32}
 UNIFIED_SIGHT = {"patch_size": 4, "pooling_kernel_size": 2, "mm_embed_dim": 32, "mm_posemb_size": 8, "output_proj_dims": 32}
 GLIMPSES = {**SIGHT, "pos_emb_height": 4, "pos_emb_width": 4}
 PARTS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {

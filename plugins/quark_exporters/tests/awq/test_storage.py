@@ -1,0 +1,40 @@
+"""`AwqStorage`: scales at the ends of their dtype."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quark.errors import UnsupportedError
+from quark.quantizers import QParams
+from quark.testing.small_models import run_config
+from quark_exporters.awq.storage import SCALE_TYPES, AwqStorage
+from quark_exporters.layer_storage import CodedLayer
+
+ROWS, COLUMNS, GROUP = 8, 64, 32
+
+
+def stored(scales: torch.Tensor, scale_type: str) -> torch.Tensor:
+    """Scales of a layer as they are stored, ``[O, groups]``."""
+    config = run_config("int4_wo_32").global_quant_config
+    layer = CodedLayer(config, torch.ones(ROWS, COLUMNS, dtype=torch.int8), QParams(scales))
+    return AwqStorage(scale_type).stored(layer)["scales"].t()
+
+
+@pytest.mark.parametrize("scale_type", ["float16", "bfloat16"])
+def test_scales_below_the_dtypes_range_become_its_smallest_number_and_not_zero(scale_type: str) -> None:
+    """A scale of 0 would make a whole group 0."""
+    dtype = SCALE_TYPES[scale_type]
+    smallest = 2.0**-24 if scale_type == "float16" else 2.0**-133
+    scales = torch.tensor([1.0, 3 * smallest, 1.4 * smallest, 0.4 * smallest]).repeat(ROWS * COLUMNS // GROUP // 4).reshape(ROWS, -1)
+    found = stored(scales, scale_type)
+    assert found.dtype is dtype
+    assert found.unique().tolist() == [smallest, 3 * smallest, 1.0]
+    assert torch.equal(found[scales >= smallest], scales[scales >= smallest].to(dtype)), "others are rounded to nearest"
+
+
+def test_scales_above_the_dtypes_range_are_refused_with_a_wider_one() -> None:
+    scales = torch.full((ROWS, COLUMNS // GROUP), 70_000.0)
+    with pytest.raises(UnsupportedError, match=r"a scale is 7e\+04, which float16 cannot hold: export with the option scale_type=bfloat16"):
+        stored(scales, "float16")
+    assert torch.equal(stored(scales, "bfloat16").float(), scales.bfloat16().float())

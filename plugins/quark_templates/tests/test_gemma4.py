@@ -1,0 +1,57 @@
+"""Gemma 4's variants: embeddings for each block, keys and values of earlier blocks, keys that are values; read back to the bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoConfig, Gemma4ForConditionalGeneration, Gemma4UnifiedForConditionalGeneration
+
+from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark_templates.examples import own_forms, seeing
+
+from .own_forms import IDS, logits
+
+SMALL: dict[str, Any] = {  # such as E2B: later blocks take keys and values of the last block of their kind that has some
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": 64,
+    "enable_moe_block": False,
+}
+LARGE: dict[str, Any] = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}  # such as 26B-A4B
+
+
+def model_with(model_type: str, variant: dict[str, Any]) -> nn.Module:
+    sizes = own_forms.SIZES[model_type] if model_type == "gemma4" else seeing.sizes_of(model_type)
+    config = AutoConfig.for_model(model_type, **{**sizes, "text_config": {**sizes["text_config"], **variant}, "tie_word_embeddings": True})
+    kind = Gemma4ForConditionalGeneration if model_type == "gemma4" else Gemma4UnifiedForConditionalGeneration
+    torch.manual_seed(0)
+    model = kind._from_config(config, dtype=torch.float32).eval()
+    model.set_experts_implementation("eager")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(1.0 if parameter.ndim == 1 else 0.0, 0.15)
+    return model
+
+
+@pytest.mark.parametrize(("model_type", "variant"), [("gemma4", SMALL), ("gemma4", LARGE), ("gemma4_unified", LARGE)], ids=str)
+@pytest.mark.parametrize(("scheme", "algorithm"), [("fp8", None), ("int4_wo_32", ["awq", "gptq"])], ids=str)
+def test_a_variant_is_quantized_and_read_back(
+    model_type: str, variant: dict[str, Any], scheme: str, algorithm: list[str] | None, tmp_path: Path
+) -> None:
+    float_model = model_with(model_type, variant)
+    expected = logits(float_model)
+    cache = {"kv_cache_scheme": "fp8"} if scheme == "fp8" else {}
+    config = LLMTemplate.get(model_type).get_config(scheme, algorithm=algorithm, **cache)
+    model = ModelQuantizer(config).quantize_model(float_model, list(IDS.split(1)))
+    quantized = logits(model)
+    assert not torch.equal(quantized, expected)
+    assert float((quantized - expected).norm() / expected.norm()) < 0.5, "it is about the same model"
+    export_safetensors(model, tmp_path)
+    assert torch.equal(logits(import_model_from_safetensors(None, tmp_path)), quantized)
