@@ -46,8 +46,12 @@ docs: install  ## the site of docs/ in site/, warnings are errors; tests of its 
 slow: install  ## the tests that take minutes: every algorithm and every family with every scheme
 	$(PYTEST) -m slow --timeout 3600 $(PYTEST_ARGS)
 
-mutants: install  ## break the code on purpose, and see that a test notices each change (NAMES=: only those)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tools.mutants $(NAMES)
+# A run of the drawn changes takes about an hour of one core; which tests run which line is measured first, and kept in .mutants/.
+COUNT ?= 400
+SEED ?= 0
+mutants: install  ## break the code on purpose; tests have to notice each listed change (NAMES=: those alone) and 85 % of COUNT=400 drawn ones in every package (SEED=; DRAWN=: from these packages alone)
+	$(if $(DRAWN),,OMP_NUM_THREADS=1 $(BIN)/python -m tools.mutants $(NAMES))
+	$(if $(NAMES),,OMP_NUM_THREADS=1 $(BIN)/python -m tools.mutants.drawn --count $(COUNT) --seed $(SEED) --packages $(DRAWN))
 
 fuzz: install  ## damage checkpoints in 500 ways, run every route on each, and count how the runs end (FUZZ_ARGS=: other cases)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.fuzz $(FUZZ_ARGS)
@@ -121,4 +125,4 @@ browser: install  ## open the page of a report in headless Chromium (CHROMIUM=: 
 	QUARK_BROWSER_PYTHON=$(VENV)-browser/bin/python AXE=$$(ls $(VENV)-browser/package/axe.min.js 2>/dev/null) $(BIN)/python -m pytest -m browser tests/browser $(PYTEST_ARGS)
 
 clean:  ## remove everything that make made
-	rm -rf $(VENV) $(VENV)-wheels $(VENV)-tasks $(VENV)-kernels $(VENV)-lowest $(VENV)-newest $(VENV)-browser dist site demo-out .coverage coverage.xml
+	rm -rf $(VENV) $(VENV)-wheels $(VENV)-tasks $(VENV)-kernels $(VENV)-lowest $(VENV)-newest $(VENV)-browser dist site demo-out .mutants .coverage coverage.xml

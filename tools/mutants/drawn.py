@@ -261,7 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=400, help="changes over all packages (400); small packages have a few more")
     parser.add_argument("--seed", type=int, default=0, help="which of all changes are drawn (0)")
     parser.add_argument("--packages", nargs="*", default=(), metavar="NAME", help="only these packages, such as core/runs or quark_algos")
-    parser.add_argument("--at-once", type=int, default=1, help="changes that are tried at the same time, each in a copy of the tree (1)")
+    parser.add_argument("--at-once", type=int, default=os.cpu_count(), help="how many changes are tried at the same time (one for each core)")
     parser.add_argument("--again", action="store_true", help="only the changes that the last run left, as far as the code is the same")
     parser.add_argument(
         "--tests", nargs="*", metavar="PATH", help="folders and files of tests to measure (those of every distribution, and tests/)"
