@@ -22,6 +22,7 @@ from quark.checkpoint.packed_model import pack_model
 from quark.checkpoint.reader import import_model_from_safetensors, map_to_quark
 from quark.checkpoint.transformers_loading import register_layouts
 from quark.hf.dequantizer import Dequantizer, FloatTensor
+from quark.modules.packed_layers import stored_tensors
 
 __all__ = [
     "AnnouncesTensors",
@@ -50,4 +51,5 @@ __all__ = [
     "pack_model",
     "register_layouts",
     "save_companions",
+    "stored_tensors",
 ]
