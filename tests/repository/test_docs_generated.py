@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from importlib import import_module
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -16,12 +17,16 @@ from benchmarks.mixed_precision import SETS, best_alone
 from benchmarks.peers import OURS
 from benchmarks.results import Measurement, add_run
 from quark.cli.main import program
+from quark.new_plugin import PLUGIN_KINDS
+from quark.new_plugin.distribution import rendered
+from quark.new_plugin.naming import Naming
 from quark.plugins import QuarkHooks, formats
 from quark.plugins.catalog import catalog
 from quark.plugins.events import EVENTS
 from quark.plugins.kinds import KINDS
 from tools.docs import api, benchmark_page, command_line, events, manual, marks, measured, mixed, peers, pictures, sections, tables
 from tools.docs.pictures.formats import values_of
+from tools.plugin_api.names import imports_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {str(p.relative_to(ROOT / "docs")): p.read_text(encoding="utf-8") for p in sorted((ROOT / "docs").rglob("*.md"))}
@@ -37,6 +42,42 @@ def test_the_marks_of_a_page_stand_for_something(page: str) -> None:
 def test_an_unknown_mark_is_an_error_that_names_the_page() -> None:
     with pytest.raises(ValueError, match=r"docs/index\.md: '\{\{ tabel schemes \}\}' is no mark: write one of table"):
         marks.expand("{{ tabel schemes }}", "index.md")
+
+
+def public_names() -> set[str]:
+    """What the pages of the Python API list, and what any other page documents."""
+    listed = {f"{module}.{name}" for module in api.PUBLIC for name in import_module(module).__all__}
+    return listed | {name for text in PAGES.values() for name in re.findall(r"^::: ([\w.]+)$", text, flags=re.MULTILINE)}
+
+
+def sources_for_plugin_authors() -> dict[str, str]:
+    """Code that a plugin author copies: of the pages, of what `quark new-plugin` writes, of the example distribution."""
+    sources: dict[str, str] = {}
+    for page in (page for page in PAGES if page.startswith("plugins/")):
+        code = re.findall(r"^```python[^\n]*\n(.*?)^```", marks.expand(PAGES[page], page), flags=re.MULTILINE | re.DOTALL)
+        sources |= {f"{page}, block {number}": text for number, text in enumerate(code, 1)}
+    written = rendered(Naming.of("acme-quant"), PLUGIN_KINDS)
+    sources |= {f"new-plugin: {path}": text for path, text in written.items() if path.endswith(".py")}
+    return sources | {str(p.relative_to(ROOT)): p.read_text(encoding="utf-8") for p in (ROOT / "examples/acme_quant/src").rglob("*.py")}
+
+
+def test_code_for_plugin_authors_imports_public_names_only() -> None:
+    public, sources = public_names(), sources_for_plugin_authors()
+    assert len(sources) > 50
+    private = {
+        f"{where}: {module}.{name}"
+        for where, code in sources.items()
+        for module, name in imports_of(code)
+        if f"{module}.{name}" not in public and not where.startswith("plugins/compatibility.md")
+    }
+    assert private == set()
+
+
+def test_a_private_name_is_none_of_the_public_ones() -> None:
+    public = public_names()
+    assert {"quark.checkpoint.stored_tensors", "quark.planning.plan.QuantPlan", "quark.algorithms.Validation"} <= public
+    private = ("quark.hf.internals.source_of", "quark.config.slot.Slot", "quark.checkpoint.destination.COMPANIONS")
+    assert not public & set(private)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.plural)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,17 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 QUESTIONS = re.findall(r"^\| ([^|]+\?) \| \[[^\]]*\]\(([^)]+)\) \| `([^`|]+)` \|$", CONTRIBUTING, flags=re.MULTILINE)
+
+# Words that lead nowhere.
+EMPTY = frozenset(
+    re.findall(
+        r"\w+",
+        """a among an and are as at be between by can do does for from get gets has have how in into is it its made make many may much of
+        on one only own same some store stored take takes that the to two what when where which who will with""",
+    )
+)
+ENDINGS = ("ations", "ation", "ions", "ings", "ized", "ing", "ion", "ize", "ers", "er", "ed", "es", "e", "s")
+
 
 # Folders of import paths that AMD Quark documents: they only re-export, and are tested together, in core/tests/torch and tests/integration.
 RE_EXPORTS = {"common", "shares", "compat"}
@@ -38,6 +50,31 @@ def _names(node: ast.stmt) -> list[str]:
             return []
 
 
+def words(text: str) -> set[str]:
+    """Words of a text, without their endings; those of names apart."""
+    spaced = re.findall(r"[a-z0-9]+", re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", text).lower())
+    return {_without_ending(word) for word in spaced if len(word) > 1 and word not in EMPTY}
+
+
+def _without_ending(word: str) -> str:
+    return next((word.removesuffix(end) for end in ENDINGS if word.endswith(end) and len(word) - len(end) >= 3), word)
+
+
+def answer(file: str, name: str) -> set[str]:
+    """Words of what a reader sees who looks for a file: its path, what it defines, its first line."""
+    first = (ast.get_docstring(ast.parse((ROOT / file).read_text(encoding="utf-8"))) or "").partition("\n\n")[0]
+    return words(f"{re.sub(r'^.*?src/[^/]+/', '', file).removesuffix('.py')} {name} {first}")
+
+
+ANSWERS = [answer(file, name) for _, file, name in QUESTIONS]
+ROWS_WITH = Counter(word for answer in ANSWERS for word in answer)
+
+
+def leads(question: str, answer: set[str]) -> float:
+    """How well the words of a question lead to an answer: a word counts the more, the fewer rows have it."""
+    return sum(1 / ROWS_WITH[word] for word in words(question) & answer)
+
+
 def test_there_are_twenty_questions_and_every_row_of_their_table_is_one() -> None:
     table = CONTRIBUTING.partition("| question |")[2].partition("\n\n")[0].splitlines()[2:]
     assert len(table) == len(QUESTIONS) >= 20
@@ -48,6 +85,20 @@ def test_the_file_that_answers_a_question_defines_what_it_names(question: str, f
     path = ROOT / file
     assert path.is_file(), f"{question} CONTRIBUTING.md names {file}, which does not exist"
     assert name in definitions(path), f"{question} {file} does not define {name}"
+
+
+@pytest.mark.parametrize("row", range(len(QUESTIONS)), ids=[question for question, _, _ in QUESTIONS])
+def test_the_words_of_a_question_lead_to_its_file_and_to_no_other(row: int) -> None:
+    question = QUESTIONS[row][0]
+    own, best = leads(question, ANSWERS[row]), max(ANSWERS, key=lambda answer: leads(question, answer))
+    assert own > 0, f"{question} No word of it is in the path, the name or the first line of {QUESTIONS[row][1]}"
+    assert own >= leads(question, best), f"{question} Its words lead to {QUESTIONS[ANSWERS.index(best)][1]}, not to {QUESTIONS[row][1]}"
+
+
+def test_a_row_with_the_file_of_another_question_is_noticed() -> None:
+    pairs = [(i, j) for i in range(len(QUESTIONS)) for j in range(len(QUESTIONS)) if ANSWERS[i] != ANSWERS[j]]
+    missed = [(i, j) for i, j in pairs if leads(QUESTIONS[i][0], ANSWERS[j]) >= leads(QUESTIONS[i][0], ANSWERS[i])]
+    assert len(missed) <= 0.01 * len(pairs)
 
 
 @pytest.mark.parametrize("document", ["ARCHITECTURE.md", "CONTRIBUTING.md", "core/README.md"])

@@ -12,7 +12,7 @@
 ``{{ commands }}``        the command line: each command with its arguments
 ``{{ plan ARGUMENTS }}``  the plan that ``quark quantize MODEL OUT ARGUMENTS --dry-run`` prints for the tiny model
 ``{{ section FILE: HEADING }}``  a section of another document of the repository
-``{{ file PATH }}``       a Python file of the repository
+``{{ new_plugin KIND FILE }}``  a file of what ``quark new-plugin acme-quant`` writes for a kind of plugin
 ``{{ conformance }}``     the checks of the conformance suite
 ``{{ outcomes }}``        what a check can end in
 ``{{ benchmarks }}``      the page of benchmarks
@@ -59,7 +59,7 @@ _GENERATORS: dict[str, Callable[[str, str], str]] = {
     "commands": lambda _, __: command_line.reference(),
     "plan": lambda arguments, _: command_line.plan_of_the_tiny_model(arguments),
     "section": sections.section,
-    "file": lambda path, _: sections.python_file(path),
+    "new_plugin": lambda text, _: sections.new_plugin_file(*text.split()),
     "conformance": lambda _, __: conformance.checks(),
     "outcomes": lambda _, __: conformance.outcomes(),
     "benchmarks": lambda _, __: benchmark_page.page(),

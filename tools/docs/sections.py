@@ -6,7 +6,11 @@ import posixpath
 import re
 from pathlib import Path
 
-__all__ = ["ROOT", "python_file", "section"]
+from quark.new_plugin.distribution import rendered
+from quark.new_plugin.kinds import PLUGIN_KINDS
+from quark.new_plugin.naming import Naming
+
+__all__ = ["ROOT", "new_plugin_file", "section"]
 
 ROOT = Path(__file__).resolve().parents[2]
 _PAGES = {"ARCHITECTURE.md#glossary": "reference/glossary.md", "plugins/quark_algos/README.md": "explanation/algorithms.md"}
@@ -32,9 +36,16 @@ def section(reference: str, page: str) -> str:
     return _LINK.sub(lambda match: _link(match[1], match[2], file, page), found[2].strip())
 
 
-def python_file(path: str) -> str:
-    """Return a Python file of the repository as a block of code with its path as title."""
-    return f'```python title="{path}"\n{(ROOT / path).read_text(encoding="utf-8").strip()}\n```'
+def new_plugin_file(kind: str, file: str) -> str:
+    """Return a file that ``quark new-plugin acme-quant`` writes for a kind of plugin, as a block of code with its path as title.
+
+    Args:
+        kind: Name of one of `PLUGIN_KINDS`, such as ``"layout"``.
+        file: Below the package, such as ``"box.py"``.
+    """
+    naming = Naming.of("acme-quant")
+    texts = rendered(naming, [one for one in PLUGIN_KINDS if one.name == kind])
+    return f'```python title="{naming.package}/{file}"\n{texts[f"src/{naming.package}/{file}"].strip()}\n```'
 
 
 def _link(text: str, target: str, file: str, page: str) -> str:

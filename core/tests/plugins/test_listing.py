@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from quark.cli import listing
-from quark.plugins import API_VERSION, Catalog, registry, using
+from quark.plugins import Catalog, registry, using
 from quark.plugins.report import kind_report
 
 PLUGIN = '''
@@ -73,7 +73,7 @@ PLUGIN = '''
         yield AlgorithmRecord(name="hollow", kind="rounding", config="acme:Config")
         yield AlgorithmRecord(
             name="whole", kind="transform", config=f"{__name__}:Config", processor="acme:Work", stability="provisional",
-            capabilities=["calibration", "acme.sparse"], api=1, role="rotation", before=["hollow"], after=["equalization", "other"],
+            capabilities=["calibration", "acme.sparse"], api=(1, 99), role="rotation", before=["hollow"], after=["equalization", "other"],
         )
 
     ARCHITECTURE = Architecture(model_type="acme", decoder_blocks="acme.blocks", exclude_layers_name=["head"])
@@ -253,10 +253,10 @@ def test_one_record_is_shown_with_what_it_declares(catalog: Catalog) -> None:
     pairs = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in text.splitlines() if re.match(r"  \S", line) and ":" not in line)
     assert pairs["stability"] == "provisional"
     assert pairs["capabilities"] == "acme.sparse, calibration"
-    assert pairs["plugin API"] == str(API_VERSION)
+    assert pairs["plugin API"] == "1 to 99"
     assert (pairs["role"], pairs["before"], pairs["after"]) == ("rotation", "hollow", "equalization, other")
     entry = json.loads(shown(catalog, "algorithms", "whole", "--json"))["entry"]
-    assert (entry["capabilities"], entry["api"], entry["options"]) == (["acme.sparse", "calibration"], [1, 1], None)
+    assert (entry["capabilities"], entry["api"], entry["options"]) == (["acme.sparse", "calibration"], [1, 99], None)
 
 
 def test_an_exporter_has_the_options_of_every_exporter_too(catalog: Catalog) -> None:

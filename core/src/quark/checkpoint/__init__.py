@@ -23,6 +23,7 @@ from quark.checkpoint.reader import import_model_from_safetensors, map_to_quark
 from quark.checkpoint.transformers_loading import register_layouts
 from quark.hf.dequantizer import Dequantizer, FloatTensor, LayerCodes
 from quark.modules.coded_layer import CodedLayer
+from quark.modules.packed_layers import stored_tensors
 
 __all__ = [
     "AnnouncesTensors",
@@ -53,4 +54,5 @@ __all__ = [
     "pack_model",
     "register_layouts",
     "save_companions",
+    "stored_tensors",
 ]

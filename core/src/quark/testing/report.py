@@ -32,17 +32,17 @@ def lines_of(results: Iterable[Result], *, verbose: bool = False) -> list[str]:
     lines: list[str] = []
     for own in by_subject.values():
         lines.append(f"{'FAILED' if any(r.is_failure for r in own) else 'ok':6}  {own[0].subject}: {_counts(own)}")
-        alike: dict[tuple[str, str], list[Result]] = {}
+        alike: dict[str, list[Result]] = {}
         for result in own:
             # What cannot be loaded fails every check in the same words, and these are said once.
-            key = result.check.name if verbose or not result.is_failure else result.message
-            alike.setdefault((result.outcome, key), []).append(result)
-        for (outcome, _), results_alike in alike.items():
-            first, count = results_alike[0], len(results_alike)
-            if verbose or outcome not in ("passed", "not applicable"):
+            is_said_once = not verbose and result.outcome in ("failed", "advised")
+            alike.setdefault(result.message if is_said_once else f"the check {result.check.name}", []).append(result)
+        for results_alike in alike.values():
+            first, count = min(results_alike, key=lambda result: _shown_order(result.outcome)), len(results_alike)
+            if verbose or first.outcome not in ("passed", "not applicable"):
                 message = f": {_one_line(first.message)}" if first.message else ""
-                lines.append(f"        {outcome} {first.check.name if count == 1 else f'{count} checks'}{message}")
-                if count == 1 and outcome in ("failed", "unexpected", "advised"):
+                lines.append(f"        {first.outcome} {first.check.name if count == 1 else f'{count} checks'}{message}")
+                if count == 1 and first.outcome in ("failed", "unexpected", "advised"):
                     lines.append(f"          wanted: {first.check.sentence}")
     return lines
 

@@ -6,13 +6,11 @@ import attrs
 from attrs import validators
 
 from quark.config.algorithm import AlgoConfig
-from quark.config.dataclass_view import with_dataclass_view
 from quark.errors import ConfigError
 
 __all__ = ["AcmeWeightedConfig"]
 
 
-@with_dataclass_view
 @attrs.define(kw_only=True)
 class AcmeWeightedConfig(AlgoConfig):
     """Settings of acme_weighted: the ranges that it tries for each group, besides that of the spec's observer.

@@ -50,7 +50,7 @@ def refuses_unknown_settings(subject: Subject) -> None:
     settings_checks.refuses_unknown_keys(subject)
 
 
-@check("block_tuning", level="advisory")
+@check("block_tuning")
 def describes_its_settings(subject: Subject) -> None:
     """Each option has a line of help, which listings show."""
     settings_checks.options_have_help(subject)

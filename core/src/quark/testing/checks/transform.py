@@ -65,7 +65,7 @@ def refuses_unknown_settings(subject: Subject) -> None:
     settings_checks.refuses_unknown_keys(subject)
 
 
-@check("transform", level="advisory")
+@check("transform")
 def describes_its_settings(subject: Subject) -> None:
     """Each option has a line of help, which listings show."""
     settings_checks.options_have_help(subject)

@@ -12,7 +12,7 @@ from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError
 from quark.quantizers import Granularity, Observer
 from quark_schemes.observers.histogram import Histogram
-from quark_schemes.observers.options import options_error
+from quark_schemes.observers.options import granularity_error, options_error
 
 __all__ = ["HistogramObserver"]
 
@@ -28,7 +28,7 @@ class HistogramObserver(Observer):
     @classmethod
     def spec_error(cls, spec: QTensorConfig) -> str | None:
         if spec.qscheme is not QSchemeType.per_tensor:
-            return f"{cls.__name__} serves per_tensor, not {spec.qscheme and spec.qscheme.name}: use the observer of that granularity"
+            return granularity_error(cls.__name__, spec, (QSchemeType.per_tensor,))
         return options_error(cls.__name__, spec, cls.options)
 
     def observe(self, x: Tensor) -> None:

@@ -15,7 +15,7 @@ from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError
 from quark.quantizers import TILE_ELEMENTS, Granularity, Observer, PerTensor
 from quark.quantizers.scratch import scratch
-from quark_schemes.observers.options import options_error
+from quark_schemes.observers.options import granularity_error, options_error
 
 __all__ = [
     "MinMaxObserver",
@@ -45,8 +45,7 @@ class MinMaxObserver(Observer):
     def spec_error(cls, spec: QTensorConfig) -> str | None:
         if not cls.qschemes or spec.qscheme in cls.qschemes:
             return options_error(cls.__name__, spec, cls.options)
-        serves = " or ".join(q.name for q in cls.qschemes)
-        return f"{cls.__name__} serves {serves}, not {spec.qscheme and spec.qscheme.name}: use the observer of that granularity"
+        return granularity_error(cls.__name__, spec, cls.qschemes)
 
     def observe(self, x: Tensor) -> None:
         if x.numel() == 0:

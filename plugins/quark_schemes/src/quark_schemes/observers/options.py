@@ -1,12 +1,13 @@
-"""Which options of a spec an observer has."""
+"""Why an observer cannot serve a spec: its granularity, or an option that it does not have."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
+from quark.config.enums import QSchemeType
 from quark.config.tensor import QTensorConfig
 
-__all__ = ["options_error"]
+__all__ = ["granularity_error", "options_error"]
 
 
 def options_error(observer: str, spec: QTensorConfig, known: Collection[str] = ()) -> str | None:
@@ -16,3 +17,10 @@ def options_error(observer: str, spec: QTensorConfig, known: Collection[str] = (
         return None
     fix = f"its options are {', '.join(known)}" if known else "it has none, leave observer_options out"
     return f"{observer} has no option {', '.join(map(repr, unknown))}: {fix}"
+
+
+def granularity_error(observer: str, spec: QTensorConfig, served: Sequence[QSchemeType]) -> str:
+    """Return that an observer does not serve the granularity of the spec, and the fix."""
+    asked = spec.qscheme and spec.qscheme.name
+    fix = f"leave observer_cls out, and that of {spec.dtype.name} serves it, or name an observer of {asked}"
+    return f"{observer} serves {' or '.join(qscheme.name for qscheme in served)}, not {asked}: {fix}"

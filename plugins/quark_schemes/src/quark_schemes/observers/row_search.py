@@ -13,7 +13,7 @@ from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError
 from quark.quantizers import TILE_ELEMENTS, Granularity, Observer
 from quark_schemes.observers.least_squares import Range
-from quark_schemes.observers.options import options_error
+from quark_schemes.observers.options import granularity_error, options_error
 
 __all__ = ["RowSearchObserver"]
 
@@ -34,8 +34,7 @@ class RowSearchObserver(Observer):
     @classmethod
     def spec_error(cls, spec: QTensorConfig) -> str | None:
         if spec.qscheme not in cls.qschemes:
-            serves = " or ".join(q.name for q in cls.qschemes)
-            return f"{cls.__name__} serves {serves}, not {spec.qscheme and spec.qscheme.name}: use the observer of that granularity"
+            return granularity_error(cls.__name__, spec, cls.qschemes)
         return options_error(cls.__name__, spec, cls.options)
 
     def observe(self, x: Tensor) -> None:
