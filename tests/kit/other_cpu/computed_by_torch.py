@@ -77,12 +77,13 @@ def exact() -> Iterator[tuple[str, Tensor]]:
 
 
 def memory() -> Iterator[tuple[str, Tensor]]:
-    """Differences of products of the same numbers that lie otherwise in memory, and of those that do not, of some sizes."""
+    """Differences of products and sums of the same numbers that lie otherwise in memory, and of those that do not, of some sizes."""
     for n in (64, 80, 96):
         x = torch.randn(n, n, generator=torch.Generator().manual_seed(n))
         shifted = torch.empty(x.numel() + 3)[3:].view(x.shape).copy_(x)
         yield f"again {n}", x @ x - x.clone() @ x
-        yield f"unaligned {n}", x @ x - shifted @ x
+        yield f"unaligned {n}", x.sum(1) - shifted.sum(1)
+        yield f"unaligned product {n}", x @ x - shifted @ x
         yield f"transposed {n}", x @ x - x.t().contiguous().t() @ x
         yield f"more rows {n}", x @ x - (torch.cat([x, x]) @ x)[:n]
 

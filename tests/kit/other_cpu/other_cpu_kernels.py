@@ -4,9 +4,10 @@
 ``linear``, ``einsum``, losses, gradients) follows. Each result is as exact as that of the kernel that it replaces: sums are in the same
 precision, and rounded once; integers, and what is exact, stay the same to the bit.
 
-A sum is split in two at a place that depends on its length, and on shapes, strides and alignment of what is summed. The same
-call with the same data gives the same bits, as on a real CPU; the same numbers in a transposed or an unaligned copy, in a larger batch or
-with more rows need not, as on a real CPU.
+A sum is split in two at a place that depends on its length, and on shapes and strides of what is summed. The same call with the same
+data gives the same bits, as on a real CPU; the same numbers in a transposed copy, in a larger batch or with more rows need not. Sums that
+run through memory as it is, and factorizations, depend on its alignment too; products of matrices do not, since libraries copy tiles of
+them to where they are aligned.
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ def _original(name: str, *args: Any, **kwargs: Any) -> Any:
     return _ORIGINAL[name].call_boxed(_KEYS, *args, **kwargs)
 
 
-def _split(length: int, *tensors: Tensor) -> int:
+def _split(length: int, *tensors: Tensor, tiled: bool = False) -> int:
     """Where a sum of ``length`` terms is split: within its second third, by how the tensors lie in memory."""
-    laid_out = [(tuple(x.shape), tuple(x.stride()), x.data_ptr() % _ALIGNED) for x in tensors]
+    laid_out = [(tuple(x.shape), tuple(x.stride()), 0 if tiled else x.data_ptr() % _ALIGNED) for x in tensors]
     third = max(length // 3, 1)
     return third + hash((length, *laid_out)) % third if length > 3 else length // 2
 
@@ -83,7 +84,7 @@ def _product(a: Tensor, b: Tensor, name: str) -> Tensor:
     k = a.shape[-1]
     if k < 2 or a.dtype is not b.dtype:
         return _original(name, _wide(a), _wide(b))
-    cut, wa, wb = _split(k, a, b), _wide(a), _wide(b)
+    cut, wa, wb = _split(k, a, b, tiled=True), _wide(a), _wide(b)
     product = _original(name, wa.narrow(-1, cut, k - cut), wb.narrow(-2, cut, k - cut))
     return product.add_(_original(name, wa.narrow(-1, 0, cut), wb.narrow(-2, 0, cut)))
 
@@ -144,7 +145,7 @@ def _convolution(
     channels = weight.shape[0] if transposed else weight.shape[1]
     if groups > 1 or channels < 2 or x.dim() != weight.dim() or x.dtype is not weight.dtype:
         return made
-    cut, axis, wx, ww = _split(channels, x, weight), 0 if transposed else 1, _wide(x), _wide(weight)
+    cut, axis, wx, ww = _split(channels, x, weight, tiled=True), 0 if transposed else 1, _wide(x), _wide(weight)
     parts = [
         _original("convolution", wx.narrow(1, start, size), ww.narrow(axis, start, size), None, *rest)
         for start, size in ((cut, channels - cut), (0, cut))
