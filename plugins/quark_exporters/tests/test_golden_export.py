@@ -39,7 +39,7 @@ def exports(scheme: str, out: Path) -> tuple[dict[str, Tensor], dict[str, Tensor
 
 
 def are_equal(ours: Tensor, theirs: Tensor, name: str) -> bool:
-    """Whether a tensor is that of the recording; scales of inputs and outputs come from products, which each CPU sums in an order of its own."""
+    """Whether a tensor is that of the recording; scales of inputs and outputs come from products, which each CPU sums in its own order."""
     if "put_scale" in name and ours.dtype is torch.float32:
         return torch.allclose(ours, theirs, rtol=TERMS * torch.finfo(torch.float32).eps, atol=0)
     return torch.equal(ours.reshape(-1).view(torch.uint8), theirs.reshape(-1).view(torch.uint8))

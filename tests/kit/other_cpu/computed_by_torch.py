@@ -1,4 +1,4 @@
-"""Writes what torch computes in this process, for each of many operators, to the file that is named: ``python computed_by_torch.py FILE``."""
+"""Writes what torch computes in this process, for each of many operators, to a file: ``python computed_by_torch.py FILE``."""
 
 from __future__ import annotations
 
@@ -104,7 +104,8 @@ def lies() -> Tensor:
     """Strides of results that are not contiguous."""
     h = torch.eye(4)
     heads = torch.ones(2, 4, 9, 16)
-    made = (torch.linalg.cholesky(h), torch.linalg.solve_triangular(h, h, upper=False), F.scaled_dot_product_attention(heads, heads, heads)[0])
+    solved = torch.linalg.solve_triangular(h, h, upper=False)
+    made = (torch.linalg.cholesky(h), solved, F.scaled_dot_product_attention(heads, heads, heads)[0])
     return torch.tensor([x.stride()[:2] for x in made])
 
 

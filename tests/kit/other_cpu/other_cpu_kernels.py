@@ -162,7 +162,8 @@ def _attention(
         allowed = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril_()
         attn_mask = torch.zeros(allowed.shape, dtype=q.dtype).masked_fill_(~allowed, -math.inf)
     turned = attn_mask if attn_mask is None or attn_mask.shape[-1] == 1 else attn_mask.flip(-1)
-    return _original("_scaled_dot_product_flash_attention_for_cpu", q, k.flip(-2), v.flip(-2), dropout, False, attn_mask=turned, scale=scale)
+    others = (k.flip(-2), v.flip(-2), dropout, False)
+    return _original("_scaled_dot_product_flash_attention_for_cpu", q, *others, attn_mask=turned, scale=scale)
 
 
 # Sums
@@ -175,8 +176,8 @@ def _total(x: Tensor, dims: Sequence[int]) -> Tensor:
     if length < 2:
         return _original("sum.dim_IntList", x, list(dims), True)
     cut = _split(length, x)
-    parts = [_original("sum.dim_IntList", x.narrow(longest, start, size), list(dims), True) for start, size in ((cut, length - cut), (0, cut))]
-    return parts[0].add_(parts[1])
+    last, first = x.narrow(longest, cut, length - cut), x.narrow(longest, 0, cut)
+    return _original("sum.dim_IntList", last, list(dims), True).add_(_original("sum.dim_IntList", first, list(dims), True))
 
 
 def _dims(x: Tensor, dim: Sequence[int] | None) -> list[int]:
@@ -206,7 +207,7 @@ def _mean(x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
     return _total(x, dims).div_(math.prod(x.shape[d] for d in dims))
 
 
-def _vector_norm(x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False) -> Tensor | None:  # noqa: A002  (torch's name)
+def _vector_norm(x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False) -> Tensor | None:
     return _total(x.square(), _dims(x, dim)).sqrt_() if ord == 2 else None
 
 
@@ -299,7 +300,7 @@ def _cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
     return made.copy_(torch.matmul(inverse.mT, inverse))
 
 
-def _eigh(h: Tensor, UPLO: str = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:  # noqa: N803  (torch's name)
+def _eigh(h: Tensor, UPLO: str = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
     """Eigenvalues and vectors of the matrix with rows and columns reversed: signs of vectors may be others."""
     values, vectors = _original("_linalg_eigh", h, UPLO, compute_v)
     own, reversed_vectors = _original("_linalg_eigh", h.flip(-2, -1), "U" if UPLO == "L" else "L", compute_v)
