@@ -124,8 +124,8 @@ def pairs() -> list[Any]:
 def assert_as_good_on_device(model: Any, plan: QConfig, data: list[Tensor]) -> None:
     """The run on the device makes the error of that on the CPU, and for the most part the same error.
 
-    The last bit of a sum decides a tie, and what is rounded behind it follows. Two roundings that had nothing in common would differ by twice
-    the mean square error of each.
+    The last bit of a sum decides a tie, and what is rounded behind it follows. Two roundings that had nothing in common would differ by
+    twice the mean square error of each.
     """
     expected = quantized(model, plan, data)
     with simulated_device():
