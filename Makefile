@@ -12,9 +12,13 @@ WORKERS ?= auto
 DOCUMENTS = tests/repository/test_doctests.py tests/repository/test_layout.py tests/repository/test_docs.py tests/repository/test_docs_generated.py \
 	tests/repository/test_docs_site.py tests/integration/test_readme.py tests/integration/test_distribution_readmes.py \
 	examples/acme_quant/tests/test_readme.py plugins/quark_algos/tests/test_readme.py plugins/quark_templates/tests/test_readme.py
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(if $(OTHER_CPU),--other-cpu)
+# The part of the suite that compares what products and sums lead to, in a minute: golden files, bytes of runs, an accelerator beside the CPU.
+NUMERIC = tests/kit/other_cpu tests/test_golden_layers.py tests/test_golden_values.py tests/test_same_bytes.py tests/test_on_an_accelerator.py \
+	core/tests/algorithms core/tests/modules plugins/quark_exporters/tests/test_golden_export.py \
+	plugins/quark_exporters/tests/compressed_tensors plugins/quark_algos/tests/gptq
 
-.PHONY: help install demo test coverage docs slow mutants lint types imports check fuzz wheels tasks kernels lowest newest bench bars accelerator clients browser clean
+.PHONY: help install demo test numeric coverage docs slow mutants lint types imports check fuzz wheels tasks kernels lowest newest bench bars accelerator clients browser clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  \1\t/' | expand -t 14
@@ -33,8 +37,11 @@ $(STAMP): constraints.txt requirements-dev.txt $(PACKAGES:%=%/pyproject.toml)
 demo: install  ## quantize, export, reload and compare the tiny model
 	$(BIN)/quark demo
 
-test: install  ## the whole test suite, offline (WORKERS=: processes; PYTEST_ARGS=: further arguments, such as paths)
+test: install  ## the whole test suite, offline (WORKERS=: processes; PYTEST_ARGS=: further arguments, such as paths; OTHER_CPU=1: sums in another order)
 	$(PYTEST) $(PYTEST_ARGS)
+
+numeric: install  ## the numerical part of the suite with sums in another order, as another CPU computes them
+	$(PYTEST) --other-cpu $(NUMERIC) $(PYTEST_ARGS)
 
 coverage: install  ## lines of the core that its tests and the integration tests run: coverage.xml, and an error below the floor
 	$(PYTEST) core/tests tests/integration --cov --cov-report=term:skip-covered --cov-report=xml $(PYTEST_ARGS)
@@ -66,7 +73,7 @@ types: install  ## mypy, strict on core
 imports: install  ## import-linter: imports go down, plugins never meet
 	$(BIN)/lint-imports
 
-check: lint types imports test  ## everything that continuous integration checks
+check: lint types imports test numeric  ## everything that continuous integration checks
 
 # A fresh environment with the wheels and what they ask for, nothing else: the demo does the main job there.
 wheels: install  ## build all wheels into dist/, and run the demo in a fresh environment that has only them

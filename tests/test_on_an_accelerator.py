@@ -35,7 +35,7 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
     "awq+gptq": ("awq", "gptq"),
 }
 SOLVED = ("gptaq", "qronos")
-"""Algorithms that solve systems with the factor of the Hessian: on CPUs it comes from panels, else from LAPACK, and lies otherwise in memory."""
+"""Algorithms that solve systems with the factor of the Hessian: on CPUs panels make it, else LAPACK, and it lies otherwise in memory."""
 QUICK = {("rtn", "mx6"), ("gptq", "int8"), ("gptq", "nvfp4"), ("awq", "int8"), ("rotation", "mxfp4"), ("awq+gptq", "uint4_wo_32")} | {
     (algorithm, "int4_wo_32") for algorithm in ("gptaq", "qronos", "smoothquant", "autosmoothquant", "gptq+tuning", "autoround")
 }
@@ -124,8 +124,8 @@ def pairs() -> list[Any]:
 def assert_as_good_on_device(model: Any, plan: QConfig, data: list[Tensor]) -> None:
     """The run on the device makes the error of that on the CPU, and for the most part the same error.
 
-    The last bit of a sum decides a tie, and what is rounded behind it follows. Of two roundings that had nothing in common, one would differ
-    from the other by twice the mean square error of each.
+    The last bit of a sum decides a tie, and what is rounded behind it follows. Two roundings that had nothing in common would differ by
+    twice the mean square error of each.
     """
     expected = quantized(model, plan, data)
     with simulated_device():

@@ -1,4 +1,4 @@
-"""A whole export of the recorded model equals the reference's, tensor for tensor, bit for bit."""
+"""A whole export of the recorded model equals the reference's, tensor for tensor: bit for bit but for scales of what products give."""
 
 import json
 from pathlib import Path
@@ -19,6 +19,8 @@ ZERO_SCALES = ("amdfp4", "amdfp4_g32")
 CORRUPTED = ("amdfp4_global16", "amdfp4_global32")
 DIFFERENT = {*OWN_LAYOUT, *ZERO_SCALES, *CORRUPTED}
 """Why these differ on purpose is tested in tests/test_golden_values.py."""
+TERMS = 256
+"""Of the longest sum in the recorded model."""
 
 
 def exports(scheme: str, out: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -36,6 +38,13 @@ def exports(scheme: str, out: Path) -> tuple[dict[str, Tensor], dict[str, Tensor
     return ours, {k.removeprefix("export."): v for k, v in recording.items() if k.startswith("export.")}
 
 
+def are_equal(ours: Tensor, theirs: Tensor, name: str) -> bool:
+    """Whether a tensor is that of the recording; scales of inputs and outputs come from products, which each CPU sums in its own order."""
+    if "put_scale" in name and ours.dtype is torch.float32:
+        return torch.allclose(ours, theirs, rtol=TERMS * torch.finfo(torch.float32).eps, atol=0)
+    return torch.equal(ours.reshape(-1).view(torch.uint8), theirs.reshape(-1).view(torch.uint8))
+
+
 def kinds(tensors: dict[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
     return {k: (v.shape, v.dtype) for k, v in tensors.items()}
 
@@ -44,7 +53,7 @@ def kinds(tensors: dict[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype
 def test_the_export_equals_the_recording(scheme: str, tmp_path: Path) -> None:
     ours, theirs = exports(scheme, tmp_path / "out")
     assert kinds(ours) == kinds(theirs)
-    assert [k for k in ours if not torch.equal(ours[k].reshape(-1).view(torch.uint8), theirs[k].reshape(-1).view(torch.uint8))] == []
+    assert [k for k in ours if not are_equal(ours[k], theirs[k], k)] == []
 
 
 @pytest.mark.parametrize("scheme", [*ZERO_SCALES, *CORRUPTED])
@@ -52,7 +61,7 @@ def test_a_deliberate_difference_keeps_names_shapes_and_dtypes(scheme: str, tmp_
     ours, theirs = exports(scheme, tmp_path / "out")
     assert kinds(ours) == kinds(theirs)
     for name in (k for k in ours if k.endswith("_scale_2")):
-        assert torch.equal(ours[name], theirs[name])
+        assert are_equal(ours[name], theirs[name], name)
     if scheme in ZERO_SCALES:
         scales = [k for k in ours if k.endswith("weight_scale")]
         assert all(torch.equal(ours[k][theirs[k] > 0], theirs[k][theirs[k] > 0]) for k in scales)

@@ -1,4 +1,4 @@
-"""Writes what torch computes in this process, for each of many operators, to the file that is named: ``python computed_by_torch.py FILE``."""
+"""Writes what torch computes in this process, for each of many operators, to a file: ``python computed_by_torch.py FILE``."""
 
 from __future__ import annotations
 
@@ -77,12 +77,13 @@ def exact() -> Iterator[tuple[str, Tensor]]:
 
 
 def memory() -> Iterator[tuple[str, Tensor]]:
-    """Differences of products of the same numbers that lie otherwise in memory, and of those that do not, of some sizes."""
+    """Differences of products and sums of the same numbers that lie otherwise in memory, and of those that do not, of some sizes."""
     for n in (64, 80, 96):
         x = torch.randn(n, n, generator=torch.Generator().manual_seed(n))
         shifted = torch.empty(x.numel() + 3)[3:].view(x.shape).copy_(x)
         yield f"again {n}", x @ x - x.clone() @ x
-        yield f"unaligned {n}", x @ x - shifted @ x
+        yield f"unaligned {n}", x.sum(1) - shifted.sum(1)
+        yield f"unaligned product {n}", x @ x - shifted @ x
         yield f"transposed {n}", x @ x - x.t().contiguous().t() @ x
         yield f"more rows {n}", x @ x - (torch.cat([x, x]) @ x)[:n]
 
@@ -103,7 +104,8 @@ def lies() -> Tensor:
     """Strides of results that are not contiguous."""
     h = torch.eye(4)
     heads = torch.ones(2, 4, 9, 16)
-    made = (torch.linalg.cholesky(h), torch.linalg.solve_triangular(h, h, upper=False), F.scaled_dot_product_attention(heads, heads, heads)[0])
+    solved = torch.linalg.solve_triangular(h, h, upper=False)
+    made = (torch.linalg.cholesky(h), solved, F.scaled_dot_product_attention(heads, heads, heads)[0])
     return torch.tensor([x.stride()[:2] for x in made])
 
 

@@ -4,9 +4,10 @@
 ``linear``, ``einsum``, losses, gradients) follows. Each result is as exact as that of the kernel that it replaces: sums are in the same
 precision, and rounded once; integers, and what is exact, stay the same to the bit.
 
-A sum is split in two at a place that depends on its length, and on shapes, strides and alignment of what is summed. The same
-call with the same data gives the same bits, as on a real CPU; the same numbers in a transposed or an unaligned copy, in a larger batch or
-with more rows need not, as on a real CPU.
+A sum is split in two at a place that depends on its length, and on shapes and strides of what is summed. The same call with the same
+data gives the same bits, as on a real CPU; the same numbers in a transposed copy, in a larger batch or with more rows need not. Sums that
+run through memory as it is, and factorizations, depend on its alignment too; products of matrices do not, since libraries copy tiles of
+them to where they are aligned.
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ def _original(name: str, *args: Any, **kwargs: Any) -> Any:
     return _ORIGINAL[name].call_boxed(_KEYS, *args, **kwargs)
 
 
-def _split(length: int, *tensors: Tensor) -> int:
+def _split(length: int, *tensors: Tensor, tiled: bool = False) -> int:
     """Where a sum of ``length`` terms is split: within its second third, by how the tensors lie in memory."""
-    laid_out = [(tuple(x.shape), tuple(x.stride()), x.data_ptr() % _ALIGNED) for x in tensors]
+    laid_out = [(tuple(x.shape), tuple(x.stride()), 0 if tiled else x.data_ptr() % _ALIGNED) for x in tensors]
     third = max(length // 3, 1)
     return third + hash((length, *laid_out)) % third if length > 3 else length // 2
 
@@ -83,7 +84,7 @@ def _product(a: Tensor, b: Tensor, name: str) -> Tensor:
     k = a.shape[-1]
     if k < 2 or a.dtype is not b.dtype:
         return _original(name, _wide(a), _wide(b))
-    cut, wa, wb = _split(k, a, b), _wide(a), _wide(b)
+    cut, wa, wb = _split(k, a, b, tiled=True), _wide(a), _wide(b)
     product = _original(name, wa.narrow(-1, cut, k - cut), wb.narrow(-2, cut, k - cut))
     return product.add_(_original(name, wa.narrow(-1, 0, cut), wb.narrow(-2, 0, cut)))
 
@@ -144,7 +145,7 @@ def _convolution(
     channels = weight.shape[0] if transposed else weight.shape[1]
     if groups > 1 or channels < 2 or x.dim() != weight.dim() or x.dtype is not weight.dtype:
         return made
-    cut, axis, wx, ww = _split(channels, x, weight), 0 if transposed else 1, _wide(x), _wide(weight)
+    cut, axis, wx, ww = _split(channels, x, weight, tiled=True), 0 if transposed else 1, _wide(x), _wide(weight)
     parts = [
         _original("convolution", wx.narrow(1, start, size), ww.narrow(axis, start, size), None, *rest)
         for start, size in ((cut, channels - cut), (0, cut))
@@ -161,7 +162,8 @@ def _attention(
         allowed = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril_()
         attn_mask = torch.zeros(allowed.shape, dtype=q.dtype).masked_fill_(~allowed, -math.inf)
     turned = attn_mask if attn_mask is None or attn_mask.shape[-1] == 1 else attn_mask.flip(-1)
-    return _original("_scaled_dot_product_flash_attention_for_cpu", q, k.flip(-2), v.flip(-2), dropout, False, attn_mask=turned, scale=scale)
+    others = (k.flip(-2), v.flip(-2), dropout, False)
+    return _original("_scaled_dot_product_flash_attention_for_cpu", q, *others, attn_mask=turned, scale=scale)
 
 
 # Sums
@@ -174,8 +176,8 @@ def _total(x: Tensor, dims: Sequence[int]) -> Tensor:
     if length < 2:
         return _original("sum.dim_IntList", x, list(dims), True)
     cut = _split(length, x)
-    parts = [_original("sum.dim_IntList", x.narrow(longest, start, size), list(dims), True) for start, size in ((cut, length - cut), (0, cut))]
-    return parts[0].add_(parts[1])
+    last, first = x.narrow(longest, cut, length - cut), x.narrow(longest, 0, cut)
+    return _original("sum.dim_IntList", last, list(dims), True).add_(_original("sum.dim_IntList", first, list(dims), True))
 
 
 def _dims(x: Tensor, dim: Sequence[int] | None) -> list[int]:
@@ -205,7 +207,7 @@ def _mean(x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
     return _total(x, dims).div_(math.prod(x.shape[d] for d in dims))
 
 
-def _vector_norm(x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False) -> Tensor | None:  # noqa: A002  (torch's name)
+def _vector_norm(x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False) -> Tensor | None:
     return _total(x.square(), _dims(x, dim)).sqrt_() if ord == 2 else None
 
 
@@ -298,7 +300,7 @@ def _cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
     return made.copy_(torch.matmul(inverse.mT, inverse))
 
 
-def _eigh(h: Tensor, UPLO: str = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:  # noqa: N803  (torch's name)
+def _eigh(h: Tensor, UPLO: str = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
     """Eigenvalues and vectors of the matrix with rows and columns reversed: signs of vectors may be others."""
     values, vectors = _original("_linalg_eigh", h, UPLO, compute_v)
     own, reversed_vectors = _original("_linalg_eigh", h.flip(-2, -1), "U" if UPLO == "L" else "L", compute_v)

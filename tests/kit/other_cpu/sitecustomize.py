@@ -1,4 +1,4 @@
-"""Python imports this module when it starts, where its folder is on ``PYTHONPATH``: torch computes as another CPU would once it is imported."""
+"""Python imports this module when it starts, where its folder is on ``PYTHONPATH``: torch then computes as another CPU would."""
 
 from __future__ import annotations
 

@@ -29,10 +29,10 @@ from quark.torch import ModelQuantizer, export_safetensors, import_model_from_sa
 _SIZES = (32, 48, 3, 1, 1)
 """Values of the first arguments of a class: two sizes that differ, a kernel size, and more."""
 _TOLERANCE = 1e-12
-"""Of outputs in float64 that are computed in two orders: 2 K u times the sum of magnitudes of the products, for K = 48 inputs and a sum of 100.
-Another allocation or other strides are another order: bits of products say nothing about a layer."""
+"""Of outputs in float64 in two orders of their sums: 2 K u times the sum of magnitudes of the products, for K = 48 inputs and a sum of 100.
+Another allocation or other strides may be another order: bits of products say nothing about a layer."""
 _SINGLE = 2.0**-15
-"""Relative error in norm of an output in float32 that is computed in another order: 2 K u = 2^-17, times 4 as the products cancel in part."""
+"""Relative error in norm of an output in float32 in another order of its sums: 2 K u = 2^-17, times 4 as the products cancel in part."""
 _QUANTIZED = 0.1
 """Relative error of an output with 8-bit tensors that would be far too large."""
 
