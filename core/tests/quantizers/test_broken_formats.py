@@ -46,6 +46,52 @@ class NotSaturating(Loud):
     stored = FourBits()
 
 
+class Wraps(Loud):
+    """To values that have codes, which survive packing."""
+
+    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
+        return t.copy_((t.double().round() + 8).remainder(16).sub(8))
+
+
+class WrapsFarOut(Loud):
+    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
+        return t.copy_(torch.where(t.abs() > 2.0**31, -8.0, t.round().clamp(-8, 7)).where(~t.isnan(), t))
+
+
+class SaysTooMuch(Loud):
+    def max_magnitude(self, spec: Any) -> float:
+        return 15.0
+
+
+class SaysTooLittle(Loud):
+    def max_magnitude(self, spec: Any) -> float:
+        return 6.0
+
+
+class SaysNothing(Loud):
+    def max_magnitude(self, spec: Any) -> float:
+        return 0.0
+
+
+class MoreValuesThanCodes(Loud):
+    """Stored in 8 bits, of which record and class say 4."""
+
+    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
+        return t.mul_(2).round_().clamp_(-15, 15).div_(2)
+
+    def encode(self, t: Tensor) -> Tensor:
+        return (t * 2).nan_to_num_(0.0).to(torch.int8)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        return codes.float() / 2
+
+    def codes(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
+        return self.encode(self.round_(t, zero))
+
+    def write_codes(self, t: Tensor, zero: Tensor | None, out: Tensor) -> None:
+        out.copy_(self.codes(t, zero))
+
+
 class NotIdempotent(Loud):
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         return t.mul_(1.3).round_().clamp_(-8, 7)
@@ -189,6 +235,12 @@ class PackLooksAtDevice(Loud):
 
 FORMATS: dict[type, str] = {
     NotSaturating: "has codes that do not survive packing",
+    Wraps: r"rounds -8\.50\d* to 7 and -8\.49\d* to -8: values are in order, and those beyond max_magnitude=7\.5 saturate",
+    WrapsFarOut: r"rounds 22\.5 to 7 and 3\.40282e\+38 to -8: .* saturate",
+    SaysTooMuch: r"says max_magnitude=15, and its values reach 7\.5",
+    SaysTooLittle: r"says max_magnitude=6, and its values reach 7\.5",
+    SaysNothing: r"max_magnitude=0\.0, where a positive number is wanted|a scale that is NaN, infinite",
+    MoreValuesThanCodes: "says bits=4, which tell 16 values apart, and has 31",
     NotIdempotent: "values that no codes stand for",
     NotInPlace: "does not round in place",
     ReturnsNone: "does not round in place",

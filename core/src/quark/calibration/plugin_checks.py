@@ -275,8 +275,7 @@ class CheckedRun:
             self._not_applied.add(block.name)
         if block.name in self._not_applied and (changed := [n for n, s in _checksums(block.module).items() if sums.get(n) != s]):
             raise self._whose.error(
-                f"says applied: False of '{block.name}', in which it has changed {folded(changed)}: such a block is to have the values that "
-                "it had"
+                f"says applied: False of '{block.name}', in which it has changed {folded(changed)}: such a block keeps the values it had"
             )
         return report
 

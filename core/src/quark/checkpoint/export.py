@@ -15,6 +15,7 @@ from quark.checkpoint.chosen_exporter import exporter_of
 from quark.checkpoint.content import content_of
 from quark.checkpoint.destination import OF_THE_RUN, refuse_used_directory
 from quark.checkpoint.exporter import ExportOptions, Tokenizer
+from quark.checkpoint.inspection import refuse_incomplete_export
 from quark.checkpoint.storable import refuse_unstorable
 from quark.config.export import ExporterConfig, JsonExporterConfig, OnnxExporterConfig
 from quark.config.model import QConfig
@@ -69,6 +70,7 @@ def export_with(name: str, model: nn.Module, output_dir: str | Path, options: Ex
         place = exporting(name, Path(output_dir), overwrite=options.overwrite)
         with place as directory, attributed(f"writing '{output_dir}'", origin("exporters", name)):
             exporter.export(content, directory, options)
+            refuse_incomplete_export(name, directory, content.model)
         events.exported(Path(output_dir), name)
 
 

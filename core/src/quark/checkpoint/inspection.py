@@ -11,16 +11,18 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from quark.checkpoint.layout_reader import LayoutReader
+from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles
 from quark.checkpoint.layouts import layout_for, quantization_block, reader_of
 from quark.checkpoint.reader import fill_zero_points, place, prepared, tie
 from quark.checkpoint.restorers import restorers_of
 from quark.checkpoint.shard_layout import NAMES
 from quark.config.model import QConfig
-from quark.errors import CheckpointError, QuarkError
+from quark.errors import CheckpointError, PluginError, QuarkError
+from quark.hf.model_config import is_of_its_config
 from quark.hf.placing import left_out_by, without_source
 from quark.hf.shards import Shard, check_shards
 from quark.hf.skeleton import empty_model
+from quark.log import silenced
 from quark.names import folded
 from quark.planning.plan import QuantPlan
 from quark.plugins import exporters
@@ -28,7 +30,7 @@ from quark.plugins.attribution import attributed, origin
 
 _DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
-__all__ = ["CheckpointFacts", "Inspection", "Inspector", "RuntimeSupport", "inspect_checkpoint"]
+__all__ = ["CheckpointFacts", "Inspection", "Inspector", "RuntimeSupport", "inspect_checkpoint", "refuse_incomplete_export"]
 
 
 @attrs.frozen
@@ -132,13 +134,52 @@ def inspect_checkpoint(directory: str | Path, *, trust_remote_code: bool = False
     model: Any = empty_model(path, None, trust_remote_code=trust_remote_code)
     plan = prepared(reader, model, stored, path, origin("exporters", layout))
     heads = {name for name, module in model.named_modules() if module is model.get_output_embeddings()} or {"lm_head"}
-    damage = (*_misfits(model, _placed_by(reader, model, stored.config), shards, path), *_bad_scales(shards))
+    misfits, missing = _placed(model, _placed_by(reader, model, stored.config), shards)
+    lacks = [f"'{path}' lacks {len(missing)} tensor(s): {folded(missing)}"] if missing else []
+    damage = (*misfits, *lacks, *_bad_scales(shards))
     if damage or exporters().get(layout).inspector is None:
         return Inspection(layout, damage)
     with attributed("inspecting a checkpoint", origin("exporters", layout)):
         facts = CheckpointFacts(path, layout, block, stored.config, plan, frozenset(heads))
         runtimes = tuple(exporters().load_inspector(layout)().support(facts))
     return Inspection(layout, (), runtimes)
+
+
+@torch.no_grad()
+def refuse_incomplete_export(exporter: str, directory: Path, model: nn.Module) -> None:
+    """Check that the files of an export have, by their headers, all tensors that its layout's reader wants.
+
+    Nothing is checked where the layout has no reader, or one that reads files of its own or does not read this export for another reason;
+    and of models that are not those which transformers builds of the export's config.json.
+
+    Args:
+        exporter: Name of the exporter.
+        directory: Where it has written.
+        model: The model that it has written; meta tensors will do.
+
+    Raises:
+        PluginError: Tensors are missing.
+    """
+    if exporters().get(exporter).reader is None or not is_of_its_config(model):
+        return
+    reader, whose = reader_of(exporter), origin("exporters", exporter)
+    if isinstance(reader, ReadsOwnFiles):
+        return
+    try:
+        with silenced():
+            stored, shards = reader.configuration(quantization_block(directory), directory), check_shards(directory)
+            with torch.device("meta"):
+                expected: Any = empty_model(directory, None)
+            if not {name for name, _ in expected.named_modules()} <= {name for name, _ in model.named_modules()}:
+                return
+            prepared(reader, expected, stored, directory, whose)
+            _, missing = _placed(expected, _placed_by(reader, expected, stored.config), shards)
+    except PluginError:
+        raise
+    except QuarkError:
+        return  # reading it says so, to whom wants to
+    if missing:
+        raise whose.error(f"has written files that lack {len(missing)} tensor(s) which its reader wants: {folded(missing)}")
 
 
 def _placed_by(reader: LayoutReader, model: nn.Module, config: QConfig) -> Callable[[str, Tensor], str]:
@@ -153,28 +194,26 @@ def _placed_by(reader: LayoutReader, model: nn.Module, config: QConfig) -> Calla
     return place_of
 
 
-def _misfits(model: nn.Module, place_of: Callable[[str, Tensor], str], shards: Iterable[Shard], directory: Path) -> Iterator[str]:
-    """Yield what of the stored tensors has no place in the prepared model, or another shape there, and what is missing."""
+def _placed(model: nn.Module, place_of: Callable[[str, Tensor], str], shards: Iterable[Shard]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what of the stored tensors has no place in the prepared model, or another shape there; and the tensors that are missing."""
     found: set[str] = set()
+    misfits = []
     is_left_out = left_out_by(model)
     for path, name, dtype, shape in ((s.path, name, *kind) for s in shards for name, kind in s.tensors.items() if not is_left_out(name)):
         if dtype not in _DTYPES:
-            yield f"'{name}' in '{path}' is of the dtype {dtype}, which no model has"
+            misfits.append(f"'{name}' in '{path}' is of the dtype {dtype}, which no model has")
             continue
         tensor = torch.empty(shape, dtype=_DTYPES[dtype], device="meta")
         try:
             found.add(place(model, place_of(name, tensor), name, tensor, path))
         except CheckpointError as error:
-            yield str(error)
+            misfits.append(str(error))
     found |= fill_zero_points(model, found)
     tie(model, found)
     try:
-        missing = list(without_source(model.state_dict(keep_vars=True), found))
+        return tuple(misfits), tuple(without_source(model.state_dict(keep_vars=True), found))
     except QuarkError as error:
-        yield str(error)
-        return
-    if missing:
-        yield f"'{directory}' lacks {len(missing)} tensor(s): {folded(missing)}"
+        return (*misfits, str(error)), ()
 
 
 def _bad_scales(shards: Iterable[Shard]) -> Iterator[str]:

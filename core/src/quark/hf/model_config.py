@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from quark.errors import CheckpointError
 from quark.hf.custom_code import refuse_code
 from quark.hf.foreign_errors import reading
@@ -13,7 +15,7 @@ from quark.hf.internals import model_classes
 from quark.hf.json_files import read_json
 from quark.hf.modeling import known_to_transformers
 
-__all__ = ["auto_class", "experts_per_token", "model_config"]
+__all__ = ["auto_class", "experts_per_token", "is_of_its_config", "model_config"]
 
 _CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "top_k_experts")
 _EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
@@ -87,6 +89,14 @@ def auto_class(config: Any) -> Any:
     exact = [auto for auto in known if named & {model.__name__ for model in classes[auto]}]
     own = [auto for auto in classes if auto.__name__ in (getattr(config, "auto_map", None) or {})]  # code of the checkpoint's own
     return [*exact, *known, *own, *classes][0]
+
+
+def is_of_its_config(model: nn.Module) -> bool:
+    """Return whether transformers has a model of that class for the model's config."""
+    from transformers import PretrainedConfig
+
+    config = getattr(model, "config", None)
+    return isinstance(config, PretrainedConfig) and type(model) in _known_classes(config)[auto_class(config)]
 
 
 def experts_per_token(config: Any) -> tuple[int | None, int | None]:

@@ -24,13 +24,19 @@ _SHAPES = ((16, 64), (16, 128), (64, 64), (128, 128), (16, 256), (256, 256), (16
 _ORDERS = ("reorder", "order")
 _BEYOND = 3.0
 """Factor by which values exceed the range of the scales: they must saturate."""
+_VALUES = 4097
+"""Evenly spaced values that are rounded one by one: enough to tell neighbours of formats up to 9 bits apart."""
+_FAR = float(torch.finfo(torch.float32).max)
+_SLACK = 1e-6
+"""Relative error of float32 arithmetic on such values."""
 
 
 def refuse_broken(quantizer: TensorQuantizer, *, activation: bool) -> None:
     """Check on a small tensor that the number format, packing and observers of a quantizer keep their contracts; once per quantizer.
 
     Ranges are finite and scales positive. Rounding is in place, neither makes nor hides NaN, and its results have codes, also for inputs
-    far out of range. Codes and scales survive packing.
+    far out of range. Codes and scales survive packing. Values are in order up to the largest, at which all beyond it saturate and which is
+    the declared one, and no more of them than the declared bits can tell apart.
 
     Args:
         quantizer: The quantizer of a valid spec.
@@ -60,6 +66,9 @@ def _check(quantizer: TensorQuantizer, activation: bool) -> None:
                 raise origin("formats", level.format.name).error(error)
         if (error := _values_error(quantizer, x, activation)) is not None:
             raise whose.error(error)
+        for level in levels:
+            if (error := _values_of_format_error(level)) is not None:
+                raise origin("formats", level.format.name).error(error)
 
 
 def _example(shape: tuple[int, ...]) -> Tensor:
@@ -104,6 +113,32 @@ def _rounding_error(level: SingleLevelQuantizer, x: Tensor) -> str | None:
         return "rounds finite values to NaN or Inf"
     t.view(-1)[0] = torch.nan
     return None if bool(level.format.round_(t).view(-1)[0].isnan()) else "hides NaN: round_ makes a number of it"
+
+
+def _values_of_format_error(level: SingleLevelQuantizer) -> str | None:
+    """Return what is wrong with the values that a format of elements rounds them to, as a predicate; None where nothing is."""
+    if level.is_float or level.spec.is_scale_quant:
+        return None
+    bits, top = level.format.bits, float(level.format.max_magnitude(level.spec))
+    if not 0 < top < torch.inf:
+        return f"says max_magnitude={top}, where a positive number is wanted"
+    end = min(_BEYOND * top, _FAR / 2)
+    t = torch.cat([torch.tensor([-_FAR]), torch.linspace(-end, end, _VALUES), torch.tensor([_FAR])])
+    rounded = level.format.element_format().round_(t.clone())
+    steps = rounded.diff()
+    steps[[0, -1]] = -steps[[0, -1]].abs()  # beyond the range there are none
+    worst = int(steps.argmin())
+    if steps[worst] < 0:
+        less, more = (f"{t[i]:g} to {rounded[i]:g}" for i in (worst, worst + 1))
+        return f"rounds {less} and {more}: values are in order, and those beyond max_magnitude={top:g} saturate"
+    values = rounded.unique()
+    # A format without 0 in its middle, such as an unsigned one, reaches half its span about a zero point.
+    reached = float(values[-1] - values[0]) / 2
+    if abs(reached - top) > float(values[-1] - values[-2]) / 2 * (1 + _SLACK):
+        return f"says max_magnitude={top:g}, and its values reach {reached:g}"
+    if len(values) > 2**bits * (1 + _SLACK):
+        return f"says bits={bits:g}, which tell {2**bits:.0f} values apart, and has {len(values)}"
+    return None
 
 
 def _values_error(quantizer: TensorQuantizer, x: Tensor, activation: bool) -> str | None:

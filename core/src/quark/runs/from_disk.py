@@ -18,6 +18,7 @@ from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.destination import refuse_used_directory
 from quark.checkpoint.export import exporting
 from quark.checkpoint.exporter import Exporter, ExportOptions, ResumableExporter, ResumableStream, StreamingExporter
+from quark.checkpoint.inspection import refuse_incomplete_export
 from quark.checkpoint.storable import refuse_unstorable
 from quark.config.model import QConfig
 from quark.errors import ConfigError, UnsupportedError
@@ -46,7 +47,7 @@ from quark.runs.source import CheckpointSource
 
 __all__ = ["Output", "opened_checkpoint", "quantize_checkpoint", "quantize_with_journal"]
 
-_Describe = Callable[[CheckpointContent, Path], None]
+_Complete = Callable[[CheckpointContent, Path], None]
 
 
 def quantize_checkpoint(
@@ -129,7 +130,14 @@ def _quantize(
     converters = weight_converters_of(tensors.model) if converters is None else converters
     of_output = output.exporter, output.options
     identity = RunIdentity.of(tensors.model, run.plan, shards, run.data, *of_output, converters, tensors.device, run.ranks.is_deterministic)
-    output = attrs.evolve(output, describe=_describer(report, run, lambda: opened()[1], str(tensors.device), identity))
+    describe = _describer(report, run, lambda: opened()[1], str(tensors.device))
+
+    def complete(content: CheckpointContent, directory: Path) -> None:
+        refuse_incomplete_export(output.exporter, directory, tensors.model)
+        describe(content, directory)
+        write_finished_run(directory, identity)
+
+    output = attrs.evolve(output, complete=complete)
     with closing(tensors):
         if output.is_finished(identity):
             return run.plan
@@ -150,7 +158,7 @@ class Output:
         writer: The exporter.
         options: Of the export.
         leftover: What becomes of finished blocks of an earlier run.
-        describe: Gets the complete checkpoint before it has its name.
+        complete: Gets the complete checkpoint before it has its name: it checks it, and adds what is known of the run.
         ranks: The processes that write to it. The first makes its directory and gives it its name.
     """
 
@@ -159,7 +167,7 @@ class Output:
     writer: Exporter
     options: ExportOptions
     leftover: Leftover = "refuse"
-    describe: _Describe = lambda *_: None
+    complete: _Complete = lambda *_: None
     ranks: Ranks = ALONE
 
     @classmethod
@@ -236,16 +244,13 @@ def opened_checkpoint(
     return shards, CheckpointSource(model, StoredTensors(model, shards, source, converters, float_tensors_of(source, shards)), target)
 
 
-def _describer(
-    report: ReportOptions | None, run: Run, opened: Callable[[], CheckpointSource], device: str, identity: RunIdentity
-) -> _Describe:
-    """Return what writes into a checkpoint which run it is of, and its report; ``opened`` opens the float checkpoint once more."""
+def _describer(report: ReportOptions | None, run: Run, opened: Callable[[], CheckpointSource], device: str) -> _Complete:
+    """Return what writes the report of a run into its checkpoint, or does nothing; ``opened`` opens the float checkpoint once more."""
 
     def describe(content: CheckpointContent, directory: Path) -> None:
         if report is not None:
             run.events.phase("report")
             write_run_report(report, run, content, directory, opened, device)
-        write_finished_run(directory, identity)
 
     return describe
 
@@ -257,7 +262,7 @@ def _streamed(run: Run, tensors: CheckpointSource, output: Output, writer: Strea
         with opened_sink(started, is_divided(run, run.ranks), directory, writer, output.options) as sink:
             content = started.quantize(sink)
         if run.ranks.is_first:
-            output.describe(content, directory)
+            output.complete(content, directory)
     return content.plan
 
 
@@ -301,7 +306,7 @@ def quantize_with_journal(
             sink = JournaledSink(model, stream, journal, decoder_blocks(model, started.plan.architecture))
             sink.begin()
             content = started.quantize(sink)
-        output.describe(content, directory)
+        output.complete(content, directory)
     return content.plan
 
 
@@ -318,5 +323,5 @@ def _whole(run: Run, tensors: CheckpointSource, output: Output) -> QuantPlan:
     with output.built() as directory:
         with attributed(f"writing '{output.path}'", origin("exporters", output.exporter)):
             output.writer.export(content, directory, output.options)
-        output.describe(content, directory)
+        output.complete(content, directory)
     return content.plan
