@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from quark.quantizers import Observer
 from quark.testing.accelerator_runs import accelerator
 from quark.testing.check import NotApplicableError, check, require
 from quark.testing.example_specs import SHAPE, Example, examples, odd_specs, registered_formats
+from quark.testing.option_effects import digest, require_effects
 from quark.testing.subject import Subject
 
 Range = tuple[Tensor, Tensor]
@@ -384,6 +386,24 @@ def accepts_the_defaults_of_its_options(subject: Subject) -> None:
                 _same(chosen.range(), _seen(example, _data()).range()),
                 f"gives another range with the option '{option.name}' at its default than without it ({example})",
             )
+
+
+@check("observer")
+def heeds_its_options(subject: Subject) -> None:
+    """Another value of each option that is accepted changes the range of some spec, or is declared to change cost alone."""
+    observer = subject.catalog.observers.load_observer(subject.lookup_name)
+
+    def results(values: Mapping[str, Any]) -> Iterator[str]:
+        for example in _examples(subject):
+            level = example.quantizer.stored_level
+            spec = level.spec.set(observer_options=values)
+            if (reason := observer.spec_error(spec)) is not None:
+                raise ConfigError(reason)
+            chosen = observer(spec, level.granularity)
+            chosen.observe(_data())
+            yield digest(*chosen.range())
+
+    require_effects(observer_options(observer), results)
 
 
 @check("observer")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 
 import torch
@@ -17,6 +18,7 @@ from quark.testing import settings_checks
 from quark.testing.accelerator_runs import require_run_on_accelerator
 from quark.testing.algorithm_runs import HARM, logit_error, others, schemes, valid_settings
 from quark.testing.check import NotApplicableError, check, require
+from quark.testing.option_effects import digest
 from quark.testing.settings_checks import processor_of, settings_of
 from quark.testing.small_models import quantized, run_config
 from quark.testing.subject import Subject
@@ -69,6 +71,18 @@ def refuses_unknown_settings(subject: Subject) -> None:
 def describes_its_settings(subject: Subject) -> None:
     """Each option has a line of help, which listings show."""
     settings_checks.options_have_help(subject)
+
+
+@check("transform")
+def heeds_its_options(subject: Subject) -> None:
+    """Another value of each option that is accepted changes what it leaves of the small model, or is declared to change cost alone."""
+
+    def results(settings: AlgoConfig) -> Iterator[str]:
+        for scheme, has_cache in ((schemes()[0], False), (schemes()[-1], False), (schemes()[0], True)):
+            model = transformed(scheme, settings, has_cache=has_cache).model
+            yield digest(named_parts(model), *model.state_dict().values())
+
+    settings_checks.options_have_effects(subject, results)
 
 
 @check("transform")

@@ -10,6 +10,7 @@ import torch
 from quark.algorithms import Rounding
 from quark.algorithms.validation import standard_error
 from quark.calibration.plugin_checks import checked_metrics, refuse_strange
+from quark.config.algorithm import AlgoConfig
 from quark.config.layer import QLayerConfig
 from quark.errors import QuarkError, RoundingError
 from quark.modules import QuantizedLayer
@@ -17,6 +18,7 @@ from quark.plugins import schemes
 from quark.plugins.attribution import origin
 from quark.testing import settings_checks
 from quark.testing.check import check, require
+from quark.testing.option_effects import digest
 from quark.testing.subject import Subject
 from quark.testing.weight_tasks import (
     COLUMNS,
@@ -33,6 +35,8 @@ from quark.testing.weight_tasks import (
 )
 
 PARTS = ("runs",)
+NAMES = ("self_attn.q_proj", "mlp.experts.3.down_proj", "0", "a-name.of.no.layer")
+"""Names within a block, of layers that there may be."""
 MARGIN = 3
 """Standard errors of a difference, over the tokens of a test, that are taken for chance."""
 
@@ -98,10 +102,24 @@ def describes_its_settings(subject: Subject) -> None:
 
 
 @check("rounding")
+def heeds_its_options(subject: Subject) -> None:
+    """Another value of each option that is accepted changes weights or the layers that it applies to, or is declared to change cost alone."""
+
+    def results(settings: AlgoConfig) -> Iterator[str]:
+        data, held_out = (Inputs(one.x, 1.25 * one.reference) for one in (inputs(0), inputs(1, 32)))  # as if inputs had been made smaller
+        for config in one_scheme_of_each_kind(subject).values():
+            rounding, layers = settings_checks.processor_of(subject, settings), layers_of(config, count=1)
+            rounded(rounding, layers, data, held_out)
+            yield digest([rounding.applies_to(name) for name in NAMES], *(layer.weight for layer in layers.values()))
+
+    settings_checks.options_have_effects(subject, results)
+
+
+@check("rounding")
 def says_to_which_layers_it_applies(subject: Subject) -> None:
     """``applies_to`` answers True or False for any name, and the same each time."""
     rounding = _made(subject)
-    for name in ("self_attn.q_proj", "mlp.experts.3.down_proj", "0", "a-name.of.no.layer"):
+    for name in NAMES:
         answers = [rounding.applies_to(name) for _ in range(2)]
         require(all(isinstance(answer, bool) for answer in answers), f"answers {answers[0]!r} where True or False is wanted")
         require(answers[0] == answers[1], f"applies to '{name}' when it is asked first and not the second time, or the other way round")

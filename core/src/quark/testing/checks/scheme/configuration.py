@@ -17,6 +17,7 @@ from quark.lazy import LazyRef
 from quark.plugins.options import REQUIRED
 from quark.plugins.records import SchemeRecord
 from quark.testing.check import NotApplicableError, check, require
+from quark.testing.option_effects import require_effects
 from quark.testing.subject import Subject
 from quark.testing.tiny import tiny_template
 
@@ -116,6 +117,14 @@ def lists_its_options(subject: Subject) -> None:
         require(same, f"builds another configuration with {option.name}={option.default!r}, its default, than without it")
         chosen = tiny_template().get_config(subject.lookup_name, scheme_options={option.name: option.default})
         require(chosen.global_quant_config == build(), f"is not reached by {option.name}={option.default!r} through scheme_options")
+
+
+@check("scheme")
+def heeds_its_options(subject: Subject) -> None:
+    """Another value of each option that is accepted builds another configuration, or is declared to change cost alone."""
+    registry, name = subject.catalog.schemes, subject.lookup_name
+    build = registry.load_config(name)
+    require_effects(registry.options(name), lambda values: [build(**values)])
 
 
 @check("scheme")
