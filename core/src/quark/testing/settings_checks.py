@@ -16,7 +16,16 @@ from quark.testing.option_effects import require_effects
 from quark.testing.small_models import small_family
 from quark.testing.subject import Subject
 
-__all__ = ["default_is_valid", "options_have_effects", "options_have_help", "processor_of", "refuses_unknown_keys", "settings_of", "survive_json"]
+__all__ = [
+    "calibration_is_declared",
+    "default_is_valid",
+    "options_have_effects",
+    "options_have_help",
+    "processor_of",
+    "refuses_unknown_keys",
+    "settings_of",
+    "survive_json",
+]
 
 UNKNOWN = "a_setting_that_no_algorithm_has"
 
@@ -54,6 +63,12 @@ def processor_of(subject: Subject, settings: AlgoConfig | None = None) -> Any:
     if subject.record.processor is None:  # type: ignore[union-attr]
         raise NotApplicableError("the record brings a configuration only, and no processor")
     return algorithms().load_processor(subject.lookup_name)(settings_of(subject) if settings is None else settings)
+
+
+def calibration_is_declared(subject: Subject) -> None:
+    """Raise where a processor needs statistics, and the record does not have the capability ``calibration``."""
+    declares = "calibration" in subject.record.capabilities  # type: ignore[union-attr]
+    require(declares or not processor_of(subject).needs, "needs statistics, and its record does not declare the capability 'calibration'")
 
 
 def default_is_valid(subject: Subject) -> None:

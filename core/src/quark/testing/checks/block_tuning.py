@@ -18,6 +18,7 @@ from quark.testing.accelerator_runs import require_run_on_accelerator
 from quark.testing.algorithm_runs import HARM, logit_error, others, schemes, valid_settings
 from quark.testing.check import check, require
 from quark.testing.option_effects import digest
+from quark.testing.random_states import random_states_kept
 from quark.testing.settings_checks import processor_of
 from quark.testing.small_models import batches, coarse_scheme, fitting_schemes, quantized, run_config
 from quark.testing.subject import Subject
@@ -119,9 +120,10 @@ def composes_with_roundings(subject: Subject) -> None:
 
 @check("block_tuning")
 def is_deterministic(subject: Subject) -> None:
-    """Two runs give the same parameters, to the bit."""
+    """Two runs give the same parameters, to the bit, and leave the random states of the process as they are."""
     config = run_config(coarse_scheme(), valid_settings(subject))
-    different = _different(quantized(config), quantized(config))
+    with random_states_kept():
+        different = _different(quantized(config), quantized(config))
     require(not different, f"changes '{different[0] if different else ''}' differently the second time")
 
 

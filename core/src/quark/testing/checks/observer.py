@@ -15,11 +15,14 @@ from quark.testing.accelerator_runs import accelerator
 from quark.testing.check import NotApplicableError, check, require
 from quark.testing.example_specs import SHAPE, Example, examples, odd_specs, registered_formats
 from quark.testing.option_effects import digest, require_effects
+from quark.testing.random_states import random_states_kept
 from quark.testing.subject import Subject
 
 Range = tuple[Tensor, Tensor]
 _WIDEST = 8.0
 _NARROWEST = 0.01
+_CALLS = 100
+"""More than other checks make, so that what counts its calls shows it."""
 
 
 def _data(seed: int = 0, shape: tuple[int, ...] = SHAPE) -> Tensor:
@@ -146,6 +149,17 @@ def starts_afresh(subject: Subject) -> None:
         return _same(before, _seen(example, _data(1)).range())
 
     _for_each(subject, fresh, "gives another range after another observer was used: they share state")
+
+
+@check("observer")
+def gives_the_same_each_time(subject: Subject) -> None:
+    """The same tensor gives the same range each time, also after many observers, and no random state of the process is changed."""
+    x = _data()
+    for example in _examples(subject):
+        with random_states_kept():
+            first = _seen(example, x).range()
+            for _ in range(_CALLS):
+                require(_same(_seen(example, x).range(), first), f"gives another range for the same tensor the next time ({example})")
 
 
 @check("observer")

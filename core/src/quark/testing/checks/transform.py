@@ -19,6 +19,7 @@ from quark.testing.accelerator_runs import require_run_on_accelerator
 from quark.testing.algorithm_runs import HARM, logit_error, others, schemes, valid_settings
 from quark.testing.check import NotApplicableError, check, require
 from quark.testing.option_effects import digest
+from quark.testing.random_states import random_states_kept
 from quark.testing.settings_checks import processor_of, settings_of
 from quark.testing.small_models import quantized, run_config
 from quark.testing.subject import Subject
@@ -47,6 +48,12 @@ def _keeps_function(scheme: str, *settings: AlgoConfig, exclude: tuple[str, ...]
 def is_made_of_its_settings(subject: Subject) -> None:
     """The processor, called with settings, gives an object with the members of a transform, whose ``needs`` are statistics."""
     refuse_strange(processor_of(subject), "transform", origin("algorithms", subject.lookup_name))
+
+
+@check("transform")
+def declares_calibration(subject: Subject) -> None:
+    """A transform that needs statistics has the capability ``calibration``, which listings show."""
+    settings_checks.calibration_is_declared(subject)
 
 
 @check("transform")
@@ -142,9 +149,10 @@ def leaves_nothing_behind(subject: Subject) -> None:
 
 @check("transform")
 def is_deterministic(subject: Subject) -> None:
-    """Two runs give the same parameters, to the bit."""
+    """Two runs give the same parameters, to the bit, and leave the random states of the process as they are."""
     scheme = schemes()[0]
-    first, second = (dict(transformed(scheme, valid_settings(subject)).model.named_parameters()) for _ in range(2))
+    with random_states_kept():
+        first, second = (dict(transformed(scheme, valid_settings(subject)).model.named_parameters()) for _ in range(2))
     different = [name for name, parameter in first.items() if name not in second or not torch.equal(parameter, second[name])]
     require(not different, f"changes '{different[0] if different else ''}' differently the second time")
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from quark.algorithms import Rounding
 from quark.algorithms.validation import standard_error
@@ -19,6 +20,7 @@ from quark.plugins.attribution import origin
 from quark.testing import settings_checks
 from quark.testing.check import check, require
 from quark.testing.option_effects import digest
+from quark.testing.random_states import random_states_kept
 from quark.testing.subject import Subject
 from quark.testing.weight_tasks import (
     COLUMNS,
@@ -37,6 +39,7 @@ from quark.testing.weight_tasks import (
 PARTS = ("runs",)
 NAMES = ("self_attn.q_proj", "mlp.experts.3.down_proj", "0", "a-name.of.no.layer")
 """Names within a block, of layers that there may be."""
+_CALLS = 40
 MARGIN = 3
 """Standard errors of a difference, over the tokens of a test, that are taken for chance."""
 
@@ -75,6 +78,12 @@ def _survives(subject: Subject, config: QLayerConfig, where: str, data: Inputs, 
 def is_made_of_its_settings(subject: Subject) -> None:
     """The processor, called with settings, gives an object with the members of a rounding, whose ``needs`` are statistics."""
     refuse_strange(_made(subject), "rounding", origin("algorithms", subject.lookup_name))
+
+
+@check("rounding")
+def declares_calibration(subject: Subject) -> None:
+    """A rounding that needs statistics has the capability ``calibration``, which listings show."""
+    settings_checks.calibration_is_declared(subject)
 
 
 @check("rounding")
@@ -212,17 +221,22 @@ def uses_declared_statistics_alone(subject: Subject) -> None:
 
 @check("rounding")
 def is_deterministic(subject: Subject) -> None:
-    """The same layers and statistics give the same weights, also the second time that it is used, and by another object of it."""
-    for name, config in one_scheme_of_each_kind(subject).items():
-        first = _made(subject)
-        given = statistics(first, [inputs(0)])
-        results = []
-        for rounding in (first, first, _made(subject)):
-            layers = layers_of(config)
-            torch.rand(3)  # so that a global random state is another one each time
+    """The same layers and statistics give the same weights, in another order and after many calls too, and by another object of it.
+
+    It leaves the random states of the process as they are.
+    """
+    first, kinds = _made(subject), one_scheme_of_each_kind(subject)
+    given = statistics(first, [inputs(0)])
+    in_turn, few = list(kinds.items()), [next(iter(kinds.items()))]
+    results: dict[str, list[Tensor]] = {}
+    passes = ((first, in_turn), (first, in_turn[::-1]), (first, few * _CALLS), (_made(subject), in_turn))
+    for name, config, rounding in ((name, config, rounding) for rounding, those in passes for name, config in those):
+        layers = layers_of(config)
+        torch.rand(3)  # so that a global random state is another one each time
+        with random_states_kept():
             rounded(rounding, layers, held_out=inputs(1, 32), given=given)
-            results.append([layer.weight for layer in layers.values()])
-        same = all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))  # type: ignore[arg-type]
+        weights: list[Any] = [layer.weight for layer in layers.values()]
+        same = all(torch.equal(a, b) for a, b in zip(weights, results.setdefault(name, weights), strict=True))
         require(same, f"gives other weights when it rounds the same layers again ({name})")
 
 

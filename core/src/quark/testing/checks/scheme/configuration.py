@@ -22,6 +22,7 @@ from quark.testing.subject import Subject
 from quark.testing.tiny import tiny_template
 
 _NO_OPTION = "an_option_that_no_scheme_has"
+_CALLS = 100
 
 
 def _builds(subject: Subject) -> dict[str, Callable[..., Any]]:
@@ -55,10 +56,12 @@ def builds_a_configuration(subject: Subject) -> None:
 
 @check("scheme")
 def builds_it_afresh(subject: Subject) -> None:
-    """Each call builds an equal configuration of its own: what happens to one does not reach the next."""
+    """Each call builds an equal configuration of its own, after many calls too: what happens to one does not reach the next."""
     for field, build in _builds(subject).items():
-        first, second = build(), build()
-        require(first == second, f"builds another {field} the second time")
+        first = build()
+        for _ in range(_CALLS):
+            second = build()
+            require(first == second, f"builds another {field} the next time")
         shared = {id(level) for spec in _specs(first) for level in levels(spec)} & {
             id(level) for spec in _specs(second) for level in levels(spec)
         }
