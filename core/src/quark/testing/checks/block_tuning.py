@@ -63,7 +63,7 @@ def describes_its_settings(subject: Subject) -> None:
 
 @check("block_tuning")
 def heeds_its_options(subject: Subject) -> None:
-    """Another value of each option that is accepted changes what it makes of the small model, or is declared to change cost alone."""
+    """Another value of each option changes what it makes of the small model, is refused, or is declared to change cost alone."""
 
     def results(settings: AlgoConfig) -> Iterator[str]:
         yield digest(*quantized(run_config(coarse_scheme(), settings), data=batches(4, 8)).state_dict().values())

@@ -404,7 +404,7 @@ def accepts_the_defaults_of_its_options(subject: Subject) -> None:
 
 @check("observer")
 def heeds_its_options(subject: Subject) -> None:
-    """Another value of each option that is accepted changes the range of some spec, or is declared to change cost alone."""
+    """Another value of each option changes the range of some spec, is refused, or is declared to change cost alone."""
     observer = subject.catalog.observers.load_observer(subject.lookup_name)
 
     def results(values: Mapping[str, Any]) -> Iterator[str]:

@@ -82,7 +82,7 @@ def describes_its_settings(subject: Subject) -> None:
 
 @check("transform")
 def heeds_its_options(subject: Subject) -> None:
-    """Another value of each option that is accepted changes what it leaves of the small model, or is declared to change cost alone."""
+    """Another value of each option changes what it leaves of the small model, is refused, or is declared to change cost alone."""
 
     def results(settings: AlgoConfig) -> Iterator[str]:
         for scheme, has_cache in ((schemes()[0], False), (schemes()[-1], False), (schemes()[0], True)):

@@ -112,7 +112,7 @@ def describes_its_settings(subject: Subject) -> None:
 
 @check("rounding")
 def heeds_its_options(subject: Subject) -> None:
-    """Another value of each option that is accepted changes weights or the layers that it applies to, or is declared to change cost alone."""
+    """Another value of each option changes weights or the layers that it applies to, is refused, or is declared to change cost alone."""
 
     def results(settings: AlgoConfig) -> Iterator[str]:
         data, held_out = (Inputs(one.x, 1.25 * one.reference) for one in (inputs(0), inputs(1, 32)))  # as if inputs had been made smaller

@@ -124,7 +124,7 @@ def lists_its_options(subject: Subject) -> None:
 
 @check("scheme")
 def heeds_its_options(subject: Subject) -> None:
-    """Another value of each option that is accepted builds another configuration, or is declared to change cost alone."""
+    """Another value of each option builds another configuration, is refused, or is declared to change cost alone."""
     registry, name = subject.catalog.schemes, subject.lookup_name
     build = registry.load_config(name)
     require_effects(registry.options(name), lambda values: [build(**values)])
