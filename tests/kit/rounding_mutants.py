@@ -13,8 +13,7 @@ from quark.algorithms import AbsMax, Metrics, RoundingTask, RoundToNearest, Stat
 from quark.config.algorithm import AlgoConfig
 from quark.lazy import ObjectRef
 from quark.modules import QuantizedLayer
-from quark.plugins import AlgorithmRecord
-from quark.plugins.options import OptionNote
+from quark.plugins import AlgorithmRecord, OptionNote
 
 from .broken_settings import forgetting_all, having_an_idle_one, requiring_one, saying_nothing, taking_every_key
 from .mutant import Mutant

@@ -151,7 +151,7 @@ def starts_afresh(subject: Subject) -> None:
     _for_each(subject, fresh, "gives another range after another observer was used: they share state")
 
 
-@check("observer")
+@check("observer", since=2)
 def gives_the_same_each_time(subject: Subject) -> None:
     """The same tensor gives the same range each time, also after many observers, and no random state of the process is changed."""
     x = _data()
@@ -402,7 +402,7 @@ def accepts_the_defaults_of_its_options(subject: Subject) -> None:
             )
 
 
-@check("observer")
+@check("observer", since=2)
 def heeds_its_options(subject: Subject) -> None:
     """Another value of each option changes the range of some spec, is refused, or is declared to change cost alone."""
     observer = subject.catalog.observers.load_observer(subject.lookup_name)

@@ -50,7 +50,7 @@ def is_made_of_its_settings(subject: Subject) -> None:
     refuse_strange(processor_of(subject), "transform", origin("algorithms", subject.lookup_name))
 
 
-@check("transform")
+@check("transform", level="advisory", since=2)
 def declares_calibration(subject: Subject) -> None:
     """A transform that needs statistics has the capability ``calibration``, which listings show."""
     settings_checks.calibration_is_declared(subject)
@@ -80,7 +80,7 @@ def describes_its_settings(subject: Subject) -> None:
     settings_checks.options_have_help(subject)
 
 
-@check("transform")
+@check("transform", since=2)
 def heeds_its_options(subject: Subject) -> None:
     """Another value of each option changes what it leaves of the small model, is refused, or is declared to change cost alone."""
 

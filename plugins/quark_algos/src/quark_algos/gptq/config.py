@@ -11,7 +11,7 @@ from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
 from quark.config.dataclass_view import with_dataclass_view
 from quark.errors import ConfigError
-from quark.plugins.options import OptionNote
+from quark.plugins import OptionNote
 from quark_algos.fields import LEGACY, OWN, PRESETS, UNUSED, positive
 from quark_algos.mappings.mapping import linear_layers
 

@@ -80,7 +80,7 @@ def is_made_of_its_settings(subject: Subject) -> None:
     refuse_strange(_made(subject), "rounding", origin("algorithms", subject.lookup_name))
 
 
-@check("rounding")
+@check("rounding", level="advisory", since=2)
 def declares_calibration(subject: Subject) -> None:
     """A rounding that needs statistics has the capability ``calibration``, which listings show."""
     settings_checks.calibration_is_declared(subject)
@@ -110,7 +110,7 @@ def describes_its_settings(subject: Subject) -> None:
     settings_checks.options_have_help(subject)
 
 
-@check("rounding")
+@check("rounding", since=2)
 def heeds_its_options(subject: Subject) -> None:
     """Another value of each option changes weights or the layers that it applies to, is refused, or is declared to change cost alone."""
 

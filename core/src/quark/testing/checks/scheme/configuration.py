@@ -122,7 +122,7 @@ def lists_its_options(subject: Subject) -> None:
         require(chosen.global_quant_config == build(), f"is not reached by {option.name}={option.default!r} through scheme_options")
 
 
-@check("scheme")
+@check("scheme", since=2)
 def heeds_its_options(subject: Subject) -> None:
     """Another value of each option builds another configuration, is refused, or is declared to change cost alone."""
     registry, name = subject.catalog.schemes, subject.lookup_name
