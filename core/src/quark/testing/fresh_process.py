@@ -5,13 +5,15 @@ One server for the life of this process has torch and transformers imported, and
 
 from __future__ import annotations
 
+import copyreg
+import io
 import multiprocessing
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
 
 import importlib_metadata
@@ -44,7 +46,7 @@ def in_fresh_process(work: Callable[..., T], *arguments: Any) -> T:
     """
     sources = tuple(source for source in catalog().sources() if source.module)
     try:
-        added = pickle.dumps(_added(catalog()))
+        added = _pickled(_added(catalog()))
     except Exception as error:  # a plugin's objects are anybody's
         raise NotApplicableError(f"a plugin of the running program cannot be taken to another process ({error})") from None
     context = multiprocessing.get_context("forkserver")
@@ -53,6 +55,15 @@ def in_fresh_process(work: Callable[..., T], *arguments: Any) -> T:
         with _without_main():
             result = process.submit(_work, sources, added, work, arguments)
         return result.result(_TIMEOUT)
+
+
+def _pickled(value: object) -> bytes:
+    """Return the pickle of a value in which there may be views of mappings, as records have them."""
+    buffer = io.BytesIO()
+    pickler = pickle.Pickler(buffer)
+    pickler.dispatch_table = {**copyreg.dispatch_table, MappingProxyType: lambda view: (MappingProxyType, (dict(view),))}
+    pickler.dump(value)
+    return buffer.getvalue()
 
 
 @contextmanager
