@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import torch
@@ -14,7 +14,7 @@ from quark.config.algorithm import AlgoConfig
 from quark.lazy import ObjectRef
 from quark.plugins import AlgorithmRecord
 
-from .broken_settings import forgetting_all, requiring_one, saying_nothing, taking_every_key
+from .broken_settings import forgetting_all, having_an_idle_one, requiring_one, saying_nothing, taking_every_key
 from .mutant import Mutant
 
 __all__ = ["HEALTHY", "MUTANTS"]
@@ -144,6 +144,23 @@ class ChangesProducts(Nudges):
         return super().tune(block)
 
 
+class RemembersBlocks(Nudges):
+    """Goes by how many blocks its class knows, which is lost with the process."""
+
+    known: ClassVar[dict[tuple[str, ...], int]] = {}
+
+    def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
+        count = self.known.setdefault(tuple(block.layers), 1 + len(self.known))
+        self.factors = [1 - 0.01 * count, 1 + 0.01 * count]
+        return super().tune(block)
+
+
+class Seeds(Nudges):
+    def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
+        torch.manual_seed(7)
+        return super().tune(block)
+
+
 HEALTHY = (record_of(),)
 
 
@@ -157,6 +174,7 @@ MUTANTS = (
     _mutant("settings_survive_json", "forgets its settings in JSON", config=forgetting_all(Settings)),
     _mutant("refuses_unknown_settings", "takes every key", config=taking_every_key(Settings)),
     _mutant("describes_its_settings", "says nothing of its options", config=saying_nothing(Settings)),
+    _mutant("heeds_its_options", "does nothing with one option", config=having_an_idle_one(Settings)),
     Mutant(
         "block_tuning:has_a_place_among_the_others",
         "goes before what goes before it",
@@ -168,8 +186,10 @@ MUTANTS = (
     _mutant("does_no_harm", "moves the targets that it is validated by", MovesItsTargets),
     _mutant("composes_with_roundings", "moves the targets that it is validated by", MovesItsTargets),
     _mutant("is_deterministic", "goes by what it has done before", Counts),
+    _mutant("is_deterministic", "seeds the generator of everybody", Seeds),
     _mutant("works_on_an_accelerator", "multiplies by a tensor that it makes on the CPU", OfTheCpu),
     _mutant("reloads_to_the_same_logits", "changes what layers compute", ChangesProducts),
     _mutant("streams_to_the_same_bytes", "goes by what it has done before", Counts),
     _mutant("resumes_to_the_same_bytes", "counts the blocks of its process", CountsItsBlocks),
+    _mutant("resumes_to_the_same_bytes", "keeps on its class which blocks it has seen", RemembersBlocks),
 )

@@ -8,7 +8,7 @@ import attrs
 
 from quark.config.algorithm import AlgoConfig
 
-__all__ = ["forgetting_all", "requiring_one", "saying_nothing", "taking_every_key"]
+__all__ = ["forgetting_all", "having_an_idle_one", "requiring_one", "saying_nothing", "taking_every_key"]
 
 
 def requiring_one(settings: type[AlgoConfig]) -> type[AlgoConfig]:
@@ -36,6 +36,13 @@ def taking_every_key(settings: type[AlgoConfig]) -> type[AlgoConfig]:
             return cls(**{key: value for key, value in data.items() if key in names})
 
     return TakesAll
+
+
+def having_an_idle_one(settings: type[AlgoConfig]) -> type[AlgoConfig]:
+    """Return a class with one more setting, which is described and which no processor reads."""
+    idle = attrs.make_class("Idle", {"sweeps": attrs.field(default=2, type=int)}, bases=(settings,), kw_only=True)
+    idle.__doc__ = "Settings.\n\nAttributes:\n    sweeps: How often the work is done.\n"
+    return idle
 
 
 def saying_nothing(settings: type[AlgoConfig]) -> type[AlgoConfig]:

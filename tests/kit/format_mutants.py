@@ -55,6 +55,8 @@ MUTANTS = (
     mutant("rounds_in_place", "rounds a copy", broken_formats.ReturnsAnother()),
     mutant("rounds_in_place", "returns nothing", broken_formats.ReturnsNone()),
     mutant("rounds_the_same_each_time", "counts its calls", broken_formats.Counts()),
+    mutant("rounds_the_same_each_time", "rounds otherwise after many calls", broken_formats.CountsForLong()),
+    mutant("rounds_the_same_each_time", "draws from the generator of everybody", broken_formats.Draws()),
     mutant("keeps_rounded_values", "shrinks what it rounds", broken_formats.Creeps()),
     mutant("rounds_to_the_nearest_value", "uses every other value", broken_formats.HalfTheValues()),
     mutant("rounds_to_the_nearest_value", "rounds a quarter too high", broken_formats.OffTheGrid()),

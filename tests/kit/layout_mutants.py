@@ -120,7 +120,7 @@ class LiesInTheIndex(Plain):
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
         super().export(content, out, options)
         if (out / "model.safetensors.index.json").exists():
-            changed_json(out / "model.safetensors.index.json", lambda data: data["weight_map"].pop("lm_head.weight"))
+            changed_json(out / "model.safetensors.index.json", lambda data: data["weight_map"].pop("model.embed_tokens.weight"))
 
 
 class WrongTotal(Plain):
@@ -280,13 +280,34 @@ class IgnoresTheFormat(Plain):
         changed_json(out / "config.json", lambda data: data["quantization_config"]["export"].update(block))
 
 
-class HalvesTheHead(Plain):
+class HalvesTheEmbedding(Plain):
+    name = "model.embed_tokens.weight"
+
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
         super().export(content, out, options)
         for path in out.glob("*.safetensors"):
             tensors = load_file(path)
-            if "lm_head.weight" in tensors:
-                save_file(tensors | {"lm_head.weight": tensors["lm_head.weight"] / 2}, path, metadata={"format": "pt"})
+            if self.name in tensors:
+                save_file(tensors | {self.name: tensors[self.name] / 2}, path, metadata={"format": "pt"})
+
+
+class DropsBiases(Plain):
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+        super().export(content, out, options)
+        for path in out.glob("*.safetensors"):
+            weights = {name: tensor for name, tensor in load_file(path).items() if not name.endswith(".bias")}
+            save_file(weights, path, metadata={"format": "pt"})
+
+
+class TakesTheHeadForTied(Plain):
+    """Writes no head, which only a head that is tied to the embedding can do without."""
+
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+        super().export(content, out, options)
+        for path in out.glob("*.safetensors"):
+            tensors = load_file(path)
+            tensors.pop("lm_head.weight", None)
+            save_file(tensors, path, metadata={"format": "pt"})
 
 
 def _callers() -> str:
@@ -374,9 +395,11 @@ MUTANTS = (
     _mutant("refuses_unknown_options", "refuses its own default", WrongDefault),
     _mutant("is_recognized", "writes another method than it reads", OtherMethod),
     _mutant("is_recognized", "is read by a method of another layout", Plain, quant_methods=("quark",)),
-    _mutant("reloads_to_the_same_logits", "halves the head", HalvesTheHead),
+    _mutant("reloads_to_the_same_logits", "halves the embedding", HalvesTheEmbedding),
+    _mutant("reloads_to_the_same_logits", "drops biases", DropsBiases),
+    _mutant("reloads_to_the_same_logits", "takes every head for a tied one", TakesTheHeadForTied),
     _mutant("reloads_to_the_same_logits", "says that codes lie in another order", ForgetsTheOrder),
-    _mutant("keeps_codes_and_rounds_scales", "halves the head", HalvesTheHead, capabilities={"rounds_scales", "streaming"}),
+    _mutant("keeps_codes_and_rounds_scales", "halves the embedding", HalvesTheEmbedding, capabilities={"rounds_scales", "streaming"}),
     _mutant("dequantizes_what_it_wrote", "dequantizes without the scales", dequantizer=ObjectRef(ForgetsTheScales)),
     _mutant("dequantizes_what_it_wrote", "dequantizes to other names", dequantizer=ObjectRef(RenamesWhatItMakes)),
     _mutant("is_inspected", "has nothing to say", inspector=ObjectRef(SaysNothing)),

@@ -137,6 +137,30 @@ class Shares(PlainObserver):
         super().add(low, self.widest[tuple(high.shape)])
 
 
+class CountsObservers(PlainObserver):
+    """Gives a wider range once so many of its class have been asked."""
+
+    asked = 0
+
+    def range(self) -> tuple[Tensor, Tensor]:
+        CountsObservers.asked += 1
+        low, high = super().range()
+        return (low, high) if CountsObservers.asked <= 40 else (low * 1.1, high * 1.1)
+
+
+class Draws(PlainObserver):
+    def observe(self, x: Tensor) -> None:
+        torch.rand(1)
+        super().observe(x)
+
+
+class IgnoresItsOption(PlainObserver):
+    def range(self) -> tuple[Tensor, Tensor]:
+        if self.low is None or self.high is None:
+            raise CalibrationError("nothing was observed")
+        return self.low, self.high
+
+
 class ForgetsMerged(PlainObserver):
     def merge(self, other: Observer) -> None:
         self.of_same_kind(other)
@@ -280,6 +304,8 @@ MUTANTS = (
     mutant("keeps_no_reference_to_the_tensor", "looks at the tensors when it is asked", KeepsReference),
     mutant("does_not_change_by_being_asked", "shrinks the range each time", Drifts),
     mutant("starts_afresh", "keeps the range on the class", Shares),
+    mutant("gives_the_same_each_time", "counts the observers of its class", CountsObservers),
+    mutant("gives_the_same_each_time", "draws from the generator of everybody", Draws),
     mutant("merges_to_what_one_observer_sees", "forgets what is merged", ForgetsMerged),
     mutant("does_not_depend_on_the_order_of_data", "averages, with more weight on the first", Average),
     mutant("refuses_to_merge_another_kind", "merges whatever it is given", MergesAnything),
@@ -299,6 +325,7 @@ MUTANTS = (
     mutant("refuses_unknown_options", "looks at no options", AcceptsAnyOption),
     mutant("accepts_the_defaults_of_its_options", "has another default than it says", LiesAboutDefaults),
     mutant("accepts_the_defaults_of_its_options", "refuses its default", RefusesItsDefault),
+    mutant("heeds_its_options", "does nothing with its option", IgnoresItsOption),
     mutant("answers_odd_specs", "raises for a spec without qscheme", RaisesForOdd),
     mutant("answers_odd_specs", "answers True", AnswersTrue),
 )

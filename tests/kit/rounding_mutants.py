@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import attrs
 import torch
@@ -13,9 +13,9 @@ from quark.algorithms import AbsMax, Metrics, RoundingTask, RoundToNearest, Stat
 from quark.config.algorithm import AlgoConfig
 from quark.lazy import ObjectRef
 from quark.modules import QuantizedLayer
-from quark.plugins import AlgorithmRecord
+from quark.plugins import AlgorithmRecord, OptionNote
 
-from .broken_settings import forgetting_all, requiring_one, saying_nothing, taking_every_key
+from .broken_settings import forgetting_all, having_an_idle_one, requiring_one, saying_nothing, taking_every_key
 from .mutant import Mutant
 
 __all__ = ["HEALTHY", "MUTANTS"]
@@ -26,11 +26,11 @@ class Settings(AlgoConfig):
     """Settings of the healthy rounding.
 
     Attributes:
-        strength: Does nothing.
+        skip: It does not apply to layers with this in their name; empty for none.
     """
 
     name: str = "mutant_rounding"
-    strength: float = 1.0
+    skip: Annotated[str, OptionNote(examples=("q_proj",))] = ""
 
 
 class Plain:
@@ -42,7 +42,7 @@ class Plain:
         self.settings = settings
 
     def applies_to(self, name: str) -> bool:
-        return True
+        return not self.settings.skip or self.settings.skip not in name
 
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
         task.statistic(AbsMax)
@@ -62,7 +62,8 @@ class OfTheCpu(Plain):
 
 
 def record_of(processor: Any = Plain, config: type[AlgoConfig] = Settings, **fields: Any) -> AlgorithmRecord:
-    return AlgorithmRecord(name="mutant_rounding", kind="rounding", config=ObjectRef(config), processor=ObjectRef(processor), **fields)
+    usual = {"config": ObjectRef(config), "processor": ObjectRef(processor), "capabilities": {"calibration"}}
+    return AlgorithmRecord(name="mutant_rounding", kind="rounding", **(usual | fields))
 
 
 def put(layer: QuantizedLayer, values: Tensor) -> None:
@@ -333,6 +334,36 @@ class RemembersBlocks(Plain):
         return super().round(task)
 
 
+class RemembersLayers(Plain):
+    """Rounds by how many layers its class knows, which is lost with the process."""
+
+    known: ClassVar[dict[str, int]] = {}
+
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        for name, layer in task.layers.items():
+            count = self.known.setdefault(name, len(self.known))
+            put(layer, layer.weight * (1 + 1e-2 * count))  # type: ignore[arg-type, operator]
+        return super().round(task)
+
+
+class CountsTasks(Plain):
+    """Rounds otherwise from the thirtieth task on."""
+
+    calls = 0
+
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        type(self).calls += 1
+        for layer in task.layers.values() if self.calls > 30 else ():
+            put(layer, layer.weight * 1.1)  # type: ignore[arg-type, operator]
+        return super().round(task)
+
+
+class Seeds(Plain):
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        torch.manual_seed(7)
+        return super().round(task)
+
+
 HEALTHY = (record_of(),)
 
 
@@ -346,6 +377,8 @@ MUTANTS = (
     _mutant("settings_survive_json", "forgets its settings in JSON", config=forgetting_all(Settings)),
     _mutant("refuses_unknown_settings", "takes every key", config=taking_every_key(Settings)),
     _mutant("describes_its_settings", "says nothing of its options", config=saying_nothing(Settings)),
+    _mutant("heeds_its_options", "does nothing with one option", config=having_an_idle_one(Settings)),
+    _mutant("declares_calibration", "measures inputs and does not say so", capabilities=()),
     _mutant("says_to_which_layers_it_applies", "answers None", AnswersNone),
     _mutant("says_to_which_layers_it_applies", "applies every second time", AppliesEverySecondTime),
     _mutant("rounds_every_scheme", "rounds integers alone", IntegersAlone),
@@ -364,6 +397,8 @@ MUTANTS = (
     _mutant("uses_declared_statistics_alone", "uses a statistic that it does not declare", Undeclared),
     _mutant("is_deterministic", "adds noise", AtRandom),
     _mutant("is_deterministic", "remembers how often it was used", Remembers),
+    _mutant("is_deterministic", "rounds otherwise after many tasks", CountsTasks),
+    _mutant("is_deterministic", "seeds the generator of everybody", Seeds),
     _mutant("merged_statistics_give_the_same", "forgets what was merged", ByLargest),
     _mutant("merged_statistics_give_the_same", "does not count merged tokens", ByForgetful),
     _mutant("statistics_leave_inputs_alone", "keeps its inputs", ByKept),
@@ -377,5 +412,6 @@ MUTANTS = (
     _mutant("reloads_to_the_same_logits", "leaves a hook that no checkpoint holds", ScalesOutputs),
     _mutant("is_the_same_on_two_ranks", "rounds to zero on all ranks but the first", ByRank),
     _mutant("resumes_to_the_same_bytes", "rounds by how many blocks it has seen", RemembersBlocks),
+    _mutant("resumes_to_the_same_bytes", "keeps on its class which layers it has seen", RemembersLayers),
     _mutant("streams_to_the_same_bytes", "rounds by how often it was called", CountsBlocks),
 )

@@ -21,7 +21,7 @@ from .mutant import Mutant
 
 __all__ = ["HEALTHY", "MUTANTS"]
 
-_CALLS = itertools.count()
+_CALLS, _LATER_CALLS = itertools.count(), itertools.count()
 
 
 def build(group_size: int = 64) -> QLayerConfig:
@@ -69,6 +69,19 @@ def _any_keyword(group_size: int = 64, **more: Any) -> QLayerConfig:
 
 def _unexplained(group_size: int = 64) -> QLayerConfig:
     return build(group_size)
+
+
+def _ignored(group_size: int = 64) -> QLayerConfig:
+    """INT4 weights.
+
+    Args:
+        group_size: Elements that share a scale.
+    """
+    return build()
+
+
+def _after_many_calls() -> QLayerConfig:
+    return build(64 if next(_LATER_CALLS) < 50 else 32)
 
 
 def _other_default(group_size: int = 32) -> QLayerConfig:
@@ -156,10 +169,12 @@ MUTANTS = (
     mutant("builds_a_configuration", "builds a layer for its cache", kv_cache=ObjectRef(build)),
     mutant("builds_it_afresh", "gives out one configuration", _constant),
     mutant("builds_it_afresh", "builds another one each time", _alternating),
+    mutant("builds_it_afresh", "builds another one after many calls", _after_many_calls),
     mutant("imports_no_torch", "imports torch", config=LazyRef("quark.testing.tiny:tiny_model_dir")),
     mutant("refuses_unknown_options", "takes any keyword", _any_keyword),
     mutant("lists_its_options", "does not explain its option", _unexplained),
     mutant("lists_its_options", "has another default than it says", _other_default),
+    mutant("heeds_its_options", "does nothing with its option", _ignored),
     mutant("comes_back_from_json", "has an option that JSON has no form for", _tuple_option),
     mutant("describes_itself", "has no summary", summary=""),
     mutant("describes_itself", "names a client twice", clients=("vLLM", "vLLM")),

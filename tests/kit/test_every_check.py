@@ -38,6 +38,12 @@ def test_the_check_catches_the_mutant(mutant: Mutant, tmp_path: Path) -> None:
     assert result.message
 
 
+def test_a_transform_that_moves_values_as_it_should_passes() -> None:
+    subject = subject_among("transform", MODULES["transform"].MOVES_VALUES)
+    result = run_check(subject, all_checks()["transform:keeps_the_function"])
+    assert result.outcome == "passed", result.message
+
+
 @pytest.mark.parametrize("check", all_checks().values(), ids=lambda check: check.id)
 def test_the_check_passes_the_healthy_plugin(check: object) -> None:
     healthy = MODULES[check.kind].HEALTHY  # type: ignore[attr-defined]

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import BlockContext, Metrics
+from quark.algorithms import AbsMax, BlockContext, Metrics
 from quark.config.algorithm import AlgoConfig
 from quark.lazy import ObjectRef
 from quark.plugins import AlgorithmRecord
 
-from .broken_settings import forgetting_all, requiring_one, saying_nothing, taking_every_key
+from .broken_settings import forgetting_all, having_an_idle_one, requiring_one, saying_nothing, taking_every_key
 from .mutant import Mutant
 
-__all__ = ["HEALTHY", "MUTANTS"]
+__all__ = ["HEALTHY", "MOVES_VALUES", "MUTANTS"]
 
 
 @attrs.define(kw_only=True)
@@ -234,6 +234,71 @@ class StartedCounting:
         return moves.apply(block)
 
 
+class RemembersBlocks(Moves):
+    """Moves more with each new block, and keeps on its class what it has moved, which is lost with the process."""
+
+    exponents: ClassVar[dict[str, int]] = {}
+
+    def move(self, norm: nn.Module, readers: list[nn.Module], block: BlockContext) -> None:
+        factor = 2.0 ** self.exponents.setdefault(block.name, 1 + len(self.exponents))
+        scale(norm, 1 / factor)
+        for reader in readers:
+            scale(reader, factor)
+
+
+class MovesValues(Moves):
+    """Moves a power of two from the projection of values into the one that reads them."""
+
+    def move(self, norm: nn.Module, readers: list[nn.Module], block: BlockContext) -> None:
+        facts = block.architecture
+        value, output = (block.module.get_submodule(name or "") for name in (facts.mlp_value, facts.mlp_output))
+        self.move_rows(value, output, facts.mlp_value_rows)
+
+    @torch.no_grad()
+    def move_rows(self, value: Any, output: Any, rows: str) -> None:
+        own = slice(-output.weight.shape[1], None) if rows == "last" else slice(None)
+        for name, parameter in value.named_parameters():
+            values = parameter.clone()
+            values[own] /= self.factor
+            setattr(value, name, nn.Parameter(values, requires_grad=False))
+        scale(output, self.factor)
+
+
+class ForgetsTheBias(MovesValues):
+    def move_rows(self, value: Any, output: Any, rows: str) -> None:
+        bias = value.bias
+        super().move_rows(value, output, rows)
+        value.bias = bias
+
+
+class TakesTheFirstRows(MovesValues):
+    """Knows nothing of fused projections: the first rows of one are the gate's."""
+
+    @torch.no_grad()
+    def move_rows(self, value: Any, output: Any, rows: str) -> None:
+        for name, parameter in value.named_parameters():
+            values = parameter.clone()
+            values[: output.weight.shape[1]] /= self.factor
+            setattr(value, name, nn.Parameter(values, requires_grad=False))
+        scale(output, self.factor)
+
+
+class AsksForUndeclared(Moves):
+    def move(self, norm: nn.Module, readers: list[nn.Module], block: BlockContext) -> None:
+        if block.statistic(block.architecture.attention_inputs[0], AbsMax) is not None:
+            super().move(norm, readers, block)
+
+
+class NeedsInputs(Moves):
+    needs = (AbsMax,)
+
+
+class Seeds(Moves):
+    def start(self, model: nn.Module, plan: object) -> Any:
+        torch.manual_seed(7)
+        return self
+
+
 class CountsBlocks(Moves):
     def start(self, model: nn.Module, plan: object) -> Any:
         return StartedCounting(self)
@@ -260,6 +325,8 @@ class RoundsWithText(Moves):
 
 
 HEALTHY = (record_of(LearnsFromItsBlocks),)
+MOVES_VALUES = (record_of(MovesValues),)
+"""A healthy one too: the two that move values wrongly differ from it in one thing each."""
 
 
 def _mutant(check: str, about: str, processor: Any = Moves, config: type[AlgoConfig] = Settings, **fields: Any) -> Mutant:
@@ -272,16 +339,22 @@ MUTANTS = (
     _mutant("settings_survive_json", "forgets its settings in JSON", config=forgetting_all(Settings)),
     _mutant("refuses_unknown_settings", "takes every key", config=taking_every_key(Settings)),
     _mutant("describes_its_settings", "says nothing of its options", config=saying_nothing(Settings)),
+    _mutant("heeds_its_options", "does nothing with one option", config=having_an_idle_one(Settings)),
+    _mutant("declares_calibration", "measures inputs and does not say so", NeedsInputs),
     _mutant("has_a_place_among_the_others", "goes before what goes before it", role="equalization", before=("rotation",)),
     _mutant("changes_something", "does nothing", DoesNothing),
     _mutant("keeps_the_function", "forgets the last reader of a norm", ForgetsReaders),
     _mutant("keeps_the_function", "leaves NaN", LeavesNan),
+    _mutant("keeps_the_function", "scales a layer and not its bias", ForgetsTheBias),
+    _mutant("keeps_the_function", "takes the first rows of a fused projection", TakesTheFirstRows),
+    _mutant("keeps_the_function", "asks for a statistic that it does not declare", AsksForUndeclared),
     _mutant("keeps_the_function", "changes dtypes", ToBfloat16),
     _mutant("keeps_the_function_with_layers_excluded", "forgets readers that stay float", QuantizedReadersAlone),
     _mutant("leaves_nothing_behind", "leaves a hook on the model", HooksOutside),
     _mutant("leaves_nothing_behind", "adds a buffer to the model", AddsABuffer),
     _mutant("leaves_nothing_behind", "runs with the model and has no restorer", Runs, RunSettings),
     _mutant("is_deterministic", "moves another factor each time", AtRandom),
+    _mutant("is_deterministic", "seeds the generator of everybody", Seeds),
     _mutant("composes_with_other_transforms", "overwrites what another transform did", Overwrites, before=(), after=("equalization",)),
     _mutant("composes_with_other_transforms", "says nothing of its place, which matters", before=()),
     _mutant("composes_with_roundings", "makes some channels large", Harms),
@@ -290,6 +363,7 @@ MUTANTS = (
     _mutant("reloads_to_the_same_logits", "has a restorer that restores nothing", Runs, RunSettings, restorer=ObjectRef(RestoresNothing)),
     _mutant("streams_to_the_same_bytes", "looks at weights of other blocks", LooksAhead),
     _mutant("resumes_to_the_same_bytes", "keeps to itself what goes on to the next block", CountsBlocks),
+    _mutant("resumes_to_the_same_bytes", "keeps on its class what goes on to the next block", RemembersBlocks),
     _mutant("is_the_same_on_two_ranks", "moves another factor each time that it is started", CountsStarts),
     _mutant("its_rounding_is_one", "has a text for a rounding", RoundsWithText),
 )

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from quark.algorithms import BlockContext
+from quark.algorithms import AbsMax, BlockContext
 from quark.calibration.plugin_checks import CheckedTransform
 from quark.config.architecture import Architecture
 from quark.errors import PluginError
@@ -185,6 +185,16 @@ def test_what_was_not_finite_before_is_not_laid_at_its_door(quantized: Quantized
     model = tiny.tiny_model()
     model.model.layers[0].input_layernorm.weight.data[0] = torch.nan  # the norm is not quantized, and nobody has refused it
     quantized(Transform, model=model)
+
+
+def test_a_statistic_that_is_not_declared_is_refused_by_name(quantized: Quantized) -> None:
+    class Asks(Transform):
+        def apply(self, block: BlockContext) -> Any:
+            block.statistic("mlp.up_proj", AbsMax)
+            return {}
+
+    with pytest.raises(PluginError, match="asked for the statistic AbsMax, which it does not declare: its needs are none"):
+        quantized(Asks)
 
 
 def test_a_transform_that_reports_nothing_sensible_is_named(quantized: Quantized) -> None:

@@ -25,6 +25,7 @@ from quark.planning.plan import QuantPlan
 from quark.runs import ModelQuantizer
 from quark.runs.skeleton import quantized_skeleton
 from quark.runs.source import CheckpointSource
+from quark.testing.small_models import run_config, small_model
 from quark.testing.tiny import tiny_model_dir
 from quark.torch import LLMTemplate
 
@@ -127,6 +128,14 @@ def test_what_is_foreseen_has_the_scales_that_calibration_finds_and_no_values() 
     assert facts == {name: (t.shape, t.dtype) for name, t in wanted.state_dict().items()}
     assert all(t.is_meta for t in found.state_dict().values())
     assert all(not isinstance(m, type(found.get_submodule("model.layers.0.mlp.up_proj"))) for m in model.modules())
+
+
+def test_what_is_foreseen_ties_the_parameters_that_the_model_ties() -> None:
+    """Biases of layers that are alike are no tied tensors: a layout that took them for such would write one of them."""
+    model = small_model().to("meta")
+    found = quantized_skeleton(model, ModelQuantizer(run_config("int4_wo_32")).plan(model))
+    assert sum(name.endswith(".bias") for name, _ in found.named_parameters()) == 2 * 7
+    assert dict(found.named_parameters()).keys() == dict(model.named_parameters()).keys()
 
 
 def test_what_is_foreseen_shares_modules_where_the_model_does_and_leaves_the_model_as_it_is() -> None:

@@ -50,6 +50,7 @@ class BlockContext:
         output: Computes the block's output on the same tokens, as its weights are now, ``[tokens, channels]``; None likewise.
         model_config: The configuration of the model, or of the part that makes text, with sizes and numbers of heads; None where there is
             none.
+        needs: Statistics that the transform declares; None where that is not known.
     """
 
     name: str
@@ -60,9 +61,17 @@ class BlockContext:
     output_error: Callable[[], OutputError] | None = None
     output: Callable[[], Tensor] | None = None
     model_config: Any = None
+    needs: Sequence[type[Statistic]] | None = None
 
     def statistic(self, layer: str, kind: type[S]) -> S | None:
-        """Return the statistic of that class of a layer's input; None where no token reached it, or it is not going to be quantized."""
+        """Return the statistic of that class of a layer's input; None where no token reached it, or it is not going to be quantized.
+
+        Raises:
+            KeyError: The transform does not declare it in its ``needs``.
+        """
+        if self.needs is not None and kind not in self.needs:
+            names = ", ".join(need.__name__ for need in self.needs) or "none"
+            raise KeyError(f"asked for the statistic {kind.__name__}, which it does not declare: its needs are {names}")
         return cast("S | None", self.statistics.get(layer, {}).get(kind))
 
     def input_is_transformed(self, layer: str) -> bool:

@@ -124,18 +124,19 @@ class BlockTransforms:
         self._statistics = {}
         for transform in reversed(self._transforms):
             if isinstance(transform.run, FinishesBlocks):
-                self._report(transform.run.finish(self._context()))
+                self._report(transform.run.finish(self._context(transform)))
         self._references = None
 
     def _apply(self, positions: Sequence[int]) -> None:
         for position in positions:
-            report = self._transforms[position].run.apply(self._context())
+            transform = self._transforms[position]
+            report = transform.run.apply(self._context(transform))
             self._report(report)
             if report.get(self._block.name, {}).get("applied", True):
                 self.applied.append(position)
 
-    def _context(self) -> BlockContext:
-        """Return the block for the next transform, with what is known of it by now."""
+    def _context(self, transform: StartedTransform) -> BlockContext:
+        """Return the block for a transform, with what is known of it by now."""
         return BlockContext(
             self._block.name,
             self._block.module,
@@ -145,6 +146,7 @@ class BlockTransforms:
             None if self._references is None else self._output_error,
             None if self._references is None else self._output,
             self._model_config,
+            transform.needs,
         )
 
     def _report(self, report: Mapping[str, Metrics]) -> None:

@@ -44,7 +44,8 @@ class AlgoConfig:
         """Return the JSON form: the fields as they are.
 
         Fields marked ``metadata={"legacy": True}`` are never written. Fields marked ``{"own": True}``, which AMD Quark's class does not
-        have, are written only when they differ from their default, so that AMD Quark can read the file.
+        have, are written only when they differ from their default, so that AMD Quark can read the file. Fields marked ``{"unused": True}``
+        are read and written, and nothing else: they are no options.
         """
 
         def is_written(attribute: Any, value: Any) -> bool:

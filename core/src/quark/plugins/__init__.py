@@ -17,7 +17,7 @@ from quark.plugins.discovery import Source
 from quark.plugins.failures import PluginFailure, PluginWarning
 from quark.plugins.graph_op_record import GraphOpRecord
 from quark.plugins.hookspecs import QuarkHooks, hookimpl
-from quark.plugins.options import Option
+from quark.plugins.options import Option, OptionNote
 from quark.plugins.records import (
     AlgorithmRecord,
     DatasetRecord,
@@ -88,6 +88,7 @@ __all__ = [
     "ObserverRecord",
     "ObserverRegistry",
     "Option",
+    "OptionNote",
     "PhaseStarted",
     "PluginFailure",
     "PluginWarning",

@@ -1,8 +1,9 @@
 """Options of schemes, algorithms, observers and exporters: read from signatures and fields, and used to check what a user passes.
 
 A plugin need not declare options: a scheme's are the keyword arguments of its function, an algorithm's the fields of its settings, an
-exporter's the keyword arguments of its class. Help comes from their docstrings (``Args:``, ``Attributes:``). A record may declare them all
-the same (`quark.plugins.Option`), so that they are listed without an import; what it declares is held against the code when that is loaded.
+exporter's the keyword arguments of its class. Help comes from their docstrings (``Args:``, ``Attributes:``), and what neither type nor
+docstring says from an annotation: ``share: Annotated[float, OptionNote(examples=(0.9,))] = 1.0``. A record may declare them all the same
+(`quark.plugins.Option`), so that they are listed without an import; what it declares is held against the code when that is loaded.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from quark.names import closest
 __all__ = [
     "REQUIRED",
     "Option",
+    "OptionNote",
     "called",
     "checked",
     "dataset_options",
@@ -38,6 +40,21 @@ _ENTRY = re.compile(r"(?P<names>\w+(?:, \w+)*): (?P<help>.*)")
 
 
 @attrs.frozen
+class OptionNote:
+    """What an annotation says of an option beyond its type: for the check that no option is accepted and ignored.
+
+    Attributes:
+        examples: Values, other than the default, each of which changes a result; needed where none is found by the type and the default.
+        beside: Values of other options, by name, without which this one has no effect; kept as pairs.
+        is_cost_only: Whether the option changes speed or memory alone, and results by rounding at most.
+    """
+
+    examples: tuple[Any, ...] = ()
+    beside: tuple[tuple[str, Any], ...] = attrs.field(default=(), converter=lambda values: tuple(dict(values).items()))
+    is_cost_only: bool = False
+
+
+@attrs.frozen
 class Option:
     """One option.
 
@@ -47,6 +64,7 @@ class Option:
         default: Value where a user passes none; `REQUIRED` where one is needed.
         help: What its docstring says, on one line.
         is_converted: Whether the target converts the value, so that other types are accepted.
+        note: What its annotation says of its effect; of a field that takes one of some values, these are the examples.
     """
 
     name: str
@@ -54,6 +72,7 @@ class Option:
     default: Any = REQUIRED
     help: str = ""
     is_converted: bool = False
+    note: OptionNote = OptionNote()
 
     @property
     def type_text(self) -> str:
@@ -73,23 +92,26 @@ class Option:
 
 
 def options_of(target: Callable[..., Any], without: Iterable[str] = ()) -> tuple[Option, ...]:
-    """Return the options of a function or a class: its keyword arguments; of an attrs class its fields, but for legacy ones.
+    """Return the options of a function or a class: its keyword arguments; of an attrs class its fields, but for legacy and unused ones.
 
     Args:
         target: What is called with them.
         without: Names of arguments that are no options.
     """
     hints, helps, left_out = _hints(target), _helps(target), set(without)
+    values: dict[str, tuple[Any, ...]] = {}
     if attrs.has(target):  # type: ignore[arg-type]
-        fields: Any = attrs.fields(target)
-        arguments = [(f.name, _default(f), f.converter is not None) for f in fields if f.init and not f.metadata.get("legacy")]
+        fields: Any = [f for f in attrs.fields(target) if f.init and not (f.metadata.get("legacy") or f.metadata.get("unused"))]  # type: ignore[arg-type]
+        arguments = [(f.name, _default(f), f.converter is not None) for f in fields]
+        values = {f.name: _allowed(f.validator) for f in fields}
     else:
         plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         parameters = [p for p in inspect.signature(target).parameters.values() if p.kind in plain]
         arguments = [(p.name, p.default, False) for p in parameters]
     return tuple(
-        Option(name, hints.get(name, _hint_of(default)), default, helps.get(name, ""), converts)
+        Option(name, _plain(hint), default, helps.get(name, ""), converts, _note(hint) or OptionNote(values.get(name, ())))
         for name, default, converts in arguments
+        for hint in [hints.get(name, _hint_of(default))]
         if name not in left_out
     )
 
@@ -101,9 +123,12 @@ def settings_options(config: type[Any]) -> tuple[Option, ...]:
 
 def observer_options(observer: type[Any]) -> tuple[Option, ...]:
     """Return the options of an observer: the class attributes that it names in ``options``, with their values as defaults."""
-    helps = _helps(observer)
+    helps, hints = _helps(observer), _hints(observer, of_attributes=True)
     values = {name: getattr(observer, name, REQUIRED) for name in getattr(observer, "options", ())}
-    return tuple(Option(name, _hint_of(value), value, helps.get(name, "")) for name, value in values.items())
+    return tuple(
+        Option(name, _hint_of(value), value, helps.get(name, ""), note=_note(hints.get(name)) or OptionNote())
+        for name, value in values.items()
+    )
 
 
 def dataset_options(samples: Callable[..., Any]) -> tuple[Option, ...]:
@@ -175,11 +200,28 @@ def _default(field: Any) -> Any:
     return REQUIRED if field.default.takes_self else field.default.factory()
 
 
-def _hints(target: Callable[..., Any]) -> dict[str, Any]:
+def _hints(target: Callable[..., Any], *, of_attributes: bool = False) -> dict[str, Any]:
+    is_plain = isinstance(target, type) and not attrs.has(target) and not of_attributes
     try:
-        return typing.get_type_hints(target.__init__ if isinstance(target, type) and not attrs.has(target) else target)  # type: ignore[misc]
+        return typing.get_type_hints(target.__init__ if is_plain else target, include_extras=True)  # type: ignore[misc]
     except Exception:  # an annotation may name what is imported for type checkers only
         return {}
+
+
+def _plain(hint: Any) -> Any:
+    return typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
+
+
+def _note(hint: Any) -> OptionNote | None:
+    """Return the note in an annotation."""
+    notes = (note for note in getattr(hint, "__metadata__", ()) if isinstance(note, OptionNote))
+    return next(notes, None)
+
+
+def _allowed(validator: Any) -> tuple[Any, ...]:
+    """Return the values that a field takes, by its validator, `attrs.validators.in_` or an optional one; none where it says nothing."""
+    inner = getattr(validator, "validator", validator)
+    return tuple(getattr(inner, "options", ()))
 
 
 def _hint_of(default: Any) -> Any:

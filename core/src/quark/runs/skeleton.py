@@ -45,16 +45,22 @@ def quantized_skeleton(model: nn.Module, plan: QuantPlan) -> nn.Module:
 
 
 def _quantized_layers(modules: Mapping[str, nn.Module], rows: Iterable[PlanRow]) -> dict[str, QuantizedLayer]:
-    """Return the quantized layer of each row. Of layers that are alike, such as those of many experts, one is made and copied."""
+    """Return the quantized layer of each row. Of layers that are alike, such as those of many experts, one is made and copied.
+
+    Each has its own parameters, such as a bias: those that are one tensor are taken for tied.
+    """
     layers: dict[str, QuantizedLayer] = {}
-    first_of: dict[object, QuantizedLayer] = {}
+    first_of: dict[object, tuple[nn.Module, QuantizedLayer]] = {}
     for row in rows:
         layer = modules[row.name]
         kind = (type(layer), id(row.config), *_shapes(layer._parameters), *_shapes(layer._buffers))
         if kind not in first_of or layer._modules:
-            first_of[kind] = quantized_class(layer).from_float(layer, row.quantized_to)
-            _give_scales(first_of[kind], row)
-        layers[row.name] = _copied(first_of[kind])
+            first_of[kind] = layer, quantized_class(layer).from_float(layer, row.quantized_to)
+            _give_scales(first_of[kind][1], row)
+        first, quantized = first_of[kind]
+        layers[row.name] = _copied(quantized)
+        kept = (name for name, parameter in first._parameters.items() if quantized._parameters.get(name) is parameter)
+        layers[row.name]._parameters |= {name: layer._parameters[name] for name in kept}
     return layers
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from quark.config.algorithm import AlgoConfig
@@ -12,10 +12,20 @@ from quark.plugins import algorithms
 from quark.plugins.options import Option
 from quark.templates.algorithms import algo_config_from_dict, derived_config, with_options
 from quark.testing.check import CheckFailedError, NotApplicableError, require
+from quark.testing.option_effects import require_effects
 from quark.testing.small_models import small_family
 from quark.testing.subject import Subject
 
-__all__ = ["default_is_valid", "options_have_help", "processor_of", "refuses_unknown_keys", "settings_of", "survive_json"]
+__all__ = [
+    "calibration_is_declared",
+    "default_is_valid",
+    "options_have_effects",
+    "options_have_help",
+    "processor_of",
+    "refuses_unknown_keys",
+    "settings_of",
+    "survive_json",
+]
 
 UNKNOWN = "a_setting_that_no_algorithm_has"
 
@@ -53,6 +63,12 @@ def processor_of(subject: Subject, settings: AlgoConfig | None = None) -> Any:
     if subject.record.processor is None:  # type: ignore[union-attr]
         raise NotApplicableError("the record brings a configuration only, and no processor")
     return algorithms().load_processor(subject.lookup_name)(settings_of(subject) if settings is None else settings)
+
+
+def calibration_is_declared(subject: Subject) -> None:
+    """Raise where a processor needs statistics, and the record does not have the capability ``calibration``."""
+    declares = "calibration" in subject.record.capabilities  # type: ignore[union-attr]
+    require(declares or not processor_of(subject).needs, "needs statistics, and its record does not declare the capability 'calibration'")
 
 
 def default_is_valid(subject: Subject) -> None:
@@ -98,6 +114,21 @@ def options_have_help(subject: Subject) -> None:
     require(
         not silent, f"says nothing of the options {', '.join(silent)}: describe them under 'Attributes:' in the docstring of its settings"
     )
+
+
+def options_have_effects(subject: Subject, results: Callable[[AlgoConfig], Iterable[Any]]) -> None:
+    """Raise where another value of an option is accepted and changes none of the results.
+
+    Args:
+        subject: The algorithm.
+        results: Yields what is made with settings, to be compared with ``==``.
+    """
+    settings = settings_of(subject)
+
+    def changed(values: Mapping[str, Any]) -> Iterable[Any]:
+        return results(with_options(subject.name, settings, values))
+
+    require_effects(_options(subject), changed, {option.name: getattr(settings, option.name) for option in _options(subject)})
 
 
 def _options(subject: Subject) -> tuple[Option, ...]:

@@ -13,10 +13,13 @@ from quark.algorithms import Metrics, RoundingTask, Statistic
 from quark.calibration.report import CalibrationReport
 from quark.config.algorithm import AlgoConfig
 from quark.config.layer import QLayerConfig
+from quark.config.model import QConfig
+from quark.plugins import schemes
 from quark.runs.quantize_block import quantize_blocks, start_transforms
 from quark.runs.run import plan_run
+from quark.templates import LLMTemplate
 from quark.testing.float64 import InFloat64
-from quark.testing.small_models import batches, run_config, small_model
+from quark.testing.small_models import batches, run_config, small_family, small_model
 
 __all__ = ["TransformedModel", "distance", "float64_logits", "named_parts", "transformed"]
 
@@ -84,18 +87,36 @@ class _Discard:
 
 
 def transformed(
-    scheme: str | QLayerConfig, *settings: AlgoConfig, exclude: tuple[str, ...] = (), is_fused: bool = False
+    scheme: str | QLayerConfig, *settings: AlgoConfig, exclude: tuple[str, ...] = (), is_fused: bool = False, has_cache: bool = False
 ) -> TransformedModel:
     """Return the small model as the transforms of these settings leave it on the way to a scheme.
 
     Validation that comes before a run, and would leave a transform out, is left out here.
+
+    Args:
+        scheme: Name of a scheme, or a configuration of layers.
+        *settings: Of the transforms.
+        exclude: Patterns of layers that stay float.
+        is_fused: Whether to take the model with fused projections.
+        has_cache: Whether keys and values are quantized too.
     """
     model = _with_biases(is_fused)
     data = batches()
-    run = plan_run(model, run_config(scheme, *settings, exclude=exclude)).with_data(model, data, torch.device("cpu"))
+    config = run_config(scheme, *settings, exclude=exclude)
+    run = plan_run(model, _with_cache(config) if has_cache else config).with_data(model, data, torch.device("cpu"))
     transforms = start_transforms(model, run.plan, run.algorithms.checked_transforms(run.plan.config))
     report = quantize_blocks(model, run.plan, run.data, _LeaveFloat(), _Discard(), transforms=transforms)
     return TransformedModel(model, _with_biases(is_fused), report, tuple(run.plan.config.algo_config or ()))
+
+
+def _with_cache(config: QConfig) -> QConfig:
+    """Return a configuration in which keys and values are quantized as attention gets them, where a scheme offers that."""
+    name = next((record.name for record in schemes() if record.kv_cache is not None), None)
+    if name is None:
+        return config
+    cached = LLMTemplate.get(small_family().model_type).get_config(name, kv_cache_scheme=name)
+    cache = {"kv_cache_quant_config": cached.kv_cache_quant_config, "kv_cache_group": cached.kv_cache_group}
+    return attrs.evolve(config, **cache, kv_cache_post_rope=True)
 
 
 def _with_biases(is_fused: bool) -> nn.Module:

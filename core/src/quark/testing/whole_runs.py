@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from quark.runs import ModelQuantizer, quantize_checkpoint
 from quark.runs.run import plan_run
 from quark.runs.sink import InPlaceSink
 from quark.testing.check import NotApplicableError, require
+from quark.testing.fresh_process import in_fresh_process
 from quark.testing.interrupted_runs import interrupted_behind
 from quark.testing.small_models import batches, logits, saved, small_model
 from quark.testing.threads import in_threads
@@ -80,6 +82,8 @@ def require_same_from_disk(config: QConfig, layout: str | None = None, options: 
 def require_same_after_resume(config: QConfig) -> None:
     """Require that a run from disk that fails behind its first block, and is resumed, gives the bytes of one that does not.
 
+    Each of the three is a process of its own: what code has kept in a class or a module is lost where a run stops.
+
     Args:
         config: Of the run.
 
@@ -92,13 +96,17 @@ def require_same_after_resume(config: QConfig) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         source = saved(Path(temporary) / "float")
         whole, resumed = Path(temporary) / "whole", Path(temporary) / "resumed"
-        quantize_checkpoint(source, whole, config, batches(), exporter=layout)
-        with interrupted_behind(1):
-            quantize_checkpoint(source, resumed, config, batches(), exporter=layout)
-        quantize_checkpoint(source, resumed, config, batches(), exporter=layout, resume=True)
+        for out, part in ((whole, "whole"), (resumed, "first"), (resumed, "rest")):
+            in_fresh_process(_run_part, source, out, config, layout, part)
         one, other = contents(whole), contents(resumed)
         different = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
         require(not different, f"gives another {different[0] if different else ''} when its run is resumed behind the first block")
+
+
+def _run_part(source: Path, out: Path, config: QConfig, layout: str, part: str) -> None:
+    """Quantize a checkpoint: ``"whole"``; ``"first"``, up to a failure behind the first block; or ``"rest"``, what that has left."""
+    with interrupted_behind(1) if part == "first" else nullcontext():
+        quantize_checkpoint(source, out, config, batches(), exporter=layout, resume=part == "rest")
 
 
 def require_same_by_two_ranks(config: QConfig) -> None:

@@ -7,10 +7,13 @@ from typing import Any
 
 from attrs import validators
 
-__all__ = ["LEGACY", "OWN", "PRESETS", "positive"]
+__all__ = ["LEGACY", "OWN", "PRESETS", "UNUSED", "positive"]
 
 LEGACY = {"legacy": True}
 """Metadata of a field that is read from configurations of older AMD Quark releases and never written."""
+
+UNUSED = {"unused": True}
+"""Metadata of a field that configurations of AMD Quark have and nothing here reads: it is kept in configurations, and is no option."""
 
 OWN = {"own": True}
 """Metadata of a field that AMD Quark's class does not have; it is written only if its value is not the default."""

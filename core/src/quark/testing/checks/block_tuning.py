@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import nn
 
 from quark.calibration.plugin_checks import refuse_strange
+from quark.config.algorithm import AlgoConfig
 from quark.errors import ConfigError, QuarkError
 from quark.plugins import AlgorithmRecord, algorithms
 from quark.plugins.attribution import origin
@@ -14,6 +17,8 @@ from quark.testing import settings_checks
 from quark.testing.accelerator_runs import require_run_on_accelerator
 from quark.testing.algorithm_runs import HARM, logit_error, others, schemes, valid_settings
 from quark.testing.check import check, require
+from quark.testing.option_effects import digest
+from quark.testing.random_states import random_states_kept
 from quark.testing.settings_checks import processor_of
 from quark.testing.small_models import batches, coarse_scheme, fitting_schemes, quantized, run_config
 from quark.testing.subject import Subject
@@ -54,6 +59,16 @@ def refuses_unknown_settings(subject: Subject) -> None:
 def describes_its_settings(subject: Subject) -> None:
     """Each option has a line of help, which listings show."""
     settings_checks.options_have_help(subject)
+
+
+@check("block_tuning", since=2)
+def heeds_its_options(subject: Subject) -> None:
+    """Another value of each option changes what it makes of the small model, is refused, or is declared to change cost alone."""
+
+    def results(settings: AlgoConfig) -> Iterator[str]:
+        yield digest(*quantized(run_config(coarse_scheme(), settings), data=batches(4, 8)).state_dict().values())
+
+    settings_checks.options_have_effects(subject, results)
 
 
 @check("block_tuning")
@@ -105,9 +120,10 @@ def composes_with_roundings(subject: Subject) -> None:
 
 @check("block_tuning")
 def is_deterministic(subject: Subject) -> None:
-    """Two runs give the same parameters, to the bit."""
+    """Two runs give the same parameters, to the bit, and leave the random states of the process as they are."""
     config = run_config(coarse_scheme(), valid_settings(subject))
-    different = _different(quantized(config), quantized(config))
+    with random_states_kept():
+        different = _different(quantized(config), quantized(config))
     require(not different, f"changes '{different[0] if different else ''}' differently the second time")
 
 

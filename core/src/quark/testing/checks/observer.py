@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,11 +14,15 @@ from quark.quantizers import Observer
 from quark.testing.accelerator_runs import accelerator
 from quark.testing.check import NotApplicableError, check, require
 from quark.testing.example_specs import SHAPE, Example, examples, odd_specs, registered_formats
+from quark.testing.option_effects import digest, require_effects
+from quark.testing.random_states import random_states_kept
 from quark.testing.subject import Subject
 
 Range = tuple[Tensor, Tensor]
 _WIDEST = 8.0
 _NARROWEST = 0.01
+_CALLS = 100
+"""More than other checks make, so that what counts its calls shows it."""
 
 
 def _data(seed: int = 0, shape: tuple[int, ...] = SHAPE) -> Tensor:
@@ -144,6 +149,17 @@ def starts_afresh(subject: Subject) -> None:
         return _same(before, _seen(example, _data(1)).range())
 
     _for_each(subject, fresh, "gives another range after another observer was used: they share state")
+
+
+@check("observer", since=2)
+def gives_the_same_each_time(subject: Subject) -> None:
+    """The same tensor gives the same range each time, also after many observers, and no random state of the process is changed."""
+    x = _data()
+    for example in _examples(subject):
+        with random_states_kept():
+            first = _seen(example, x).range()
+            for _ in range(_CALLS):
+                require(_same(_seen(example, x).range(), first), f"gives another range for the same tensor the next time ({example})")
 
 
 @check("observer")
@@ -384,6 +400,24 @@ def accepts_the_defaults_of_its_options(subject: Subject) -> None:
                 _same(chosen.range(), _seen(example, _data()).range()),
                 f"gives another range with the option '{option.name}' at its default than without it ({example})",
             )
+
+
+@check("observer", since=2)
+def heeds_its_options(subject: Subject) -> None:
+    """Another value of each option changes the range of some spec, is refused, or is declared to change cost alone."""
+    observer = subject.catalog.observers.load_observer(subject.lookup_name)
+
+    def results(values: Mapping[str, Any]) -> Iterator[str]:
+        for example in _examples(subject):
+            level = example.quantizer.stored_level
+            spec = level.spec.set(observer_options=values)
+            if (reason := observer.spec_error(spec)) is not None:
+                raise ConfigError(reason)
+            chosen = observer(spec, level.granularity)
+            chosen.observe(_data())
+            yield digest(*chosen.range())
+
+    require_effects(observer_options(observer), results)
 
 
 @check("observer")

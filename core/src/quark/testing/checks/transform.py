@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 
 import torch
@@ -17,6 +18,8 @@ from quark.testing import settings_checks
 from quark.testing.accelerator_runs import require_run_on_accelerator
 from quark.testing.algorithm_runs import HARM, logit_error, others, schemes, valid_settings
 from quark.testing.check import NotApplicableError, check, require
+from quark.testing.option_effects import digest
+from quark.testing.random_states import random_states_kept
 from quark.testing.settings_checks import processor_of, settings_of
 from quark.testing.small_models import quantized, run_config
 from quark.testing.subject import Subject
@@ -47,6 +50,12 @@ def is_made_of_its_settings(subject: Subject) -> None:
     refuse_strange(processor_of(subject), "transform", origin("algorithms", subject.lookup_name))
 
 
+@check("transform", level="advisory", since=2)
+def declares_calibration(subject: Subject) -> None:
+    """A transform that needs statistics has the capability ``calibration``, which listings show."""
+    settings_checks.calibration_is_declared(subject)
+
+
 @check("transform")
 def default_settings_are_valid(subject: Subject) -> None:
     """There are settings without a user's choices, under the record's name; each option accepts its own default."""
@@ -69,6 +78,18 @@ def refuses_unknown_settings(subject: Subject) -> None:
 def describes_its_settings(subject: Subject) -> None:
     """Each option has a line of help, which listings show."""
     settings_checks.options_have_help(subject)
+
+
+@check("transform", since=2)
+def heeds_its_options(subject: Subject) -> None:
+    """Another value of each option changes what it leaves of the small model, is refused, or is declared to change cost alone."""
+
+    def results(settings: AlgoConfig) -> Iterator[str]:
+        for scheme, has_cache in ((schemes()[0], False), (schemes()[-1], False), (schemes()[0], True)):
+            model = transformed(scheme, settings, has_cache=has_cache).model
+            yield digest(named_parts(model), *model.state_dict().values())
+
+    settings_checks.options_have_effects(subject, results)
 
 
 @check("transform")
@@ -128,9 +149,10 @@ def leaves_nothing_behind(subject: Subject) -> None:
 
 @check("transform")
 def is_deterministic(subject: Subject) -> None:
-    """Two runs give the same parameters, to the bit."""
+    """Two runs give the same parameters, to the bit, and leave the random states of the process as they are."""
     scheme = schemes()[0]
-    first, second = (dict(transformed(scheme, valid_settings(subject)).model.named_parameters()) for _ in range(2))
+    with random_states_kept():
+        first, second = (dict(transformed(scheme, valid_settings(subject)).model.named_parameters()) for _ in range(2))
     different = [name for name, parameter in first.items() if name not in second or not torch.equal(parameter, second[name])]
     require(not different, f"changes '{different[0] if different else ''}' differently the second time")
 

@@ -10,7 +10,7 @@ from attrs import validators
 from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
 from quark.config.dataclass_view import with_dataclass_view
-from quark_algos.fields import LEGACY, OWN, PRESETS, positive
+from quark_algos.fields import LEGACY, OWN, PRESETS, UNUSED, positive
 from quark_algos.mappings.mapping import mappings_of
 
 __all__ = ["COMPUTE_SCALE_LOSSES", "AWQConfig", "AutoSmoothQuantConfig", "SmoothQuantConfig"]
@@ -46,7 +46,7 @@ class AWQConfig(_EqualizationConfig):
     Attributes:
         scaling_layers: One dict per mapping: ``prev_op`` is the smooth layer, ``layers`` are the balance layers; ``inp`` and
             ``module2inspect`` are accepted as in AMD Quark. Names are relative to a decoder block.
-        model_decoder_layers: Full name of the list of decoder blocks.
+        model_decoder_layers: Full name of the list of decoder blocks; part of AMD Quark's public API, not used: the template has it.
         preset: ``"best"`` undoes the scales of a block that do not reduce its held-out error; ``"reference"`` keeps them and warns.
         embedding_layers: Accepted from configurations before 0.6; ignored.
         num_attention_heads: Accepted from configurations before 0.12; ignored, the model's configuration has it.
@@ -56,7 +56,7 @@ class AWQConfig(_EqualizationConfig):
     name: str = "awq"
     preset: str = attrs.field(default="best", validator=validators.in_(PRESETS), metadata=OWN)
     scaling_layers: list[dict[str, Any]] = attrs.field(factory=list)
-    model_decoder_layers: str = ""
+    model_decoder_layers: str = attrs.field(default="", metadata=UNUSED)
     embedding_layers: list[str] | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
     num_attention_heads: int = attrs.field(default=-1, repr=False, eq=False, metadata=LEGACY)
     num_key_value_heads: int = attrs.field(default=-1, repr=False, eq=False, metadata=LEGACY)
@@ -72,7 +72,7 @@ class SmoothQuantConfig(_EqualizationConfig):
             activations have outliers in many channels; the preset ``"best"`` uses 0.5 in its place, as the paper does.
         scale_clamp_min: Smallest scale, above 0.
         scaling_layers: As in `AWQConfig`.
-        model_decoder_layers: Full name of the list of decoder blocks.
+        model_decoder_layers: Full name of the list of decoder blocks; part of AMD Quark's public API, not used: the template has it.
         preset: ``"best"`` undoes the scales of a block that do not reduce its held-out error; ``"reference"`` keeps them and warns.
         embedding_layers: Accepted from configurations before 0.6; ignored.
         num_attention_heads: Accepted from configurations before 0.12; ignored, the model's configuration has it.
@@ -87,7 +87,7 @@ class SmoothQuantConfig(_EqualizationConfig):
     alpha: float = attrs.field(default=1.0, validator=[validators.ge(0), validators.le(1)])
     scale_clamp_min: float = attrs.field(default=1e-3, validator=positive)
     scaling_layers: list[dict[str, Any]] = attrs.field(factory=list)
-    model_decoder_layers: str = ""
+    model_decoder_layers: str = attrs.field(default="", metadata=UNUSED)
     embedding_layers: list[str] | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
     num_attention_heads: int = attrs.field(default=-1, repr=False, eq=False, metadata=LEGACY)
     num_key_value_heads: int = attrs.field(default=-1, repr=False, eq=False, metadata=LEGACY)
@@ -100,7 +100,7 @@ class AutoSmoothQuantConfig(_EqualizationConfig):
 
     Attributes:
         scaling_layers: As in `AWQConfig`; None for all mappings of the architecture.
-        model_decoder_layers: Full name of the list of decoder blocks.
+        model_decoder_layers: Full name of the list of decoder blocks; part of AMD Quark's public API, not used: the template has it.
         compute_scale_loss: Loss that the search minimizes: one of `COMPUTE_SCALE_LOSSES`.
         preset: ``"best"`` undoes the scales of a block that do not reduce its held-out error; ``"reference"`` keeps them and warns.
         embedding_layers: Accepted from configurations before 0.6; ignored.
@@ -114,7 +114,7 @@ class AutoSmoothQuantConfig(_EqualizationConfig):
     name: str = "autosmoothquant"
     preset: str = attrs.field(default="best", validator=validators.in_(PRESETS), metadata=OWN)
     scaling_layers: list[dict[str, Any]] | None = None
-    model_decoder_layers: str | None = None
+    model_decoder_layers: str | None = attrs.field(default=None, metadata=UNUSED)
     compute_scale_loss: str = attrs.field(default="MSE", validator=validators.in_(COMPUTE_SCALE_LOSSES))
     embedding_layers: list[str] | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
     num_attention_heads: int = attrs.field(default=-1, repr=False, eq=False, metadata=LEGACY)

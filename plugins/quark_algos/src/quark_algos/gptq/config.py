@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Self
 
 import attrs
 from attrs import validators
@@ -11,7 +11,8 @@ from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
 from quark.config.dataclass_view import with_dataclass_view
 from quark.errors import ConfigError
-from quark_algos.fields import LEGACY, OWN, PRESETS, positive
+from quark.plugins import OptionNote
+from quark_algos.fields import LEGACY, OWN, PRESETS, UNUSED, positive
 from quark_algos.mappings.mapping import linear_layers
 
 __all__ = ["SCALE_SEARCHES", "GPTAQConfig", "GPTQConfig", "QronosConfig"]
@@ -39,9 +40,9 @@ class _HessianConfig(AlgoConfig):
         embedding_layers: Accepted from configurations before 0.6; ignored.
     """
 
-    block_size: int = attrs.field(default=128, validator=positive)
+    block_size: Annotated[int, OptionNote(is_cost_only=True)] = attrs.field(default=128, validator=positive)
     desc_act: bool = True
-    static_groups: bool = True
+    static_groups: Annotated[bool, OptionNote(beside={"desc_act": False})] = True
     preset: str = attrs.field(default="best", validator=validators.in_(PRESETS), metadata=OWN)
     scale_search: str | None = attrs.field(default=None, validator=validators.optional(validators.in_(SCALE_SEARCHES)), metadata=OWN)
     scale_refits: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(0)), metadata=OWN)
@@ -93,7 +94,7 @@ class GPTQConfig(_HessianConfig):
     name: str = "gptq"
     damp_percent: float = attrs.field(default=0.01, validator=[positive, validators.lt(1)])
     inside_layer_modules: list[str] = attrs.field(factory=list)
-    model_decoder_layers: str = ""
+    model_decoder_layers: str = attrs.field(default="", metadata=UNUSED)
 
 
 @with_dataclass_view
@@ -110,7 +111,7 @@ class GPTAQConfig(GPTQConfig):
     """
 
     name: str = "gptaq"
-    alpha: float = 0.25
+    alpha: Annotated[float, OptionNote(beside={"preset": "reference"})] = 0.25
     correction_damping: float | None = attrs.field(default=None, validator=validators.optional(positive), metadata=OWN)
 
 
@@ -121,7 +122,7 @@ class QronosConfig(_HessianConfig):
 
     Attributes:
         inside_layer_modules: Names of the linear layers, relative to a decoder block.
-        model_decoder_layers: Full name of the list of decoder blocks.
+        model_decoder_layers: Full name of the list of decoder blocks; as in `GPTQConfig`.
         alpha: Damping of the preset "reference": this times the largest eigenvalue of the Hessian is added to its diagonal; above 0.
         beta: Part of AMD Quark's public API, not used: it scales the inverse Hessian before a second factorization; here is neither.
         correction_share: Strength of the correction for quantized inputs, 0 to 1; None for that of the preset.
@@ -130,9 +131,9 @@ class QronosConfig(_HessianConfig):
 
     name: str = "qronos"
     inside_layer_modules: list[str]
-    model_decoder_layers: str
-    alpha: float = attrs.field(default=1e-3, validator=positive)
-    beta: float = attrs.field(default=1e4, validator=positive)
+    model_decoder_layers: str = attrs.field(metadata=UNUSED)
+    alpha: Annotated[float, OptionNote(beside={"preset": "reference"})] = attrs.field(default=1e-3, validator=positive)
+    beta: float = attrs.field(default=1e4, validator=positive, metadata=UNUSED)
     correction_share: float | None = attrs.field(
         default=None, validator=validators.optional([validators.ge(0), validators.le(1)]), metadata=OWN
     )

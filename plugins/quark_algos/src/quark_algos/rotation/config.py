@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from itertools import chain, combinations
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import attrs
 from attrs import validators
@@ -12,7 +12,8 @@ from attrs import validators
 from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
 from quark.config.dataclass_view import with_dataclass_view
-from quark_algos.fields import LEGACY, OWN, PRESETS
+from quark.plugins import OptionNote
+from quark_algos.fields import LEGACY, OWN, PRESETS, UNUSED
 from quark_algos.mappings.mapping import enclosing, readers_of_attention_norm, readers_of_mlp_norm, writers_of_attention, writers_of_mlp
 
 __all__ = ["OnlineRotationConfig", "QuaRotConfig", "RotationConfig"]
@@ -65,7 +66,8 @@ class RotationConfig(AlgoConfig):
         rotation_size: Size of the blocks of a block-diagonal rotation; None for the full width.
         random_r1: Use a randomized Hadamard matrix for R1. ``random`` sets both this and ``random_r2``.
         random_r2: Use a randomized Hadamard matrix for R2.
-        backbone: Name of the module that holds embeddings and blocks.
+        backbone: Name of the module that holds embeddings and blocks; this name and the next five are part of AMD Quark's public API, and
+            not used: the template has them.
         model_decoder_layers: Full name of the list of decoder blocks.
         v_proj: Value projection, relative to a decoder block.
         o_proj: Output projection of attention, relative to a decoder block.
@@ -90,18 +92,18 @@ class RotationConfig(AlgoConfig):
     r4: bool = False
     rotation_size: int | None = None
     random_r1: bool = False
-    random_r2: bool = False
-    backbone: str = "model"
-    model_decoder_layers: str = "model.layers"
-    v_proj: str = "self_attn.v_proj"
-    o_proj: str = "self_attn.o_proj"
-    self_attn: str = "self_attn"
-    mlp: str = "mlp"
+    random_r2: Annotated[bool, OptionNote(beside={"r2": True})] = False
+    backbone: str = attrs.field(default="model", metadata=UNUSED)
+    model_decoder_layers: str = attrs.field(default="model.layers", metadata=UNUSED)
+    v_proj: str = attrs.field(default="self_attn.v_proj", metadata=UNUSED)
+    o_proj: str = attrs.field(default="self_attn.o_proj", metadata=UNUSED)
+    self_attn: str = attrs.field(default="self_attn", metadata=UNUSED)
+    mlp: str = attrs.field(default="mlp", metadata=UNUSED)
     online_r1_rotation: bool | None = None
     online_config: OnlineRotationConfig | None = attrs.field(default=None, converter=_online)
     trainable: bool = False
     train_smooth: bool | None = None
-    smooth_positions: list[str] | None = None
+    smooth_positions: list[str] | None = attrs.field(default=None, metadata=UNUSED)
     preset: str = attrs.field(default="best", validator=validators.in_(PRESETS), metadata=OWN)
     random: bool | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
 

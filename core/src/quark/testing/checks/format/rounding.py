@@ -12,11 +12,14 @@ from quark.errors import QuarkError
 from quark.quantizers import canonicalize, format_of
 from quark.testing.check import NotApplicableError, check, require
 from quark.testing.checks.format.cases import Case, all_values, cases, first_case, loaded, numbers, shares_bits
+from quark.testing.random_states import random_states_kept
 from quark.testing.subject import Subject
 
 _SLACK = 1e-6
 """Relative error of float32 arithmetic on a distance, for bounds that are declared in decimal numbers."""
 _PARTS = 16
+_CALLS = 300
+"""Far more than the other checks make, so that what counts its calls shows it."""
 
 
 def _rounded(case: Case, t: Tensor) -> Tensor:
@@ -41,11 +44,15 @@ def rounds_in_place(subject: Subject) -> None:
 
 @check("format")
 def rounds_the_same_each_time(subject: Subject) -> None:
-    """The same numbers are rounded to the same values each time."""
+    """The same numbers are rounded to the same values each time, after many calls too, and no random state of the process is changed."""
     case = first_case(subject)
     t = numbers(case)
-    first = _rounded(case, t)
-    require(all(torch.equal(_rounded(case, t), first) for _ in range(3)), "rounds the same numbers to other values the next time")
+    few = t[:1]
+    with random_states_kept():
+        first, first_few = _rounded(case, t), _rounded(case, few)
+        for _ in range(_CALLS):
+            require(torch.equal(_rounded(case, few), first_few), "rounds the same numbers to other values the next time")
+        require(torch.equal(_rounded(case, t), first), "rounds the same numbers to other values the next time")
 
 
 @check("format")

@@ -119,7 +119,7 @@ def dequantizes_what_it_wrote(subject: Subject) -> None:
                 weight = loaded.get(name)
                 same = weight is None or torch.equal(read(name, weight.dtype).to(weight.dtype), weight)
                 require(same, f"makes '{name}' of a checkpoint in '{scheme}' that is not the weight of the model that is read")
-        missing = [name for name in model.state_dict() if name.endswith(".weight") and name not in tensors.meta]
+        missing = [name for name, _ in model.named_parameters() if name.endswith(".weight") and name not in tensors.meta]
         require(not missing, f"does not make '{missing[0] if missing else ''}' of a checkpoint in '{scheme}'")
 
 

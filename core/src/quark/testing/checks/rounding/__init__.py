@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from quark.algorithms import Rounding
 from quark.algorithms.validation import standard_error
 from quark.calibration.plugin_checks import checked_metrics, refuse_strange
+from quark.config.algorithm import AlgoConfig
 from quark.config.layer import QLayerConfig
 from quark.errors import QuarkError, RoundingError
 from quark.modules import QuantizedLayer
@@ -17,6 +19,8 @@ from quark.plugins import schemes
 from quark.plugins.attribution import origin
 from quark.testing import settings_checks
 from quark.testing.check import check, require
+from quark.testing.option_effects import digest
+from quark.testing.random_states import random_states_kept
 from quark.testing.subject import Subject
 from quark.testing.weight_tasks import (
     COLUMNS,
@@ -33,6 +37,9 @@ from quark.testing.weight_tasks import (
 )
 
 PARTS = ("runs",)
+NAMES = ("self_attn.q_proj", "mlp.experts.3.down_proj", "0", "a-name.of.no.layer")
+"""Names within a block, of layers that there may be."""
+_CALLS = 40
 MARGIN = 3
 """Standard errors of a difference, over the tokens of a test, that are taken for chance."""
 
@@ -73,6 +80,12 @@ def is_made_of_its_settings(subject: Subject) -> None:
     refuse_strange(_made(subject), "rounding", origin("algorithms", subject.lookup_name))
 
 
+@check("rounding", level="advisory", since=2)
+def declares_calibration(subject: Subject) -> None:
+    """A rounding that needs statistics has the capability ``calibration``, which listings show."""
+    settings_checks.calibration_is_declared(subject)
+
+
 @check("rounding")
 def default_settings_are_valid(subject: Subject) -> None:
     """There are settings without a user's choices, under the record's name; each option accepts its own default."""
@@ -97,11 +110,25 @@ def describes_its_settings(subject: Subject) -> None:
     settings_checks.options_have_help(subject)
 
 
+@check("rounding", since=2)
+def heeds_its_options(subject: Subject) -> None:
+    """Another value of each option changes weights or the layers that it applies to, is refused, or is declared to change cost alone."""
+
+    def results(settings: AlgoConfig) -> Iterator[str]:
+        data, held_out = (Inputs(one.x, 1.25 * one.reference) for one in (inputs(0), inputs(1, 32)))  # as if inputs had been made smaller
+        for config in one_scheme_of_each_kind(subject).values():
+            rounding, layers = settings_checks.processor_of(subject, settings), layers_of(config, count=1)
+            rounded(rounding, layers, data, held_out)
+            yield digest([rounding.applies_to(name) for name in NAMES], *(layer.weight for layer in layers.values()))
+
+    settings_checks.options_have_effects(subject, results)
+
+
 @check("rounding")
 def says_to_which_layers_it_applies(subject: Subject) -> None:
     """``applies_to`` answers True or False for any name, and the same each time."""
     rounding = _made(subject)
-    for name in ("self_attn.q_proj", "mlp.experts.3.down_proj", "0", "a-name.of.no.layer"):
+    for name in NAMES:
         answers = [rounding.applies_to(name) for _ in range(2)]
         require(all(isinstance(answer, bool) for answer in answers), f"answers {answers[0]!r} where True or False is wanted")
         require(answers[0] == answers[1], f"applies to '{name}' when it is asked first and not the second time, or the other way round")
@@ -194,17 +221,22 @@ def uses_declared_statistics_alone(subject: Subject) -> None:
 
 @check("rounding")
 def is_deterministic(subject: Subject) -> None:
-    """The same layers and statistics give the same weights, also the second time that it is used, and by another object of it."""
-    for name, config in one_scheme_of_each_kind(subject).items():
-        first = _made(subject)
-        given = statistics(first, [inputs(0)])
-        results = []
-        for rounding in (first, first, _made(subject)):
-            layers = layers_of(config)
-            torch.rand(3)  # so that a global random state is another one each time
+    """The same layers and statistics give the same weights, in another order and after many calls too, and by another object of it.
+
+    It leaves the random states of the process as they are.
+    """
+    first, kinds = _made(subject), one_scheme_of_each_kind(subject)
+    given = statistics(first, [inputs(0)])
+    in_turn, few = list(kinds.items()), [next(iter(kinds.items()))]
+    results: dict[str, list[Tensor]] = {}
+    passes = ((first, in_turn), (first, in_turn[::-1]), (first, few * _CALLS), (_made(subject), in_turn))
+    for name, config, rounding in ((name, config, rounding) for rounding, those in passes for name, config in those):
+        layers = layers_of(config)
+        torch.rand(3)  # so that a global random state is another one each time
+        with random_states_kept():
             rounded(rounding, layers, held_out=inputs(1, 32), given=given)
-            results.append([layer.weight for layer in layers.values()])
-        same = all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))  # type: ignore[arg-type]
+        weights: list[Any] = [layer.weight for layer in layers.values()]
+        same = all(torch.equal(a, b) for a, b in zip(weights, results.setdefault(name, weights), strict=True))
         require(same, f"gives other weights when it rounds the same layers again ({name})")
 
 

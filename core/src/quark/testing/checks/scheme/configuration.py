@@ -17,10 +17,12 @@ from quark.lazy import LazyRef
 from quark.plugins.options import REQUIRED
 from quark.plugins.records import SchemeRecord
 from quark.testing.check import NotApplicableError, check, require
+from quark.testing.option_effects import require_effects
 from quark.testing.subject import Subject
 from quark.testing.tiny import tiny_template
 
 _NO_OPTION = "an_option_that_no_scheme_has"
+_CALLS = 100
 
 
 def _builds(subject: Subject) -> dict[str, Callable[..., Any]]:
@@ -54,10 +56,12 @@ def builds_a_configuration(subject: Subject) -> None:
 
 @check("scheme")
 def builds_it_afresh(subject: Subject) -> None:
-    """Each call builds an equal configuration of its own: what happens to one does not reach the next."""
+    """Each call builds an equal configuration of its own, after many calls too: what happens to one does not reach the next."""
     for field, build in _builds(subject).items():
-        first, second = build(), build()
-        require(first == second, f"builds another {field} the second time")
+        first = build()
+        for _ in range(_CALLS):
+            second = build()
+            require(first == second, f"builds another {field} the next time")
         shared = {id(level) for spec in _specs(first) for level in levels(spec)} & {
             id(level) for spec in _specs(second) for level in levels(spec)
         }
@@ -116,6 +120,14 @@ def lists_its_options(subject: Subject) -> None:
         require(same, f"builds another configuration with {option.name}={option.default!r}, its default, than without it")
         chosen = tiny_template().get_config(subject.lookup_name, scheme_options={option.name: option.default})
         require(chosen.global_quant_config == build(), f"is not reached by {option.name}={option.default!r} through scheme_options")
+
+
+@check("scheme", since=2)
+def heeds_its_options(subject: Subject) -> None:
+    """Another value of each option builds another configuration, is refused, or is declared to change cost alone."""
+    registry, name = subject.catalog.schemes, subject.lookup_name
+    build = registry.load_config(name)
+    require_effects(registry.options(name), lambda values: [build(**values)])
 
 
 @check("scheme")

@@ -1,0 +1,112 @@
+"""Work in a fresh process with this one's plugins: what code keeps in classes and modules is there as after an import, and lost afterwards.
+
+One server for the life of this process has torch and transformers imported, and is forked for each piece of work.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import io
+import multiprocessing
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from types import MappingProxyType, ModuleType
+from typing import Any, TypeVar
+
+import importlib_metadata
+
+from quark.plugins import Catalog, Record, Source, hookimpl, using
+from quark.plugins.catalog import catalog
+from quark.plugins.discovery import GROUP, Candidate
+from quark.plugins.kinds import KINDS
+from quark.testing.check import NotApplicableError
+
+__all__ = ["in_fresh_process"]
+
+T = TypeVar("T")
+
+_PRELOADED = ("quark.runs", "quark.testing.whole_runs", "transformers.models.llama.modeling_llama")
+_TIMEOUT = 600
+"""Seconds after which a process is given up."""
+
+
+def in_fresh_process(work: Callable[..., T], *arguments: Any) -> T:
+    """Return what a function gives in a process in which nothing has been run before, with the plugins of this one.
+
+    Args:
+        work: A function of a module; it, its arguments and its result are pickled.
+        *arguments: Of it.
+
+    Raises:
+        NotApplicableError: A plugin of this process is an object that cannot be pickled.
+        BaseException: What ``work`` raises.
+    """
+    sources = tuple(source for source in catalog().sources() if source.module)
+    try:
+        added = _pickled(_added(catalog()))
+    except Exception as error:  # a plugin's objects are anybody's
+        raise NotApplicableError(f"a plugin of the running program cannot be taken to another process ({error})") from None
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(_PRELOADED))
+    with ProcessPoolExecutor(1, mp_context=context) as process:
+        with _without_main():
+            result = process.submit(_work, sources, added, work, arguments)
+        return result.result(_TIMEOUT)
+
+
+def _pickled(value: object) -> bytes:
+    """Return the pickle of a value in which there may be views of mappings, as records have them."""
+    buffer = io.BytesIO()
+    pickler = pickle.Pickler(buffer)
+    pickler.dispatch_table = {**copyreg.dispatch_table, MappingProxyType: lambda view: (MappingProxyType, (dict(view),))}
+    pickler.dump(value)
+    return buffer.getvalue()
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Let processes that are started in the body not import the program of this one, which may do its work when it is imported."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _added(plugins: Catalog) -> list[tuple[Source, list[Record]]]:
+    """Return the records of plugins that no distribution announces: those that the running program has added."""
+    by_source: dict[Source, list[Record]] = {}
+    for registry in plugins.registries.values():
+        for claim in registry.claims():
+            if not claim.source.module:
+                by_source.setdefault(claim.source, []).append(claim.record)
+    return list(by_source.items())
+
+
+def _work(sources: Sequence[Source], added: bytes, work: Callable[..., T], arguments: Sequence[Any]) -> T:
+    from quark.testing.quiet import quietly
+
+    entry_points = [importlib_metadata.EntryPoint(source.entry_point, source.module, GROUP) for source in sources]
+    plugins = Catalog(Candidate(source, point) for source, point in zip(sources, entry_points, strict=True))
+    for source, records in pickle.loads(added):
+        plugins.add(_plugin_of(records), source)
+    with using(plugins), quietly():
+        return work(*arguments)
+
+
+def _plugin_of(records: Sequence[Record]) -> object:
+    """Return a plugin that registers these records."""
+    hooks: dict[str, Any] = {}
+    for kind in KINDS:
+        own = [record for record in records if isinstance(record, kind.record)]
+
+        def hook(self: object, own: Sequence[Record] = tuple(own)) -> Sequence[Record]:
+            return own
+
+        hook.__name__ = kind.hook
+        hooks[kind.hook] = hookimpl(hook)
+    return type("AddedPlugin", (), hooks)()
