@@ -7,6 +7,7 @@ experts, fused). Their codes are made by the tests' own code, and looked for in 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,21 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, GptOssConfig, GptOssForCausalLM
+from transformers import AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM, GptOssConfig, GptOssForCausalLM
 
 from quark.checkpoint import import_model_from_safetensors
 from quark.checkpoint.inspection import inspect_checkpoint
+from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
-from quark.errors import ConfigError, UnsupportedError
+from quark.errors import ConfigError, ResumeError, UnsupportedError
 from quark.hf.quantized_source import float_tensors_of
 from quark.hf.shards import check_shards
-from quark.runs import quantize_checkpoint
+from quark.planning.mixtures import separate_experts
+from quark.runs import from_disk, quantize_checkpoint
 from quark.runs.planned_run import plan
+from quark.testing.interrupted_runs import interrupted_behind
 from quark.testing.small_models import batches
+from quark.testing.threads import in_threads
 from quark.torch import LLMTemplate, ModelQuantizer
 
 DTYPE = torch.bfloat16
@@ -228,45 +233,37 @@ def test_codes_and_scales_are_those_of_the_source(form: Form, source: Path, tmp_
     assert_kept(form, source, tmp_path / "out")
 
 
-def dequantized(source: Path, out: Path, form: Form, layers: list[str]) -> Any:
-    """The model whose layers have the values of the source, loaded as a float checkpoint; ``layers`` have what quantizes their input."""
-    (out / "floats").mkdir(parents=True)
+def dequantized(source: Path, out: Path) -> Path:
+    """The float checkpoint with the values of a source."""
+    out.mkdir(parents=True)
     tensors = load_file(source / "model.safetensors")
     for one in float_tensors_of(source, check_shards(source)) or ():
         tensors[one.name] = one.make(tensors, DTYPE)
     used = ("_scale_inv", "_packed", "_shape", "weight_scale", "_blocks", "_scales")
     floats = {name: tensor.contiguous() for name, tensor in tensors.items() if not name.endswith(used)}
-    save_file(floats, out / "floats/model.safetensors", {"format": "pt"})
+    save_file(floats, out / "model.safetensors", {"format": "pt"})
     config = json.loads((source / "config.json").read_text())
     config.pop("quantization_config")
-    (out / "floats/config.json").write_text(json.dumps(config))
-    quantize_checkpoint(out / "floats", out / "out", form.config(), batches())
-    model = import_model_from_safetensors(None, out / "out", device="cpu")
-    return model, layers
+    (out / "config.json").write_text(json.dumps(config))
+    return out
 
 
 @torch.no_grad()
 def test_the_export_computes_what_a_model_with_the_dequantized_layers_does(form: Form, source: Path, tmp_path: Path) -> None:
-    planned = quantize_checkpoint(source, tmp_path / "out", form.config(), batches())
+    """With nothing else quantized. Inputs are rounded as the source's runtime rounds them, which the float model does not."""
+    config = QConfig(global_quant_config=QLayerConfig())
+    planned = quantize_checkpoint(source, tmp_path / "out", config)
+    assert len(planned.kept) >= form.kept
     model = import_model_from_safetensors(None, tmp_path / "out", device="cpu")
-    floats, _ = dequantized(source, tmp_path / "expected", form, [])
-    inputs = {name: model.get_submodule(name).input_quantizer for name in planned.kept}
+    floats = AutoModelForCausalLM.from_pretrained(dequantized(source, tmp_path / "floats"), dtype="auto").eval()
+    separate_experts(floats, config, planned.kept)
     for name in planned.kept:
-        own = model.get_submodule(name)
-        values = own.weight
-        if "experts" in name and name not in dict(floats.named_modules()):  # fused there, as the checkpoint has them
-            owner, expert, leaf = name.rsplit(".", 2)
-            fused = getattr(floats.get_submodule(owner), "gate_up_proj" if leaf in ("gate_proj", "up_proj") else leaf)[int(expert)]
-            half = fused.shape[0] // 2
-            fused = fused[:half] if leaf == "gate_proj" else fused[half:] if leaf == "up_proj" else fused
-            assert torch.equal(values, fused if form.template == "deepseek_v3" else fused.t()), name
-        else:
-            assert torch.equal(values, floats.get_submodule(name).weight), name
-        own.input_quantizer = None  # weights alone are compared: the source's runtime rounds inputs as the export says
+        layer = model.get_submodule(name)
+        assert torch.equal(layer.weight, floats.get_submodule(name).weight), name
+        assert (layer.input_quantizer is not None) == (form.block["quant_method"] == "fp8")
+        layer.input_quantizer = None
     ids = torch.arange(12).view(1, 12)
-    difference = (model(ids).logits - floats(ids).logits).abs().max()
-    assert difference <= 1e-6 if form.block["quant_method"] == "fp8" else True
-    assert all((q is not None) == (form.block["quant_method"] == "fp8") for q in inputs.values())
+    assert torch.equal(model(ids).logits, floats(ids).logits)
 
 
 def test_the_configuration_says_how_they_are_quantized(form: Form, source: Path, tmp_path: Path) -> None:
@@ -302,8 +299,8 @@ def test_inspection_counts_them_as_quantized(form: Form, source: Path, tmp_path:
 def test_they_are_dequantized_where_the_configuration_says_so(form: Form, source: Path, tmp_path: Path) -> None:
     planned = quantize_checkpoint(source, tmp_path / "out", form.config(keep_prequantized_layers=False), batches())
     assert not planned.kept
-    dequantized(source, tmp_path / "expected", form, [])
-    assert contents(tmp_path / "out") == contents(tmp_path / "expected/out")
+    quantize_checkpoint(dequantized(source, tmp_path / "floats"), tmp_path / "expected", form.config(), batches())
+    assert contents(tmp_path / "out") == contents(tmp_path / "expected")
 
 
 def test_gptq_rounds_the_others_and_leaves_them(source: Path, form: Form, tmp_path: Path) -> None:
@@ -312,6 +309,37 @@ def test_gptq_rounds_the_others_and_leaves_them(source: Path, form: Form, tmp_pa
     planned = quantize_checkpoint(source, tmp_path / "out", config, batches())
     assert_kept(form, source, tmp_path / "out")
     assert {row.algorithm for row in planned.rows if row.is_kept} == {None}
+
+
+@pytest.mark.parametrize("algorithm", [None, "gptq"])
+def test_an_interrupted_run_goes_on_to_the_same_bytes(algorithm: str | None, source: Path, form: Form, tmp_path: Path) -> None:
+    config = form.config()
+    if algorithm is not None:
+        config.algo_config = LLMTemplate.get(form.template).get_config("int4_wo_32", algorithm=algorithm).algo_config
+    quantize_checkpoint(source, tmp_path / "once", config, batches())
+    with interrupted_behind(1):
+        quantize_checkpoint(source, tmp_path / "out", config, batches())
+    with pytest.raises(ResumeError, match="layers that stay as they are"):
+        quantize_checkpoint(source, tmp_path / "out", attrs.evolve(config, keep_prequantized_layers=False), batches(), resume=True)
+    quantize_checkpoint(source, tmp_path / "out", config, batches(), resume=True)
+    assert contents(tmp_path / "out") == contents(tmp_path / "once")
+
+
+def test_two_processes_write_the_bytes_of_one(source: Path, form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, lock = from_disk.opened_checkpoint, threading.Lock()
+
+    def opened(*args: Any, **kwargs: Any) -> Any:
+        with lock:  # transformers sets torch's default dtype meanwhile, which is that of all threads
+            return plain(*args, **kwargs)
+
+    monkeypatch.setattr(from_disk, "opened_checkpoint", opened)
+    for size in (1, 2):
+        out = tmp_path / f"by_{size}"
+        in_threads(
+            lambda ranks, out=out: quantize_checkpoint(source, out, form.config(), batches(), ranks=ranks), size, is_deterministic=True
+        )
+    assert contents(tmp_path / "by_1") == contents(tmp_path / "by_2")
+    assert_kept(form, source, tmp_path / "by_2")
 
 
 def test_a_layout_that_cannot_hold_them_is_refused_before_any_work(tmp_path: Path, source: Path, form: Form) -> None:
@@ -341,7 +369,7 @@ def test_a_transform_that_would_change_them_is_refused_before_any_work(form: For
 
 
 def test_what_has_no_exact_expression_is_dequantized_and_the_plan_says_so(tmp_path: Path) -> None:
-    """Two rows of blocks that do not divide the columns: there is no such granularity."""
+    """Scales of inputs that are powers of two: the layout's reader does not know them."""
     form = attrs.evolve(FORMS["DeepSeek"], block=DEEPSEEK | {"scale_fmt": "ue8m0"})
     model = form.model()
     model.save_pretrained(tmp_path / "float")
