@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM, GptOssConfig, GptOssForCausalLM
 
-from quark.checkpoint import import_model_from_safetensors
+from quark.checkpoint import export_safetensors, import_model_from_safetensors
 from quark.checkpoint.inspection import inspect_checkpoint
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
@@ -27,11 +28,13 @@ from quark.errors import ConfigError, ResumeError, UnsupportedError
 from quark.hf.quantized_source import float_tensors_of
 from quark.hf.shards import check_shards
 from quark.planning.mixtures import separate_experts
+from quark.planning.plan import QuantPlan
 from quark.runs import from_disk, quantize_checkpoint
 from quark.runs.planned_run import plan
 from quark.testing.interrupted_runs import interrupted_behind
 from quark.testing.small_models import batches
 from quark.testing.threads import in_threads
+from quark.testing.tiny import tiny_model_dir
 from quark.torch import LLMTemplate, ModelQuantizer
 
 DTYPE = torch.bfloat16
@@ -176,6 +179,10 @@ def source(form: Form, tmp_path: Path) -> Path:
     return tmp_path / "source"
 
 
+def tiny_config(scheme: str) -> QConfig:
+    return LLMTemplate.get("llama").get_config(scheme)
+
+
 def contents(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir() if "report" not in path.name}
 
@@ -287,13 +294,17 @@ def test_the_plan_says_so_and_counts_their_bytes(form: Form, source: Path) -> No
     assert {row.reason.rpartition("; ")[2] for row in planned.plan.rows if row.is_kept} == {"stays as it is, from the source"}
     floats = plan(source, form.config(keep_prequantized_layers=False), probing=False)
     assert floats.estimate is not None
-    assert sum(planned.estimate.output.files) < sum(floats.estimate.output.files)
+    assert planned.estimate.output is not None
+    assert floats.estimate.output is not None
+    assert planned.estimate.output.bytes < floats.estimate.output.bytes
 
 
 def test_inspection_counts_them_as_quantized(form: Form, source: Path, tmp_path: Path) -> None:
     planned = quantize_checkpoint(source, tmp_path / "out", form.config(), batches())
-    rows = {row.name: row for row in inspect_checkpoint(tmp_path / "out").plan.rows}
-    assert all(rows[name].config == row.config for name, row in ((r.name, r) for r in planned.rows if r.is_kept))
+    assert not inspect_checkpoint(tmp_path / "out").damage
+    model: Any = import_model_from_safetensors(None, tmp_path / "out", device="cpu")
+    configs = {row.name: row.config for row in model.quark_plan.rows}
+    assert all(configs[row.name] == row.config for row in planned.rows if row.is_kept)
 
 
 def test_they_are_dequantized_where_the_configuration_says_so(form: Form, source: Path, tmp_path: Path) -> None:
@@ -334,10 +345,8 @@ def test_two_processes_write_the_bytes_of_one(source: Path, form: Form, tmp_path
 
     monkeypatch.setattr(from_disk, "opened_checkpoint", opened)
     for size in (1, 2):
-        out = tmp_path / f"by_{size}"
-        in_threads(
-            lambda ranks, out=out: quantize_checkpoint(source, out, form.config(), batches(), ranks=ranks), size, is_deterministic=True
-        )
+        work = partial(quantize_checkpoint, source, tmp_path / f"by_{size}", form.config(), batches())
+        in_threads(lambda ranks, work=work: work(ranks=ranks), size, is_deterministic=True)
     assert contents(tmp_path / "by_1") == contents(tmp_path / "by_2")
     assert_kept(form, source, tmp_path / "by_2")
 
@@ -352,10 +361,6 @@ def test_a_layout_that_cannot_hold_them_is_refused_before_any_work(tmp_path: Pat
 def test_compressed_tensors_holds_them_in_a_group_of_their_own(form: Form, source: Path, tmp_path: Path) -> None:
     scheme = "int8" if form.template == "gpt_oss" else form.scheme
     config = attrs.evolve(form, scheme=scheme).config()
-    if form.block["quant_method"] == "fp8":
-        with pytest.raises(UnsupportedError, match="cannot hold this model"):  # it has no inputs in groups beside weights in blocks
-            quantize_checkpoint(source, tmp_path / "out", config, batches(), exporter="compressed_tensors")
-        return
     quantize_checkpoint(source, tmp_path / "out", config, batches(), exporter="compressed_tensors")
     assert_kept(form, source, tmp_path / "out")
     import_model_from_safetensors(None, tmp_path / "out", device="cpu")
@@ -364,7 +369,7 @@ def test_compressed_tensors_holds_them_in_a_group_of_their_own(form: Form, sourc
 def test_a_transform_that_would_change_them_is_refused_before_any_work(form: Form, source: Path, tmp_path: Path) -> None:
     config = form.config()
     config.algo_config = LLMTemplate.get("deepseek_v3").get_config("int4_wo_32", algorithm="smoothquant").algo_config
-    with pytest.raises(ConfigError, match=r"'smoothquant' changes weights.*keep_prequantized_layers=False"):
+    with pytest.raises(ConfigError, match=r"'smooth' changes weights.*keep_prequantized_layers=False"):
         quantize_checkpoint(source, tmp_path / "out", config, batches())
 
 
@@ -385,26 +390,45 @@ def test_what_has_no_exact_expression_is_dequantized_and_the_plan_says_so(tmp_pa
     assert any("10 layer(s) come quantized and are written dequantized" in warning for warning in planned.plan.warnings)
 
 
-@torch.no_grad()
-def test_a_model_in_memory_is_a_source_too(tmp_path: Path, form: Form, source: Path) -> None:
-    """Modules that hold codes and scales, as transformers has them on a device with kernels; built here by hand."""
+def test_fp8_modules_in_memory_are_a_source_too(tmp_path: Path) -> None:
+    """Linear layers with codes and scales, as transformers has them where a device has kernels for them."""
+    form = FORMS["DeepSeek"]
     model = form.model()
-    model.load_state_dict(load_file(tmp_path / "float/model.safetensors"))
-    if form.block["quant_method"] != "fp8":
-        pytest.skip("transformers holds experts of these forms in no module on a CPU")
-    stored = load_file(source / "model.safetensors")
+    stored: dict[str, Tensor] = {}
     for name, module in list(model.named_modules()):
-        if f"{name}.weight_scale_inv" in stored:
-            module.weight = torch.nn.Parameter(stored[f"{name}.weight"], requires_grad=False)
-            module.weight_scale_inv = torch.nn.Parameter(stored[f"{name}.weight_scale_inv"], requires_grad=False)
-    experts = {name: one for name, one in load_file(tmp_path / "float/model.safetensors").items() if ".experts." in name}
-    assert experts
+        if isinstance(module, torch.nn.Linear) and not name.endswith("lm_head"):
+            own = fp8(f"{name}.weight", module.weight.detach())
+            stored |= own
+            for leaf, tensor in own.items():
+                setattr(module, leaf.removeprefix(f"{name}."), torch.nn.Parameter(tensor, requires_grad=False))
     model.config.quantization_config = form.block
-    quantized = ModelQuantizer(form.config()).quantize_model(model)
-    assert len(quantized.quark_plan.kept) == form.kept
-    codes = stored_codes(stored)
-    for name in quantized.quark_plan.kept:
-        layer = quantized.get_submodule(name)
-        assert torch.equal(layer.weight_quantizer.codes.view(torch.uint8), codes[name][0]), name
-        assert torch.equal(layer.weight_quantizer.scale, codes[name][1]), name
+    quantizer = ModelQuantizer(form.config())
+    planned = quantizer.plan(model)
+    assert isinstance(planned, QuantPlan)
+    assert len(planned.kept) == form.kept
+    quantized = quantizer.quantize_model(model)
+    assert quantized.quark_plan.kept == planned.kept
     assert not hasattr(quantized.config, "quantization_config")
+    export_safetensors(quantized, tmp_path / "out")
+    result, codes = load_file(tmp_path / "out/model.safetensors"), stored_codes(stored)
+    for name in planned.kept:
+        assert all(torch.equal(*pair) for pair in zip(written_codes(result, name), codes[name], strict=True)), name
+    values = codes["model.layers.0.mlp.up_proj"][0].view(torch.float8_e4m3fn).float()
+    values *= codes["model.layers.0.mlp.up_proj"][1].repeat_interleave(128, 0).repeat_interleave(128, 1)
+    rounded = quantized.get_submodule("model.layers.0.mlp.up_proj")
+    assert torch.equal(rounded.weight, rounded.weight_quantizer.quantizer.round_to_nearest(values.to(DTYPE))[0])
+
+
+def test_compressed_tensors_that_transformers_has_loaded_are_a_source_too(tmp_path: Path) -> None:
+    pytest.importorskip("compressed_tensors", reason="transformers wants it to load the layout")
+    quantize_checkpoint(tiny_model_dir(), tmp_path / "source", tiny_config("int4_wo_32"), exporter="compressed_tensors")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "source")
+    assert any(name.endswith("weight_packed") for name in model.state_dict()), "transformers has dequantized it: nothing is tested"
+    config = attrs.evolve(tiny_config("ptpc_fp8"), exclude=["*self_attn*", "lm_head"])
+    quantized: Any = ModelQuantizer(config).quantize_model(model)
+    assert quantized.quark_plan.kept
+    export_safetensors(quantized, tmp_path / "out")
+    quantize_checkpoint(tmp_path / "source", tmp_path / "expected", config)
+    expected, result = (load_file(tmp_path / name / "model.safetensors") for name in ("expected", "out"))
+    assert expected.keys() == result.keys()
+    assert all(torch.equal(tensor.view(torch.uint8), result[name].view(torch.uint8)) for name, tensor in expected.items())

@@ -54,7 +54,10 @@ def _quantized_layers(modules: Mapping[str, nn.Module], rows: Iterable[PlanRow])
         if kind not in first_of or layer._modules:
             first_of[kind] = quantized_class(layer).from_float(layer, row.quantized_to)
             _give_scales(first_of[kind], row)
-        layers[row.name] = _copied(first_of[kind])
+        layers[row.name] = copied = _copied(first_of[kind])
+        # Its own float tensors: exporters take one that two layers have for one that is tied, and write it once.
+        own = {name: tensor for name, tensor in layer._parameters.items() if tensor is not None and name in copied._parameters}
+        copied._parameters |= {name: tensor for name, tensor in own.items() if tensor.shape == copied._parameters[name].shape}  # type: ignore[union-attr]
     return layers
 
 
