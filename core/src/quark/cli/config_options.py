@@ -58,6 +58,13 @@ ShareFused = Annotated[
         "them to the largest, which loses precision.",
     ),
 ]
+KeepPrequantized = Annotated[
+    bool,
+    typer.Option(
+        "--keep-prequantized/--no-keep-prequantized",
+        help="Layers that come quantized and are not to be quantized stay as they are stored, or are written dequantized.",
+    ),
+]
 Strict = Annotated[bool, typer.Option("--strict", help="A pattern that matches no layer is an error, not a warning.")]
 ActivationMemory = Annotated[
     str | None,
@@ -90,6 +97,7 @@ class ConfigOptions:
     share_fused_scales: bool
     activation_memory: str | None
     spill_directory: str | None
+    keep_prequantized: bool
     strict: bool
 
     @property
@@ -128,6 +136,7 @@ class ConfigOptions:
             calibrate_all_experts=self.calibrate_all_experts,
             activation_memory=None if self.activation_memory is None else size_in_bytes(self.activation_memory, "--activation-memory"),
             spill_directory=self.spill_directory,
+            keep_prequantized_layers=self.keep_prequantized,
             strict=self.strict,
         )
 
@@ -147,6 +156,7 @@ def config_options(
     share_fused_scales: ShareFused = False,
     activation_memory: ActivationMemory = None,
     spill_directory: SpillDirectory = None,
+    keep_prequantized: KeepPrequantized = True,
     strict: Strict = False,
 ) -> ConfigOptions:
     """Return what was asked of each layer."""
@@ -165,6 +175,7 @@ def config_options(
         share_fused_scales=share_fused_scales,
         activation_memory=activation_memory,
         spill_directory=spill_directory,
+        keep_prequantized=keep_prequantized,
         strict=strict,
     )
 

@@ -104,7 +104,8 @@ class QConfig:
         strict: A pattern that matches no layer, or a layer type that cannot be quantized, is an error and not a warning.
         calibrate_all_experts: Every expert is calibrated on every token, and not on those routed to it alone.
         scheme: Name of the scheme that ``global_quant_config`` comes from, for messages; never written.
-        keep_prequantized_layers: Keep layers that come quantized already.
+        keep_prequantized_layers: Layers that come quantized, and are not to be quantized, stay as they are stored: codes, scales and
+            configuration. False writes them dequantized.
         weight_format: Of the checkpoint that this was read from: ``"fake_quantized"`` holds rounded values in place of their codes.
         written_with: Of a checkpoint: distributions that brought its formats, observers and algorithms (`quark.checkpoint.provenance`).
         pre_quant_opt_config: AMD Quark's field before 0.12: algorithms that go before ``algo_config``; folded into it.

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from quark.errors import CheckpointError, ConfigError
 from quark.hf.dequantizer import FloatTensor
 from quark.hf.file_tensors import FileTensors
@@ -17,7 +19,7 @@ from quark.plugins.attribution import attributed, origin
 from quark.plugins.catalog import catalog
 from quark.plugins.expected import described
 
-__all__ = ["float_tensors_of", "is_quantized_source", "refuse_unknown_source", "without_quantization"]
+__all__ = ["checked_float_tensors", "float_tensors_of", "refuse_unknown_source", "without_quantization"]
 
 _KEY = "quantization_config"
 
@@ -31,11 +33,6 @@ def refuse_unknown_source(directory: Path) -> None:
         AmbiguousNameError: Several do.
     """
     _layout_of(directory)
-
-
-def is_quantized_source(directory: Path) -> bool:
-    """Return whether a checkpoint is quantized; raises as `refuse_unknown_source`."""
-    return _layout_of(directory) is not None
 
 
 def float_tensors_of(directory: Path, shards: Sequence[Shard]) -> list[FloatTensor] | None:
@@ -54,16 +51,33 @@ def float_tensors_of(directory: Path, shards: Sequence[Shard]) -> list[FloatTens
     if layout is None:
         return None
     name, block = layout
-    whose, make = origin("exporters", name), exporters().load_dequantizer(name)
-    with attributed(f"dequantizing '{directory}'", whose):
-        float_tensors = list(make().float_tensors(block, FileTensors(shards).meta))
-    for one in float_tensors:
-        if not isinstance(one, FloatTensor):
-            raise whose.error(f"yields {described(one)} from 'float_tensors' where a FloatTensor is expected")
+    float_tensors = checked_float_tensors(name, block, FileTensors(shards).meta, f"'{directory}'")
     get_logger(__name__).info(
         f"'{directory}' is quantized ({block.get('quant_method')}): {len(float_tensors)} tensors are dequantized on the way in. What is "
         "rounded twice loses more than what is rounded once: where there is a float checkpoint, take that"
     )
+    return float_tensors
+
+
+def checked_float_tensors(name: str, block: Mapping[str, Any], stored: Mapping[str, Tensor], what: str) -> list[FloatTensor]:
+    """Return the float tensors that stored ones stand for, as the dequantizer of a layout says.
+
+    Args:
+        name: Of the layout.
+        block: The ``quantization_config``.
+        stored: The tensors by full name, on the meta device.
+        what: What they are of, for messages.
+
+    Raises:
+        CheckpointError: Codes and scales do not fit each other.
+        PluginError: The dequantizer is broken.
+    """
+    whose, make = origin("exporters", name), exporters().load_dequantizer(name)
+    with attributed(f"dequantizing {what}", whose):
+        float_tensors = list(make().float_tensors(block, stored))
+    for one in float_tensors:
+        if not isinstance(one, FloatTensor):
+            raise whose.error(f"yields {described(one)} from 'float_tensors' where a FloatTensor is expected")
     return float_tensors
 
 

@@ -18,6 +18,7 @@ from quark.checkpoint.exporter import ExportOptions
 from quark.checkpoint.provenance import provenance
 from quark.hf.shards import Shard
 from quark.hf.weight_converters import WeightConverter
+from quark.names import fold_names
 from quark.planning.plan import QuantPlan
 from quark.plugins.attribution import origin
 from quark.version import VERSION
@@ -78,6 +79,7 @@ class RunIdentity:
         common = {f.name: getattr(options, f.name) for f in attrs.fields(ExportOptions) if f.name not in _NOT_OF_THE_WEIGHTS}
         settings = {
             "configuration": plan.config.to_dict(),
+            "layers that stay as they are": list(fold_names(plan.kept)),
             "architecture": _digest([repr(plan.architecture).encode()]),
             "exporter": exporter,
             "exporter options": {**common, **options.own},

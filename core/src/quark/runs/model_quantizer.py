@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import attrs
 import torch
 from torch import fx, nn
 
@@ -19,8 +20,9 @@ from quark.environment import refuse_rival
 from quark.errors import ConfigError, UnsupportedError
 from quark.events import running
 from quark.graph import GraphPlan, plan_graph, quantize_graph
-from quark.hf.quantized_source import is_quantized_source
+from quark.hf.quantized_model import QuantizedModel
 from quark.log import get_logger
+from quark.modules.coded_layer import CodedLayer
 from quark.planning.one_layer import as_model, put_back
 from quark.planning.plan import QuantPlan
 from quark.runs.block_probe import measured_block
@@ -28,9 +30,10 @@ from quark.runs.estimate import Estimate, estimate
 from quark.runs.fit_model import refuse_no_model, refuse_unfit
 from quark.runs.from_disk import quantize_checkpoint
 from quark.runs.probe import probe
-from quark.runs.run import Data, needs_two_passes, plan_run
+from quark.runs.run import Data, Run, needs_two_passes, plan_run
 from quark.runs.selected_algorithms import settings_told
 from quark.runs.sink import InPlaceSink
+from quark.runs.source import InMemorySource
 from quark.runs.workload import Calibration
 
 __all__ = ["M", "ModelQuantizer"]
@@ -67,6 +70,9 @@ class ModelQuantizer:
         refuse_no_model(model)
         if self.config.quant_mode is QuantizationMode.fx_graph_mode:
             return plan_graph(model, self.config)
+        source = QuantizedModel.of(model)
+        if source is not None:
+            return plan_run(source.twin, self.config, source.codes_of).plan
         return plan_run(as_model(model), self.config).plan
 
     def estimate(
@@ -97,11 +103,12 @@ class ModelQuantizer:
             4.56
         """
         refuse_no_model(model)
-        whole = as_model(model)
+        source = QuantizedModel.of(model)
+        whole, codes_of = (as_model(model), {}) if source is None else (source.twin, source.codes_of)
         in_memory = not any(p.is_meta for p in whole.parameters())
         device = next((p.device for p in whole.parameters() if not p.is_meta), torch.device("cpu"))
         twin = copy.deepcopy(whole, {id(p): nn.Parameter(p.detach().to("meta"), requires_grad=False) for p in whole.parameters()})
-        run, own = plan_run(twin, self.config), options or ExportOptions()
+        run, own = plan_run(twin, self.config, codes_of), options or ExportOptions()
         writer = exporter_of(exporter, own)
         if needs_two_passes(twin, run.plan, run.algorithms, calibration.calls(), device):
             run = run.in_memory_mode(two_passes=True)
@@ -113,6 +120,9 @@ class ModelQuantizer:
 
     def quantize_model(self, model: M, dataloader: Data = None) -> M:
         """Quantize ``model`` in place, block by block, and return it.
+
+        A model of transformers that was loaded quantized (FP8, compressed-tensors) is dequantized first, one module at a time; its layers
+        that are not to be quantized stay as they come, unless ``keep_prequantized_layers`` is False.
 
         What can be known beforehand is checked before anything is changed. An error that comes later, such as of a plugin's algorithm in
         some block, leaves the blocks before it quantized and that one perhaps half changed: the model is of no use then, and a second try
@@ -150,7 +160,7 @@ class ModelQuantizer:
         whole = as_model(model)
         with running("quantize", source=type(model).__name__, **settings_told(self.config)) as events:
             events.phase("plan")
-            run = plan_run(whole, self.config)
+            run, coded = self._planned(whole)
             if isinstance(model, fx.GraphModule) and not run.plan.rows:
                 raise ConfigError(
                     "this graph has operators and no layers, which eager mode quantizes: set quant_mode=QuantizationMode.fx_graph_mode in "
@@ -159,9 +169,20 @@ class ModelQuantizer:
             run = run.with_data(whole, dataloader, device, events=events)
             refuse_unfit(whole, run.plan.quantized)
             refuse_non_finite(whole, run.plan.quantized)
-            run.quantize(whole, InPlaceSink(whole))
+            run.quantize(whole, InPlaceSink(whole), InMemorySource(coded))
             put_back(whole, model)
         return model
+
+    def _planned(self, model: nn.Module) -> tuple[Run, Mapping[str, CodedLayer]]:
+        """Return the run for a model, which is float then, and the codes of its layers that stay as they come."""
+        source = QuantizedModel.of(model)
+        if source is None:
+            return plan_run(model, self.config), {}
+        codes_of = source.codes_of
+        kept = plan_run(source.twin, self.config, codes_of).plan.kept  # refuses what does not fit before anything is changed
+        coded = source.coded(kept)
+        source.dequantize()
+        return plan_run(model, self.config, codes_of), coded
 
     def direct_quantize_checkpoint(
         self,
@@ -180,8 +201,8 @@ class ModelQuantizer:
         Args:
             pretrained_model_path: Directory of a checkpoint, float or quantized, as of `quark.runs.quantize_checkpoint`.
             save_path: Directory to write; must not exist or be empty.
-            keep_excluded_layers_as_original_model_state: Refused for a quantized checkpoint, whose excluded layers are written as the float
-                values that they stand for; those of a float checkpoint stay as they are anyway.
+            keep_excluded_layers_as_original_model_state: Excluded layers of a quantized checkpoint stay quantized, also where the
+                configuration's ``keep_prequantized_layers`` is False.
             legacy_device_args: ``device`` in its old place.
             weight_converters: As of `quark.runs.quantize_checkpoint`. Those that take fused experts apart are not applied where the model
                 has fused experts: these become separate layers wherever they are quantized.
@@ -191,17 +212,12 @@ class ModelQuantizer:
             restart: Likewise.
 
         Raises:
-            UnsupportedError: ``presharded_weights`` are given; or excluded layers of a quantized checkpoint are to stay as they are stored.
+            UnsupportedError: ``presharded_weights`` are given; or the layout cannot hold a layer that is to stay as it is stored.
             CalibrationError: The configuration wants calibration data.
             QuarkError: As `quark.runs.quantize_checkpoint` raises it.
         """
         if presharded_weights is not None:
             raise UnsupportedError("presharded_weights cannot be read: give the checkpoint as one directory, without them")
-        if keep_excluded_layers_as_original_model_state and is_quantized_source(Path(pretrained_model_path)):
-            raise UnsupportedError(
-                f"excluded layers of '{pretrained_model_path}' cannot stay as they are stored: what is written has no place for codes and "
-                "scales of two layouts. Leave keep_excluded_layers_as_original_model_state out, and they are written dequantized"
-            )
         if self.config.quant_mode is QuantizationMode.fx_graph_mode:
             raise UnsupportedError(
                 "a checkpoint is quantized layer by layer, in eager mode: for FX graph mode load the model and use quantize_model"
@@ -213,7 +229,9 @@ class ModelQuantizer:
         first: Any = wanted[0] if several else wanted  # type: ignore[index]
         default = "cuda" if torch.cuda.is_available() else "cpu"
         choices: Any = {"weight_converters": weight_converters, "resume": resume, "restart": restart}
-        quantize_checkpoint(pretrained_model_path, save_path, self.config, device=str(first or default), **choices)
+        keeps = keep_excluded_layers_as_original_model_state or self.config.keep_prequantized_layers
+        config = attrs.evolve(self.config, keep_prequantized_layers=keeps)
+        quantize_checkpoint(pretrained_model_path, save_path, config, device=str(first or default), **choices)
 
     @staticmethod
     def freeze(model: M, quantize: bool | None = None, runtime_options: object = None) -> M:

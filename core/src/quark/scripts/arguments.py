@@ -25,7 +25,6 @@ _REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = MappingProxyType(
         "params_save": (bool, "use --model_export hf_format"),
         "params_load": (bool, "use --model_reload with the directory of an export"),
         "use_mlperf_rouge": (bool, "use --tasks"),
-        "no_keep_prequantized_layers": (bool, "give a float checkpoint as --model_dir"),
         "evaluation_dataset": (lambda name: name != "wikitext", "use wikitext, or quark evaluate --text with your text"),
     }
 )
@@ -117,7 +116,7 @@ def _add_quantization(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--exclude_layers", nargs="*", help="patterns of layers left in float; none given: all layers are quantized")
     parser.add_argument("--enable_native_inference", action="store_true", help="not offered")
     parser.add_argument("--native_linear_mode", default="auto", choices=["auto", "fp8_per_tensor"], help="without effect")
-    parser.add_argument("--no_keep_prequantized_layers", action="store_true", help="not offered")
+    parser.add_argument("--no_keep_prequantized_layers", action="store_true", help="dequantize excluded layers")
     parser.add_argument("--use_tp", action="store_true", help="not offered")
 
 

@@ -72,7 +72,7 @@ def _config(model: nn.Module, args: argparse.Namespace) -> QConfig:
     layers = dict(args.layer_quant_scheme or ())
     layers |= {pattern: with_group_size(args.quant_scheme, _size(size)) for pattern, size in args.group_size_per_layer or ()}
     files = args.quant_algo_config_file or ()
-    return template_of(model).get_config(
+    config = template_of(model).get_config(
         scheme=with_group_size(args.quant_scheme, args.group_size),
         algorithm=args.quant_algo,
         kv_cache_scheme=args.kv_cache_dtype,
@@ -83,6 +83,7 @@ def _config(model: nn.Module, args: argparse.Namespace) -> QConfig:
         exclude_layers=args.exclude_layers,
         algo_configs={name: load_quant_algo_config_from_file(file) for name, file in files} or None,
     )
+    return attrs.evolve(config, keep_prequantized_layers=not args.no_keep_prequantized_layers)
 
 
 def with_group_size(scheme: str, size: int | None) -> str:

@@ -1,0 +1,434 @@
+"""Layers that come quantized and are not to be quantized stay as they are: codes, scales and configuration.
+
+The checkpoints have the forms of DeepSeek-V3 (FP8 in blocks), Kimi K2 (compressed-tensors, packed integers of 4 bits) and gpt-oss (MXFP4
+experts, fused). Their codes are made by the tests' own code, and looked for in what is written.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM, GptOssConfig, GptOssForCausalLM
+
+from quark.checkpoint import export_safetensors, import_model_from_safetensors
+from quark.checkpoint.inspection import inspect_checkpoint
+from quark.config.layer import QLayerConfig
+from quark.config.model import QConfig
+from quark.errors import ConfigError, ResumeError, UnsupportedError
+from quark.hf.quantized_source import float_tensors_of
+from quark.hf.shards import check_shards
+from quark.planning.mixtures import separate_experts
+from quark.planning.plan import QuantPlan
+from quark.runs import from_disk, quantize_checkpoint
+from quark.runs.planned_run import plan
+from quark.testing.interrupted_runs import interrupted_behind
+from quark.testing.small_models import batches
+from quark.testing.threads import in_threads
+from quark.testing.tiny import tiny_model_dir
+from quark.torch import LLMTemplate, ModelQuantizer
+
+DTYPE = torch.bfloat16
+Coder = Callable[[str, Tensor], dict[str, Tensor]]
+
+
+def deepseek() -> Any:
+    """A model of the family of DeepSeek-V3 and Kimi K2, one of whose matrices ends in half a block."""
+    torch.manual_seed(0)
+    config = DeepseekV3Config(
+        vocab_size=96,
+        hidden_size=128,
+        intermediate_size=256,
+        moe_intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        q_lora_rank=128,
+        kv_lora_rank=128,
+        qk_rope_head_dim=64,
+        qk_nope_head_dim=64,
+        v_head_dim=64,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
+        max_position_embeddings=64,
+    )
+    return DeepseekV3ForCausalLM(config).to(DTYPE)
+
+
+def gpt_oss() -> Any:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
+    return GptOssForCausalLM(GptOssConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, num_local_experts=4)).to(DTYPE)
+
+
+def fp8(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """FP8 codes in blocks of 128 x 128, of every matrix but embeddings and routers."""
+    if tensor.ndim != 2 or name.endswith(("embed_tokens.weight", "lm_head.weight", ".gate.weight")):
+        return {name: tensor}
+    codes, scale = torch.empty(tensor.shape, dtype=torch.float8_e4m3fn), torch.empty([-(-n // 128) for n in tensor.shape])
+    for i in range(scale.shape[0]):
+        for j in range(scale.shape[1]):
+            at = slice(128 * i, 128 * i + 128), slice(128 * j, 128 * j + 128)
+            scale[i, j] = tensor[at].float().abs().max() / 448
+            codes[at] = (tensor[at].float() / scale[i, j]).to(torch.float8_e4m3fn)
+    codes.view(torch.uint8)[0, 0] = 0x80  # minus zero: its value is that of another code
+    return {name: codes, f"{name}_scale_inv": scale}
+
+
+def int4(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """Symmetric codes of 4 bits in groups of 32 columns with scales in bfloat16, of routed experts alone."""
+    if ".experts." not in name:
+        return {name: tensor}
+    rows, columns = tensor.shape
+    groups = tensor.float().view(rows, -1, 32)
+    scale = (groups.abs().amax(-1) / 7).to(DTYPE)
+    codes = (groups / scale.float().unsqueeze(-1)).round().clamp(-8, 7).view(rows, columns // 8, 8).to(torch.int64) + 8
+    words = (codes << (4 * torch.arange(8))).sum(-1)
+    words = torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+    return {f"{name}_packed": words, f"{name}_scale": scale, f"{name}_shape": torch.tensor([rows, columns])}
+
+
+def mxfp4(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+        return {name: tensor}
+    experts, inputs, outputs = tensor.shape
+    generator = torch.Generator().manual_seed(len(name))
+    blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), generator=generator, dtype=torch.uint8)
+    return {f"{name}_blocks": blocks, f"{name}_scales": torch.randint(118, 124, blocks.shape[:-1], generator=generator).byte()}
+
+
+KIMI = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "quantization_status": "compressed",
+    "kv_cache_scheme": None,
+    "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "input_activations": None,
+            "output_activations": None,
+            "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True, "dynamic": False},
+        }
+    },
+}
+DEEPSEEK = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
+@attrs.frozen
+class Form:
+    """A form of quantized checkpoints.
+
+    Attributes:
+        model: Makes the float model.
+        code: What a tensor of it is stored as.
+        block: The ``quantization_config``.
+        template: Name of the template.
+        excluded: Patterns of layers that come quantized and stay so.
+        scheme: Of the others.
+        kept: How many layers stay as they are.
+    """
+
+    model: Callable[[], Any]
+    code: Coder
+    block: dict[str, Any]
+    template: str
+    excluded: tuple[str, ...]
+    scheme: str
+    kept: int
+
+    def config(self, **options: Any) -> QConfig:
+        config = LLMTemplate.get(self.template).get_config(self.scheme, exclude_layers=[*self.excluded, "lm_head", "*.gate", "*.router"])
+        return attrs.evolve(config, **options)
+
+
+FORMS = {
+    "DeepSeek": Form(deepseek, fp8, DEEPSEEK, "deepseek_v3", ("*self_attn*",), "int4_wo_32", 10),
+    "Kimi": Form(deepseek, int4, KIMI, "deepseek_v3", ("*.experts.*",), "fp8", 12),
+    "gpt-oss": Form(gpt_oss, mxfp4, {"quant_method": "mxfp4"}, "gpt_oss", ("*.experts.*",), "ptpc_fp8", 16),
+}
+
+
+@pytest.fixture(params=FORMS)
+def form(request: pytest.FixtureRequest) -> Form:
+    return FORMS[request.param]
+
+
+@pytest.fixture
+def source(form: Form, tmp_path: Path) -> Path:
+    form.model().save_pretrained(tmp_path / "float")
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in load_file(tmp_path / "float/model.safetensors").items():
+        tensors |= form.code(name, tensor)
+    (tmp_path / "source").mkdir()
+    save_file({name: t.contiguous() for name, t in tensors.items()}, tmp_path / "source/model.safetensors", {"format": "pt"})
+    config = json.loads((tmp_path / "float/config.json").read_text())
+    (tmp_path / "source/config.json").write_text(json.dumps(config | {"quantization_config": form.block}))
+    return tmp_path / "source"
+
+
+def tiny_config(scheme: str) -> QConfig:
+    return LLMTemplate.get("llama").get_config(scheme)
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir() if "report" not in path.name}
+
+
+def nibbles(tensor: Tensor) -> Tensor:
+    """Codes of 4 bits, the lowest first, in order."""
+    return torch.stack([tensor.view(torch.uint8) & 15, tensor.view(torch.uint8) >> 4], -1).flatten(-2)
+
+
+def stored_codes(stored: dict[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    """The bytes of codes and scales of each layer of a source; of integers, codes from −8 and float32 scales."""
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    for name, tensor in stored.items():
+        if name.endswith("weight_scale_inv"):
+            found[name.removesuffix(".weight_scale_inv")] = stored[name.removesuffix("_scale_inv")].view(torch.uint8), tensor
+        elif name.endswith("weight_packed"):
+            layer = name.removesuffix(".weight_packed")
+            found[layer] = nibbles(tensor).to(torch.int8) - 8, stored[f"{layer}.weight_scale"].float()
+        elif name.endswith("_blocks"):
+            owner, _, leaf = name.removesuffix("_blocks").rpartition(".")
+            for expert, blocks in enumerate(tensor):
+                scales = stored[name.replace("_blocks", "_scales")][expert]
+                found[f"{owner}.{expert}.{leaf}"] = blocks.flatten(-2), scales
+    return found
+
+
+def written_codes(out: dict[str, Tensor], layer: str) -> tuple[Tensor, Tensor]:
+    """The same of a layer that was written, in the Quark layout or in that of compressed-tensors."""
+    scale = out.get(f"{layer}.weight_scale", out.get(f"{layer}.weight_scale_inv"))
+    assert scale is not None
+    packed = out.get(f"{layer}.weight_packed")
+    if packed is not None and packed.dtype is torch.int32:
+        return nibbles(packed).to(torch.int8) - 8, scale
+    codes = out[f"{layer}.weight"] if packed is None else packed
+    if codes.dtype is torch.int32:  # eight in a word, in the order of AWQ's kernels
+        signed = nibbles(codes).view(codes.shape[0], -1, 8)[..., [0, 4, 1, 5, 2, 6, 3, 7]].flatten(1).to(torch.int8)
+        return torch.where(signed > 7, signed - 16, signed).t().contiguous(), scale.t().contiguous()
+    return codes.view(torch.uint8), scale
+
+
+def assert_kept(form: Form, source: Path, out: Path) -> None:
+    stored, result = load_file(source / "model.safetensors"), load_file(out / "model.safetensors")
+    expected = {layer: pair for layer, pair in stored_codes(stored).items() if any(p.strip("*") in layer for p in form.excluded)}
+    assert len(expected) == form.kept
+    for layer, (codes, scale) in expected.items():
+        own, own_scale = written_codes(result, layer)
+        assert torch.equal(own, codes), layer
+        assert own_scale.dtype == scale.dtype, layer
+        assert torch.equal(own_scale, scale), layer
+
+
+def test_codes_and_scales_are_those_of_the_source(form: Form, source: Path, tmp_path: Path) -> None:
+    planned = quantize_checkpoint(source, tmp_path / "out", form.config(), batches())
+    assert len(planned.kept) == form.kept
+    assert_kept(form, source, tmp_path / "out")
+
+
+def dequantized(source: Path, out: Path) -> Path:
+    """The float checkpoint with the values of a source."""
+    out.mkdir(parents=True)
+    tensors = load_file(source / "model.safetensors")
+    for one in float_tensors_of(source, check_shards(source)) or ():
+        tensors[one.name] = one.make(tensors, DTYPE)
+    used = ("_scale_inv", "_packed", "_shape", "weight_scale", "_blocks", "_scales")
+    floats = {name: tensor.contiguous() for name, tensor in tensors.items() if not name.endswith(used)}
+    save_file(floats, out / "model.safetensors", {"format": "pt"})
+    config = json.loads((source / "config.json").read_text())
+    config.pop("quantization_config")
+    (out / "config.json").write_text(json.dumps(config))
+    return out
+
+
+@torch.no_grad()
+def test_the_export_computes_what_a_model_with_the_dequantized_layers_does(form: Form, source: Path, tmp_path: Path) -> None:
+    """With nothing else quantized. Inputs are rounded as the source's runtime rounds them, which the float model does not."""
+    config = QConfig(global_quant_config=QLayerConfig())
+    planned = quantize_checkpoint(source, tmp_path / "out", config)
+    assert len(planned.kept) >= form.kept
+    model = import_model_from_safetensors(None, tmp_path / "out", device="cpu")
+    floats = AutoModelForCausalLM.from_pretrained(dequantized(source, tmp_path / "floats"), dtype="auto").eval()
+    separate_experts(floats, config, planned.kept)
+    for name in planned.kept:
+        layer = model.get_submodule(name)
+        assert torch.equal(layer.weight, floats.get_submodule(name).weight), name
+        assert (layer.input_quantizer is not None) == (form.block["quant_method"] == "fp8")
+        layer.input_quantizer = None
+    ids = torch.arange(12).view(1, 12)
+    assert torch.equal(model(ids).logits, floats(ids).logits)
+
+
+def test_the_configuration_says_how_they_are_quantized(form: Form, source: Path, tmp_path: Path) -> None:
+    planned = quantize_checkpoint(source, tmp_path / "out", form.config(), batches())
+    block = json.loads((tmp_path / "out/config.json").read_text())["quantization_config"]
+    assert set(planned.kept) <= block["layer_quant_config"].keys()
+    assert not set(planned.kept) & set(block["exclude"])
+    weight = block["layer_quant_config"][planned.kept[0]]["weight"]
+    assert (weight["dtype"], weight["group_size"] or weight["block_size"]) == {
+        "DeepSeek": ("fp8_e4m3", [128, 128]),
+        "Kimi": ("int4", 32),
+        "gpt-oss": ("fp4", 32),
+    }[next(name for name, one in FORMS.items() if one is form)]
+
+
+def test_the_plan_says_so_and_counts_their_bytes(form: Form, source: Path) -> None:
+    planned = plan(source, form.config(), probing=False)
+    assert planned.plan is not None
+    assert planned.estimate is not None
+    assert planned.plan.kept
+    assert {row.reason.rpartition("; ")[2] for row in planned.plan.rows if row.is_kept} == {"stays as it is, from the source"}
+    floats = plan(source, form.config(keep_prequantized_layers=False), probing=False)
+    assert floats.estimate is not None
+    assert planned.estimate.output is not None
+    assert floats.estimate.output is not None
+    assert planned.estimate.output.bytes < floats.estimate.output.bytes
+
+
+def test_inspection_counts_them_as_quantized(form: Form, source: Path, tmp_path: Path) -> None:
+    planned = quantize_checkpoint(source, tmp_path / "out", form.config(), batches())
+    assert not inspect_checkpoint(tmp_path / "out").damage
+    model: Any = import_model_from_safetensors(None, tmp_path / "out", device="cpu")
+    configs = {row.name: row.config for row in model.quark_plan.rows}
+    assert all(configs[row.name] == row.config for row in planned.rows if row.is_kept)
+
+
+def test_they_are_dequantized_where_the_configuration_says_so(form: Form, source: Path, tmp_path: Path) -> None:
+    planned = quantize_checkpoint(source, tmp_path / "out", form.config(keep_prequantized_layers=False), batches())
+    assert not planned.kept
+    quantize_checkpoint(dequantized(source, tmp_path / "floats"), tmp_path / "expected", form.config(), batches())
+    assert contents(tmp_path / "out") == contents(tmp_path / "expected")
+
+
+def test_gptq_rounds_the_others_and_leaves_them(source: Path, form: Form, tmp_path: Path) -> None:
+    config = form.config()
+    config.algo_config = LLMTemplate.get(form.template).get_config("int4_wo_32", algorithm="gptq").algo_config
+    planned = quantize_checkpoint(source, tmp_path / "out", config, batches())
+    assert_kept(form, source, tmp_path / "out")
+    assert {row.algorithm for row in planned.rows if row.is_kept} == {None}
+
+
+@pytest.mark.parametrize("algorithm", [None, "gptq"])
+def test_an_interrupted_run_goes_on_to_the_same_bytes(algorithm: str | None, source: Path, form: Form, tmp_path: Path) -> None:
+    config = form.config()
+    if algorithm is not None:
+        config.algo_config = LLMTemplate.get(form.template).get_config("int4_wo_32", algorithm=algorithm).algo_config
+    quantize_checkpoint(source, tmp_path / "once", config, batches())
+    with interrupted_behind(1):
+        quantize_checkpoint(source, tmp_path / "out", config, batches())
+    with pytest.raises(ResumeError, match="layers that stay as they are"):
+        quantize_checkpoint(source, tmp_path / "out", attrs.evolve(config, keep_prequantized_layers=False), batches(), resume=True)
+    quantize_checkpoint(source, tmp_path / "out", config, batches(), resume=True)
+    assert contents(tmp_path / "out") == contents(tmp_path / "once")
+
+
+def test_two_processes_write_the_bytes_of_one(source: Path, form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, lock = from_disk.opened_checkpoint, threading.Lock()
+
+    def opened(*args: Any, **kwargs: Any) -> Any:
+        with lock:  # transformers sets torch's default dtype meanwhile, which is that of all threads
+            return plain(*args, **kwargs)
+
+    monkeypatch.setattr(from_disk, "opened_checkpoint", opened)
+    for size in (1, 2):
+        work = partial(quantize_checkpoint, source, tmp_path / f"by_{size}", form.config(), batches())
+        in_threads(lambda ranks, work=work: work(ranks=ranks), size, is_deterministic=True)
+    assert contents(tmp_path / "by_1") == contents(tmp_path / "by_2")
+    assert_kept(form, source, tmp_path / "by_2")
+
+
+def test_a_layout_that_cannot_hold_them_is_refused_before_any_work(tmp_path: Path, source: Path, form: Form) -> None:
+    with pytest.raises(UnsupportedError, match=r"stay quantized as they come: .* keep_prequantized_layers=False") as refusal:
+        quantize_checkpoint(source, tmp_path / "out", form.config(), batches(), exporter="awq")
+    assert not (tmp_path / "out").exists()
+    assert "cannot hold this model" in str(refusal.value)
+
+
+def test_compressed_tensors_holds_them_in_a_group_of_their_own(form: Form, source: Path, tmp_path: Path) -> None:
+    scheme = "int8" if form.template == "gpt_oss" else form.scheme
+    config = attrs.evolve(form, scheme=scheme).config()
+    quantize_checkpoint(source, tmp_path / "out", config, batches(), exporter="compressed_tensors")
+    assert_kept(form, source, tmp_path / "out")
+    import_model_from_safetensors(None, tmp_path / "out", device="cpu")
+
+
+def test_a_transform_that_would_change_them_is_refused_before_any_work(form: Form, source: Path, tmp_path: Path) -> None:
+    config = form.config()
+    config.algo_config = LLMTemplate.get("deepseek_v3").get_config("int4_wo_32", algorithm="smoothquant").algo_config
+    with pytest.raises(ConfigError, match=r"'smooth' changes weights.*keep_prequantized_layers=False"):
+        quantize_checkpoint(source, tmp_path / "out", config, batches())
+
+
+def test_what_has_no_exact_expression_is_dequantized_and_the_plan_says_so(tmp_path: Path) -> None:
+    """Scales of inputs that are powers of two: the layout's reader does not know them."""
+    form = attrs.evolve(FORMS["DeepSeek"], block=DEEPSEEK | {"scale_fmt": "ue8m0"})
+    model = form.model()
+    model.save_pretrained(tmp_path / "float")
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in load_file(tmp_path / "float/model.safetensors").items():
+        tensors |= form.code(name, tensor)
+    save_file({name: t.contiguous() for name, t in tensors.items()}, tmp_path / "float/model.safetensors", {"format": "pt"})
+    config = json.loads((tmp_path / "float/config.json").read_text())
+    (tmp_path / "float/config.json").write_text(json.dumps(config | {"quantization_config": form.block}))
+    planned = plan(tmp_path / "float", form.config(), probing=False)
+    assert planned.plan is not None
+    assert not planned.plan.kept
+    assert any("10 layer(s) come quantized and are written dequantized" in warning for warning in planned.plan.warnings)
+
+
+def test_fp8_modules_in_memory_are_a_source_too(tmp_path: Path) -> None:
+    """Linear layers with codes and scales, as transformers has them where a device has kernels for them."""
+    form = FORMS["DeepSeek"]
+    model = form.model()
+    stored: dict[str, Tensor] = {}
+    for name, module in list(model.named_modules()):
+        if isinstance(module, torch.nn.Linear) and not name.endswith("lm_head"):
+            own = fp8(f"{name}.weight", module.weight.detach())
+            stored |= own
+            for leaf, tensor in own.items():
+                setattr(module, leaf.removeprefix(f"{name}."), torch.nn.Parameter(tensor, requires_grad=False))
+    model.config.quantization_config = form.block
+    quantizer = ModelQuantizer(form.config())
+    planned = quantizer.plan(model)
+    assert isinstance(planned, QuantPlan)
+    assert len(planned.kept) == form.kept
+    quantized = quantizer.quantize_model(model)
+    assert quantized.quark_plan.kept == planned.kept
+    assert not hasattr(quantized.config, "quantization_config")
+    export_safetensors(quantized, tmp_path / "out")
+    result, codes = load_file(tmp_path / "out/model.safetensors"), stored_codes(stored)
+    for name in planned.kept:
+        assert all(torch.equal(*pair) for pair in zip(written_codes(result, name), codes[name], strict=True)), name
+    values = codes["model.layers.0.mlp.up_proj"][0].view(torch.float8_e4m3fn).float()
+    values *= codes["model.layers.0.mlp.up_proj"][1].repeat_interleave(128, 0).repeat_interleave(128, 1)
+    rounded = quantized.get_submodule("model.layers.0.mlp.up_proj")
+    assert torch.equal(rounded.weight, rounded.weight_quantizer.quantizer.round_to_nearest(values.to(DTYPE))[0])
+
+
+def test_compressed_tensors_that_transformers_has_loaded_are_a_source_too(tmp_path: Path) -> None:
+    pytest.importorskip("compressed_tensors", reason="transformers wants it to load the layout")
+    quantize_checkpoint(tiny_model_dir(), tmp_path / "source", tiny_config("int4_wo_32"), exporter="compressed_tensors")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "source")
+    assert any(name.endswith("weight_packed") for name in model.state_dict()), "transformers has dequantized it: nothing is tested"
+    config = attrs.evolve(tiny_config("ptpc_fp8"), exclude=["*self_attn*", "lm_head"])
+    quantized: Any = ModelQuantizer(config).quantize_model(model)
+    assert quantized.quark_plan.kept
+    export_safetensors(quantized, tmp_path / "out")
+    quantize_checkpoint(tmp_path / "source", tmp_path / "expected", config)
+    expected, result = (load_file(tmp_path / name / "model.safetensors") for name in ("expected", "out"))
+    assert expected.keys() == result.keys()
+    assert all(torch.equal(tensor.view(torch.uint8), result[name].view(torch.uint8)) for name, tensor in expected.items())
