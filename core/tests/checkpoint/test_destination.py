@@ -263,7 +263,10 @@ def test_strangers_are_in_the_way_of_every_exporter(tmp_path: Path) -> None:
 def test_what_an_exporter_writes_beyond_its_record_replaces_nothing(tmp_path: Path) -> None:
     out = earlier(tmp_path / "out")
     before = contents(out)
-    with pytest.raises(OutputError, match=r"holds 'config\.json' of another exporter, which 'gguf' writes too"), building(out, "gguf") as directory:
+    with (
+        pytest.raises(OutputError, match=r"holds 'config\.json' of another exporter, which 'gguf' writes too"),
+        building(out, "gguf") as directory,
+    ):
         (directory / "config.json").write_text("new")
     assert contents(out) == before
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

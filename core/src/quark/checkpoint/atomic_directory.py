@@ -64,9 +64,7 @@ class _Partial:
 
 
 @contextmanager
-def building(
-    out: Path, exporter: str | None = None, *, overwrite: bool = False, leftover: Leftover = "refuse"
-) -> Iterator[Path]:
+def building(out: Path, exporter: str | None = None, *, overwrite: bool = False, leftover: Leftover = "refuse") -> Iterator[Path]:
     """Yield a temporary directory beside ``out``, which is renamed to ``out`` if the body succeeds and removed if it raises.
 
     It stays if a journal beside it has finished blocks. A process that is killed leaves the directory behind; so does SIGTERM, unless the

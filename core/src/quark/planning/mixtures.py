@@ -51,11 +51,12 @@ def fused_mixtures(model: nn.Module) -> dict[str, FusedMixture]:
 
 
 def separate_experts(model: nn.Module, config: QConfig) -> list[str]:
-    """Replace fused experts by separate ones, in place, wherever the configuration quantizes one of their layers.
+    """Replace fused experts by separate ones, in place, wherever the configuration quantizes one of their layers or an algorithm needs it.
 
     The model computes the same as before. Returns the full names of the mixtures that were separated.
     """
-    parts_of = {name: parts for name, m in fused_mixtures(model).items() if _is_quantized(name, parts := m.parts(), config)}
+    everywhere = any(settings.separates_experts() for settings in config.algo_config or ())
+    parts_of = {n: parts for n, m in fused_mixtures(model).items() if _is_quantized(n, parts := m.parts(), config) or everywhere}
     for name, parts in parts_of.items():
         model.set_submodule(name, separated(parts))
     return list(parts_of)
