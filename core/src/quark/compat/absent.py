@@ -45,7 +45,7 @@ _MODULES: Mapping[str, str] = MappingProxyType(
         "quark.experimental.torch.mixed_precision_planner": _MIXED,
         "quark.experimental.torch.twobitscalar": _TWO_BIT,
         "quark.experimental.torch.plugin": _VLLM,
-        "quark.experimental": "experimental parts are not offered",
+        "quark.experimental": "its experimental parts are not offered but for AutoRound",
         "quark.onnx": "ONNX models are not quantized here: quantize the torch model, and use export_onnx",
         "quark.shapeshifter": "it is not offered",
     }
@@ -76,12 +76,16 @@ _NAMES: Mapping[str, str] = MappingProxyType(
 
 
 class AbsentModules(MetaPathFinder):
-    """Finds no module; raises for those of `_MODULES`. It comes last, so files and plugins win."""
+    """Raises for modules of `_MODULES` that no plugin brings. It comes behind files, so these win."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
-        """Return None. Raises NotOfferedError (an ImportError) for a module that does not come."""
+        """Return None, or where a plugin brings part of the module. Raises NotOfferedError (an ImportError) for one that does not come."""
         for module in (fullname, *(fullname.rsplit(".", count)[0] for count in range(1, fullname.count(".") + 1))):
             if module in _MODULES:
+                from quark.compat.plugin_modules import PluginModules  # not above: `import quark` stays free of plugins
+
+                if (spec := PluginModules().find_spec(fullname, path)) is not None:
+                    return spec
                 raise NotOfferedError(f"the module {fullname} of AMD Quark is not here: {_MODULES[module]} ({PAGE})", name=fullname)
         return None
 

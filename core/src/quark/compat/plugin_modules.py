@@ -13,9 +13,9 @@ from quark.compat.absent import refuse_absent
 from quark.compat.facade import refuse_incomplete
 from quark.lazy import LazyRef, Reference
 
-__all__ = ["PREFIX", "PluginModules", "install"]
+__all__ = ["PREFIXES", "PluginModules", "install"]
 
-PREFIX = "quark.torch."
+PREFIXES = ("quark.torch.", "quark.experimental")
 _OWN: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {"quark.torch.quantization.utils": MappingProxyType({"RuntimeOptions": "quark.torch.not_offered:RuntimeOptions"})}
 )
@@ -33,10 +33,10 @@ def _known() -> dict[str, Mapping[str, Reference]]:
 
 
 class PluginModules(MetaPathFinder, Loader):
-    """Finds modules below `PREFIX` that are no files of the core; it comes behind files, so these win."""
+    """Finds modules below `PREFIXES` that are no files of the core; it comes behind files, so these win."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if not fullname.startswith(PREFIX):
+        if not fullname.startswith(PREFIXES):
             return None
         known = _known()
         is_package = any(name.startswith(f"{fullname}.") for name in known)
