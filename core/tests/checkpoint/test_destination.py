@@ -248,7 +248,7 @@ def test_strangers_are_in_the_way_of_every_exporter(tmp_path: Path) -> None:
     out = tmp_path / "out"
     (out / "runs.onnx").mkdir(parents=True)
     for exporter in ("gguf", "onnx", "safetensors", "fp8"):
-        with pytest.raises(OutputError, match="'runs.onnx'"):
+        with pytest.raises(OutputError, match=r"'runs\.onnx'"):
             refuse_used_directory(out, exporter)
     (out / "runs.onnx").rmdir()
     (out / "config.json").touch()

@@ -83,8 +83,8 @@ def _refuse_lost_buffers(model: nn.Module) -> None:
     stored = model.state_dict(keep_vars=True)
     if lost := [name for name, buffer in model.named_buffers() if buffer.is_meta and name not in stored]:
         raise ConfigError(
-            f"this {type(model).__name__} is on the meta device, and the values of its {folded(lost)} are in no checkpoint: build it on the "
-            "CPU, or give None in its place, which builds it from the export's config.json"
+            f"this {type(model).__name__} is on the meta device, and the values of its {folded(lost)} are in no checkpoint: build it on "
+            "the CPU, or give None in its place, which builds it from the export's config.json"
         )
 
 

@@ -123,8 +123,8 @@ class ConfigOptions:
         template = template_of(model)
         if self.template not in (None, template.model_type):
             raise ConfigError(
-                f"--template-file is about the model type '{self.template}', and this model is of '{template.model_type}': give the file of "
-                "its family, or change its 'model_type'"
+                f"--template-file is about the model type '{self.template}', and this model is of '{template.model_type}': give the file "
+                "of its family, or change its 'model_type'"
             )
         fused = template.architecture.fused if self.share_fused_scales and template.architecture else None
         config = template.get_config(

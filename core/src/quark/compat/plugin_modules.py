@@ -1,4 +1,4 @@
-"""AMD Quark's public modules without a file, such as ``quark.torch.algorithm.awq.awq``: created on import, most from what records export."""
+"""AMD Quark's public modules without a file, such as ``quark.torch.algorithm.awq.awq``: created on import of what records export."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ __all__ = [
     "is_transformers_version_higher_or_equal",
     "is_transformers_version_lower",
 ]
-__all__ += [f"is_{name}_available" for name in _PACKAGES]  # noqa: PLE0605 - names of the functions below
+__all__ += [f"is_{name}_available" for name in _PACKAGES]
 
 
 def _is_available(package: str) -> Callable[[], bool]:
@@ -74,9 +74,7 @@ def is_transformers_version_lower(target_version: str) -> bool:
     return not is_transformers_version_higher_or_equal(target_version)
 
 
-def export_for_training(
-    mod: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, dynamic_shapes: Any = None
-) -> Any:
+def export_for_training(mod: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, dynamic_shapes: Any = None) -> Any:
     """Return the program that `torch.export.export` captures, on which FX graph mode works; arguments and errors as there."""
     import torch
 

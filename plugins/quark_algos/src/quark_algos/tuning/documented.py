@@ -1,4 +1,4 @@
-"""AMD Quark's names of block tuning: settings with its fields, and a function and a processor that tune a model that is quantized already."""
+"""AMD Quark's names of block tuning: settings with its fields, and a function and a processor that tune a quantized model."""
 
 from __future__ import annotations
 
@@ -21,10 +21,6 @@ from quark_algos.tuning import config
 __all__ = ["AutoRoundConfig", "AutoRoundProcessor", "BlockwiseJointTuningConfig", "BlockwiseTuningConfig", "blockwise_tuning_algo"]
 
 
-def _legacy() -> Any:
-    return attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
-
-
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class AutoRoundConfig(config.AutoRoundConfig):
@@ -35,8 +31,8 @@ class AutoRoundConfig(config.AutoRoundConfig):
         model_decoder_layers: Likewise.
     """
 
-    inside_layer_modules: list[str] | None = _legacy()
-    model_decoder_layers: str | None = _legacy()
+    inside_layer_modules: list[str] | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
+    model_decoder_layers: str | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
 
 
 @with_dataclass_view
@@ -58,15 +54,15 @@ class BlockwiseTuningConfig(config.TuningConfig):
 
     name: str = attrs.field(default="tuning", converter=lambda _: "tuning")
     epochs: int = 5
-    weight_lr: float | None = _legacy()
-    qparam_lr: float | None = _legacy()
-    weight_decay: float | None = _legacy()
-    qparam_weight_decay: float | None = _legacy()
-    min_lr_factor: float | None = _legacy()
-    max_grad_norm: float | None = _legacy()
-    model_decoder_layers: str | None = _legacy()
-    trainable_modules: list[str] | None = _legacy()
-    quant_trainable_modules: list[str] | None = _legacy()
+    weight_lr: float | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
+    qparam_lr: float | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
+    weight_decay: float | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
+    qparam_weight_decay: float | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
+    min_lr_factor: float | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
+    max_grad_norm: float | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
+    model_decoder_layers: str | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
+    trainable_modules: list[str] | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
+    quant_trainable_modules: list[str] | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
 
     def __attrs_post_init__(self) -> None:
         legacy = [field.name for field in attrs.fields(type(self)) if field.metadata.get("legacy") and getattr(self, field.name)]
@@ -107,7 +103,7 @@ def blockwise_tuning_algo(
         return model
     own = getattr(model, "quant_config", None)
     if not isinstance(own, QConfig):
-        raise ConfigError(f"blockwise_tuning_algo tunes a model that is quantized: quantize this {type(model).__name__} with ModelQuantizer first")
+        raise ConfigError(f"blockwise_tuning_algo tunes a quantized model: quantize this {type(model).__name__} with ModelQuantizer first")
     tuned = copy.deepcopy(fp_model)
     algorithms = [*(own.algo_config or ()), blockwise_tuning_config]
     ModelQuantizer(attrs.evolve(own, algo_config=algorithms)).quantize_model(tuned, dataloader)

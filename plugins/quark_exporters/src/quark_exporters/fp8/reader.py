@@ -22,10 +22,14 @@ class Fp8Reader(StorageReader):
 
     def layers(self, block: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
         """As `quark_exporters.storage_reader.StorageReader.layers`."""
-        config = _config(block)
+        config = self.layer_config(block)
         scales = (".weight_scale", ".weight_scale_inv")
         names = [name.removesuffix(suffix) for name in stored for suffix in scales if name.endswith(suffix)]
         return dict.fromkeys((name for name in names if f"{name}.weight" in stored), config)
+
+    def layer_config(self, block: Mapping[str, Any]) -> QLayerConfig:
+        """As `quark.checkpoint.layout_reader.ReadsBlocks.layer_config`."""
+        return _config(block)
 
 
 def _config(block: Mapping[str, Any]) -> QLayerConfig:
