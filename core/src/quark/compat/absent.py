@@ -19,7 +19,7 @@ _QAT = "quantization-aware training is not offered: --algorithm tuning tunes cod
 _DIFFUSERS = "SVDQuant and diffusion pipelines are not offered: quantize the network of a pipeline as any torch module"
 _TRAINED = "learned rotations are not offered: RotationConfig with random_r1 and preset='best' needs no training"
 _OWN = "algorithms are added by a plugin (docs/plugins/rounding.md, docs/plugins/transform.md), and not in this registry"
-_TWO_BIT = "TwoBitScalar is not offered: scheme int2_wo_64 with --algorithm tuning has two bits too"
+_TWO_BIT = "TwoBitScalar is not offered: layers with Dtype.int2 and the algorithm tuning have two bits too"
 _MIXED = "this API is not offered: quark quantize --mixed chooses schemes layer by layer"
 _VLLM = "vLLM's worker and online quantization are not offered: export the model, and serve that"
 _INTERNAL = "it is internal to AMD Quark"
