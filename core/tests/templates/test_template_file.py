@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from quark.cli.main import program
-from quark.errors import ConfigError
+from quark.errors import ConfigError, QuarkError
 from quark.planning.family import architecture_of
 from quark.plugins import templates
 from quark.templates import LLMTemplate, read_template_file, register_template_file
@@ -98,7 +98,7 @@ def test_the_command_line_takes_it(tmp_path: Path) -> None:
     floats = {name for name, config in linear.items() if config is None}
     assert floats
     assert floats == {name for name in linear if name.endswith("down_proj")}, "what the installed template leaves float is quantized"
-    with pytest.raises(ConfigError, match="is about the model type 'zenith_net', and this model is of 'llama'"):
+    with pytest.raises(QuarkError, match="is about the model type 'zenith_net', and this model is of 'llama'"):
         CliRunner().invoke(program(), [*common, str(file_of(tmp_path, AMD))], catch_exceptions=False)
 
 
