@@ -67,6 +67,10 @@ class MissingPluginError(QuarkError, ImportError):
     """A name of AMD Quark's public API whose plugin is not active; the message says why, and what to do."""
 
 
+class NotOfferedError(QuarkError, ImportError):
+    """A module or a name of AMD Quark's public API that does not come here; the message says what there is in its place."""
+
+
 class CheckpointError(QuarkError):
     """A checkpoint on disk is incomplete, damaged, or points outside its directory."""
 

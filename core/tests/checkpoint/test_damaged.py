@@ -183,3 +183,10 @@ def test_layers_without_elements_are_refused(export: Path, tmp_path: Path) -> No
     (tmp_path / "config.json").write_text(json.dumps(data | {"intermediate_size": 0}))
     with pytest.raises(CheckpointError, match=r"have weights without elements: model\.layers\.0\.mlp\.gate_proj"):
         import_model_from_safetensors(None, tmp_path)
+
+
+def test_a_model_on_the_meta_device_is_refused_where_a_checkpoint_lacks_its_buffers(export: Path) -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SIZES, **FIXED))
+    with pytest.raises(ValueError, match=r"meta device, and the values of its model\.rotary_emb.* build it on the CPU, or give None"):
+        import_model_from_safetensors(model, export)

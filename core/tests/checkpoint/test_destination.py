@@ -248,7 +248,7 @@ def test_strangers_are_in_the_way_of_every_exporter(tmp_path: Path) -> None:
     out = tmp_path / "out"
     (out / "runs.onnx").mkdir(parents=True)
     for exporter in ("gguf", "onnx", "safetensors", "fp8"):
-        with pytest.raises(OutputError, match="'runs.onnx'"):
+        with pytest.raises(OutputError, match=r"'runs\.onnx'"):
             refuse_used_directory(out, exporter)
     (out / "runs.onnx").rmdir()
     (out / "config.json").touch()
@@ -263,7 +263,10 @@ def test_strangers_are_in_the_way_of_every_exporter(tmp_path: Path) -> None:
 def test_what_an_exporter_writes_beyond_its_record_replaces_nothing(tmp_path: Path) -> None:
     out = earlier(tmp_path / "out")
     before = contents(out)
-    with pytest.raises(OutputError, match=r"holds 'config\.json' of another exporter, which 'gguf' writes too"), building(out, "gguf") as directory:
+    with (
+        pytest.raises(OutputError, match=r"holds 'config\.json' of another exporter, which 'gguf' writes too"),
+        building(out, "gguf") as directory,
+    ):
         (directory / "config.json").write_text("new")
     assert contents(out) == before
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

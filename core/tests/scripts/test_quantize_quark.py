@@ -9,10 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from quark.errors import ConfigError, UnsupportedError
-from quark.plugins import Catalog, using
+from quark.plugins import Catalog, templates, using
 from quark.runs import quantize_checkpoint
 from quark.scripts.arguments import argument_parser, check_arguments
 from quark.scripts.quantize_quark import main, with_group_size
@@ -93,11 +94,8 @@ def test_a_group_size_that_a_scheme_does_not_have_is_refused(scheme: str, size: 
 @pytest.mark.parametrize(
     ("flags", "error", "says"),
     [
-        (["--multi_gpu"], UnsupportedError, "--multi_gpu auto is not offered: use --file2file_quantization"),
-        (["--multi_device"], UnsupportedError, "--multi_device is not offered: use --file2file_quantization"),
         (["--use_tp"], UnsupportedError, "quark evaluate --backend vllm"),
-        (["--params_save"], UnsupportedError, "use --model_export hf_format"),
-        (["--params_load"], UnsupportedError, "use --model_reload"),
+        (["--params_load"], ConfigError, "--params_load reads two files: give --json_path and --safetensors_path"),
         (["--evaluation_dataset", "wikitext_gpt_oss_20b"], UnsupportedError, "quark evaluate --text"),
         (["--custom_mode", "nowhere"], UnsupportedError, "needs an exporter of that name"),
         (["--file2file_quantization", "--model_export", "gguf"], ConfigError, "--file2file_quantization writes a checkpoint"),
@@ -123,7 +121,7 @@ def test_a_missing_scheme_and_a_used_directory_are_refused(tmp_path: Path, capsy
     assert "--quant_scheme is missing" in capsys.readouterr().err
     (tmp_path / "file").touch()
     with pytest.raises(SystemExit):
-        run("--quant_scheme", "fp8", "--model_export", "hf_format", "--output_dir", tmp_path)
+        run("--skip_evaluation", "--quant_scheme", "fp8", "--model_export", "hf_format", "--output_dir", tmp_path)
     assert "not empty" in capsys.readouterr().err
 
 
@@ -158,12 +156,56 @@ def test_a_second_export_that_cannot_be_written_is_refused_before_any_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("quark.scripts.quantize_quark.get_model", lambda *_, **__: pytest.fail("the model is loaded"))
-    for second, says in (("gguf", "int2"), ("quark_format", "asks for the exporter 'quark' twice")):
+    flags = ["--model_export", "hf_format"]
+    for second, says in (("gguf", "Layouts that hold this model:"), ("quark_format", "asks for the exporter 'quark' twice")):
         with pytest.raises(SystemExit):
-            run("--quant_scheme", "int2_wo_64" if second == "gguf" else "fp8", "--model_export", "hf_format", "--model_export", second,
-                "--output_dir", tmp_path / "out")  # fmt: skip
+            run("--skip_evaluation", "--quant_scheme", "fp8", *flags, "--model_export", second, "--output_dir", tmp_path / "out")
         assert says in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_flags_without_effect_are_told(caplog: pytest.LogCaptureFixture, text: Path) -> None:
+    flags = ["--multi_gpu", "balanced", "--torch_compile", "--enable_native_inference"]
+    run(*flags, "--quant_scheme", "int8", "--dataset", text, "--num_calib_data", 1, "--seq_len", 32, "--skip_evaluation")
+    lines = "\n".join(record.message for record in caplog.records)
+    assert "--torch_compile is ignored: the model is evaluated without torch.compile" in lines
+    assert "--enable_native_inference is ignored: the model is evaluated as it is" in lines
+    assert "multi_gpu" in lines
+
+
+def test_parameters_that_it_saved_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models: list[Any] = []
+    monkeypatch.setattr("quark.scripts.quantize_quark.eval_model", lambda args, model, **_: models.append(model))
+    monkeypatch.setattr("quark.scripts.arguments.extra", lambda *_: None)
+    run("--quant_scheme", "uint4_wo_32", "--params_save", "--save_dir", tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["llama.json", "llama.safetensors"]
+    run("--params_load", "--json_path", tmp_path / "llama.json", "--safetensors_path", tmp_path / "llama.safetensors")
+    ids = torch.arange(8)[None]
+    with torch.no_grad():
+        assert torch.equal(models[0](ids).logits, models[1](ids).logits)
+
+
+def test_a_package_for_the_evaluation_is_missed_before_any_work(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    monkeypatch.setattr("quark.scripts.quantize_quark.local_checkpoint", lambda *_: pytest.fail("the model is looked for"))
+    with pytest.raises(SystemExit):
+        run("--quant_scheme", "int8")
+    assert "without --skip_evaluation, need the package 'datasets', which is not installed: pip install" in capsys.readouterr().err
+
+
+def test_it_takes_a_template_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "family.json"
+    file.write_text(json.dumps({"model_type": "llama", "base": "llama", "exclude_layers_name": ["*down_proj"]}))
+    try:
+        flags = ["--template_file", file, "--quant_scheme", "int4_wo_64", "--file2file_quantization", "--output_dir", tmp_path / "out"]
+        run(*flags)
+    finally:
+        templates().unregister("llama")
+    names = load_file(tmp_path / "out" / "model.safetensors")
+    assert {name for name in names if name.endswith("down_proj.weight_scale")} == set()
+    assert any(name.endswith("up_proj.weight_scale") for name in names)
 
 
 def test_from_disk_it_takes_calibration_data_too(tmp_path: Path, text: Path) -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from quark.errors import ConfigError
 from quark.templates import get_algo_config, get_supported_algorithm_types, load_quant_algo_config_from_file
-from quark.templates.custom_config import QuantConfigParser
 
 
 def written(tmp_path: Path, content: object) -> Path:
@@ -60,10 +59,3 @@ def test_settings_that_an_algorithm_derives_for_a_family_are_found() -> None:
     assert get_algo_config("acme_runs", "no_such_family") is None
     with pytest.raises(ValueError, match="Unsupported algorithm: nonsense"):
         get_algo_config("nonsense", "acme_net")
-
-
-def test_a_checkpoint_of_another_producer_is_refused_and_ours_is_read() -> None:
-    ours = {"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "int8"}}}
-    assert QuantConfigParser.from_custom_config(ours, is_bias_quantized=False).global_quant_config.weight is not None
-    with pytest.raises(NotImplementedError, match="quant_method 'other'"):
-        QuantConfigParser.from_custom_config({"quant_method": "other"})

@@ -27,13 +27,19 @@ PATHS = {
         "load_params",
         "save_params",
     ],
-    "quark.torch.quantization.api": ["ModelQuantizer"],
+    "quark.torch.quantization.api": ["ModelQuantizer", "load_params"],
+    "quark.torch.quantization.utils": ["RuntimeOptions"],
+    "quark.torch.quantization.observer": ["ObserverBase", "PerTensorMinMaxObserver"],
+    "quark.torch.algorithm.api": ["blockwise_tuning_algo"],
+    "quark.torch.algorithm.config": ["BlockwiseJointTuningConfig", "BlockwiseTuningConfig"],
+    "quark.experimental.torch.autoround": ["AutoRoundProcessor"],
     "quark.torch.utils": ["TPDeviceManager", "setattr_recursive"],
     "quark.torch.utils.device": ["TPDeviceManager"],
     "quark.torch.utils.llm": [
         "check_compatibility_before_quantization",
         "get_calib_dataloader",
         "get_model",
+        "get_pile10k_dataloader",
         "get_tokenizer",
         "maybe_save_preprocessors",
         "prepare_for_moe_quant",
@@ -44,8 +50,13 @@ PATHS = {
     "quark.torch.utils.llm.model_preparation": ["get_model", "get_model_type", "get_tokenizer"],
     "quark.contrib.llm_eval": ["eval_model", "ppl_eval", "ppl_eval_for_kv_cache", "task_eval"],
     "quark.contrib.llm_eval.evaluation": ["ppl_eval"],
-    "quark.common.profiler": ["GlobalProfiler", "ProfileStep"],
-    "quark.common.utils.import_utils": ["is_transformers_version_higher_or_equal"],
+    "quark.common.profiler": ["CheckpointMetric", "GlobalProfiler", "ProfileStep", "SummaryMetric", "profile_scope"],
+    "quark.common.utils.import_utils": [
+        "export_for_training",
+        "is_accelerate_available",
+        "is_gguf_available_and_minimum_version",
+        "is_transformers_version_higher_or_equal",
+    ],
     "quark.shares.utils.import_utils": ["is_transformers_version_higher_or_equal"],
     "quark.torch.quantization": [
         "AWQConfig",
@@ -84,7 +95,14 @@ PATHS = {
     "quark.torch.quantization.observer.observer": ["ObserverBase"],
     "quark.torch.quantization.weight_convert": ["Chunk", "Concatenate", "ConversionOps", "SplitFusedExperts", "WeightConverter"],
     "quark.torch.export": ["ExporterConfig", "JsonExporterConfig", "ModelExporter", "OnnxExporterConfig", "export_safetensors"],
-    "quark.torch.export.api": ["ModelExporter", "export_safetensors", "import_model_from_safetensors"],
+    "quark.torch.export.api": [
+        "ModelExporter",
+        "export_gguf",
+        "export_onnx",
+        "export_safetensors",
+        "import_model_from_safetensors",
+        "save_params",
+    ],
     "quark.torch.export.config.config": ["ExporterConfig", "JsonExporterConfig"],
     "quark.torch.export.main_export.quant_config_parser": ["QuantConfigParser", "get_layer_quant_config"],
     "quark.torch.algorithm.awq.awq": ["AwqProcessor"],
@@ -94,7 +112,7 @@ PATHS = {
     "quark.torch.algorithm.gptaq.gptaq": ["GptaqProcessor"],
     "quark.torch.algorithm.qronos.qronos": ["QronosProcessor"],
     "quark.torch.algorithm.rotation.rotation": ["RotationProcessor"],
-    "quark.common.utils.log": ["ScreenLogger"],
+    "quark.common.utils.log": ["ScreenLogger", "log_errors"],
     "quark.shares.utils.log": ["ScreenLogger"],
 }
 SEED_SPECS = [
@@ -177,6 +195,42 @@ def test_a_module_that_no_plugin_documents_does_not_exist() -> None:
         importlib.import_module("quark.torch.nonsense")
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("quark.torch.algorithm.nonsense")
+
+
+def test_a_scale_type_knows_its_torch_dtype() -> None:
+    import torch
+
+    from quark.torch.quantization.config.type import ScaleType
+
+    names = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float8_e5m3": torch.uint8, "float8_e8m0fnu": torch.float8_e8m0fnu}
+    assert {name: ScaleType[name].to_torch_dtype() for name in names} == names
+    for name in ("float", "pof2"):
+        with pytest.raises(ValueError, match=f"ScaleType.{name} says how scales are made"):
+            ScaleType[name].to_torch_dtype()
+
+
+def test_errors_are_logged_and_raised(caplog: pytest.LogCaptureFixture) -> None:
+    from quark.shares.utils.log import log_errors
+
+    @log_errors
+    def fails(value: int) -> float:
+        return 1 / value
+
+    assert fails(2) == 0.5
+    with pytest.raises(ZeroDivisionError):
+        fails(0)
+    assert [record.message for record in caplog.records] == ["division by zero"]
+
+
+def test_packages_are_asked_for() -> None:
+    from quark.common.utils import import_utils
+
+    assert import_utils.is_torch_available()
+    assert not import_utils.is_flydsl_available()
+    assert import_utils.is_package_lower_or_equal("torch", "1000.1")
+    assert not import_utils.is_gguf_available_and_minimum_version("1000.1")
+    module = import_utils.export_for_training(__import__("torch").nn.Linear(2, 2), (__import__("torch").ones(1, 2),)).module()
+    assert module(__import__("torch").ones(1, 2)).shape == (1, 2)
 
 
 def test_the_documented_processors_are_there() -> None:

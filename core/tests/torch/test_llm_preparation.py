@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from quark.errors import CheckpointError, UnsupportedError
-from quark.testing.tiny import held_out_text, tiny_model, tiny_model_dir, tiny_tokenizer
-from quark.torch import ModelQuantizer, load_params, save_params
+from quark.testing.tiny import held_out_text, tiny_model, tiny_model_dir, tiny_template, tiny_tokenizer
+from quark.torch import ModelQuantizer
 from quark.torch.utils import TPDeviceManager, getattr_recursive, setattr_recursive
 from quark.torch.utils.llm import (
     check_compatibility_before_quantization,
@@ -39,9 +39,18 @@ def test_a_model_is_loaded_as_the_script_asks() -> None:
     assert all(torch.equal(tensor.cpu(), expected[name]) for name, tensor in model.state_dict().items())
 
 
+def test_several_devices_are_told_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    model, _ = get_model(tiny_model_dir(), device="cpu", multi_gpu="auto")
+    assert next(model.parameters()).device.type == "cpu"
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    for count, says in ((1, "multi_device changes nothing: this machine has one accelerator"), (8, "torchrun --nproc-per-node 8 -m quark")):
+        monkeypatch.setattr(torch.accelerator, "device_count", lambda count=count: count)
+        ModelQuantizer(tiny_template().get_config("int8"), multi_device=True)
+        assert says in caplog.records[-1].message
+    assert caplog.records[0].message.startswith("multi_gpu")
+
+
 def test_what_a_script_cannot_have_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UnsupportedError, match="one block at a time"):
-        get_model(tiny_model_dir(), multi_gpu="auto")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(CheckpointError, match="no local directory, and the Hub does not give it"):
         get_model(str(tmp_path / "nowhere"))
@@ -49,9 +58,6 @@ def test_what_a_script_cannot_have_is_refused(tmp_path: Path, monkeypatch: pytes
 
     with pytest.raises(UnsupportedError, match="tensor-parallel evaluation is not offered"):
         _move_quantizer_to_dict(None)
-    for name, function in {"save_params": save_params, "load_params": load_params}.items():
-        with pytest.raises(UnsupportedError, match=f"{name} is not offered: use"):
-            function(None)
     with pytest.raises(UnsupportedError, match="quark evaluate --backend vllm"):
         TPDeviceManager.tp_mesh_init()
 

@@ -6,13 +6,17 @@ from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
+import attrs
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import quark
+from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
+from quark.config.layer import QLayerConfig
+from quark.config.model import QConfig
 from quark.errors import ConfigError
 from quark.modules import QuantizedLayer
 from quark.modules.experts import SeparateExperts, showing_all
@@ -168,3 +172,31 @@ def test_every_expert_can_be_calibrated_on_every_token() -> None:
     before = logits(separate)
     with showing_all(separate, True):
         assert torch.equal(logits(separate), before)
+
+
+def rotatable(model_type: str, **settings: bool) -> AlgoConfig:
+    own = LLMTemplate.get(model_type).algo_config["rotation"]
+    if own is None:
+        pytest.skip("the family has no rotation")
+    return attrs.evolve(own, **settings)
+
+
+def test_a_mixture_is_rotated_without_being_quantized(model_type: str) -> None:
+    model = model_of(model_type)
+    before, embedded = logits(model), model.get_input_embeddings().weight.clone()
+    config = QConfig(global_quant_config=QLayerConfig(), algo_config=[rotatable(model_type, r1=True, r4=True)])
+    ModelQuantizer(config).quantize_model(model)
+    assert not torch.allclose(model.get_input_embeddings().weight, embedded)
+    torch.testing.assert_close(logits(model), before, rtol=1e-3, atol=1e-3 * before.abs().max().item())
+
+
+@pytest.mark.parametrize("r4", [False, True])
+def test_a_rotated_mixture_whose_experts_stay_float_reads_back(model_type: str, r4: bool, tmp_path: Path) -> None:
+    template = LLMTemplate.get(model_type)
+    exclude = [*template.exclude_layers_name, "*experts*"]
+    config = template.get_config(
+        "int4_wo_32", exclude_layers=exclude, algo_configs={"rotation": rotatable(model_type, r4=r4)}, algorithm=["rotation"]
+    )
+    model = ModelQuantizer(config).quantize_model(model_of(model_type))
+    export_safetensors(model, tmp_path / "out")
+    assert torch.equal(logits(import_model_from_safetensors(None, tmp_path / "out")), logits(model))

@@ -84,7 +84,7 @@ def move_into_place(export: Path, out: Path, exporter: str | None = None, *, ove
     lies afterwards at ``export``, or beside it under the name `REPLACED`, and may be removed.
 
     Raises:
-        OutputError: Other files were put there meanwhile, or the exporter has written what its record does not name and another has written.
+        OutputError: Other files were put there meanwhile; or the exporter has written a file of another that its record does not name.
     """
     refuse_used_directory(out, exporter, overwrite=overwrite)
     if not out.is_dir() or not any(out.iterdir()):

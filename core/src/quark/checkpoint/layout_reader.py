@@ -16,10 +16,11 @@ from typing import Any, Protocol, runtime_checkable
 import attrs
 from torch import Tensor, nn
 
+from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.planning.plan import QuantPlan
 
-__all__ = ["LayoutReader", "ReadsOwnFiles", "RenamesTensors", "StoredConfig"]
+__all__ = ["LayoutReader", "ReadsBlocks", "ReadsOwnFiles", "RenamesTensors", "StoredConfig"]
 
 
 @attrs.frozen(kw_only=True)
@@ -80,6 +81,18 @@ class ReadsOwnFiles(Protocol):
 
         Raises:
             CheckpointError: A file is missing or damaged.
+        """
+
+
+@runtime_checkable
+class ReadsBlocks(Protocol):
+    """Additional interface of a `LayoutReader` of layouts that quantize all layers alike: a ``quantization_config`` says how by itself."""
+
+    def layer_config(self, block: Mapping[str, Any]) -> QLayerConfig:
+        """Return how layers are quantized; those that are not are in the files of the checkpoint.
+
+        Raises:
+            ConfigError, UnsupportedError: The block cannot be used.
         """
 
 

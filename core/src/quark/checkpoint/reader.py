@@ -61,6 +61,7 @@ def import_model_from_safetensors(
 
     Raises:
         CheckpointError: The export is incomplete or damaged, no installed layout reads it, or its tensors do not fit the model.
+        ConfigError: (a ValueError) ``model`` is on the meta device, and has buffers that no checkpoint contains.
         AmbiguousNameError: Several installed layouts read it.
         MissingPluginError: An algorithm that runs with the model is not installed.
         UnknownNameError: A format, an observer or another record is not installed; the message names its distribution if it is known.
@@ -70,11 +71,21 @@ def import_model_from_safetensors(
     refuse_rival()
     directory = Path(model_dir)
     float_model = empty_model(directory, attn_implementation, trust_remote_code=trust_remote_code) if model is None else model
+    _refuse_lost_buffers(float_model)
     content = _packed_content(float_model, directory)
     unpack_all(content.model, directory)
     set_results(content)
     put_back(content.model, float_model)
     return float_model.eval().to(device if device != "cuda" or torch.cuda.is_available() else "cpu")
+
+
+def _refuse_lost_buffers(model: nn.Module) -> None:
+    stored = model.state_dict(keep_vars=True)
+    if lost := [name for name, buffer in model.named_buffers() if buffer.is_meta and name not in stored]:
+        raise ConfigError(
+            f"this {type(model).__name__} is on the meta device, and the values of its {folded(lost)} are in no checkpoint: build it on "
+            "the CPU, or give None in its place, which builds it from the export's config.json"
+        )
 
 
 @attributed("reading a checkpoint")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import attrs
@@ -79,9 +80,19 @@ SpillDirectory = Annotated[
 ]
 
 
+TemplateFile = Annotated[
+    Path | None,
+    typer.Option(help="JSON file with the template of the model's family: names of its modules and patterns; for families without one."),
+]
+
+
 @attrs.frozen(kw_only=True)
 class ConfigOptions:
-    """What was asked of each layer; attributes as the options of these names."""
+    """What was asked of each layer; attributes as the options of these names.
+
+    Attributes:
+        template: Model type of the template in ``--template-file``, which is registered; None without one.
+    """
 
     scheme: str | None
     scheme_option: list[str] | None
@@ -99,6 +110,7 @@ class ConfigOptions:
     spill_directory: str | None
     keep_prequantized: bool
     strict: bool
+    template: str | None = None
 
     @property
     def named_layers(self) -> dict[str, str]:
@@ -117,6 +129,11 @@ class ConfigOptions:
         if self.scheme is None:
             raise ConfigError("name a scheme, as in --scheme int4_wo_128 (`quark schemes` lists them), or several with --mixed")
         template = template_of(model)
+        if self.template not in (None, template.model_type):
+            raise ConfigError(
+                f"--template-file is about the model type '{self.template}', and this model is of '{template.model_type}': give the file "
+                "of its family, or change its 'model_type'"
+            )
         fused = template.architecture.fused if self.share_fused_scales and template.architecture else None
         config = template.get_config(
             scheme=self.scheme,
@@ -158,8 +175,11 @@ def config_options(
     spill_directory: SpillDirectory = None,
     keep_prequantized: KeepPrequantized = True,
     strict: Strict = False,
+    template_file: TemplateFile = None,
 ) -> ConfigOptions:
-    """Return what was asked of each layer."""
+    """Return what was asked of each layer; a template file is read and registered."""
+    from quark.templates import register_template_file
+
     return ConfigOptions(
         scheme=scheme,
         scheme_option=scheme_option,
@@ -177,6 +197,7 @@ def config_options(
         spill_directory=spill_directory,
         keep_prequantized=keep_prequantized,
         strict=strict,
+        template=None if template_file is None else register_template_file(template_file).model_type,
     )
 
 

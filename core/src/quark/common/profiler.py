@@ -1,53 +1,312 @@
-"""``quark.common.profiler``: AMD Quark's clock of the steps of a script. With ``QUARK_PROFILING=1`` it writes their times to a file."""
+"""``quark.common.profiler``: AMD Quark's clock of the steps of a script. With ``QUARK_PROFILING=1`` it writes what they take to a file."""
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
+import resource
+import sys
 import time
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
-__all__ = ["GlobalProfiler", "ProfileStep"]
+import attrs
+
+__all__ = [
+    "BaseMetric",
+    "CPUMemoryMbMetric",
+    "CPUPeakMemoryMetric",
+    "CheckpointMetric",
+    "DiskReadMbMetric",
+    "DiskWriteMbMetric",
+    "GPUMemoryMbMetric",
+    "GPUPeakMemoryMetric",
+    "GlobalProfiler",
+    "MetricContext",
+    "PeakCacheDirDiskUsageMbMetric",
+    "ProfileStep",
+    "RelativeTimeMetric",
+    "StepNameMetric",
+    "SummaryMetric",
+    "TimestampMetric",
+    "TotalDiskReadMbMetric",
+    "TotalDiskWriteMbMetric",
+    "TotalTimeMetric",
+    "profile_scope",
+]
+
+_P, _R = ParamSpec("_P"), TypeVar("_R")
+_MIB = 1 << 20
 
 
 class ProfileStep:
     """Names of steps, as AMD Quark's scripts use them."""
 
+    START = "Start"
+    END = "End"
+    USER_DEFINED = "User-Defined"
+    MODEL_LOADED = "Model Loaded"
+    FILE_TO_FILE_QUANTIZATION = "File-to-File Quantization"
+    MODEL_LOADING = "Model Loading"
     DATASET_LOADING = "Dataset Loading"
-    EXPORT_GGUF = "Export GGUF"
+    MODEL_QUANTIZATION = "Model Quantization"
+    MODEL_EVALUATION = "Model Evaluation"
+    ADVANCED_ALGORITHMS = "Advanced Algorithms"
+    CALIBRATION_WEIGHTS = "Calibration (Weights)"
+    CALIBRATION_FORWARD = "Calibration (Forward)"
+    FREEZE_MODEL = "Freeze Model"
+    MODEL_PREPARATION = "Model Preparation"
     EXPORT_HF_SAFETENSORS = "Export HF Safetensors"
     EXPORT_ONNX = "Export ONNX"
-    FILE_TO_FILE_QUANTIZATION = "File-to-File Quantization"
-    MODEL_EVALUATION = "Model Evaluation"
-    MODEL_LOADING = "Model Loading"
-    MODEL_QUANTIZATION = "Model Quantization"
-    USER_DEFINED = "User-Defined"
+    EXPORT_GGUF = "Export GGUF"
+    PRE_PROCESS = "Pre-process"
+    CALIBRATION = "Calibration"
+    QUANTIZATION_MATMUL_NBITS = "Quantization (MatMulNBits)"
+    QUANTIZATION_STATIC = "Quantization (Static)"
+    QUANTIZATION_DYNAMIC = "Quantization (Dynamic)"
+    POST_PROCESS = "Post-process"
+    FAST_FINETUNE = "Fast Finetune"
+    MODEL_CACHING = "Model Caching"
+    FLOAT_MODEL_VALIDATION = "Float Model Validation"
+
+
+@attrs.frozen(kw_only=True)
+class MetricContext:
+    """What a metric may look at: times in seconds since the epoch, sizes in bytes.
+
+    Attributes:
+        start_time: When profiling began.
+        end_time: When it ended; of summaries alone.
+        base_memory: Memory of the process when it began.
+        step_name: Step of a checkpoint, such as ``"Model Loading Start"``; None of summaries, like all ``current_*``.
+        current_time: When the checkpoint is.
+        current_memory: Memory of the process.
+        gpu_available: Whether there is a GPU, and torch is imported.
+        gpu_current_memory: Memory that torch has allocated on it.
+        gpu_peak_memory: The most of that; of summaries alone.
+        disk_io_available: Whether the system counts what a process reads and writes.
+        baseline_disk_read_bytes: Read before profiling began.
+        baseline_disk_write_bytes: Written before.
+        current_disk_read_bytes: Read so far.
+        current_disk_write_bytes: Written so far.
+    """
+
+    start_time: float = 0.0
+    end_time: float | None = None
+    base_memory: int = 0
+    step_name: str | None = None
+    current_time: float | None = None
+    current_memory: int = 0
+    gpu_available: bool = False
+    gpu_current_memory: int = 0
+    gpu_peak_memory: int = 0
+    disk_io_available: bool = False
+    baseline_disk_read_bytes: int = 0
+    baseline_disk_write_bytes: int = 0
+    current_disk_read_bytes: int = 0
+    current_disk_write_bytes: int = 0
+
+
+class BaseMetric(ABC):
+    """A number, or a text, in the file of a profile."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Its key in the file."""
+
+    @abstractmethod
+    def get_definition(self) -> str:
+        """Return in a sentence what it is."""
+
+    @abstractmethod
+    def collect(self, context: MetricContext) -> Any:
+        """Return its value, None where there is none."""
+
+
+class SummaryMetric(BaseMetric):
+    """A metric of the whole program."""
+
+
+class CheckpointMetric(BaseMetric):
+    """A metric of the beginning or the end of a step."""
+
+
+def _metric(base: type[BaseMetric], key: str, definition: str, value: Callable[[MetricContext], Any]) -> type[BaseMetric]:
+    """Return the class of a metric."""
+
+    class Metric(base):  # type: ignore[misc, valid-type]  # one of the two above
+        name = key
+
+        def get_definition(self) -> str:
+            return definition
+
+        def collect(self, context: MetricContext) -> Any:
+            return value(context)
+
+    Metric.__doc__ = definition
+    return Metric
+
+
+def _on_disk(size: Callable[[MetricContext], int]) -> Callable[[MetricContext], float | None]:
+    return lambda c: _mib(size(c)) if c.disk_io_available else None
+
+
+def _mib(size: float) -> float:
+    return round(size / _MIB, 3)
+
+
+def _peak_memory(_: MetricContext) -> float:
+    return _mib(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))
+
+
+def _read(c: MetricContext) -> int:
+    return c.current_disk_read_bytes - c.baseline_disk_read_bytes
+
+
+def _written(c: MetricContext) -> int:
+    return c.current_disk_write_bytes - c.baseline_disk_write_bytes
+
+
+_S, _C = SummaryMetric, CheckpointMetric
+TotalTimeMetric = _metric(
+    _S, "total_quantization_time_seconds", "Seconds from the beginning to the end.", lambda c: round((c.end_time or 0) - c.start_time, 3)
+)
+CPUPeakMemoryMetric = _metric(_S, "peak_memory_mb", "Most memory of the process, in MiB.", _peak_memory)
+GPUPeakMemoryMetric = _metric(
+    _S, "peak_gpu_memory_mb", "Most memory on the GPU, in MiB.", lambda c: _mib(c.gpu_peak_memory) if c.gpu_available else None
+)
+TotalDiskReadMbMetric = _metric(_S, "total_disk_read_mb", "MiB that the process has read from disks.", _on_disk(_read))
+TotalDiskWriteMbMetric = _metric(_S, "total_disk_write_mb", "MiB that the process has written to disks.", _on_disk(_written))
+PeakCacheDirDiskUsageMbMetric = _metric(
+    _S, "peak_cache_dir_disk_usage_mb", "Size of cache directories; always absent, since none are used.", lambda _: None
+)
+StepNameMetric = _metric(_C, "step", "Step that begins or ends.", lambda c: c.step_name or "")
+TimestampMetric = _metric(_C, "timestamp", "Seconds since the epoch.", lambda c: c.current_time)
+RelativeTimeMetric = _metric(
+    _C, "relative_time_secs", "Seconds since the beginning.", lambda c: round((c.current_time or 0) - c.start_time, 3)
+)
+CPUMemoryMbMetric = _metric(_C, "cpu_memory_mb", "Memory of the process, in MiB.", lambda c: _mib(c.current_memory))
+GPUMemoryMbMetric = _metric(
+    _C, "gpu_memory_mb", "Memory on the GPU, in MiB.", lambda c: _mib(c.gpu_current_memory) if c.gpu_available else None
+)
+DiskReadMbMetric = _metric(_C, "disk_read_mb", "MiB read since the beginning.", _on_disk(_read))
+DiskWriteMbMetric = _metric(_C, "disk_write_mb", "MiB written since the beginning.", _on_disk(_written))
 
 
 class GlobalProfiler:
-    """Measures steps; without the environment variable ``QUARK_PROFILING=1`` it does nothing.
+    """Measures steps, the same object wherever it is asked for; without the environment variable ``QUARK_PROFILING=1`` it does nothing.
 
     Args:
-        output_path: File that gets a line of YAML for each step, when the step ends.
+        output_path: File that gets an entry of YAML for the beginning and the end of each step, and a summary when the program ends. The
+            first call decides.
+
+    Attributes:
+        summary_metrics: What the summary has; more may be added.
+        checkpoint_metrics: What each entry has; likewise.
     """
 
-    def __init__(self, output_path: str | Path = "quark_profile.yaml") -> None:
+    _instance: ClassVar[GlobalProfiler | None] = None
+
+    def __new__(cls, output_path: str | Path = "quark_profile.yaml") -> GlobalProfiler:
+        """Return the profiler, a new one the first time."""
+        if cls._instance is None:
+            cls._instance = super().__new__(cls)
+            cls._instance._begin(Path(output_path))
+        return cls._instance
+
+    def _begin(self, output_path: Path) -> None:
         self.enabled = os.environ.get("QUARK_PROFILING") == "1"
-        self.output_path = Path(output_path)
+        self.output_path = output_path
+        summary = (TotalTimeMetric, CPUPeakMemoryMetric, GPUPeakMemoryMetric, TotalDiskReadMbMetric, TotalDiskWriteMbMetric)
+        self.summary_metrics: list[Any] = [metric() for metric in summary]
+        own = (StepNameMetric, TimestampMetric, RelativeTimeMetric, CPUMemoryMbMetric, GPUMemoryMbMetric, DiskReadMbMetric)
+        self.checkpoint_metrics: list[Any] = [metric() for metric in (*own, DiskWriteMbMetric)]
+        self._base = _context(MetricContext(start_time=time.time()))
+        if self.enabled:
+            output_path.parent.mkdir(parents=True, exist_ok=True)
+            output_path.write_text("memory_usage:\n", encoding="utf-8")
+            self._checkpoint(ProfileStep.START)
+            atexit.register(self.stop)
 
     @contextmanager
-    def scope(self, step: str, user_msg: str | None = None) -> Iterator[None]:
+    def scope(self, step_name: str, user_msg: str | None = None) -> Iterator[GlobalProfiler]:
         """Measure the body as one step.
 
         Args:
-            step: Its name.
+            step_name: Its name, of `ProfileStep`.
             user_msg: A name of one's own, in place of it.
         """
-        started = time.perf_counter()
-        yield
+        self._checkpoint(f"{user_msg or step_name} Start")
+        try:
+            yield self
+        finally:
+            self._checkpoint(f"{user_msg or step_name} End")
+
+    def stop(self) -> None:
+        """Write the summary, and measure nothing more; called when the program ends."""
+        if not self.enabled:
+            return
+        self._checkpoint(ProfileStep.END)
+        self.enabled = False
+        context = attrs.evolve(_context(self._base), end_time=time.time())
+        lines = [f"{name}: {value}" for name, value in _collected(self.summary_metrics, context)]
+        lines += [f"# {metric.name}: {metric.get_definition()}" for metric in (*self.checkpoint_metrics, *self.summary_metrics)]
+        self._append("\n".join(lines))
+
+    def _checkpoint(self, step: str) -> None:
         if self.enabled:
-            self.output_path.parent.mkdir(parents=True, exist_ok=True)
-            with self.output_path.open("a", encoding="utf-8") as file:
-                file.write(f"- {json.dumps({'step': user_msg or step, 'seconds': round(time.perf_counter() - started, 3)})}\n")
+            context = attrs.evolve(_context(self._base), step_name=step)
+            self._append("- " + "\n  ".join(f"{name}: {value}" for name, value in _collected(self.checkpoint_metrics, context)))
+
+    def _append(self, text: str) -> None:
+        with self.output_path.open("a", encoding="utf-8") as file:
+            file.write(f"{text}\n")
+
+
+def profile_scope(step: str, user_msg: str | None = None) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Return a decorator that measures each call of a function as one step; arguments as of `GlobalProfiler.scope`."""
+
+    def decorator(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        @functools.wraps(function)
+        def measured(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            with GlobalProfiler().scope(step, user_msg):
+                return function(*args, **kwargs)
+
+        return measured
+
+    return decorator
+
+
+def _collected(metrics: Sequence[BaseMetric], context: MetricContext) -> Iterator[tuple[str, str]]:
+    for metric in metrics:
+        if (value := metric.collect(context)) is not None:
+            yield metric.name, json.dumps(value)
+
+
+def _context(base: MetricContext) -> MetricContext:
+    """Return what is to be measured now; where ``base`` has no memory yet, it is the beginning."""
+    statm, io = _lines("/proc/self/statm"), dict(line.split(": ") for line in _lines("/proc/self/io"))
+    memory = int(statm[0].split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm else 0
+    disk = {"current_disk_read_bytes": int(io.get("read_bytes", 0)), "current_disk_write_bytes": int(io.get("write_bytes", 0))}
+    if not base.base_memory:
+        disk |= {name.replace("current", "baseline"): value for name, value in disk.items()}
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    gpu: dict[str, Any] = {}
+    if cuda is not None and cuda.is_available():
+        gpu = {"gpu_available": True, "gpu_current_memory": cuda.memory_allocated(), "gpu_peak_memory": cuda.max_memory_allocated()}
+    own = {"current_time": time.time(), "current_memory": memory, "base_memory": base.base_memory or memory}
+    return attrs.evolve(base, **own, **disk, **gpu, disk_io_available=bool(io))
+
+
+def _lines(path: str) -> list[str]:
+    """Return the lines of a file of the system, none where it has no such file."""
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []

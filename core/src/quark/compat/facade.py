@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from quark.compat.absent import refuse_absent
 from quark.errors import MissingPluginError, UnknownNameError
 from quark.lazy import LazyRef
 from quark.names import closest
@@ -39,16 +40,18 @@ class Facade:
         Raises:
             AttributeError: There is no such name.
             MissingPluginError: (an ImportError) There is none, and a distribution of this project is not active; says what to do.
+            NotOfferedError: (an ImportError) AMD Quark has one, and it does not come here; says what to use.
         """
         if name == "__all__":
             return self.names()
         references = {**self.lazy, **self.private}
         if name in references:
             value = LazyRef(references[name]).load()
-        elif self.plugins and not name.startswith("_"):
-            value = self._of_a_plugin(name)
         else:
-            raise self._no_attribute(name)
+            refuse_absent(self.module, name)
+            if not self.plugins or name.startswith("_"):
+                raise self._no_attribute(name)
+            value = self._of_a_plugin(name)
         setattr(sys.modules[self.module], name, value)
         return value
 

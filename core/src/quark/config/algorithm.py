@@ -40,6 +40,10 @@ class AlgoConfig:
         """Return whether the algorithm leaves something that runs with the model, beside the weights: readers must then put it back."""
         return False
 
+    def separates_experts(self) -> bool:
+        """Return whether the algorithm changes matrices of experts: fused experts are then taken apart, those that stay float too."""
+        return False
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: the fields as they are.
 

@@ -169,6 +169,16 @@ class ScaleType(_Vocabulary):
     float8_e5m3 = "float8_e5m3"
     float8_e8m0fnu = "float8_e8m0fnu"
 
+    def to_torch_dtype(self) -> Any:
+        """Return the torch dtype in which such scales are stored; torch is imported for it.
+
+        Raises:
+            ConfigError: (a ValueError) There is not one: of ``float`` and ``pof2``.
+        """
+        if self.value in ("float", "pof2"):
+            raise ConfigError(f"ScaleType.{self.value} says how scales are made, and not in which dtype they are kept")
+        return LazyRef(f"torch:{'uint8' if self.value == 'float8_e5m3' else self.value}").load()
+
 
 class RoundType(_Vocabulary):
     """How a value between two representable ones is rounded."""

@@ -51,11 +51,12 @@ def fused_mixtures(model: nn.Module) -> dict[str, FusedMixture]:
 
 
 def separate_experts(model: nn.Module, config: QConfig, kept: Container[str] = ()) -> list[str]:
-    """Replace fused experts by separate ones, in place, wherever the configuration quantizes one of their layers, or one is in ``kept``.
+    """Replace fused experts by separate ones, in place, where a layer of them is quantized, named or in ``kept``, or an algorithm changes them.
 
     The model computes the same as before. Returns the full names of the mixtures that were separated.
     """
-    parts_of = {name: parts for name, m in fused_mixtures(model).items() if _is_quantized(name, parts := m.parts(), config, kept)}
+    everywhere = any(settings.separates_experts() for settings in config.algo_config or ())
+    parts_of = {n: parts for n, m in fused_mixtures(model).items() if _is_told_apart(n, parts := m.parts(), config, kept) or everywhere}
     for name, parts in parts_of.items():
         model.set_submodule(name, separated(parts))
     return list(parts_of)
@@ -65,9 +66,11 @@ def _parts(module: nn.Module, facts: Architecture) -> ExpertParts | None:
     return expert_parts(module, facts.expert_form, facts.expert_inputs, facts.expert_output)
 
 
-def _is_quantized(name: str, parts: ExpertParts, config: QConfig, kept: Container[str]) -> bool:
-    layers = (f"{name}.{i}.{layer}" for layer, weight in parts.weights.items() for i in range(weight.shape[0]))
-    return any(layer in kept or layer_config_for(config, layer, nn.Linear).config is not None for layer in layers)
+def _is_told_apart(name: str, parts: ExpertParts, config: QConfig, kept: Container[str]) -> bool:
+    """Return whether a layer of an expert is quantized, stays as it comes, or is excluded by its full name, as in exports of float experts."""
+    layers = [f"{name}.{i}.{layer}" for layer, weight in parts.weights.items() for i in range(weight.shape[0])]
+    excluded = frozenset(config.exclude)
+    return any(layer in excluded or layer in kept or layer_config_for(config, layer, nn.Linear).config is not None for layer in layers)
 
 
 class ExpertNames:

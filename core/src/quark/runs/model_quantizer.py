@@ -36,7 +36,7 @@ from quark.runs.sink import InPlaceSink
 from quark.runs.source import InMemorySource
 from quark.runs.workload import Calibration
 
-__all__ = ["M", "ModelQuantizer"]
+__all__ = ["M", "ModelQuantizer", "several_devices"]
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -46,7 +46,7 @@ class ModelQuantizer:
 
     Args:
         config: What each layer gets. It is never changed.
-        multi_device: Documented; layers are quantized on whatever device they lie.
+        multi_device: Accepted with a warning that says how several devices are used; layers are quantized on whatever device they lie.
 
     Example:
         >>> from quark.torch import LLMTemplate, ModelQuantizer
@@ -60,6 +60,8 @@ class ModelQuantizer:
             raise ConfigError(f"ModelQuantizer is given a QConfig, not a {type(config).__name__}: see LLMTemplate.get(…).get_config(…)")
         self.config = config
         self.multi_device = multi_device
+        if multi_device:
+            get_logger(__name__).warning(several_devices("multi_device"))
 
     def plan(self, model: nn.Module) -> QuantPlan | GraphPlan:
         """Return what would be done to ``model``, and why; meta tensors will do. Raises ConfigError with all that is wrong.
@@ -248,3 +250,14 @@ class ModelQuantizer:
         if not getattr(model, "quark_quantized", False):
             raise ConfigError("freeze wants a model that quantize_model has returned: this one has not been quantized")
         return model.requires_grad_(False)
+
+
+def several_devices(wish: str) -> str:
+    """Return what is done where AMD Quark would spread a model over devices, and which command uses them all, as a sentence."""
+    count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    if count < 2:
+        return f"{wish} changes nothing: this machine has {'one accelerator' if count else 'no accelerator'}, and one device is used."
+    return (
+        f"{wish}: the model is on one of {count} devices. Its blocks go to all of them from disk, with one block in the memory of each: "
+        f"torchrun --nproc-per-node {count} -m quark quantize MODEL OUT --device cuda --scheme …"
+    )

@@ -8,27 +8,29 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from quark.data.extras import extra
 from quark.errors import ConfigError, UnsupportedError
+from quark.log import get_logger
 from quark.plugins import exporters
 
 __all__ = ["EXPORTERS", "argument_parser", "check_arguments", "exporter_named"]
 
 _IN_VLLM = "evaluate the exported checkpoint with quark evaluate --backend vllm"
-_FROM_DISK = "use --file2file_quantization, which has one block of the model in memory"
 _REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = MappingProxyType(
     {
-        "multi_gpu": (bool, _FROM_DISK),
-        "multi_device": (bool, _FROM_DISK),
         "use_tp": (bool, _IN_VLLM),
-        "enable_native_inference": (bool, _IN_VLLM),
-        "torch_compile": (bool, _IN_VLLM),
-        "params_save": (bool, "use --model_export hf_format"),
-        "params_load": (bool, "use --model_reload with the directory of an export"),
         "use_mlperf_rouge": (bool, "use --tasks"),
         "evaluation_dataset": (lambda name: name != "wikitext", "use wikitext, or quark evaluate --text with your text"),
     }
 )
 """Flags that are not offered: which of their values are refused, and what to use."""
+_IGNORED: Mapping[str, str] = MappingProxyType(
+    {
+        "enable_native_inference": f"the model is evaluated as it is; {_IN_VLLM}",
+        "torch_compile": "the model is evaluated without torch.compile, whose result is the same",
+    }
+)
+"""Flags that change nothing here, and what is done."""
 EXPORTERS: Mapping[str, str] = MappingProxyType(
     {"hf_format": "quark", "quark_format": "quark", "quark_safetensors": "quark", "onnx": "onnx", "gguf": "gguf"}
 )
@@ -49,11 +51,15 @@ def check_arguments(args: argparse.Namespace) -> None:
     Raises:
         UnsupportedError: A flag is given that is not offered; the message says what to use.
         ConfigError: A flag is missing, or a value cannot be used.
+        MissingPluginError: The evaluation needs a package that is not installed.
     """
     for name, (is_refused, instead) in _REFUSED.items():
         if is_refused(value := getattr(args, name)):
             given = "" if value is True else f" {value}"
             raise UnsupportedError(f"--{name}{given} is not offered: {instead}")
+    for name, what in _IGNORED.items():
+        if getattr(args, name):
+            get_logger(__name__).warning(f"--{name} is ignored: {what}.")
     for name in args.model_export or ():
         if EXPORTERS[name] not in exporters():
             raise UnsupportedError(f"--model_export {name} needs an exporter '{EXPORTERS[name]}', which no installed plugin brings")
@@ -62,13 +68,25 @@ def check_arguments(args: argparse.Namespace) -> None:
         raise ConfigError(f"--model_export asks for the exporter '{twice[0]}' twice, whose files have the same names: ask for it once")
     if args.custom_mode not in exporters():
         raise UnsupportedError(f"--custom_mode {args.custom_mode} needs an exporter of that name, which no installed plugin brings")
-    if args.quant_scheme is None and not (args.skip_quantization or args.model_reload):
+    if args.params_load and not (args.json_path and args.safetensors_path):
+        raise ConfigError("--params_load reads two files: give --json_path and --safetensors_path")
+    if args.quant_scheme is None and not (args.skip_quantization or args.model_reload or args.params_load):
         raise ConfigError("--quant_scheme is missing: `quark schemes` lists what there is; or give --skip_quantization")
     if args.file2file_quantization and args.model_export not in (None, ["hf_format"]):
         raise ConfigError("--file2file_quantization writes a checkpoint: give --model_export hf_format with it, or nothing")
     for name, file in args.quant_algo_config_file or ():
         if not Path(file).is_file():
             raise ConfigError(f"--quant_algo_config_file {name}: there is no file '{file}'")
+    _refuse_missing_packages(args)
+
+
+def _refuse_missing_packages(args: argparse.Namespace) -> None:
+    """Raise MissingPluginError, before any work, for a package without which what comes last would fail."""
+    if args.skip_evaluation or args.file2file_quantization:
+        return
+    extra("datasets", "Evaluations on WikiText, without --skip_evaluation,")
+    if args.tasks is not None:
+        extra("lm_eval", "--tasks")
 
 
 def exporter_named(name: str, args: argparse.Namespace) -> str:
@@ -80,8 +98,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model_dir", required=True, help="directory of the model, or its name on the Hugging Face Hub")
     parser.add_argument("--revision", help="revision of a model of the Hub")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cuda is the CPU on a machine without CUDA")
-    parser.add_argument("--multi_gpu", nargs="?", const="auto", choices=["auto", "balanced"], help="not offered")
-    parser.add_argument("--multi_device", action="store_true", help="not offered")
+    parser.add_argument("--multi_gpu", nargs="?", const="auto", choices=["auto", "balanced"], help="one device is used")
+    parser.add_argument("--multi_device", action="store_true", help="likewise; on several devices: torchrun -m quark quantize")
     parser.add_argument("--model_attn_implementation", default="eager", choices=["eager", "sdpa", "flash_attention_2"])
     code = parser.add_mutually_exclusive_group()
     code.add_argument("--trust_remote_code", action="store_true", default=True, help="without effect: code from a checkpoint is never run")
@@ -99,6 +117,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 def _add_quantization(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--skip_quantization", action="store_true")
     parser.add_argument("--file2file_quantization", action="store_true", help="one block of the model in memory at a time")
+    parser.add_argument("--template_file", help="JSON file with the template of the model's family")
     parser.add_argument("--quant_scheme", help="scheme of all layers; `quark schemes` lists them with their older names")
     parser.add_argument("--group_size", type=int, help="elements in a group, where the scheme comes in several sizes")
     parser.add_argument(
@@ -114,7 +133,7 @@ def _add_quantization(parser: argparse.ArgumentParser) -> None:
         "--quant_algo_config_file", action="append", nargs=2, metavar=("NAME", "FILE"), help="settings of an algorithm as JSON"
     )
     parser.add_argument("--exclude_layers", nargs="*", help="patterns of layers left in float; none given: all layers are quantized")
-    parser.add_argument("--enable_native_inference", action="store_true", help="not offered")
+    parser.add_argument("--enable_native_inference", action="store_true", help="without effect")
     parser.add_argument("--native_linear_mode", default="auto", choices=["auto", "fp8_per_tensor"], help="without effect")
     parser.add_argument("--no_keep_prequantized_layers", action="store_true", help="dequantize excluded layers")
     parser.add_argument("--use_tp", action="store_true", help="not offered")
@@ -123,17 +142,17 @@ def _add_quantization(parser: argparse.ArgumentParser) -> None:
 def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model_reload", action="store_true", help="load an exported model in place of quantizing one")
     parser.add_argument("--import_model_dir", help="directory of that export; by default --model_dir")
-    parser.add_argument("--params_load", action="store_true", help="not offered")
-    parser.add_argument("--json_path", help="without effect")
-    parser.add_argument("--safetensors_path", help="without effect")
+    parser.add_argument("--params_load", action="store_true", help="load what --params_save wrote, in place of quantizing a model")
+    parser.add_argument("--json_path", help="its configuration")
+    parser.add_argument("--safetensors_path", help="its tensors")
     parser.add_argument("--model_export", action="append", choices=list(EXPORTERS), help="what to write; may be repeated")
     parser.add_argument("--custom_mode", default="quark", help="layout of the checkpoint; `quark exporters` lists them")
-    parser.add_argument("--torch_compile", action="store_true", help="not offered")
+    parser.add_argument("--torch_compile", action="store_true", help="without effect")
     parser.add_argument("--pack_method", default="reorder", choices=["order", "reorder"])
     parser.add_argument("--output_dir", default="exported_model")
     parser.add_argument("--export_weight_format", default="real_quantized", choices=["fake_quantized", "real_quantized"])
-    parser.add_argument("--params_save", action="store_true", help="not offered")
-    parser.add_argument("--save_dir", default="model_params", help="without effect")
+    parser.add_argument("--params_save", action="store_true", help="write <model type>.json and .safetensors, for --params_load")
+    parser.add_argument("--save_dir", default="model_params", help="directory for --params_save")
 
 
 def _add_evaluation(parser: argparse.ArgumentParser) -> None:

@@ -27,8 +27,9 @@ from quark.printable import shown
 from quark.runs import ModelQuantizer, quantize_checkpoint
 from quark.runs.planned_run import plan
 from quark.scripts.arguments import EXPORTERS, argument_parser, check_arguments, exporter_named
-from quark.templates import load_quant_algo_config_from_file
+from quark.templates import load_quant_algo_config_from_file, register_template_file
 from quark.torch.export.other_forms import export_gguf
+from quark.torch.parameters import load_params, save_params
 from quark.torch.utils.llm.data_preparation import calibration_data
 from quark.torch.utils.llm.model_preparation import available_device, get_model, get_model_type, get_tokenizer, local_checkpoint
 
@@ -55,11 +56,16 @@ def run(args: argparse.Namespace) -> None:
     check_arguments(args)
     for name in ["hf_format"] if args.file2file_quantization else args.model_export or ():
         refuse_used_directory(Path(args.output_dir), exporter_named(name, args))
+    if args.template_file is not None:
+        register_template_file(args.template_file)
     args.model_dir = str(local_checkpoint(args.model_dir, args.revision))
     if args.file2file_quantization:
         _from_disk(args)
         return
-    model = _reloaded(args) if args.model_reload else _quantized(args)
+    model = _reloaded(args) if args.model_reload or args.params_load else _quantized(args)
+    if args.params_save:
+        compressed = args.export_weight_format == "real_quantized"
+        save_params(model, get_model_type(model), export_dir=args.save_dir, compressed=compressed, reorder=args.pack_method == "reorder")
     for name in args.model_export or ():
         _export(model, name, args)
     if not args.skip_evaluation:
@@ -145,15 +151,23 @@ def _quantized(args: argparse.Namespace) -> nn.Module:
         planned = plan(args.model_dir, config, exporter=exporter_named(name, args), options=_options(args), probing=False)
         if refusals := [refusal.message for refusal in planned.refusals if refusal.kind == UnsupportedError.__name__]:
             raise UnsupportedError(refusals[0])
-    model, _ = get_model(args.model_dir, args.data_type, args.device, attn_implementation=args.model_attn_implementation)
+    model = _float_model(args)
     if config is None:
         return model
     quantizer = ModelQuantizer(config)
     return quantizer.freeze(quantizer.quantize_model(model, partial(_data, args)))
 
 
+def _float_model(args: argparse.Namespace) -> nn.Module:
+    where = (args.model_dir, args.data_type, args.device, args.multi_gpu, args.multi_device)
+    model, _ = get_model(*where, attn_implementation=args.model_attn_implementation)
+    return model
+
+
 def _reloaded(args: argparse.Namespace) -> nn.Module:
-    """Return an exported model."""
+    """Return an exported model, or one whose parameters --params_save has written."""
+    if args.params_load:
+        return load_params(_float_model(args), args.json_path, args.safetensors_path)
     directory = args.import_model_dir or args.model_dir
     return import_model_from_safetensors(None, directory, attn_implementation=args.model_attn_implementation, device=args.device)
 

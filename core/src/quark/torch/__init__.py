@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from quark.checkpoint import ModelExporter, export_safetensors, import_model_from_safetensors
     from quark.runs import ModelQuantizer
     from quark.torch.export.other_forms import export_gguf, export_onnx
-    from quark.torch.not_offered import RuntimeOptions, disable_native_inference, enable_native_inference, load_params, save_params
+    from quark.torch.not_offered import RuntimeOptions, disable_native_inference, enable_native_inference
+    from quark.torch.parameters import load_params, save_params
 
 __all__ = [
     "LLMTemplate",
@@ -42,8 +43,8 @@ _FACADE = Facade(
         "enable_native_inference": "quark.torch.not_offered:enable_native_inference",
         "export_gguf": "quark.torch.export.other_forms:export_gguf",
         "export_onnx": "quark.torch.export.other_forms:export_onnx",
-        "load_params": "quark.torch.not_offered:load_params",
-        "save_params": "quark.torch.not_offered:save_params",
+        "load_params": "quark.torch.parameters:load_params",
+        "save_params": "quark.torch.parameters:save_params",
         "export_safetensors": "quark.checkpoint:export_safetensors",
         "import_model_from_safetensors": "quark.checkpoint:import_model_from_safetensors",
     },

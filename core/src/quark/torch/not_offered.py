@@ -10,14 +10,10 @@ __all__ = [
     "RuntimeOptions",
     "disable_native_inference",
     "enable_native_inference",
-    "load_params",
     "move_quantizer_to_dict",
-    "save_params",
 ]
 
 _NATIVE = "serve the exported checkpoint with vLLM, whose kernels are native"
-save_params = not_offered("save_params", "use export_safetensors, whose checkpoint also loads in transformers and vLLM")
-load_params = not_offered("load_params", "use import_model_from_safetensors on what export_safetensors has written")
 enable_native_inference = not_offered("enable_native_inference", _NATIVE)
 disable_native_inference = not_offered("disable_native_inference", _NATIVE)
 move_quantizer_to_dict = not_offered("tensor-parallel evaluation", "evaluate the exported checkpoint with quark evaluate --backend vllm")
@@ -30,7 +26,9 @@ class RuntimeOptions:
     Attributes:
         native_linear_mode: Which native linear layer; without effect.
         use_preshuffle: Without effect.
+        svdquant_overlap_streams: Without effect.
     """
 
     native_linear_mode: str = "auto"
     use_preshuffle: bool = False
+    svdquant_overlap_streams: bool = False

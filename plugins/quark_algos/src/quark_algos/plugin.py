@@ -9,6 +9,7 @@ from quark.plugins import AlgorithmRecord, SelectorRecord, hookimpl
 __all__ = ["QUARK_API", "quark_register_algorithms", "quark_register_selectors"]
 
 QUARK_API = (2, 2)
+_DOCUMENTED = "quark_algos.tuning.documented"
 _PROCESSORS = "quark_algos.processors"
 
 
@@ -135,6 +136,11 @@ def _tuning() -> Iterator[AlgorithmRecord]:
         processor="quark_algos.tuning.block:TuneBlock",
         config="quark_algos.tuning.config:TuningConfig",
         capabilities={"calibration"},
+        exports={
+            "quark.torch.algorithm.api:blockwise_tuning_algo": f"{_DOCUMENTED}:blockwise_tuning_algo",
+            "quark.torch.algorithm.config:BlockwiseTuningConfig": f"{_DOCUMENTED}:BlockwiseTuningConfig",
+            "quark.torch.algorithm.config:BlockwiseJointTuningConfig": f"{_DOCUMENTED}:BlockwiseJointTuningConfig",
+        },
     )
     yield AlgorithmRecord(
         name="autoround",
@@ -144,4 +150,8 @@ def _tuning() -> Iterator[AlgorithmRecord]:
         processor="quark_algos.tuning.block:AutoRound",
         config="quark_algos.tuning.config:AutoRoundConfig",
         capabilities={"calibration"},
+        exports={
+            "AutoRoundConfig": f"{_DOCUMENTED}:AutoRoundConfig",
+            "quark.experimental.torch.autoround:AutoRoundProcessor": f"{_DOCUMENTED}:AutoRoundProcessor",
+        },
     )

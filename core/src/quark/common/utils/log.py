@@ -1,9 +1,28 @@
-"""``quark.common.utils.log``: AMD Quark's name of loggers."""
+"""``quark.common.utils.log``: AMD Quark's name of loggers, and its decorator that logs errors."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
 from quark.log import get_logger
 
-__all__ = ["ScreenLogger"]
+__all__ = ["ScreenLogger", "log_errors"]
 
+_P, _R = ParamSpec("_P"), TypeVar("_R")
 ScreenLogger = get_logger
+
+
+def log_errors(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Return the function, whose errors are logged before they are raised."""
+
+    @functools.wraps(function)
+    def logging(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:  # of any kind: it is raised again
+            get_logger(function.__module__).error(str(error))
+            raise
+
+    return logging

@@ -1,7 +1,4 @@
 """``quark.shares.utils.log``: the older name of `quark.common.utils.log`."""
 
-from __future__ import annotations
-
-from quark.common.utils.log import ScreenLogger
-
-__all__ = ["ScreenLogger"]
+from quark.common.utils.log import *  # noqa: F403
+from quark.common.utils.log import __all__ as __all__

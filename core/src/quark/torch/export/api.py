@@ -8,15 +8,20 @@ from quark.compat.facade import Facade
 
 if TYPE_CHECKING:
     from quark.checkpoint import ModelExporter, export_safetensors, import_model_from_safetensors
+    from quark.torch.export.other_forms import export_gguf, export_onnx
+    from quark.torch.parameters import save_params
 
-__all__ = ["ModelExporter", "export_safetensors", "import_model_from_safetensors"]
+__all__ = ["ModelExporter", "export_gguf", "export_onnx", "export_safetensors", "import_model_from_safetensors", "save_params"]
 
 _FACADE = Facade(
     __name__,
     lazy={
         "ModelExporter": "quark.checkpoint:ModelExporter",
+        "export_gguf": "quark.torch.export.other_forms:export_gguf",
+        "export_onnx": "quark.torch.export.other_forms:export_onnx",
         "export_safetensors": "quark.checkpoint:export_safetensors",
         "import_model_from_safetensors": "quark.checkpoint:import_model_from_safetensors",
+        "save_params": "quark.torch.parameters:save_params",
     },
     private={
         "_map_to_quark": "quark.checkpoint:map_to_quark",

@@ -1,4 +1,4 @@
-"""``quark.torch.quantization.api``: where older releases of AMD Quark have ModelQuantizer."""
+"""``quark.torch.quantization.api``: where AMD Quark has ModelQuantizer and load_params."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from quark.compat.facade import Facade
 
 if TYPE_CHECKING:
     from quark.runs import ModelQuantizer
+    from quark.torch.parameters import load_params
 
-__all__ = ["ModelQuantizer"]
+__all__ = ["ModelQuantizer", "load_params"]
 
-_FACADE = Facade(__name__, lazy={"ModelQuantizer": "quark.runs:ModelQuantizer"})
+_FACADE = Facade(__name__, lazy={"ModelQuantizer": "quark.runs:ModelQuantizer", "load_params": "quark.torch.parameters:load_params"})
 
 
 def __getattr__(name: str) -> Any:

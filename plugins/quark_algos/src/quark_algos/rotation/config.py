@@ -116,6 +116,10 @@ class RotationConfig(AlgoConfig):
         """Return whether a rotation runs with the model: R3, R4 or R1 online."""
         return bool(self.r3 or self.r4 or (self.r1 and self.online_r1_rotation) or _names_layers(self.online_config))
 
+    def separates_experts(self) -> bool:
+        """Return whether a rotation is folded into experts or runs before their layers: R1 or R4."""
+        return bool(self.r1 or self.r4 or _names_layers(self.online_config))
+
     def parts(self) -> dict[str, Self]:
         """Return settings with a part of the rotations that change the output of blocks, by their names, those with the fewest first.
 

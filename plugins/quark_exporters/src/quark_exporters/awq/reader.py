@@ -21,8 +21,12 @@ class AwqReader(StorageReader):
 
     def layers(self, block: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
         """As `quark_exporters.storage_reader.StorageReader.layers`."""
-        config = awq_config(block)
+        config = self.layer_config(block)
         return {name.removesuffix(".qweight"): config for name in stored if name.endswith(".qweight")}
+
+    def layer_config(self, block: Mapping[str, Any]) -> QLayerConfig:
+        """As `quark.checkpoint.layout_reader.ReadsBlocks.layer_config`."""
+        return awq_config(block)
 
 
 def awq_config(block: Mapping[str, Any]) -> QLayerConfig:

@@ -24,3 +24,7 @@ class Fp8Reader(StorageReader):
         scales = (".weight_scale", ".weight_scale_inv")
         names = [name.removesuffix(suffix) for name in stored for suffix in scales if name.endswith(suffix)]
         return dict.fromkeys((name for name in names if f"{name}.weight" in stored), config)
+
+    def layer_config(self, block: Mapping[str, Any]) -> QLayerConfig:
+        """As `quark.checkpoint.layout_reader.ReadsBlocks.layer_config`."""
+        return layer_config(block)

@@ -50,7 +50,9 @@ class GgufExporter:
         if float_type not in ("auto", *FLOAT_TYPES):
             raise ConfigError(f"float_type is {float_type!r}, which is none of: auto, {', '.join(FLOAT_TYPES)}")
         if Path(file_name).name != file_name or Path(file_name).suffix != ".gguf":
-            raise ConfigError(f"file_name is {file_name!r}, and a name without directories that ends in .gguf is expected, such as '{FILE}'")
+            raise ConfigError(
+                f"file_name is {file_name!r}, and a name without directories that ends in .gguf is expected, such as '{FILE}'"
+            )
         self._file_name = file_name
         self._float_type = float_type
         self._tokenizer_pre = tokenizer_pre

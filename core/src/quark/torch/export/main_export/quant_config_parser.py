@@ -2,16 +2,96 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
 from torch import nn
 
+from quark.checkpoint.layout_reader import ReadsBlocks
+from quark.checkpoint.layouts import layout_for, reader_of
+from quark.config.export import JsonExporterConfig
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
+from quark.config.tensor import QTensorConfig
+from quark.errors import CheckpointError, ConfigError, UnsupportedError
 from quark.planning.precedence import layer_config_for
-from quark.templates.custom_config import QuantConfigParser
 
 __all__ = ["QuantConfigParser", "get_layer_quant_config"]
+
+_OURS = "quark"
+_EXCLUDED = ("ignored_layers", "modules_to_not_convert")
+_CACHE = QTensorConfig(dtype="fp8_e4m3", qscheme="per_tensor", observer_cls="PerTensorMinMaxObserver", is_dynamic=False)
 
 
 def get_layer_quant_config(quant_config: QConfig, layer_type: type[nn.Module], layer_name: str) -> QLayerConfig | None:
     """Return the configuration of the layer ``layer_name``, None where it stays float (`quark.planning.precedence.layer_config_for`)."""
     return layer_config_for(quant_config, layer_name, layer_type).config
+
+
+class QuantConfigParser:
+    """The entry of transformers' loader for checkpoints in other producers' layouts, in AMD Quark's public API.
+
+    Args:
+        quant_config: A model's configuration.
+        json_config: How it is exported.
+    """
+
+    def __init__(self, quant_config: QConfig, json_config: JsonExporterConfig | None = None) -> None:
+        self.quant_config = quant_config
+        self.json_config = json_config or JsonExporterConfig()
+
+    @property
+    def kv_cache_group(self) -> list[str]:
+        """Patterns of the projections that feed the cache, as they are exported."""
+        return self.json_config.kv_cache_group
+
+    @property
+    def output_quant(self) -> bool:
+        """Whether the outputs of all layers are quantized."""
+        return self.quant_config.global_quant_config.output_tensors is not None
+
+    def get_custom_config(self) -> tuple[dict[str, Any], str]:
+        """Return the ``quantization_config`` that another producer's layout wants, and its name: none and ``"quark"``."""
+        return {}, _OURS
+
+    @staticmethod
+    def from_custom_config(
+        quant_config: Mapping[str, Any],
+        is_bias_quantized: bool = False,
+        is_kv_cache: bool = False,
+        kv_layers_name: Sequence[str] | None = None,
+    ) -> QConfig:
+        """Read a ``quantization_config`` of this project, or of a layout that quantizes all layers alike, such as ``fp8`` and ``awq``.
+
+        Args:
+            quant_config: The block of ``config.json``; ``"quant_method"`` says whose it is.
+            is_bias_quantized: Whether biases are quantized as weights are, which other producers' blocks do not say.
+            is_kv_cache: Whether the KV cache is in FP8 with one scale, which they do not say either.
+            kv_layers_name: Patterns of the projections that feed it.
+
+        Raises:
+            UnsupportedError: (a NotImplementedError) It is of another layout, whose layers differ, or that nothing installed reads.
+            ConfigError: (a ValueError) It is damaged, or there is a cache and no ``kv_layers_name``.
+        """
+        method = quant_config.get("quant_method", _OURS)
+        if method == _OURS:
+            return QConfig.from_dict(quant_config)
+        try:
+            reader = reader_of(layout_for(quant_config, Path("config.json")))
+        except CheckpointError as error:
+            raise UnsupportedError(f"a checkpoint with quant_method '{method}' cannot be read: {error}") from error
+        if not isinstance(reader, ReadsBlocks):
+            raise UnsupportedError(
+                f"a quantization_config with quant_method '{method}' does not say alone how each layer is quantized: load the checkpoint, "
+                "with import_model_from_safetensors"
+            )
+        if is_kv_cache and not kv_layers_name:
+            raise ConfigError("is_kv_cache=True needs kv_layers_name: patterns such as ['*k_proj', '*v_proj']")
+        layer = reader.layer_config(quant_config)
+        if is_bias_quantized:
+            layer = attrs.evolve(layer, bias=layer.weight)
+        cached = {name: attrs.evolve(layer, output_tensors=_CACHE) for name in kv_layers_name or ()} if is_kv_cache else {}
+        excluded = [str(name) for key in _EXCLUDED for name in quant_config.get(key) or ()]
+        return QConfig(layer, exclude=list(dict.fromkeys(excluded)), layer_quant_config=cached, kv_cache_quant_config=dict(cached))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from quark.torch.utils.llm.data_preparation import get_calib_dataloader, get_wikitext2
+from typing import Any
+
+from quark.compat.facade import Facade
+from quark.torch.utils.llm.data_preparation import get_calib_dataloader, get_pile10k_dataloader, get_wikitext2
 from quark.torch.utils.llm.model_preparation import (
     check_compatibility_before_quantization,
     create_model_skeleton,
@@ -23,6 +26,7 @@ __all__ = [
     "get_calib_dataloader",
     "get_model",
     "get_model_type",
+    "get_pile10k_dataloader",
     "get_tokenizer",
     "get_wikitext2",
     "maybe_save_preprocessors",
@@ -32,3 +36,9 @@ __all__ = [
     "save_model",
     "set_seed",
 ]
+
+_FACADE = Facade(__name__, own=__all__)
+
+
+def __getattr__(name: str) -> Any:
+    return _FACADE.load(name)

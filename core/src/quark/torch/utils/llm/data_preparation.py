@@ -14,7 +14,7 @@ from quark.data import read_samples, token_sequences
 from quark.errors import UnsupportedError
 from quark.torch.utils.llm.model_preparation import available_device
 
-__all__ = ["DATASETS", "calibration_data", "get_calib_dataloader", "get_wikitext2"]
+__all__ = ["DATASETS", "calibration_data", "get_calib_dataloader", "get_pile10k_dataloader", "get_wikitext2"]
 
 _APART: Mapping[str, Any] = MappingProxyType({"packing": False})
 DATASETS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
@@ -72,6 +72,18 @@ def calibration_data(name: str, tokenizer: Any, batch_size: int, count: int, len
         raise UnsupportedError("ScienceQA has images, and calibration is on text here: use another data set, or batches of your own")
     source, choices = DATASETS.get(name, (name, {}))
     return token_sequences(tokenizer, read_samples(source), count, length, batch_size=batch_size, **choices)
+
+
+def get_pile10k_dataloader(
+    tokenizer: Any, train_size: int = 512, seqlen: int = 2048, seed: int = 0, batch_size: int = 8
+) -> tuple[DataLoader[Any], None]:
+    """Return calibration data of the Pile in windows of ``seqlen`` tokens, packed, and None; errors as for `get_calib_dataloader`.
+
+    AMD Quark's samples are of the data set NeelNanda/pile-10k; here they are of ``pileval``.
+    """
+    samples = token_sequences(tokenizer, read_samples("pileval"), train_size, seqlen, batch_size=batch_size, seed=seed)
+    batches: Any = samples
+    return DataLoader(batches, batch_size=None), None
 
 
 def get_wikitext2(tokenizer: Any, nsamples: int, seqlen: int, device: str | None = None, seed: int = 0) -> Tensor:

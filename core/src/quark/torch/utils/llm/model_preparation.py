@@ -11,11 +11,12 @@ from torch import nn
 
 from quark.checkpoint.companions import copy_companions
 from quark.checkpoint.transformers_loading import register_layouts
-from quark.errors import CheckpointError, UnsupportedError
+from quark.errors import CheckpointError
 from quark.hf.loading import load_model
 from quark.hf.skeleton import meta_model
 from quark.hf.tokenizer import load_tokenizer
 from quark.log import get_logger
+from quark.runs.model_quantizer import several_devices
 
 __all__ = [
     "available_device",
@@ -74,20 +75,16 @@ def get_model(
         ckpt_path: A directory, or a name on the Hugging Face Hub.
         data_type: float32, bfloat16, float16, or auto.
         device: Torch device; "cuda" is the CPU on a machine without CUDA.
-        multi_gpu: Not offered.
-        multi_device: Not offered.
+        multi_gpu: The model is on one device all the same; a warning says how several are used.
+        multi_device: Likewise.
         attn_implementation: Of transformers; None is its default.
         trust_remote_code: Without effect, since code from a checkpoint is never run.
 
     Raises:
-        UnsupportedError: The model is to be spread over devices.
         CheckpointError, ConfigError: As `quark.hf.loading.load_model`.
     """
     if multi_gpu or multi_device:
-        raise UnsupportedError(
-            "multi_gpu and multi_device are not offered: a model larger than one device is quantized from disk, one block at a time; use "
-            "--file2file_quantization, quark quantize, or quark.runs.quantize_checkpoint"
-        )
+        get_logger(__name__).warning(several_devices("multi_gpu"))
     register_layouts()
     path = local_checkpoint(ckpt_path)
     model: Any = load_model(path, data_type, available_device(device))

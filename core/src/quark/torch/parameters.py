@@ -1,0 +1,108 @@
+"""AMD Quark's `save_params` and `load_params`: a checkpoint as two files, ``<model_type>.json`` and ``<model_type>.safetensors``."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark.checkpoint.export import export_with
+from quark.checkpoint.exporter import ExportOptions
+from quark.checkpoint.reader import import_model_from_safetensors
+from quark.config.enums import QuantizationMode
+from quark.errors import CheckpointError, ConfigError, OutputError, UnsupportedError
+
+__all__ = ["load_params", "save_params"]
+
+_GRAPHS = "a model that was quantized in FX graph mode is saved and loaded by torch.export.save and torch.export.load, or by export_onnx"
+_NAMES = {".json": "config.json", ".safetensors": "model.safetensors"}
+"""Ending of each file, with its name in a checkpoint of the Quark layout, of which both are."""
+
+
+def save_params(
+    model: nn.Module,
+    model_type: str,
+    args: tuple[Any, ...] | None = None,
+    kwargs: dict[str, Any] | None = None,
+    export_dir: Path | str | None = None,
+    quant_mode: QuantizationMode = QuantizationMode.eager_mode,
+    compressed: bool = False,
+    reorder: bool = True,
+) -> None:
+    """Write the configuration and the tensors of a quantized model, for `load_params`; other programs read `export_safetensors`'s.
+
+    Args:
+        model: A quantized model.
+        model_type: Name of the files, such as ``"llama"``.
+        args: Of FX graph mode; without effect.
+        kwargs: Likewise.
+        export_dir: Directory of the files, which is created; None is that of temporary files.
+        quant_mode: Eager mode.
+        compressed: Whether to store codes, and not the rounded values.
+        reorder: Order of 4-bit codes in a word.
+
+    Raises:
+        UnsupportedError: The model was quantized in FX graph mode.
+        ConfigError: (a ValueError) It has not been quantized, or ``model_type`` is no file name.
+        OutputError: One of the files exists.
+    """
+    if quant_mode is not QuantizationMode.eager_mode:
+        raise UnsupportedError(_GRAPHS)
+    if not model_type or Path(model_type).name != model_type:
+        raise ConfigError(f"model_type={model_type!r} names the files of save_params: give a name without directories, such as 'llama'")
+    out = Path(tempfile.gettempdir() if export_dir is None else export_dir)
+    out.mkdir(parents=True, exist_ok=True)
+    targets = {name: out / f"{model_type}{suffix}" for suffix, name in _NAMES.items()}
+    if used := [path for path in targets.values() if path.exists()]:
+        raise OutputError(f"'{used[0]}' exists: choose another export_dir or model_type, or remove it first")
+    options = ExportOptions(
+        weight_format="real_quantized" if compressed else "fake_quantized",
+        pack_method="reorder" if reorder else "order",
+        max_shard_bytes=sys.maxsize,
+    )
+    with tempfile.TemporaryDirectory(prefix=".save_params.", dir=out) as temporary:
+        export_with("safetensors", model, Path(temporary) / "export", options)
+        for name, target in targets.items():
+            (Path(temporary) / "export" / name).rename(target)
+
+
+def load_params(
+    model: nn.Module | None = None,
+    json_path: str | Path = "",
+    safetensors_path: str | Path = "",
+    pth_path: str | Path = "",
+    quant_mode: QuantizationMode = QuantizationMode.eager_mode,
+    compressed: bool = False,
+    reorder: bool = True,
+) -> nn.Module:
+    """Return a float model with what `save_params` has written, changed in place.
+
+    Args:
+        model: A float model of the same structure.
+        json_path: The file with the configuration.
+        safetensors_path: The file with the tensors.
+        pth_path: Of FX graph mode; not offered.
+        quant_mode: Eager mode.
+        compressed: Without effect: the files say so, as they do of ``reorder``.
+        reorder: Likewise.
+
+    Raises:
+        UnsupportedError: FX graph mode.
+        ConfigError: (a ValueError) No model is given.
+        CheckpointError: A file is missing; or as `import_model_from_safetensors` raises.
+    """
+    if quant_mode is not QuantizationMode.eager_mode or pth_path:
+        raise UnsupportedError(_GRAPHS)
+    if model is None:
+        raise ConfigError("load_params fills a model: give the float model of the same structure")
+    with tempfile.TemporaryDirectory(prefix="quark-load-params-") as temporary:
+        for (suffix, name), path in zip(_NAMES.items(), (json_path, safetensors_path), strict=True):
+            if not Path(path).is_file():
+                raise CheckpointError(f"there is no file '{path}': give the two paths of save_params, of which this one ends in {suffix}")
+            (Path(temporary) / name).symlink_to(Path(path).resolve())
+        device = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
+        return import_model_from_safetensors(model, temporary, device=str(device))

@@ -1,0 +1,122 @@
+"""AMD Quark's names of block tuning: settings with its fields, and a function and a processor that tune a quantized model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+from torch import nn
+
+from quark.config.algorithm import AlgoConfig
+from quark.config.dataclass_view import with_dataclass_view
+from quark.config.model import QConfig
+from quark.errors import ConfigError
+from quark.log import get_logger
+from quark.runs import ModelQuantizer
+from quark_algos.fields import LEGACY
+from quark_algos.tuning import config
+
+__all__ = ["AutoRoundConfig", "AutoRoundProcessor", "BlockwiseJointTuningConfig", "BlockwiseTuningConfig", "blockwise_tuning_algo"]
+
+
+@with_dataclass_view
+@attrs.define(kw_only=True)
+class AutoRoundConfig(config.AutoRoundConfig):
+    """Settings of AutoRound, with two more of AMD Quark's class: which layers there are is known from the model's family.
+
+    Attributes:
+        inside_layer_modules: Without effect.
+        model_decoder_layers: Likewise.
+    """
+
+    inside_layer_modules: list[str] | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
+    model_decoder_layers: str | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
+
+
+@with_dataclass_view
+@attrs.define(kw_only=True)
+class BlockwiseTuningConfig(config.TuningConfig):
+    """Settings of block tuning by AMD Quark's names: ``epochs`` counts; steps are relative here, and its other fields have no effect.
+
+    Attributes:
+        weight_lr: Without effect, like all that follow: see ``lr``, ``scale_lr`` and ``norm_lr``.
+        qparam_lr: Without effect.
+        weight_decay: Without effect.
+        qparam_weight_decay: Without effect.
+        min_lr_factor: Without effect.
+        max_grad_norm: Without effect.
+        model_decoder_layers: Without effect.
+        trainable_modules: Without effect.
+        quant_trainable_modules: Without effect.
+    """
+
+    name: str = attrs.field(default="tuning", converter=lambda _: "tuning")
+    epochs: int = 5
+    weight_lr: float | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
+    qparam_lr: float | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
+    weight_decay: float | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
+    qparam_weight_decay: float | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
+    min_lr_factor: float | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
+    max_grad_norm: float | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
+    model_decoder_layers: str | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
+    trainable_modules: list[str] | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
+    quant_trainable_modules: list[str] | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
+
+    def __attrs_post_init__(self) -> None:
+        legacy = [field.name for field in attrs.fields(type(self)) if field.metadata.get("legacy") and getattr(self, field.name)]
+        if legacy:
+            get_logger(__name__).warning(
+                f"{type(self).__name__} ignores {', '.join(legacy)}: the steps of tuning are set by lr, scale_lr and norm_lr, which are "
+                "relative, and what is tuned by rounding, scales and norms."
+            )
+
+
+@with_dataclass_view
+@attrs.define(kw_only=True)
+class BlockwiseJointTuningConfig(BlockwiseTuningConfig):
+    """The same: weights and their scales are always tuned together."""
+
+
+def blockwise_tuning_algo(
+    fp_model: nn.Module,
+    model: nn.Module,
+    blockwise_tuning_config: AlgoConfig | None,
+    is_accelerate: bool | None = None,
+    dataloader: Iterable[Any] | None = None,
+) -> nn.Module:
+    """Return ``model``, quantized anew from a copy of the float model, with block tuning behind the algorithms that it was quantized with.
+
+    Args:
+        fp_model: The float model; it is not changed.
+        model: What `quark.runs.ModelQuantizer.quantize_model` made of another copy of it; changed in place.
+        blockwise_tuning_config: Settings of tuning or AutoRound; with None nothing is done.
+        is_accelerate: Without effect.
+        dataloader: Calibration data.
+
+    Raises:
+        ConfigError: (a ValueError) ``model`` has not been quantized.
+        QuarkError: As `quark.runs.ModelQuantizer.quantize_model` raises it.
+    """
+    if blockwise_tuning_config is None:
+        return model
+    own = getattr(model, "quant_config", None)
+    if not isinstance(own, QConfig):
+        raise ConfigError(f"blockwise_tuning_algo tunes a quantized model: quantize this {type(model).__name__} with ModelQuantizer first")
+    tuned = copy.deepcopy(fp_model)
+    algorithms = [*(own.algo_config or ()), blockwise_tuning_config]
+    ModelQuantizer(attrs.evolve(own, algo_config=algorithms)).quantize_model(tuned, dataloader)
+    vars(model).update(vars(tuned))
+    return model
+
+
+class AutoRoundProcessor:
+    """Tunes a quantized model; arguments as of `blockwise_tuning_algo`."""
+
+    def __init__(self, fp_model: nn.Module, model: nn.Module, algo_config: AlgoConfig, data_loader: Iterable[Any]) -> None:
+        self.fp_model, self.model, self.config, self.data_loader = fp_model, model, algo_config, data_loader
+
+    def apply(self) -> None:
+        """Tune the model in place; raises as `blockwise_tuning_algo`."""
+        blockwise_tuning_algo(self.fp_model, self.model, self.config, dataloader=self.data_loader)
