@@ -1,0 +1,72 @@
+"""The strength of a correction: the one that serves tokens best which no statistic has seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quark.algorithms import CrossMoment, Hessian, RoundingTask, Statistic
+from quark.algorithms.rounding import HeldOut
+from quark.modules import quantized_class
+from quark.torch import LLMTemplate
+from quark_algos.gptq.config import GPTAQConfig
+from quark_algos.gptq.correction import share_for
+from quark_algos.gptq.rounding import ColumnRounding
+
+from ..runs import QRONOS
+
+ROWS, COLUMNS, TOKENS = 8, 64, 600
+
+
+def tokens(count: int, seed: int, error: float) -> tuple[Tensor, Tensor]:
+    """Inputs in the quantized model and in the float one, whose difference is in part what the inputs show, as a constant bias is."""
+    g = torch.Generator().manual_seed(seed)
+    reference = torch.randn(count, COLUMNS, generator=g) @ torch.randn(COLUMNS, COLUMNS, generator=torch.Generator().manual_seed(0))
+    return reference * (1 - error) + 0.2 * torch.randn(count, COLUMNS, generator=g), reference
+
+
+def rounded(settings: Any, held_out: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Round a layer; returns its float weight, its rounded one and its metrics."""
+    config = LLMTemplate.get("llama").get_config("int4_wo_32").global_quant_config
+    torch.manual_seed(1)
+    linear = nn.Linear(COLUMNS, ROWS, bias=False)
+    layer = quantized_class(linear).from_float(linear, config)
+    x, reference = tokens(TOKENS, 2, 0.3)
+    moments: dict[type[Statistic], Statistic] = {kind: kind(COLUMNS, x.device) for kind in (Hessian, CrossMoment)}
+    moments[Hessian].update(x, None)
+    moments[CrossMoment].update(x, reference)
+    kept = None if held_out is None else HeldOut(*held_out)
+    weight = linear.weight.detach().clone()
+    metrics = ColumnRounding(settings).round(RoundingTask({"layer": layer}, moments, held_out=kept))
+    return weight, layer.weight.detach(), dict(metrics["layer"])
+
+
+@pytest.mark.parametrize(("error", "least", "most"), [(0.3, 0.9, 1.0), (0.1, 0.1, 0.6), (-0.3, 0.0, 0.0)])
+def test_a_correction_is_as_strong_as_held_out_tokens_want_it(error: float, least: float, most: float) -> None:
+    """Statistics show inputs that are 0.7 of the float model's; held-out ones are 0.7, 0.9 and 1.3 of them."""
+    x, reference = tokens(200, 3, error)
+    weight, best, metrics = rounded(attrs.evolve(QRONOS, correction_share=1.0), (x, reference))
+    assert least <= metrics["correction_share"] <= most
+    _, full, other = rounded(attrs.evolve(QRONOS, correction_share=1.0, preset="reference"), (x, reference))
+    assert other["correction_share"] == 1.0
+    errors = [float(HeldOut(x, reference).output_error(weight, rounded_).sum()) for rounded_ in (best, full)]
+    assert errors[0] < errors[1] or least > 0.8
+
+
+def test_the_strength_minimizes_the_error_of_the_float_models_outputs() -> None:
+    """By hand: W x = (4 − 1) of the reference, W x̃ = (1 − 2), and a full step changes what the layer gives by 1 + 2 = 3."""
+    wt, step = torch.tensor([[1.0], [-1.0]]), torch.tensor([[1.0], [1.0]])
+    x, reference = torch.tensor([[1.0, 2.0]]), torch.tensor([[4.0, 1.0]])
+    assert share_for(wt, step, x, reference, 9.0) == pytest.approx(4 / 3)
+    assert share_for(wt, step, x, reference, 1.0) == 1.0
+    assert share_for(wt, -step, x, reference, 1.0) == 0.0
+    assert share_for(wt, 0 * step, x, reference, 0.7) == 0.7, "a step that changes nothing may be as strong as it likes"
+
+
+def test_without_held_out_tokens_a_correction_from_few_tokens_is_left_out() -> None:
+    for settings, share in ((attrs.evolve(QRONOS, correction_share=1.0), 1.0), (GPTAQConfig(alpha=0.5), 0.5)):
+        assert rounded(settings, None)[2]["correction_share"] == share
