@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib.util
 import json
 import os
 import re
@@ -27,6 +28,7 @@ import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 
 import attrs
@@ -40,9 +42,12 @@ from tools.mutants.operators import Mutation, mutations_of, one_of_each_line
 CACHE = ROOT / ".mutants"
 SCORE = 0.85  # of the changes of a package that its tests have to notice
 LEAST = 6  # changes of a package
-MIRRORED = 15.0  # seconds up to which the whole mirrored test file is run
-OTHERS = 12.0  # seconds of the tests of other files
-MOST = 30  # tests of other files
+WHOLE, NEAR = (
+    15.0,
+    6.0,
+)  # seconds up to which the mirrored test file is run whole, and others of the same folder of which a test runs the line
+OTHERS = 15.0  # seconds of the tests of other files
+MOST = 120  # tests of other files
 SECONDS = 300  # to compile
 PYTEST = (
     "-q",
@@ -85,8 +90,12 @@ def packages_of(tree: Path) -> dict[str, list[str]]:
 def drawn(tree: Path, files: dict[str, list[str]], *, count: int, seed: int, known: set[tuple[str, ...]]) -> dict[str, list[Mutation]]:
     """Returns the changes of each package: its share of `count`, and `LEAST` where it has so many, without those that are `known`."""
     pools: dict[str, list[Mutation]] = {}
+    whole, numbers = skipped(HERE / "equivalent.toml")
     for package, paths in files.items():
-        every = [mutation for path in paths for mutation in mutations_of(path, (tree / path).read_text(encoding="utf-8"))]
+        every = [
+            mutation for path in paths if path not in whole for mutation in mutations_of(path, (tree / path).read_text(encoding="utf-8"))
+        ]
+        every = [mutation for mutation in every if mutation.file not in numbers or not re.fullmatch(r"[\d._]+", mutation.old)]
         pools[package] = one_of_each_line([mutation for mutation in every if key(tree, mutation) not in known], seed)
     lines = sum(map(len, pools.values()))
     return {package: pool[: max(LEAST, round(count * len(pool) / lines))] for package, pool in pools.items() if pool}
@@ -105,6 +114,13 @@ def changed_lines(tree: Path, mutation: Mutation) -> tuple[str, str]:
     end = source.find("\n", mutation.end) if "\n" in source[mutation.end :] else len(source)
     before, after = source[begin:end], source[begin : mutation.start] + mutation.new + source[mutation.end : end]
     return " ".join(before.split()), " ".join(after.split())
+
+
+def skipped(table: Path) -> tuple[list[str], list[str]]:
+    """Returns the files of which nothing is drawn here, and those of which no number is: pictures, whose numbers are places on a page."""
+    entries = tomllib.loads(table.read_text(encoding="utf-8")).get("skipped", [])
+    needed = [entry for entry in entries if "needs" in entry and importlib.util.find_spec(entry["needs"]) is None]
+    return [entry["file"] for entry in needed], [entry["file"] for entry in entries if entry.get("numbers")]
 
 
 def equivalent_changes(table: Path) -> dict[tuple[str, ...], str]:
@@ -130,21 +146,21 @@ class Map:
         mirrored, near, far = [], [], []
         for file, record in self.records.items():
             ran = record.lines.get(mutation.file, {})
-            lines = [line for line in range(mutation.line, mutation.line - 60, -1) if line in ran]
+            lines = [line for line in range(mutation.line, mutation.line - 60, -1) if line in ran]  # a statement of several lines
             tests = [record.tests[test] for test in (ran[lines[0]] if lines else ())]
+            seconds = sum(test.seconds for test in record.tests)
             if mirrors(file, mutation.file):
-                whole = record.tests if sum(test.seconds for test in record.tests) < MIRRORED else tests
-                mirrored += whole
+                mirrored += record.tests if seconds < WHOLE else tests
+            elif tests and _folder(file) == _folder(mutation.file):
+                # Fixtures of a file run a line for its first test, and others of its tests look at what came out.
+                near += record.tests if seconds < NEAR else tests
             else:
-                same = Path(file).parent.name == Path(mutation.file).parent.name or _distribution(file) != "tests"
-                (near if same and _distribution(file) == _distribution(mutation.file) else far).extend(tests)
-        chosen, budget = list(mirrored), OTHERS
-        per_file: Counter[str] = Counter()
-        for test in [*sorted(near, key=lambda test: test.seconds), *sorted(far, key=lambda test: test.seconds)]:
-            file = test.name.partition("::")[0]
-            if test.seconds <= budget and per_file[file] < 4 and len(chosen) < len(mirrored) + MOST:
+                far.append(sorted(tests, key=lambda test: test.seconds))
+        in_turn = [test for tests in zip_longest(*far) for test in sorted(filter(None, tests), key=lambda test: test.seconds)]
+        chosen, budget = [*mirrored, *near], OTHERS
+        for test in in_turn:
+            if test.seconds <= budget and len(chosen) < len(mirrored) + len(near) + MOST:
                 chosen.append(test)
-                per_file[file] += 1
                 budget -= test.seconds
         return [test.name for test in chosen], sum(test.seconds for test in chosen)
 
@@ -162,6 +178,10 @@ def mirrors(test: str, source: str) -> bool:
 def _distribution(file: str) -> str:
     parts = Path(file).parts
     return parts[1] if parts[0] == "plugins" else parts[0]
+
+
+def _folder(file: str) -> tuple[str, str]:
+    return _distribution(file), Path(file).parent.name
 
 
 class _FirstFailure:
@@ -261,7 +281,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=400, help="changes over all packages (400); small packages have a few more")
     parser.add_argument("--seed", type=int, default=0, help="which of all changes are drawn (0)")
     parser.add_argument("--packages", nargs="*", default=(), metavar="NAME", help="only these packages, such as core/runs or quark_algos")
-    parser.add_argument("--at-once", type=int, default=os.cpu_count(), help="how many changes are tried at the same time (one for each core)")
+    parser.add_argument(
+        "--at-once", type=int, default=os.cpu_count(), help="how many changes are tried at the same time (one for each core)"
+    )
     parser.add_argument("--again", action="store_true", help="only the changes that the last run left, as far as the code is the same")
     parser.add_argument(
         "--tests", nargs="*", metavar="PATH", help="folders and files of tests to measure (those of every distribution, and tests/)"
