@@ -46,8 +46,8 @@ WHOLE, NEAR = (
     15.0,
     6.0,
 )  # seconds up to which the mirrored test file is run whole, and others of the same folder of which a test runs the line
-OTHERS = 15.0  # seconds of the tests of other files
-MOST = 120  # tests of other files
+OTHERS = 8.0  # seconds of the tests of other files
+MOST = 80  # tests of other files
 SECONDS = 300  # to compile
 PYTEST = (
     "-q",

@@ -104,3 +104,11 @@ def test_a_selection_says_how_far_it_is(sensitivity: str) -> None:
     kinds = {event.name for event in heard}
     assert "block_finished" in kinds
     assert ("batch_finished" in kinds) == (sensitivity == "fisher")
+
+
+def test_the_plan_and_the_data_have_phases_before_the_first_block() -> None:
+    config = LLMTemplate.get("llama").get_config(scheme="int4_wo_64", algorithm="gptq")
+    heard = heard_of(lambda: ModelQuantizer(config).quantize_model(tiny.tiny_model(), IDS))
+    phases = [event.phase for event in heard if isinstance(event, PhaseStarted)]
+    assert phases[:2] == ["plan", "data"]
+    assert phases.count("data") == 1
