@@ -47,7 +47,7 @@ WHOLE, NEAR = (
     6.0,
 )  # seconds up to which the mirrored test file is run whole, and others of the same folder of which a test runs the line
 OTHERS = 8.0  # seconds of the tests of other files
-MOST = 80  # tests of other files
+MOST, FEW = 80, 12  # tests of other folders; those that go first where there are no nearer ones
 SECONDS = 300  # to compile
 PYTEST = (
     "-q",
@@ -141,28 +141,33 @@ class Map:
         records = {file: read_record(record_path(cache, file)) for file in files}
         return cls({file: record for file, record in records.items() if record is not None})
 
-    def tests_of(self, mutation: Mutation) -> tuple[list[str], float]:
-        """Returns the tests that meet a change, and their seconds: those of mirrored files, then the quickest of others."""
-        mirrored, near, far = [], [], []
+    def tests_of(self, mutation: Mutation) -> tuple[list[list[str]], float]:
+        """Returns the tests that meet a change, in two rounds, and the seconds of all.
+
+        First those of the same folder that run its line; then all others of their files, and the quickest of other folders.
+        """
+        near, whole, far = [], [], []
         for file, record in self.records.items():
             ran = record.lines.get(mutation.file, {})
             lines = [line for line in range(mutation.line, mutation.line - 60, -1) if line in ran]  # a statement of several lines
-            tests = [record.tests[test] for test in (ran[lines[0]] if lines else ())]
+            tests = sorted((record.tests[test] for test in (ran[lines[0]] if lines else ())), key=lambda test: test.seconds)
             seconds = sum(test.seconds for test in record.tests)
-            if mirrors(file, mutation.file):
-                mirrored += record.tests if seconds < WHOLE else tests
-            elif tests and _folder(file) == _folder(mutation.file):
+            is_mirrored = mirrors(file, mutation.file)
+            if is_mirrored or (tests and _folder(file) == _folder(mutation.file)):
+                near += tests
                 # Fixtures of a file run a line for its first test, and others of its tests look at what came out.
-                near += record.tests if seconds < NEAR else tests
+                whole += record.tests if seconds < (WHOLE if is_mirrored else NEAR) else []
             else:
-                far.append(sorted(tests, key=lambda test: test.seconds))
+                far.append(tests)
         in_turn = [test for tests in zip_longest(*far) for test in sorted(filter(None, tests), key=lambda test: test.seconds)]
-        chosen, budget = [*mirrored, *near], OTHERS
-        for test in in_turn:
-            if test.seconds <= budget and len(chosen) < len(mirrored) + len(near) + MOST:
-                chosen.append(test)
+        others, budget = [], OTHERS
+        for test in in_turn[:MOST]:
+            if test.seconds <= budget:
+                others.append(test)
                 budget -= test.seconds
-        return [test.name for test in chosen], sum(test.seconds for test in chosen)
+        rounds = [near, [*whole, *others]] if near or whole else [others[:FEW], others[FEW:]]
+        seconds = sum(test.seconds for tests in rounds for test in tests)
+        return [[test.name for test in tests] for tests in rounds if tests], seconds
 
 
 def mirrors(test: str, source: str) -> bool:
@@ -198,18 +203,21 @@ class _FirstFailure:
             self.name = f"{report.nodeid} (not collected)"
 
 
-def _run_tests(tree: Path, tests: Sequence[str], output: Path) -> int:
-    """Runs the tests of a change, in a fork; writes which failed first."""
+def _run_tests(tree: Path, rounds: Sequence[Sequence[str]], output: Path) -> int:
+    """Runs the tests of a change, in a fork, one round after another until one fails; writes which that was."""
     forks.quiet(output.with_suffix(".log"))
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     failure = _FirstFailure()
     arguments = ["-x", f"--basetemp={tree}/.tmp", *PYTEST]
-    status = pytest.main([*arguments, *tests], plugins=[failure])
-    if status in NOTHING_RAN:  # parameters changed with the code: functions then
-        status = pytest.main([*arguments, *dict.fromkeys(test.partition("[")[0] for test in tests)], plugins=[failure])
-    output.write_text(failure.name)
-    return 0 if status in NOTHING_RAN else int(status)
+    for tests in rounds:
+        status = int(pytest.main([*arguments, *tests], plugins=[failure]))
+        if status in NOTHING_RAN:  # parameters changed with the code: functions then
+            status = int(pytest.main([*arguments, *dict.fromkeys(test.partition("[")[0] for test in tests)], plugins=[failure]))
+        if status and status not in NOTHING_RAN:
+            output.write_text(failure.name)
+            return status
+    return 0
 
 
 def _write(tree: Path, mutation: Mutation) -> None:
@@ -236,20 +244,20 @@ def run(mutations: dict[str, list[Mutation]], tests: Map, pristine: Path, *, at_
     jobs: list[forks.Job] = []
     for package, drawn_ones in mutations.items():
         for mutation in drawn_ones:
-            names, seconds = tests.tests_of(mutation)
-            if not names:
+            rounds, seconds = tests.tests_of(mutation)
+            if not rounds:
                 yield Result(package, mutation, "", 0.0, 0)
                 continue
             output = outputs / f"{len(jobs)}.txt"
             job = forks.Job(
-                (package, mutation, output, len(names)),
-                partial(_run_tests, tests=names, output=output),
+                (package, mutation, output, sum(map(len, rounds))),
+                partial(_run_tests, rounds=rounds, output=output),
                 30 + 3 * seconds,
                 partial(_write, mutation=mutation),
                 partial(_restore, mutation=mutation, source=pristine),
             )
             jobs.append(job)
-    files = {test.partition("::")[0] for job in jobs for test in job.run.keywords["tests"]}
+    files = {test.partition("::")[0] for job in jobs for tests in job.run.keywords["rounds"] for test in tests}
     list(forks.run_all([forks.Job(None, partial(_compile, tests=sorted(files)), SECONDS)], [pristine]))
     trees = [Path(shutil.copytree(pristine, pristine.parent / str(number))) for number in range(at_once)]
     for job, status, seconds in forks.run_all(jobs, trees):
