@@ -212,11 +212,11 @@ def _run_tests(tree: Path, rounds: Sequence[Sequence[str]], output: Path) -> int
     arguments = ["-x", f"--basetemp={tree}/.tmp", *PYTEST]
     for tests in rounds:
         status = int(pytest.main([*arguments, *tests], plugins=[failure]))
-        if status in NOTHING_RAN:  # parameters changed with the code: functions then
+        if status in NOTHING_RAN and not failure.name:  # parameters changed with the code: functions then
             status = int(pytest.main([*arguments, *dict.fromkeys(test.partition("[")[0] for test in tests)], plugins=[failure]))
-        if status and status not in NOTHING_RAN:
+        if failure.name or status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             output.write_text(failure.name)
-            return status
+            return int(pytest.ExitCode.TESTS_FAILED)
     return 0
 
 
