@@ -252,7 +252,7 @@ def run(mutations: dict[str, list[Mutation]], tests: Map, pristine: Path, *, at_
             job = forks.Job(
                 (package, mutation, output, sum(map(len, rounds))),
                 partial(_run_tests, rounds=rounds, output=output),
-                30 + 3 * seconds,
+                20 + 2 * seconds,
                 partial(_write, mutation=mutation),
                 partial(_restore, mutation=mutation, source=pristine),
             )

@@ -57,6 +57,7 @@ def test_a_measurement_takes_sequences_neither_short_nor_long(length: int, used:
 
 
 def test_a_model_of_one_block_has_a_small_vocabulary_and_the_layers_of_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_VOCABULARY", 128)
     model: Any = tiny.tiny_model(torch.bfloat16)
     before = {name: p.clone() for name, p in model.named_parameters()}
     blocks = decoder_blocks(model, architecture_of(model))
@@ -67,11 +68,11 @@ def test_a_model_of_one_block_has_a_small_vocabulary_and_the_layers_of_the_other
     hidden = model.config.hidden_size
     changed = {"model.embed_tokens.weight", "lm_head.weight"}
     assert {name: shape for name, shape in shapes.items() if name not in changed} == {n: s for n, s in inner.items() if n not in changed}
-    assert all(shapes[name] == ((256, hidden), torch.bfloat16) for name in changed & set(shapes))
+    assert all(shapes[name] == ((128, hidden), torch.bfloat16) for name in changed & set(shapes))
     assert all(not p.requires_grad and not p.is_meta for p in small.parameters())
     with torch.no_grad():
         logits = small(torch.arange(8)[None]).logits
-    assert logits.shape == (1, 8, 256)
+    assert logits.shape == (1, 8, 128)
     assert bool(logits.isfinite().all())
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
     monkeypatch.setattr(module, "_LARGEST", 100)
