@@ -81,8 +81,12 @@ class Statements:
         rewriting = AssertionRewritingHook.exec_module
 
         def exec_module(hook: AssertionRewritingHook, module: ModuleType) -> None:
-            code = self.codes.get(str(module.__spec__ and module.__spec__.origin))
-            rewriting(hook, module) if code is None else exec(code, module.__dict__)
+            assert module.__spec__ is not None
+            code = self.codes.get(str(module.__spec__.origin))
+            if code is None:
+                return rewriting(hook, module)
+            hook._rewritten_names[module.__name__] = Path(str(module.__spec__.origin))  # where it looks for files beside the module
+            exec(code, module.__dict__)
 
         importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
         AssertionRewritingHook.exec_module = exec_module  # type: ignore[method-assign]  # pytest loads modules of its plugins' distributions

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib.util
 import json
 import os
 import re
@@ -27,6 +28,7 @@ import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 
 import attrs
@@ -40,9 +42,12 @@ from tools.mutants.operators import Mutation, mutations_of, one_of_each_line
 CACHE = ROOT / ".mutants"
 SCORE = 0.85  # of the changes of a package that its tests have to notice
 LEAST = 6  # changes of a package
-MIRRORED = 15.0  # seconds up to which the whole mirrored test file is run
-OTHERS = 12.0  # seconds of the tests of other files
-MOST = 30  # tests of other files
+WHOLE, NEAR = (
+    15.0,
+    6.0,
+)  # seconds up to which the mirrored test file is run whole, and others of the same folder of which a test runs the line
+OTHERS = 8.0  # seconds of the tests of other files
+MOST, FEW = 80, 12  # tests of other folders; those that go first where there are no nearer ones
 SECONDS = 300  # to compile
 PYTEST = (
     "-q",
@@ -85,8 +90,12 @@ def packages_of(tree: Path) -> dict[str, list[str]]:
 def drawn(tree: Path, files: dict[str, list[str]], *, count: int, seed: int, known: set[tuple[str, ...]]) -> dict[str, list[Mutation]]:
     """Returns the changes of each package: its share of `count`, and `LEAST` where it has so many, without those that are `known`."""
     pools: dict[str, list[Mutation]] = {}
+    whole, numbers = skipped(HERE / "equivalent.toml")
     for package, paths in files.items():
-        every = [mutation for path in paths for mutation in mutations_of(path, (tree / path).read_text(encoding="utf-8"))]
+        every = [
+            mutation for path in paths if path not in whole for mutation in mutations_of(path, (tree / path).read_text(encoding="utf-8"))
+        ]
+        every = [mutation for mutation in every if mutation.file not in numbers or not re.fullmatch(r"[\d._]+", mutation.old)]
         pools[package] = one_of_each_line([mutation for mutation in every if key(tree, mutation) not in known], seed)
     lines = sum(map(len, pools.values()))
     return {package: pool[: max(LEAST, round(count * len(pool) / lines))] for package, pool in pools.items() if pool}
@@ -107,6 +116,13 @@ def changed_lines(tree: Path, mutation: Mutation) -> tuple[str, str]:
     return " ".join(before.split()), " ".join(after.split())
 
 
+def skipped(table: Path) -> tuple[list[str], list[str]]:
+    """Returns the files of which nothing is drawn here, and those of which no number is: pictures, whose numbers are places on a page."""
+    entries = tomllib.loads(table.read_text(encoding="utf-8")).get("skipped", [])
+    needed = [entry for entry in entries if "needs" in entry and importlib.util.find_spec(entry["needs"]) is None]
+    return [entry["file"] for entry in needed], [entry["file"] for entry in entries if entry.get("numbers")]
+
+
 def equivalent_changes(table: Path) -> dict[tuple[str, ...], str]:
     """Returns the reason for which a change makes no difference, by its key."""
     entries = tomllib.loads(table.read_text(encoding="utf-8")).get("equivalent", [])
@@ -125,28 +141,33 @@ class Map:
         records = {file: read_record(record_path(cache, file)) for file in files}
         return cls({file: record for file, record in records.items() if record is not None})
 
-    def tests_of(self, mutation: Mutation) -> tuple[list[str], float]:
-        """Returns the tests that meet a change, and their seconds: those of mirrored files, then the quickest of others."""
-        mirrored, near, far = [], [], []
+    def tests_of(self, mutation: Mutation) -> tuple[list[list[str]], float]:
+        """Returns the tests that meet a change, in two rounds, and the seconds of all.
+
+        First those of the same folder that run its line; then all others of their files, and the quickest of other folders.
+        """
+        near, whole, far = [], [], []
         for file, record in self.records.items():
             ran = record.lines.get(mutation.file, {})
-            lines = [line for line in range(mutation.line, mutation.line - 60, -1) if line in ran]
-            tests = [record.tests[test] for test in (ran[lines[0]] if lines else ())]
-            if mirrors(file, mutation.file):
-                whole = record.tests if sum(test.seconds for test in record.tests) < MIRRORED else tests
-                mirrored += whole
+            lines = [line for line in range(mutation.line, mutation.line - 60, -1) if line in ran]  # a statement of several lines
+            tests = sorted((record.tests[test] for test in (ran[lines[0]] if lines else ())), key=lambda test: test.seconds)
+            seconds = sum(test.seconds for test in record.tests)
+            is_mirrored = mirrors(file, mutation.file)
+            if is_mirrored or (tests and _folder(file) == _folder(mutation.file)):
+                near += tests
+                # Fixtures of a file run a line for its first test, and others of its tests look at what came out.
+                whole += record.tests if seconds < (WHOLE if is_mirrored else NEAR) else []
             else:
-                same = Path(file).parent.name == Path(mutation.file).parent.name or _distribution(file) != "tests"
-                (near if same and _distribution(file) == _distribution(mutation.file) else far).extend(tests)
-        chosen, budget = list(mirrored), OTHERS
-        per_file: Counter[str] = Counter()
-        for test in [*sorted(near, key=lambda test: test.seconds), *sorted(far, key=lambda test: test.seconds)]:
-            file = test.name.partition("::")[0]
-            if test.seconds <= budget and per_file[file] < 4 and len(chosen) < len(mirrored) + MOST:
-                chosen.append(test)
-                per_file[file] += 1
+                far.append(tests)
+        in_turn = [test for tests in zip_longest(*far) for test in sorted(filter(None, tests), key=lambda test: test.seconds)]
+        others, budget = [], OTHERS
+        for test in in_turn[:MOST]:
+            if test.seconds <= budget:
+                others.append(test)
                 budget -= test.seconds
-        return [test.name for test in chosen], sum(test.seconds for test in chosen)
+        rounds = [near, [*whole, *others]] if near or whole else [others[:FEW], others[FEW:]]
+        seconds = sum(test.seconds for tests in rounds for test in tests)
+        return [[test.name for test in tests] for tests in rounds if tests], seconds
 
 
 def mirrors(test: str, source: str) -> bool:
@@ -164,6 +185,10 @@ def _distribution(file: str) -> str:
     return parts[1] if parts[0] == "plugins" else parts[0]
 
 
+def _folder(file: str) -> tuple[str, str]:
+    return _distribution(file), Path(file).parent.name
+
+
 class _FirstFailure:
     """A plugin of pytest that notes the first test that fails."""
 
@@ -178,18 +203,21 @@ class _FirstFailure:
             self.name = f"{report.nodeid} (not collected)"
 
 
-def _run_tests(tree: Path, tests: Sequence[str], output: Path) -> int:
-    """Runs the tests of a change, in a fork; writes which failed first."""
+def _run_tests(tree: Path, rounds: Sequence[Sequence[str]], output: Path) -> int:
+    """Runs the tests of a change, in a fork, one round after another until one fails; writes which that was."""
     forks.quiet(output.with_suffix(".log"))
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     failure = _FirstFailure()
     arguments = ["-x", f"--basetemp={tree}/.tmp", *PYTEST]
-    status = pytest.main([*arguments, *tests], plugins=[failure])
-    if status in NOTHING_RAN:  # parameters changed with the code: functions then
-        status = pytest.main([*arguments, *dict.fromkeys(test.partition("[")[0] for test in tests)], plugins=[failure])
-    output.write_text(failure.name)
-    return 0 if status in NOTHING_RAN else int(status)
+    for tests in rounds:
+        status = int(pytest.main([*arguments, *tests], plugins=[failure]))
+        if status in NOTHING_RAN and not failure.name:  # parameters changed with the code: functions then
+            status = int(pytest.main([*arguments, *dict.fromkeys(test.partition("[")[0] for test in tests)], plugins=[failure]))
+        if failure.name or status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            output.write_text(failure.name)
+            return int(pytest.ExitCode.TESTS_FAILED)
+    return 0
 
 
 def _write(tree: Path, mutation: Mutation) -> None:
@@ -216,20 +244,20 @@ def run(mutations: dict[str, list[Mutation]], tests: Map, pristine: Path, *, at_
     jobs: list[forks.Job] = []
     for package, drawn_ones in mutations.items():
         for mutation in drawn_ones:
-            names, seconds = tests.tests_of(mutation)
-            if not names:
+            rounds, seconds = tests.tests_of(mutation)
+            if not rounds:
                 yield Result(package, mutation, "", 0.0, 0)
                 continue
             output = outputs / f"{len(jobs)}.txt"
             job = forks.Job(
-                (package, mutation, output, len(names)),
-                partial(_run_tests, tests=names, output=output),
-                30 + 3 * seconds,
+                (package, mutation, output, sum(map(len, rounds))),
+                partial(_run_tests, rounds=rounds, output=output),
+                20 + 2 * seconds,
                 partial(_write, mutation=mutation),
                 partial(_restore, mutation=mutation, source=pristine),
             )
             jobs.append(job)
-    files = {test.partition("::")[0] for job in jobs for test in job.run.keywords["tests"]}
+    files = {test.partition("::")[0] for job in jobs for tests in job.run.keywords["rounds"] for test in tests}
     list(forks.run_all([forks.Job(None, partial(_compile, tests=sorted(files)), SECONDS)], [pristine]))
     trees = [Path(shutil.copytree(pristine, pristine.parent / str(number))) for number in range(at_once)]
     for job, status, seconds in forks.run_all(jobs, trees):
@@ -261,7 +289,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=400, help="changes over all packages (400); small packages have a few more")
     parser.add_argument("--seed", type=int, default=0, help="which of all changes are drawn (0)")
     parser.add_argument("--packages", nargs="*", default=(), metavar="NAME", help="only these packages, such as core/runs or quark_algos")
-    parser.add_argument("--at-once", type=int, default=os.cpu_count(), help="how many changes are tried at the same time (one for each core)")
+    parser.add_argument(
+        "--at-once", type=int, default=os.cpu_count(), help="how many changes are tried at the same time (one for each core)"
+    )
     parser.add_argument("--again", action="store_true", help="only the changes that the last run left, as far as the code is the same")
     parser.add_argument(
         "--tests", nargs="*", metavar="PATH", help="folders and files of tests to measure (those of every distribution, and tests/)"

@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 
 MEMORY = 8 << 30  # bytes of data: a change that fills memory must not take the machine with it
-WAITING = 4  # times its seconds of CPU that a fork may take by the clock, on a machine that does other work too
+WAITING = 3  # times its seconds of CPU that a fork may take by the clock, on a machine that does other work too
 TIMEOUT = 124  # the status of a fork that was ended
 PRELOADED = ("numpy", "hypothesis", "pytest", "torch", "transformers.models.llama.modeling_llama", "safetensors.torch", "greenlet")
 

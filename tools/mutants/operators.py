@@ -48,6 +48,7 @@ OPPOSITE = {a: b for pair in OPPOSITES for a, b in (pair.split(), pair.split()[:
 # Calls whose arguments are words for people, and methods of which nothing but such words comes.
 SPEAKING = {"warn", "warning", "info", "debug", "error", "exception", "log", "print", "say", "add_argument"}
 TEXT_METHODS = {"__repr__", "__str__"}
+COMMUTATIVE = {"min", "max", "minimum", "maximum", "gcd", "equal", "isclose", "allclose", "add", "mul"}
 UNTESTED = {"TYPE_CHECKING", "overload", "jit"}  # conditions and decorators of code that does not run here
 
 
@@ -138,6 +139,8 @@ class _Visitor:
                 yield from self.visit_body(node)
             case ast.Call():
                 yield from self.call(node)
+            case ast.keyword(arg="strict"):
+                return  # of zip: what must be of one length is
             case ast.expr():
                 yield from self.expression(node)
                 yield from self.visit_body(node)
@@ -226,12 +229,12 @@ class _Visitor:
         if name in {"isinstance", "issubclass", "cast", "TypeVar"}:
             yield from self.visit(node.args[0])
             return
-        if len(node.args) >= 2 and not any(isinstance(one, ast.Starred) for one in node.args[:2]):
+        if len(node.args) >= 2 and name not in COMMUTATIVE and not any(isinstance(one, ast.Starred) for one in node.args[:2]):
             other = deepcopy(node)
             other.args[0], other.args[1] = other.args[1], other.args[0]
             yield from self.change(node, other)
         for position, keyword in enumerate(node.keywords):
-            if keyword.arg is not None and len(node.args) + len(node.keywords) > 1:
+            if keyword.arg is not None and keyword.arg != "strict" and len(node.args) + len(node.keywords) > 1:
                 other = deepcopy(node)
                 del other.keywords[position]
                 yield from self.change(node, other)

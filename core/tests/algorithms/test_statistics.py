@@ -87,3 +87,10 @@ def test_more_tokens_are_shrunk_less_and_no_tokens_wholly() -> None:
     assert found[1][0] < found[0][0]
     assert found[1][1] < found[0][1]
     assert all(0 < share <= 1 for pair in found for share in pair)
+
+
+def test_work_is_counted_by_tokens_and_entries() -> None:
+    x = torch.randn(5, 4)
+    assert seen(Hessian, x, x).flops == 5 * 4 * (4 + 1)  # a triangle with its diagonal, two operations an entry
+    assert seen(CrossMoment, x, x).flops == 2 * 5 * 4 * 4
+    assert seen(AbsMax, x, x).flops == 0

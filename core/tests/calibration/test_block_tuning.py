@@ -215,3 +215,19 @@ def test_each_of_two_tunings_sees_what_the_one_before_it_has_left() -> None:
     assert any(metrics["first"]["applied"] for metrics in report.tuned.values())
     for number, output in enumerate(second.outputs):
         torch.testing.assert_close(output, hidden_states(model, number))
+
+
+def test_an_output_leaves_the_mode_of_gradients_as_it_found_it() -> None:
+    seen: list[tuple[bool, bool, bool]] = []
+
+    class Looks(Sees):
+        def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
+            for wanted in (True, False):
+                with torch.set_grad_enabled(wanted):
+                    output = block.output(block.samples[0], None)
+                    seen.append((wanted, torch.is_grad_enabled(), output.requires_grad))
+            return {}
+
+    run(Looks())
+    assert {(wanted, after) for wanted, after, _ in seen} == {(True, True), (False, False)}
+    assert not any(has_gradient for wanted, _, has_gradient in seen if not wanted)

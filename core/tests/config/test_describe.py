@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quark.config.describe import describe_layer, describe_spec, effective_bits, needs_calibration
+from quark.config.describe import describe_activation, describe_layer, describe_spec, effective_bits, needs_calibration
 from quark.config.layer import QLayerConfig
 from quark.config.tensor import QTensorConfig
 
@@ -60,3 +60,8 @@ def test_a_layer_in_words() -> None:
 def test_static_activations_with_scales_need_calibration(activation: Any, needed: bool) -> None:
     assert needs_calibration(QLayerConfig(weight=group(), input_tensors=activation)) is needed
     assert needs_calibration(QLayerConfig(weight=group(), output_tensors=activation)) is needed
+
+
+def test_what_is_not_quantized_is_float() -> None:
+    assert describe_activation(None) == "float"
+    assert describe_spec(None) == "float"

@@ -175,3 +175,20 @@ def test_the_gap_of_a_format_of_few_values(top: int, wanted: float) -> None:
 def test_scales_may_be_chosen_where_nothing_else_depends_on_them(scheme: str, free: bool) -> None:
     """Zero points, subscales, and other rows of the same scale each forbid it."""
     assert grid_of(quark.schemes().load_config(scheme)().weight).can_be_refitted is free
+
+
+def test_channels_with_scales_of_their_own_are_rounded_by_them_from_the_first_on() -> None:
+    grid = grid_of(quark.schemes().load_config("int4_wo_32")().weight)
+    wt = transposed(weights())
+    each = grid.scales(wt).expanded(grid.group)
+    some = each.map(lambda x: x[40:80])
+    rounded, whole = grid.rounder(some, first=40), grid.round_(wt.clone(), grid.scales(wt))
+    for k in (40, 41, 79):
+        assert torch.equal(rounded(wt[k].clone(), k), whole[k])
+
+
+@pytest.mark.parametrize(
+    ("scheme", "expected"), [("fp8", True), ("int4_wo_32", False), ("nvfp4", True), ("mxfp4", False), ("int4_fp8", True)]
+)
+def test_a_tensor_scale_is_one_that_spans_the_whole_tensor(scheme: str, expected: bool) -> None:
+    assert quantizer_for(quark.schemes().load_config(scheme)().weight, activation=False).has_tensor_scale is expected

@@ -104,3 +104,14 @@ def test_a_selection_says_how_far_it_is(sensitivity: str) -> None:
     kinds = {event.name for event in heard}
     assert "block_finished" in kinds
     assert ("batch_finished" in kinds) == (sensitivity == "fisher")
+
+
+@pytest.mark.parametrize(("algorithm", "first"), [("gptq", ["plan", "data"]), (None, ["plan", "load"])])
+def test_data_that_are_read_when_they_are_needed_have_a_phase_before_the_first_block(
+    algorithm: str | None, first: list[str], tmp_path: Path
+) -> None:
+    config = LLMTemplate.get("llama").get_config(scheme="int4_wo_64", algorithm=algorithm)
+    heard = heard_of(lambda: quantize_checkpoint(tiny.tiny_model_dir(), tmp_path / "out", config, lambda wanted_by: IDS))
+    phases = [event.phase for event in heard if isinstance(event, PhaseStarted)]
+    assert phases[:2] == first
+    assert phases.count("data") == (algorithm is not None)

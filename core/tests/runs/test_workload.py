@@ -66,3 +66,10 @@ def test_statistics_take_what_their_constructors_allocate(kind: type[Statistic],
         needs = (kind,)
 
     assert statistics_bytes(Rounding(), 100) == size * 100 * 100  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("algorithms", "forwards"), [(["gptq"], 1), (["awq"], 1), (["awq", "gptq"], 2), (["gptaq"], 2)])
+def test_transforms_that_need_statistics_and_the_float_stream_cost_a_pass_each(algorithms: list[str], forwards: int) -> None:
+    found = work("llama", algorithms)  # type: ignore[arg-type]
+    assert found.forwards == forwards + (algorithms == ["awq"])  # the rounding to nearest behind a transform has calibration of its own
+    assert found.forward == forwards * work("llama").forward + (algorithms == ["awq"]) * work("llama").forward

@@ -67,3 +67,11 @@ def test_junit_can_be_parsed_and_counts_the_same() -> None:
     failure = suite.findall("testcase")[1].find("failure")
     assert failure is not None
     assert failure.get("message", "").split() == ["is", "wrong", "?[31m"]
+
+
+def test_junit_keeps_advice_and_says_which_encoding_it_has() -> None:
+    text = report.as_junit("acme-quant", [result("advised", "say more"), result("passed")])
+    assert text.startswith("<?xml ")
+    advised, passed = ElementTree.fromstring(text).findall("testcase")
+    assert advised.findtext("system-out") == "advisory: say more"
+    assert list(passed) == []

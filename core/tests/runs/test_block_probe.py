@@ -1,0 +1,79 @@
+"""What a block takes, by the times of two runs on a model of one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from quark.checkpoint.exporter import ExportOptions
+from quark.planning.decoder_blocks import decoder_blocks
+from quark.planning.family import architecture_of
+from quark.runs import block_probe as module
+from quark.runs.block_probe import BlockSeconds, _of_one_block, measured_block
+from quark.runs.run import plan_run
+from quark.testing import tiny
+from quark.torch import LLMTemplate
+
+CPU = torch.device("cpu")
+
+
+def test_the_seconds_of_a_block_grow_with_tokens_where_a_phase_does() -> None:
+    found = BlockSeconds({"load": 1.0, "forward": 2.0}, {"load": 0.0, "forward": 0.5}, 100)
+    assert found.of(0) == {"load": 1.0, "forward": 2.0}
+    assert found.of(10) == {"load": 1.0, "forward": 7.0}
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, length: int = 256) -> tuple[BlockSeconds | None, list[tuple[int, int]]]:
+    """The seconds of the tiny model's block where a phase takes 3 s and one more for every hundredth token."""
+    asked: list[tuple[int, int]] = []
+
+    def seconds(small: nn.Module, run: Any, count: int, length: int, *rest: Any) -> dict[str, float]:
+        asked.append((count, length))
+        tokens = count * length
+        return {"forward": 3 + 0.01 * tokens, "load": 5.0 + 0.01 * tokens, **({"statistics": 0.02 * tokens} if count > 2 else {})}
+
+    monkeypatch.setattr(module, "_seconds", seconds)
+    model = tiny.tiny_model()
+    run = plan_run(model, LLMTemplate.get("llama").get_config(scheme="int4_wo_32"))
+    return measured_block(model, run, length, None, ExportOptions(), CPU), asked  # type: ignore[arg-type]
+
+
+def test_two_lengths_of_data_tell_what_a_token_takes_from_what_a_block_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, asked = measured(monkeypatch)
+    assert asked == [(1, 256), (2, 256), (6, 256)]
+    assert found is not None
+    assert found.per_token == pytest.approx({"forward": 0.01, "load": 0.0, "statistics": 0.02 * 6 / 4})
+    assert found.fixed == pytest.approx({"forward": 3.0, "load": 5 + 0.01 * 512, "statistics": 0.0})
+    blocks = decoder_blocks(tiny.tiny_model(), architecture_of(tiny.tiny_model()))
+    assert found.size == sum(p.nbytes for p in blocks[0].module.parameters())
+
+
+@pytest.mark.parametrize(("length", "used"), [(8, 128), (4096, 512), (300, 300)])
+def test_a_measurement_takes_sequences_neither_short_nor_long(length: int, used: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {length for _, length in measured(monkeypatch, length)[1]} == {used}
+
+
+def test_a_model_of_one_block_has_a_small_vocabulary_and_the_layers_of_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_VOCABULARY", 128)
+    model: Any = tiny.tiny_model(torch.bfloat16)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    blocks = decoder_blocks(model, architecture_of(model))
+    small: Any = _of_one_block(model, blocks[0], CPU)
+    assert small.config.num_hidden_layers == 1 < model.config.num_hidden_layers
+    shapes = {name: (tuple(p.shape), p.dtype) for name, p in small.named_parameters()}
+    inner = {n: (tuple(p.shape), p.dtype) for n, p in model.named_parameters() if ".layers." not in n or ".layers.0." in n}
+    hidden = model.config.hidden_size
+    changed = {"model.embed_tokens.weight", "lm_head.weight"}
+    assert {name: shape for name, shape in shapes.items() if name not in changed} == {n: s for n, s in inner.items() if n not in changed}
+    assert all(shapes[name] == ((128, hidden), torch.bfloat16) for name in changed & set(shapes))
+    assert all(not p.requires_grad and not p.is_meta for p in small.parameters())
+    with torch.no_grad():
+        logits = small(torch.arange(8)[None]).logits
+    assert logits.shape == (1, 8, 128)
+    assert bool(logits.isfinite().all())
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    monkeypatch.setattr(module, "_LARGEST", 100)
+    assert _of_one_block(model, blocks[0], CPU) is None

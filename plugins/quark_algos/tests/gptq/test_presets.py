@@ -1,0 +1,53 @@
+"""Recipes: what each preset fills in, and that what is set by hand counts before it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from quark_algos.gptq.config import GPTAQConfig, GPTQConfig, QronosConfig
+from quark_algos.gptq.presets import BEST_CORRECTION_DAMPING, BEST_DAMPING, BEST_SHARE, recipe_of
+
+qronos = partial(QronosConfig, inside_layer_modules=[], model_decoder_layers="")
+KINDS = [GPTQConfig, GPTAQConfig, qronos]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_best_preset_is_careful_and_searches_scales(kind: Any) -> None:
+    plain, best = recipe_of(kind(preset="reference")), recipe_of(kind(preset="best"))
+    assert (plain.is_careful, best.is_careful) == (False, True)
+    assert (plain.scales, best.scales) == ("minmax", "hessian")
+    assert best.percdamp is not None
+    assert best.percdamp >= BEST_DAMPING
+    assert recipe_of(kind(preset="best", scale_search="mse")).scales == "mse"
+    assert recipe_of(kind(preset="best", scale_refits=3, descent_passes=2, block_size=64)).refits == 3
+    assert recipe_of(kind(preset="best", scale_refits=3, descent_passes=2, block_size=64)).passes == 2
+    assert recipe_of(kind(block_size=64)).block == 64
+    assert (plain.refits, plain.passes) == (0, 0)
+
+
+@pytest.mark.parametrize("kind", [GPTQConfig, GPTAQConfig])
+def test_a_damping_counts_and_is_at_least_that_of_the_best_preset(kind: Any) -> None:
+    assert recipe_of(kind(preset="reference", damp_percent=0.02)).percdamp == 0.02
+    assert recipe_of(kind(preset="best", damp_percent=0.02)).percdamp == BEST_DAMPING
+    assert recipe_of(kind(preset="best", damp_percent=0.3)).percdamp == 0.3
+
+
+@pytest.mark.parametrize("kind", [GPTAQConfig, qronos])
+def test_the_correction_has_a_damping_of_its_own_in_the_best_preset_or_where_it_is_set(kind: Any) -> None:
+    assert recipe_of(kind(preset="reference")).correction_percdamp is None
+    assert recipe_of(kind(preset="best")).correction_percdamp == BEST_CORRECTION_DAMPING
+    assert recipe_of(kind(preset="best", correction_damping=0.7)).correction_percdamp == 0.7
+    assert recipe_of(kind(preset="reference", correction_damping=0.7)).correction_percdamp == 0.7
+    assert recipe_of(GPTQConfig(preset="best")).correction_percdamp is None
+
+
+def test_the_strength_of_the_correction_is_that_of_the_algorithm() -> None:
+    assert recipe_of(GPTQConfig(preset="reference")).share == 0.0
+    assert recipe_of(GPTAQConfig(preset="reference", alpha=0.25)).share == 0.25
+    assert [recipe_of(qronos(preset=name)).share for name in ("reference", "best")] == [1.0, BEST_SHARE]
+    assert recipe_of(qronos(preset="best", correction_share=0.0)).share == 0.0
+    assert recipe_of(qronos(preset="reference", alpha=1e-3)).eigen_damping == 1e-3
+    assert [recipe_of(GPTAQConfig(preset=name)).is_causal for name in ("reference", "best")] == [True, False]
