@@ -51,7 +51,7 @@ def fused_mixtures(model: nn.Module) -> dict[str, FusedMixture]:
 
 
 def separate_experts(model: nn.Module, config: QConfig, kept: Container[str] = ()) -> list[str]:
-    """Replace fused experts by separate ones, in place, where a layer of them is quantized, named or in ``kept``, or an algorithm changes them.
+    """Replace fused experts by separate ones, in place, where a layer of them is quantized, named, in ``kept``, or changed by an algorithm.
 
     The model computes the same as before. Returns the full names of the mixtures that were separated.
     """
@@ -67,7 +67,7 @@ def _parts(module: nn.Module, facts: Architecture) -> ExpertParts | None:
 
 
 def _is_told_apart(name: str, parts: ExpertParts, config: QConfig, kept: Container[str]) -> bool:
-    """Return whether a layer of an expert is quantized, stays as it comes, or is excluded by its full name, as in exports of float experts."""
+    """Return whether a layer of an expert is quantized, stays as it comes, or is excluded by its full name, as some exports do."""
     layers = [f"{name}.{i}.{layer}" for layer, weight in parts.weights.items() for i in range(weight.shape[0])]
     excluded = frozenset(config.exclude)
     return any(layer in excluded or layer in kept or layer_config_for(config, layer, nn.Linear).config is not None for layer in layers)
