@@ -78,3 +78,34 @@ def test_the_same_call_gives_the_same_bits_and_a_copy_that_lies_otherwise_need_n
     assert not any(differ[f"memory {name} {n}"] for n in (64, 80, 96) for name in ("again", "unaligned product"))
     for name in ("unaligned", "transposed", "more rows"):
         assert sum(differ[f"memory {name} {n}"] for n in (64, 80, 96)) >= 2, name
+
+
+INSTALLED = """
+import os, subprocess, sys
+
+def test_installed():
+    assert sys.modules["other_cpu_kernels"]._installed
+    for code in (
+        "import sys, torch; assert sys.modules['other_cpu_kernels']._installed",
+        "import torch; assert type(torch.__loader__).__name__ == 'SourceFileLoader'",
+        "import sys, json; assert 'torch' not in sys.modules",
+    ):
+        subprocess.run([sys.executable, "-c", code], check=True)
+"""
+
+
+def test_the_option_replaces_the_kernels_of_the_tests_and_of_what_they_start(tmp_path: Path) -> None:
+    root = HERE.parents[2]
+    (tmp_path / "test_installed.py").write_text(INSTALLED)
+    command = [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider", "--rootdir", str(root), "-c", "pyproject.toml"]
+    environment = {**os.environ, "PYTHONPATH": ""}
+    done = subprocess.run(
+        [*command, "--other-cpu", str(tmp_path / "test_installed.py")],
+        cwd=root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
