@@ -175,3 +175,22 @@ def test_scale_that_has_moved_before_makes_an_online_rotation_better() -> None:
         rotated_ = logits(run_of("reference", *algorithms, r1=False, r4=True))
         errors.append(float((rotated_ - exact).norm() / exact.norm()))
     assert errors[1] < 0.7 * errors[0]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"norm_subtracts_mean": True}, {"norm_has_unit_offset": True}, {"norm_subtracts_mean": True, "norm_has_unit_offset": True}]
+)
+def test_norms_are_taken_for_what_they_compute_whatever_the_template_says(
+    wrong: dict[str, bool], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def rotated() -> Tensor:
+        config = LLMTemplate.get("llama").get_config("int4_wo_128")
+        config.algo_config = [settings(preset="reference", r2=True)]
+        return logits(ModelQuantizer(config).quantize_model(tiny.tiny_model(), DATA))
+
+    expected = rotated()
+    assert "says norm_" not in caplog.text
+    monkeypatch.setattr("quark.runs.run.architecture_of", lambda model: attrs.evolve(architecture_of(model), **wrong))  # type: ignore[arg-type]
+    assert torch.equal(rotated(), expected)
+    assert "The template of 'llama' says norm_subtracts_mean=" in caplog.text
+    assert "the norms of this model do not subtract the mean and multiply by their weight" in caplog.text

@@ -11,8 +11,11 @@ from torch import Tensor, nn
 
 from quark.config.architecture import Architecture
 from quark.errors import UnsupportedError
+from quark.planning.decoder_blocks import decoder_blocks
+from quark.planning.family import text_config
+from quark_algos.rotation.residual_stream import matching, norms_and_readers
 
-__all__ = ["PROBE_SCALE", "TOLERANCE", "form_of", "with_form_of"]
+__all__ = ["PROBE_SCALE", "TOLERANCE", "as_measured", "form_of", "with_form_of"]
 
 TOLERANCE = 0.05
 """Tolerance relative to the largest output: norms in bfloat16 round three times, by 2⁻⁹ each; different forms differ by far more."""
@@ -45,6 +48,19 @@ def with_form_of(facts: Architecture, norms: Iterable[tuple[str, nn.Module]], wi
         raise UnsupportedError(f"{' and '.join(forms.values())} are norms of different forms: one rotation cannot suit both; leave it out")
     ((subtracts_mean, unit_offset),) = forms
     return attrs.evolve(facts, norm_subtracts_mean=subtracts_mean, norm_has_unit_offset=unit_offset)
+
+
+def as_measured(facts: Architecture, model: nn.Module) -> Architecture:
+    """Return the architecture with the form that the norms of its first block have, where all have one form that is known.
+
+    Args:
+        facts: Architecture of the model, which says how its norms compute.
+        model: The whole model; meta tensors will do.
+    """
+    block, width = decoder_blocks(model, facts)[0].module, int(text_config(model).hidden_size)
+    forms = {form_of(norm, width) for norm in matching(block, filter(None, norms_and_readers(facts))).values()}
+    form = forms.pop() if len(forms) == 1 else None
+    return facts if form is None else attrs.evolve(facts, norm_subtracts_mean=form[0], norm_has_unit_offset=form[1])
 
 
 @torch.no_grad()

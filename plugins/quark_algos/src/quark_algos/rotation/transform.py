@@ -23,6 +23,7 @@ from quark_algos.rotation import stored
 from quark_algos.rotation.choice import block_size, online_layers, rotate_heads, rotated_attentions
 from quark_algos.rotation.config import OnlineRotationConfig, RotationConfig
 from quark_algos.rotation.hadamard import Rotation
+from quark_algos.rotation.norm_form import as_measured
 from quark_algos.rotation.online import InputRotation, rotate_input
 from quark_algos.rotation.user_stream import UserStream, user_stream
 
@@ -76,13 +77,21 @@ class Rotate:
 
         See `quark.algorithms.ResolvesForModel`. R1 alone, or with a stream of the user's own, is not omitted: `start` refuses it.
         """
-        assert plan.architecture is not None  # a plan with transforms has one
+        facts = plan.architecture
+        assert facts is not None  # a plan with transforms has one
         requested, shapes = self._settings, {row.name: row.shape for row in plan.rows}
         notes = []
-        impossible = None if requested.online_r1_rotation else RotationConfig.r1_refusal(plan.architecture)
+        impossible = None if requested.online_r1_rotation else RotationConfig.r1_refusal(facts)
         if impossible and (requested.r2 or requested.r3 or requested.runs_with_model()) and not requested.scaling_layers:
             requested = attrs.evolve(requested, r1=False)
             notes.append(f"r1 is left out: {impossible}")
+        if requested.r1 and not requested.online_r1_rotation and (measured := as_measured(facts, model)) != facts:
+            subtract = "subtract the mean" if measured.norm_subtracts_mean else "do not subtract the mean"
+            get_logger(__name__).warning(
+                f"The template of '{facts.model_type}' says norm_subtracts_mean={facts.norm_subtracts_mean} and norm_has_unit_offset="
+                f"{facts.norm_has_unit_offset}, and the norms of this model {subtract} and multiply by "
+                f"{'1 + weight' if measured.norm_has_unit_offset else 'their weight'}: it is rotated as they compute. Correct the template."
+            )
         names = online_layers(requested, model, plan)
         sizes = {block_size(requested, name, shapes[name][1]) for name in names}
         heads = rotated_attentions(model, plan.attentions, plan.rows) if requested.r3 else {}
@@ -155,7 +164,9 @@ class RotationRun:
         self._r1: Rotation | None = None
         if settings.r1 and not settings.online_r1_rotation:
             self._user_stream = user_stream(settings, model, architecture, width)
-            facts = architecture if self._user_stream is None else self._user_stream.facts
+            if self._user_stream is None:
+                self._architecture = as_measured(architecture, model)
+            facts = self._architecture if self._user_stream is None else self._user_stream.facts
             self._r1 = folding.r1_of(width, facts, settings.rotation_size, _SEEDS["r1"] if settings.random_r1 else None)
         self._online: dict[str, InputRotation] = {}
         rotations: dict[int, InputRotation] = {}
@@ -183,7 +194,7 @@ class RotationRun:
         """Rotate one block; return which rotations were applied."""
         user = self._user_stream
         if self._r1 is not None:
-            facts, stream = (block.architecture, None) if user is None else (user.facts, user.blocks[block.name].resolve(block.module))
+            facts, stream = (self._architecture, None) if user is None else (user.facts, user.blocks[block.name].resolve(block.module))
             folding.block(block.module, facts, self._r1, stream)
         if not self._settings.r2:
             return {block.name: {"r1": self._settings.r1, "r2": False}}
