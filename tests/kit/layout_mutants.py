@@ -257,8 +257,7 @@ class TakesEveryOption(Plain):
 
 
 class WrongDefault(Plain):
-    def __init__(self, level: int = "high") -> None:  # type: ignore[assignment]
-        self.level = level
+    def __init__(self, level: int = "high") -> None: ...  # type: ignore[assignment]
 
 
 class OtherMethod(Plain):
@@ -280,34 +279,25 @@ class IgnoresTheFormat(Plain):
         changed_json(out / "config.json", lambda data: data["quantization_config"]["export"].update(block))
 
 
-class HalvesTheEmbedding(Plain):
-    name = "model.embed_tokens.weight"
-
+class Rewrites(Plain):
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
         super().export(content, out, options)
         for path in out.glob("*.safetensors"):
-            tensors = load_file(path)
-            if self.name in tensors:
-                save_file(tensors | {self.name: tensors[self.name] / 2}, path, metadata={"format": "pt"})
+            save_file(self.changed(load_file(path)), path, metadata={"format": "pt"})
+
+    changed: Any = None
 
 
-class DropsBiases(Plain):
-    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
-        super().export(content, out, options)
-        for path in out.glob("*.safetensors"):
-            weights = {name: tensor for name, tensor in load_file(path).items() if not name.endswith(".bias")}
-            save_file(weights, path, metadata={"format": "pt"})
+class HalvesTheEmbedding(Rewrites):
+    changed = staticmethod(lambda tensors: {n: t / 2 if "embed" in n else t for n, t in tensors.items()})
 
 
-class TakesTheHeadForTied(Plain):
-    """Writes no head, which only a head that is tied to the embedding can do without."""
+class DropsBiases(Rewrites):
+    changed = staticmethod(lambda tensors: {n: t for n, t in tensors.items() if not n.endswith(".bias")})
 
-    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
-        super().export(content, out, options)
-        for path in out.glob("*.safetensors"):
-            tensors = load_file(path)
-            tensors.pop("lm_head.weight", None)
-            save_file(tensors, path, metadata={"format": "pt"})
+
+class TakesTheHeadForTied(Rewrites):
+    changed = staticmethod(lambda tensors: {n: t for n, t in tensors.items() if n != "lm_head.weight"})
 
 
 def _callers() -> str:

@@ -9,13 +9,14 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import AbsMax, Metrics, RoundingTask, RoundToNearest, Statistic
+from quark.algorithms import AbsMax, Metrics, RoundingTask, RoundToNearest
 from quark.config.algorithm import AlgoConfig
 from quark.lazy import ObjectRef
 from quark.modules import QuantizedLayer
 from quark.plugins import AlgorithmRecord, OptionNote
 
 from .broken_settings import forgetting_all, having_an_idle_one, requiring_one, saying_nothing, taking_every_key
+from .broken_statistics import ForgetsTokens, KeepsInputs, LastPart
 from .mutant import Mutant
 
 __all__ = ["HEALTHY", "MUTANTS"]
@@ -193,38 +194,6 @@ class Remembers(Plain):
         for layer in task.layers.values():
             put(layer, layer.weight * (1 + 0.1 * self.used))  # type: ignore[arg-type, operator]
         return super().round(task)
-
-
-class LastPart(Statistic):
-    """Remembers the tokens of its last part only, in merging."""
-
-    def __init__(self, columns: int, device: torch.device) -> None:
-        super().__init__(columns, device)
-        self.largest = torch.zeros(columns)
-
-    def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
-        self.largest = torch.maximum(self.largest, x.abs().amax(0).float())
-
-    def add(self, other: LastPart) -> None:
-        self.largest = other.largest
-
-
-class ForgetsTokens(LastPart):
-    def merge(self, other: Any) -> None:
-        self.largest = torch.maximum(self.largest, other.largest)
-
-
-class KeepsInputs(LastPart):
-    def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
-        self.kept = x
-
-    @property
-    def largest(self) -> Tensor:
-        return self.kept.abs().amax(0)
-
-    @largest.setter
-    def largest(self, value: Tensor) -> None:
-        pass
 
 
 class ByLargest(Plain):

@@ -10,7 +10,7 @@ import io
 import multiprocessing
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from types import MappingProxyType, ModuleType
@@ -61,9 +61,13 @@ def _pickled(value: object) -> bytes:
     """Return the pickle of a value in which there may be views of mappings, as records have them."""
     buffer = io.BytesIO()
     pickler = pickle.Pickler(buffer)
-    pickler.dispatch_table = {**copyreg.dispatch_table, MappingProxyType: lambda view: (MappingProxyType, (dict(view),))}
+    pickler.dispatch_table = {**copyreg.dispatch_table, MappingProxyType: lambda view: (_view_of, (dict(view),))}
     pickler.dump(value)
     return buffer.getvalue()
+
+
+def _view_of(mapping: dict[Any, Any]) -> Mapping[Any, Any]:
+    return MappingProxyType(mapping)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import hashlib
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import attrs
@@ -44,22 +45,36 @@ def require_effects(
         raise NotApplicableError("it has no options that change a result")
     ignored = []
     defaults = _Remembered(results({}))
-    next(iter(defaults), None)
     for option in options:
         value = (current or {}).get(option.name, option.default)
         beside, accepted = dict(option.note.beside), []
         usual = _Remembered(results(beside)) if beside else defaults
         for other in _others(option, value):
-            try:
-                if any(one != before for one, before in zip(results({**beside, option.name: other}), usual, strict=False)):
-                    break
-            except REFUSALS:
-                continue
-            accepted.append(other)
+            changes = _changes(partial(results, {**beside, option.name: other}), usual)
+            if changes:
+                break
+            if changes is not None:
+                accepted.append(other)
         else:
             ignored += [f"'{option.name}' ({', '.join(map(repr, accepted))}: as {value!r})"] if accepted else []
     fix = "name a value that does by OptionNote(examples=…) in its annotation, or say is_cost_only=True there, or take it out"
     require(not ignored, f"accepts these options, and values of them change nothing: {', '.join(ignored)}; {fix}")
+
+
+def _changes(results: Callable[[], Iterable[Any]], usual: Iterable[Any]) -> bool | None:
+    """Return whether a result is another than usual; None where one is refused."""
+    try:
+        ours = iter(results())
+    except REFUSALS:
+        return None
+    for before in usual:
+        try:
+            one = next(ours)
+        except REFUSALS:
+            return None
+        if one != before:
+            return True
+    return False
 
 
 def digest(*values: Any) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from quark.algorithms import Metrics, RoundingTask, Statistic
 from quark.calibration.report import CalibrationReport
 from quark.config.algorithm import AlgoConfig
-from quark.config.layer import QLayerConfig
+from quark.config.layer import QLayerConfig, levels
 from quark.config.model import QConfig
 from quark.plugins import schemes
 from quark.runs.quantize_block import quantize_blocks, start_transforms
@@ -110,13 +110,19 @@ def transformed(
 
 
 def _with_cache(config: QConfig) -> QConfig:
-    """Return a configuration in which keys and values are quantized as attention gets them, where a scheme offers that."""
+    """Return a configuration in which keys and values are quantized as attention gets them, where a scheme offers that.
+
+    Their scales are dynamic: of data that no forward sees there are no static ones.
+    """
     name = next((record.name for record in schemes() if record.kv_cache is not None), None)
     if name is None:
         return config
     cached = LLMTemplate.get(small_family().model_type).get_config(name, kv_cache_scheme=name)
-    cache = {"kv_cache_quant_config": cached.kv_cache_quant_config, "kv_cache_group": cached.kv_cache_group}
-    return attrs.evolve(config, **cache, kv_cache_post_rope=True)
+    layers = {
+        pattern: attrs.evolve(layer, output_tensors=[level.set(is_dynamic=True) for level in levels(layer.output_tensors)])
+        for pattern, layer in cached.kv_cache_quant_config.items()
+    }
+    return attrs.evolve(config, kv_cache_quant_config=layers, kv_cache_group=cached.kv_cache_group, kv_cache_post_rope=True)
 
 
 def _with_biases(is_fused: bool) -> nn.Module:

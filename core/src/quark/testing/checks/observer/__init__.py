@@ -1,23 +1,21 @@
-"""Checks of observers: the range that they give is that of the data they were shown, alone or merged."""
+"""Checks of observers: the range that they give is that of the data they were shown, alone or merged; and their options (`options`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from quark.errors import CalibrationError, ConfigError, QuarkError
-from quark.plugins.options import observer_options
 from quark.quantizers import Observer
 from quark.testing.accelerator_runs import accelerator
 from quark.testing.check import NotApplicableError, check, require
-from quark.testing.example_specs import SHAPE, Example, examples, odd_specs, registered_formats
-from quark.testing.option_effects import digest, require_effects
+from quark.testing.example_specs import SHAPE, Example, examples, registered_formats
 from quark.testing.random_states import random_states_kept
 from quark.testing.subject import Subject
 
+PARTS = ("options",)
 Range = tuple[Tensor, Tensor]
 _WIDEST = 8.0
 _NARROWEST = 0.01
@@ -25,7 +23,7 @@ _CALLS = 100
 """More than other checks make, so that what counts its calls shows it."""
 
 
-def _data(seed: int = 0, shape: tuple[int, ...] = SHAPE) -> Tensor:
+def data_of(seed: int = 0, shape: tuple[int, ...] = SHAPE) -> Tensor:
     """Normal values with a few large ones, off centre, the same each time."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=generator) + 0.25
@@ -33,15 +31,15 @@ def _data(seed: int = 0, shape: tuple[int, ...] = SHAPE) -> Tensor:
     return x
 
 
-def _accepted(subject: Subject) -> list[Example]:
+def accepted_examples(subject: Subject) -> list[Example]:
     """The example specs that name the observer and are accepted, of all registered formats."""
     observer = subject.catalog.observers.load_observer(subject.lookup_name)
     return [example for example in examples(registered_formats(), observer.__name__) if len(example.quantizer.levels) == 1]
 
 
-def _examples(subject: Subject) -> list[Example]:
+def examples_of(subject: Subject) -> list[Example]:
     """An example spec of each granularity that the observer serves, of the formats that accept it."""
-    accepted = _accepted(subject)
+    accepted = accepted_examples(subject)
     by_shape: dict[tuple[object, ...], Example] = {}
     for example in accepted:
         if not example.quantizer.is_float:
@@ -56,20 +54,22 @@ def _examples(subject: Subject) -> list[Example]:
 def _observes_once(example: Example) -> bool:
     """Whether the observer refuses a second tensor, as those do that search a weight."""
     try:
-        _seen(example, _data(), _data())
+        observed(example, data_of(), data_of())
     except CalibrationError:
         return True
     return False
 
 
-def _seen(example: Example, *tensors: Tensor) -> Observer:
+def observed(example: Example, *tensors: Tensor) -> Observer:
+    """Return an observer of an example that has seen these tensors."""
     observer = example.quantizer.observer()
     for x in tensors:
         observer.observe(x)
     return observer
 
 
-def _same(one: Range, other: Range) -> bool:
+def same_range(one: Range, other: Range) -> bool:
+    """Return whether both ends of two ranges are equal, to the bit."""
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
@@ -78,21 +78,21 @@ def _close(one: Range, other: Range) -> bool:
 
 
 def _for_each(subject: Subject, holds: Callable[[Example], bool], message: str) -> None:
-    for example in _examples(subject):
+    for example in examples_of(subject):
         require(holds(example), f"{message} ({example})")
 
 
 @check("observer")
 def serves_a_spec(subject: Subject) -> None:
     """At least one spec of a registered number format accepts the observer."""
-    require(_accepted(subject), "is accepted by no spec of a registered number format")
+    require(accepted_examples(subject), "is accepted by no spec of a registered number format")
 
 
 @check("observer")
 def gives_float32_ranges_of_the_shape_of_the_scales(subject: Subject) -> None:
     """Both ends of the range are finite float32 tensors of the granularity's scale shape, the low end not above the high one."""
-    for example in _examples(subject):
-        low, high = _seen(example, _data()).range()
+    for example in examples_of(subject):
+        low, high = observed(example, data_of()).range()
         wanted = example.quantizer.granularity.scale_shape(SHAPE)
         for end in (low, high):
             require(isinstance(end, Tensor), f"gives {end!r} as an end of a range ({example})")
@@ -107,9 +107,9 @@ def leaves_the_tensor_as_it_is(subject: Subject) -> None:
     """Observing a tensor does not change it."""
 
     def unchanged(example: Example) -> bool:
-        x = _data()
-        _seen(example, x)
-        return torch.equal(x, _data())
+        x = data_of()
+        observed(example, x)
+        return torch.equal(x, data_of())
 
     _for_each(subject, unchanged, "changes the tensor that it observes")
 
@@ -119,10 +119,10 @@ def keeps_no_reference_to_the_tensor(subject: Subject) -> None:
     """What happens to a tensor after it was observed does not change the range."""
 
     def independent(example: Example) -> bool:
-        x = _data()
-        observer = _seen(example, x)
+        x = data_of()
+        observer = observed(example, x)
         x.fill_(1e6)
-        return _same(observer.range(), _seen(example, _data()).range())
+        return same_range(observer.range(), observed(example, data_of()).range())
 
     _for_each(subject, independent, "gives another range once the observed tensor is overwritten: it keeps a reference to it")
 
@@ -132,9 +132,9 @@ def does_not_change_by_being_asked(subject: Subject) -> None:
     """Asking for the range twice gives the same range, and does not disturb what is observed afterwards."""
 
     def stable(example: Example) -> bool:
-        observer = _seen(example, _data())
+        observer = observed(example, data_of())
         first = tuple(end.clone() for end in observer.range())
-        return _same((first[0], first[1]), observer.range())
+        return same_range((first[0], first[1]), observer.range())
 
     _for_each(subject, stable, "gives another range the second time it is asked")
 
@@ -144,9 +144,9 @@ def starts_afresh(subject: Subject) -> None:
     """A new observer knows nothing of what another one has seen."""
 
     def fresh(example: Example) -> bool:
-        before = _seen(example, _data(1)).range()
-        _seen(example, 50 * _data(2))
-        return _same(before, _seen(example, _data(1)).range())
+        before = observed(example, data_of(1)).range()
+        observed(example, 50 * data_of(2))
+        return same_range(before, observed(example, data_of(1)).range())
 
     _for_each(subject, fresh, "gives another range after another observer was used: they share state")
 
@@ -154,38 +154,39 @@ def starts_afresh(subject: Subject) -> None:
 @check("observer", since=2)
 def gives_the_same_each_time(subject: Subject) -> None:
     """The same tensor gives the same range each time, also after many observers, and no random state of the process is changed."""
-    x = _data()
-    for example in _examples(subject):
+    x = data_of()
+    for example in examples_of(subject):
         with random_states_kept():
-            first = _seen(example, x).range()
+            first = observed(example, x).range()
             for _ in range(_CALLS):
-                require(_same(_seen(example, x).range(), first), f"gives another range for the same tensor the next time ({example})")
+                is_same = same_range(observed(example, x).range(), first)
+                require(is_same, f"gives another range for the same tensor the next time ({example})")
 
 
 @check("observer")
 def merges_to_what_one_observer_sees(subject: Subject) -> None:
     """Two merged observers give the range of one that has seen both data sets, up to float32 rounding; or neither is possible."""
-    for example in _examples(subject):
-        merged = _seen(example, _data(1))
+    for example in examples_of(subject):
+        merged = observed(example, data_of(1))
         if _observes_once(example):
             try:
-                merged.merge(_seen(example, 3 * _data(2)))
+                merged.merge(observed(example, 3 * data_of(2)))
             except CalibrationError:
                 continue
             require(False, f"refuses a second tensor, and merges with an observer that has seen another one ({example})")
-        merged.merge(_seen(example, 3 * _data(2)))
-        both = _seen(example, _data(1), 3 * _data(2))
+        merged.merge(observed(example, 3 * data_of(2)))
+        both = observed(example, data_of(1), 3 * data_of(2))
         require(_close(merged.range(), both.range()), f"merged, gives another range than one observer of all data ({example})")
 
 
 @check("observer")
 def does_not_depend_on_the_order_of_data(subject: Subject) -> None:
     """The same tensors in another order give the same range, up to float32 rounding."""
-    for example in _examples(subject):
+    for example in examples_of(subject):
         if _observes_once(example):
             continue
-        parts = [_data(1), 3 * _data(2), 0.1 * _data(3)]
-        ranges = [_seen(example, *order).range() for order in (parts, parts[::-1])]
+        parts = [data_of(1), 3 * data_of(2), 0.1 * data_of(3)]
+        ranges = [observed(example, *order).range() for order in (parts, parts[::-1])]
         require(_close(*ranges), f"gives another range for the same tensors in another order ({example})")
 
 
@@ -201,8 +202,8 @@ def refuses_to_merge_another_kind(subject: Subject) -> None:
 
         def merge(self, other: Observer) -> None: ...
 
-    for example in _examples(subject):
-        observer = _seen(example, _data())
+    for example in examples_of(subject):
+        observer = observed(example, data_of())
         try:
             observer.merge(Unrelated(example.quantizer.stored_level.spec, example.quantizer.granularity))
         except ConfigError:
@@ -215,11 +216,11 @@ def merging_with_an_empty_one_changes_nothing(subject: Subject) -> None:
     """Merging an observer that has seen nothing, or merging into one, gives the range of the other."""
 
     def neutral(example: Example) -> bool:
-        wanted = _seen(example, _data()).range()
-        full, empty = _seen(example, _data()), _seen(example)
-        full.merge(_seen(example))
-        empty.merge(_seen(example, _data()))
-        return _same(full.range(), wanted) and _same(empty.range(), wanted)
+        wanted = observed(example, data_of()).range()
+        full, empty = observed(example, data_of()), observed(example)
+        full.merge(observed(example))
+        empty.merge(observed(example, data_of()))
+        return same_range(full.range(), wanted) and same_range(empty.range(), wanted)
 
     _for_each(subject, neutral, "gives another range when an observer without data is merged")
 
@@ -227,12 +228,12 @@ def merging_with_an_empty_one_changes_nothing(subject: Subject) -> None:
 @check("observer")
 def has_no_range_without_data(subject: Subject) -> None:
     """Asked for a range before it has seen a value, it raises CalibrationError."""
-    for example in _examples(subject):
+    for example in examples_of(subject):
         for tensors in ((), (torch.zeros(0, SHAPE[1]),)):
             if tensors and example.quantizer.granularity.scale_shape((0, SHAPE[1])) != example.quantizer.granularity.scale_shape(SHAPE):
                 continue  # a tensor without rows has no scales either
             try:
-                _seen(example, *tensors).range()
+                observed(example, *tensors).range()
             except CalibrationError:
                 continue
             require(False, f"gives a range without data ({example})")
@@ -246,7 +247,7 @@ def empty_tensors_do_not_count(subject: Subject) -> None:
         granularity = example.quantizer.granularity
         if granularity.scale_shape((0, SHAPE[1])) != granularity.scale_shape(SHAPE):
             return True
-        return _same(_seen(example, _data(), torch.zeros(0, SHAPE[1])).range(), _seen(example, _data()).range())
+        return same_range(observed(example, data_of(), torch.zeros(0, SHAPE[1])).range(), observed(example, data_of()).range())
 
     _for_each(subject, unchanged, "gives another range after an empty tensor")
 
@@ -259,17 +260,17 @@ def extremes_are_extremes(subject: Subject) -> None:
     """
     if not subject.catalog.observers.load_observer(subject.lookup_name).is_extremes:
         raise NotApplicableError("it does not say is_extremes")
-    for example in _examples(subject):
+    for example in examples_of(subject):
         granularity = example.quantizer.granularity
-        parts = [_data(1), 3 * _data(2)]
+        parts = [data_of(1), 3 * data_of(2)]
         rows = torch.cat([granularity.rows(x) for x in parts], 1)
         shape = granularity.scale_shape(SHAPE)
         extremes = rows.amin(1).view(shape), rows.amax(1).view(shape)
         magnitude = rows.abs().amax(1).view(shape)
-        seen = _seen(example, *parts).range()
-        is_magnitude = example.quantizer.stored_level.spec.symmetric is not False and _same(seen, (-magnitude, magnitude))
+        seen = observed(example, *parts).range()
+        is_magnitude = example.quantizer.stored_level.spec.symmetric is not False and same_range(seen, (-magnitude, magnitude))
         require(
-            _same(seen, extremes) or is_magnitude,
+            same_range(seen, extremes) or is_magnitude,
             f"says is_extremes and gives other ends than the smallest and the largest value ({example})",
         )
 
@@ -280,14 +281,14 @@ def serves_hard_tensors(subject: Subject) -> None:
     hard = {
         "zeros": torch.zeros(SHAPE),
         "a constant": torch.full(SHAPE, -0.7),
-        "positive values": _data().abs() + 1,
-        "negative values": -_data().abs() - 1,
-        "subnormal values": _data() * 1e-40,
-        "values of 1e30": _data() * 1e30,
+        "positive values": data_of().abs() + 1,
+        "negative values": -data_of().abs() - 1,
+        "subnormal values": data_of() * 1e-40,
+        "values of 1e30": data_of() * 1e30,
     }
-    for example in _examples(subject):
+    for example in examples_of(subject):
         for name, x in hard.items():
-            low, high = _seen(example, x).range()
+            low, high = observed(example, x).range()
             require(bool(low.isfinite().all() and high.isfinite().all()), f"gives a range that is not finite for {name} ({example})")
             require(bool((low <= high).all()), f"gives a low end above the high one for {name} ({example})")
 
@@ -298,8 +299,8 @@ def does_not_depend_on_the_memory_layout(subject: Subject) -> None:
 
     def equal(example: Example) -> bool:
         wide = torch.zeros(SHAPE[0], 2 * SHAPE[1])
-        wide[:, ::2] = _data()
-        return _same(_seen(example, wide[:, ::2]).range(), _seen(example, _data()).range())
+        wide[:, ::2] = data_of()
+        return same_range(observed(example, wide[:, ::2]).range(), observed(example, data_of()).range())
 
     _for_each(subject, equal, "gives another range for a tensor that is not contiguous than for a copy that is")
 
@@ -307,12 +308,12 @@ def does_not_depend_on_the_memory_layout(subject: Subject) -> None:
 @check("observer", level="advisory")
 def works_on_an_accelerator(subject: Subject) -> None:
     """Of tensors on an accelerator, here a simulated one, it gives the range that it gives on a CPU, and gives it there."""
-    for example in _examples(subject):
+    for example in examples_of(subject):
         with accelerator() as device:
-            ranges = _seen(example, _data().to(device.name)).range()
+            ranges = observed(example, data_of().to(device.name)).range()
             require(all(end.device.type == device.name for end in ranges), f"gives a range on another device than the tensor's ({example})")
             found = ranges[0].cpu(), ranges[1].cpu()
-        require(_close(found, _seen(example, _data()).range()), f"gives another range on an accelerator ({example})")
+        require(_close(found, observed(example, data_of()).range()), f"gives another range on an accelerator ({example})")
 
 
 @check("observer")
@@ -320,7 +321,7 @@ def keeps_no_graph(subject: Subject) -> None:
     """Observing a tensor that requires gradients gives a range that does not: it would keep the graph of a whole forward alive."""
 
     def detached(example: Example) -> bool:
-        return not any(end.requires_grad for end in _seen(example, _data().requires_grad_()).range())
+        return not any(end.requires_grad for end in observed(example, data_of().requires_grad_()).range())
 
     _for_each(subject, detached, "gives a range that requires gradients for a tensor that does")
 
@@ -328,10 +329,10 @@ def keeps_no_graph(subject: Subject) -> None:
 @check("observer")
 def reaches_not_far_beyond_the_data(subject: Subject) -> None:
     """The range reaches at most eight times as far from zero as the data do: a search may prefer wide ranges, and no more."""
-    for example in _examples(subject):
-        rows = example.quantizer.granularity.rows(_data())
+    for example in examples_of(subject):
+        rows = example.quantizer.granularity.rows(data_of())
         largest = rows.abs().amax(1).view(example.quantizer.granularity.scale_shape(SHAPE))
-        low, high = _seen(example, _data()).range()
+        low, high = observed(example, data_of()).range()
         worst = float((torch.maximum(-low, high) / largest).max())
         require(worst <= _WIDEST, f"gives a range {worst:.3g} times as far from zero as the data ({example})")
 
@@ -339,10 +340,10 @@ def reaches_not_far_beyond_the_data(subject: Subject) -> None:
 @check("observer")
 def reaches_some_of_the_data(subject: Subject) -> None:
     """The range is nowhere empty, and reaches at least a hundredth as far from zero as the data do."""
-    for example in _examples(subject):
-        rows = example.quantizer.granularity.rows(_data())
+    for example in examples_of(subject):
+        rows = example.quantizer.granularity.rows(data_of())
         largest = rows.abs().amax(1).view(example.quantizer.granularity.scale_shape(SHAPE))
-        low, high = _seen(example, _data()).range()
+        low, high = observed(example, data_of()).range()
         least = float((torch.maximum(-low, high) / largest).min())
         require(least >= _NARROWEST, f"gives a range {least:.3g} times as far from zero as the data ({example})")
 
@@ -352,8 +353,8 @@ def serves_16_bit_tensors(subject: Subject) -> None:
     """A bfloat16 or float16 tensor gives the range, in float32, of the same values in float32."""
 
     def equal(example: Example) -> bool:
-        halves = [_data().to(dtype) for dtype in (torch.bfloat16, torch.float16)]
-        return all(_same(_seen(example, x).range(), _seen(example, x.float()).range()) for x in halves)
+        halves = [data_of().to(dtype) for dtype in (torch.bfloat16, torch.float16)]
+        return all(same_range(observed(example, x).range(), observed(example, x.float()).range()) for x in halves)
 
     _for_each(subject, equal, "gives another range for a 16-bit tensor than for the same values in float32")
 
@@ -361,69 +362,12 @@ def serves_16_bit_tensors(subject: Subject) -> None:
 @check("observer")
 def does_not_hide_nan_or_inf(subject: Subject) -> None:
     """NaN or Inf among the data makes the range NaN or infinite, or raises a QuarkError; it is not left out in silence."""
-    for example in _examples(subject):
+    for example in examples_of(subject):
         for bad in (torch.nan, torch.inf, -torch.inf):
-            x = _data()
+            x = data_of()
             x[3, 7] = bad
             try:
-                ends = _seen(example, x).range()
+                ends = observed(example, x).range()
             except QuarkError:
                 continue
             require(not all(bool(end.isfinite().all()) for end in ends), f"gives a finite range for data with {bad} ({example})")
-
-
-@check("observer")
-def refuses_unknown_options(subject: Subject) -> None:
-    """An observer option that it does not have is refused by ``spec_error``."""
-    observer = subject.catalog.observers.load_observer(subject.lookup_name)
-    for example in _accepted(subject):
-        answer = observer.spec_error(example.spec.set(observer_options={"an_option_that_no_observer_has": 1}))
-        require(isinstance(answer, str) and answer, f"accepts the option 'an_option_that_no_observer_has' ({example})")
-
-
-@check("observer")
-def accepts_the_defaults_of_its_options(subject: Subject) -> None:
-    """Each option that it lists is accepted with its default, and gives the range that leaving it out gives."""
-    observer = subject.catalog.observers.load_observer(subject.lookup_name)
-    options = observer_options(observer)
-    if not options:
-        raise NotApplicableError("it lists no options")
-    for example in _examples(subject):
-        level = example.quantizer.stored_level
-        for option in options:
-            spec = level.spec.set(observer_options={option.name: option.default})
-            answer = observer.spec_error(spec)
-            require(answer is None, f"refuses its own default of the option '{option.name}': {answer} ({example})")
-            chosen = observer(spec, level.granularity)
-            chosen.observe(_data())
-            require(
-                _same(chosen.range(), _seen(example, _data()).range()),
-                f"gives another range with the option '{option.name}' at its default than without it ({example})",
-            )
-
-
-@check("observer", since=2)
-def heeds_its_options(subject: Subject) -> None:
-    """Another value of each option changes the range of some spec, is refused, or is declared to change cost alone."""
-    observer = subject.catalog.observers.load_observer(subject.lookup_name)
-
-    def results(values: Mapping[str, Any]) -> Iterator[str]:
-        for example in _examples(subject):
-            level = example.quantizer.stored_level
-            spec = level.spec.set(observer_options=values)
-            if (reason := observer.spec_error(spec)) is not None:
-                raise ConfigError(reason)
-            chosen = observer(spec, level.granularity)
-            chosen.observe(_data())
-            yield digest(*chosen.range())
-
-    require_effects(observer_options(observer), results)
-
-
-@check("observer")
-def answers_odd_specs(subject: Subject) -> None:
-    """``spec_error`` gives None or a text for any spec, and raises nothing."""
-    observer = subject.catalog.observers.load_observer(subject.lookup_name)
-    for spec in odd_specs(registered_formats()):
-        answer = observer.spec_error(spec)
-        require(answer is None or (isinstance(answer, str) and answer), f"answers {answer!r} where None or a reason is wanted ({spec})")

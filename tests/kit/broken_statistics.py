@@ -1,0 +1,44 @@
+"""Statistics with one thing wrong each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quark.algorithms import Statistic
+
+__all__ = ["ForgetsTokens", "KeepsInputs", "LastPart"]
+
+
+class LastPart(Statistic):
+    """Remembers the tokens of its last part only, in merging."""
+
+    def __init__(self, columns: int, device: torch.device) -> None:
+        super().__init__(columns, device)
+        self.largest = torch.zeros(columns)
+
+    def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
+        self.largest = torch.maximum(self.largest, x.abs().amax(0).float())
+
+    def add(self, other: LastPart) -> None:
+        self.largest = other.largest
+
+
+class ForgetsTokens(LastPart):
+    def merge(self, other: Any) -> None:
+        self.largest = torch.maximum(self.largest, other.largest)
+
+
+class KeepsInputs(LastPart):
+    def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
+        self.kept = x
+
+    @property
+    def largest(self) -> Tensor:
+        return self.kept.abs().amax(0)
+
+    @largest.setter
+    def largest(self, value: Tensor) -> None:
+        pass
