@@ -68,7 +68,7 @@ def test_code_for_plugin_authors_imports_public_names_only() -> None:
         f"{where}: {module}.{name}"
         for where, code in sources.items()
         for module, name in imports_of(code)
-        if f"{module}.{name}" not in public and not where.startswith("plugins/compatibility.md")
+        if f"{module}.{name}" not in public and not module.startswith("quark.torch.")  # the import paths of AMD Quark
     }
     assert private == set()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from quark.plugins.api_version import API_VERSION, RENAMED
+from tools.plugin_api import names
 from tools.plugin_api.names import breaks, current, imports_of, path_of, recorded
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,13 +29,18 @@ def test_what_is_new_is_recorded() -> None:
     assert {name for name in now if name not in before or before[name] != now[name]} == set(), "run python -m tools.plugin_api --write"
 
 
+def test_what_no_page_shows_any_more_stays_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "_shown", set)
+    assert names.current() == recorded(API_VERSION)
+
+
 def test_the_record_holds_hooks_fields_methods_and_arguments() -> None:
-    names = recorded(API_VERSION)
-    assert "quark.plugins.QuarkHooks.quark_register_schemes" in names
-    assert "*shares_global_scale=" in str(names["quark.plugins.SchemeRecord"])
-    assert names["quark.quantizers.Granularity.reduce_scale"] == "self, expanded, shape"
-    assert names["quark.algorithms.Rounding.applies_to"] == "self, name"
-    assert not any("test_" in name for name in names)
+    known = recorded(API_VERSION)
+    assert "quark.plugins.QuarkHooks.quark_register_schemes" in known
+    assert "*shares_global_scale=" in str(known["quark.plugins.SchemeRecord"])
+    assert known["quark.quantizers.Granularity.reduce_scale"] == "self, expanded, shape"
+    assert known["quark.algorithms.Rounding.applies_to"] == "self, name"
+    assert not any("test_" in name for name in known)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,11 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from quark.plugins.api_version import API_VERSION
 
 __all__ = ["Signature", "breaks", "current", "imports_of", "path_of", "recorded"]
 
@@ -34,10 +37,12 @@ def recorded(version: int) -> dict[str, Signature]:
 
 
 def current() -> dict[str, Signature]:
-    """Return the names that there are, ``"module.Name"`` and ``"module.Name.member"``, with their signatures."""
+    """Return the signatures of what is there of the names that are shown, or were once: ``"module.Name"`` and ``"module.Name.member"``."""
     found: dict[str, Signature] = {}
-    for module, name in sorted(_shown()):
-        value = getattr(import_module(module), name)
+    for module, name in sorted(_shown() | _recorded_objects()):
+        value = getattr(import_module(module), name, None)
+        if value is None:
+            continue
         found[f"{module}.{name}"] = _signature(value)
         if inspect.isclass(value):
             found |= {f"{module}.{name}.{member}": _signature(inner) for member, inner in _members(value)}
@@ -77,6 +82,20 @@ def _shown() -> set[tuple[str, str]]:
     for source in (ROOT / "examples/acme_quant/src").rglob("*.py"):
         shown |= set(imports_of(source.read_text(encoding="utf-8")))
     return shown
+
+
+def _recorded_objects() -> set[tuple[str, str]]:
+    """Return what is recorded of this version, but members: it stays part of it, also where no page shows it any more."""
+    names = (name for name in recorded(API_VERSION) if _is_module(name.rpartition(".")[0]))
+    return {(module, name) for module, _, name in (text.rpartition(".") for text in names)}
+
+
+def _is_module(module: str) -> bool:
+    """Return whether that is a module."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def _members(kind: type) -> Iterator[tuple[str, Any]]:

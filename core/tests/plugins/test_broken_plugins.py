@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import Any
 
@@ -229,10 +230,12 @@ def test_failures_are_warned_about_once_in_a_process(site: Any, monkeypatch: pyt
         patch.delenv("QUARK_STRICT_PLUGINS", raising=False)
         patch.setattr(process, "_current", None)
         patch.setattr(process, "discover", lambda path: discover([str(site.path)]))
-        with pytest.warns(PluginWarning, match=r"bad-quant 1\.0 .*ZeroDivisionError") as caught:
+        with pytest.warns(PluginWarning) as caught:
             first = process.catalog()
-        assert sum("bad-quant" in str(warning.message) for warning in caught) == 1
-        assert ["good-quant" in str(warning.message) and "QUARK_API" in str(warning.message) for warning in caught] == [False, True]
+        failed, unstated = (str(warning.message) for warning in caught)
+        assert re.search(r"bad-quant 1\.0 .*ZeroDivisionError", failed)
+        assert "good-quant 2.5" in unstated
+        assert "QUARK_API" in unstated
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert process.catalog() is first

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from quark.lazy import Reference
 from quark.plugins import core_plugin
 from quark.plugins.collection import Collection, Registered
 from quark.plugins.discovery import CORE, Candidate, Settings, Source, discover
@@ -111,15 +110,6 @@ class Catalog:
                 if getattr(whose, "distribution", None) in others:
                     view.listeners.add(whose, listener)
         return self._views[key]
-
-    @property
-    def modules(self) -> dict[str, dict[str, Reference]]:
-        """Modules of AMD Quark's public API that records bring; see `Exports.modules`."""
-        return self.exports.modules()
-
-    def documented_names(self) -> list[str]:
-        """Return the plain names of AMD Quark's public API that records bring, sorted."""
-        return self.exports.names()
 
     def sources(self) -> tuple[Source, ...]:
         """Return plugins that were imported and registered."""

@@ -14,7 +14,7 @@ from quark.version import VERSION
 if TYPE_CHECKING:
     from importlib_metadata import EntryPoint
 
-__all__ = ["CORE", "GROUP", "RUN_TIME", "Candidate", "Settings", "Source", "discover", "normalized"]
+__all__ = ["CORE", "GROUP", "RUN_TIME", "Candidate", "Settings", "Source", "discover", "name_in", "normalized"]
 
 GROUP = "quark"
 CORE = "quark-core"
@@ -101,13 +101,22 @@ class Settings:
         return "QUARK_PLUGINS" if self.only is not None and not names & self.only else None
 
 
+def name_in(requirement: str) -> str:
+    """Return the normalized name at the beginning of a requirement, which may be malformed.
+
+    >>> name_in("Quark_Core[all]>=1,<2")
+    'quark-core'
+    """
+    return normalized(re.split(r"[^\w.-]", requirement.strip(), maxsplit=1)[0])
+
+
 def _listed(text: str) -> frozenset[str]:
     return frozenset(normalized(part.strip()) for part in text.split(",") if part.strip())
 
 
 def _unmet(requirements: Iterable[str]) -> tuple[tuple[str, str], ...]:
     """Return requirements of the core that this core does not meet. An installer refuses them, unless it is told not to look."""
-    mine = [text for text in requirements if normalized(re.split(r"[^\w.-]", text, maxsplit=1)[0]) == CORE and text != f"{CORE}=={VERSION}"]
+    mine = [text for text in requirements if name_in(text) == CORE and text != f"{CORE}=={VERSION}"]
     if not mine:
         return ()
     from packaging.requirements import InvalidRequirement, Requirement  # not above: a listing without third parties does without

@@ -36,7 +36,7 @@ def lines_of(results: Iterable[Result], *, verbose: bool = False) -> list[str]:
         for result in own:
             # What cannot be loaded fails every check in the same words, and these are said once.
             is_said_once = not verbose and result.outcome in ("failed", "advised")
-            alike.setdefault(result.message if is_said_once else f"the check {result.check.name}", []).append(result)
+            alike.setdefault(result.message if is_said_once else f"{result.outcome} {result.check.name}", []).append(result)
         for results_alike in alike.values():
             first, count = min(results_alike, key=lambda result: _shown_order(result.outcome)), len(results_alike)
             if verbose or first.outcome not in ("passed", "not applicable"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from quark.errors import ConfigError, UnknownNameError
 from quark.names import closest
 from quark.plugins import Catalog
 from quark.plugins.collection import Registered
-from quark.plugins.discovery import CORE, normalized
+from quark.plugins.discovery import CORE, name_in, normalized
 from quark.plugins.kinds import BUILT_IN
 from quark.plugins.records import AlgorithmRecord, ExporterRecord, Record
 
@@ -150,7 +149,7 @@ def _among_its_own(catalog: Catalog, distribution: str) -> Catalog:
             required = importlib_metadata.requires(new.pop()) or ()
         except importlib_metadata.PackageNotFoundError:  # what the running program has added
             continue
-        fresh = {normalized(re.split(r"[^\w.-]", text, maxsplit=1)[0]) for text in required} - names
+        fresh = {name_in(text) for text in required} - names
         names |= fresh
         new += fresh
     return catalog.among(names)

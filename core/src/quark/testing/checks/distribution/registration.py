@@ -8,7 +8,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from quark.plugins.api_version import API_VERSION
 from quark.plugins.collection import MOST_RECORDS
-from quark.plugins.discovery import CORE, GROUP, normalized
+from quark.plugins.discovery import CORE, GROUP, name_in
 from quark.testing.check import CheckFailedError, NotApplicableError, check, require
 from quark.testing.checks.distribution.facts import (
     claims_of,
@@ -67,7 +67,7 @@ def fits_this_core(subject: Subject) -> None:
 def requires_the_core_within_bounds(subject: Subject) -> None:
     """The distribution requires quark-core from a lowest version on and below a next one: a major version may change protocols."""
     refuse_core(subject)
-    texts = [text for text in requirements_of(subject) if _name_of(text) == CORE]
+    texts = [text for text in requirements_of(subject) if name_in(text) == CORE]
     try:
         own = [requirement for requirement in map(Requirement, texts) if not _is_extra(requirement)]
     except InvalidRequirement as error:
@@ -82,13 +82,6 @@ def requires_the_core_within_bounds(subject: Subject) -> None:
 def _is_extra(requirement: Requirement) -> bool:
     """Return whether a requirement is one of an extra, or of another system."""
     return requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})
-
-
-def _name_of(requirement: str) -> str:
-    """Return the name at the beginning of a requirement, which may be malformed."""
-    for end in " ;[<>=!~(@":
-        requirement = requirement.partition(end)[0]
-    return normalized(requirement)
 
 
 @check("distribution")
