@@ -166,8 +166,8 @@ def form(request: pytest.FixtureRequest) -> Form:
     return FORMS[request.param]
 
 
-@pytest.fixture
-def source(form: Form, tmp_path: Path) -> Path:
+def made(form: Form, tmp_path: Path) -> Path:
+    """The quantized checkpoint."""
     form.model().save_pretrained(tmp_path / "float")
     tensors: dict[str, Tensor] = {}
     for name, tensor in load_file(tmp_path / "float/model.safetensors").items():
@@ -177,6 +177,11 @@ def source(form: Form, tmp_path: Path) -> Path:
     config = json.loads((tmp_path / "float/config.json").read_text())
     (tmp_path / "source/config.json").write_text(json.dumps(config | {"quantization_config": form.block}))
     return tmp_path / "source"
+
+
+@pytest.fixture
+def source(form: Form, tmp_path: Path) -> Path:
+    return made(form, tmp_path)
 
 
 def tiny_config(scheme: str) -> QConfig:
@@ -374,20 +379,23 @@ def test_a_transform_that_would_change_them_is_refused_before_any_work(form: For
 
 
 def test_what_has_no_exact_expression_is_dequantized_and_the_plan_says_so(tmp_path: Path) -> None:
-    """Scales of inputs that are powers of two: the layout's reader does not know them."""
-    form = attrs.evolve(FORMS["DeepSeek"], block=DEEPSEEK | {"scale_fmt": "ue8m0"})
-    model = form.model()
-    model.save_pretrained(tmp_path / "float")
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in load_file(tmp_path / "float/model.safetensors").items():
-        tensors |= form.code(name, tensor)
-    save_file({name: t.contiguous() for name, t in tensors.items()}, tmp_path / "float/model.safetensors", {"format": "pt"})
-    config = json.loads((tmp_path / "float/config.json").read_text())
-    (tmp_path / "float/config.json").write_text(json.dumps(config | {"quantization_config": form.block}))
-    planned = plan(tmp_path / "float", form.config(), probing=False)
+    """FP8 with a method whose inputs are quantized by a bound that no spec has."""
+    form = attrs.evolve(FORMS["DeepSeek"], block={"quant_method": "fbgemm_fp8"})
+    planned = plan(made(form, tmp_path), form.config(), probing=False)
     assert planned.plan is not None
     assert not planned.plan.kept
     assert any("10 layer(s) come quantized and are written dequantized" in warning for warning in planned.plan.warnings)
+
+
+def test_inputs_of_deepseek_v3_1_have_powers_of_two_as_scales(tmp_path: Path) -> None:
+    form = attrs.evolve(FORMS["DeepSeek"], block=DEEPSEEK | {"scale_fmt": "ue8m0"})
+    planned = quantize_checkpoint(made(form, tmp_path), tmp_path / "out", form.config(), batches())
+    assert len(planned.kept) == form.kept
+    model: Any = import_model_from_safetensors(None, tmp_path / "out", device="cpu")
+    x = torch.randn(3, 128, generator=torch.Generator().manual_seed(0))
+    scale = torch.exp2((x.abs().amax(1, keepdim=True) / 448).log2().ceil())
+    expected = (x / scale).to(torch.float8_e4m3fn).float() * scale
+    assert torch.equal(model.get_submodule(planned.kept[0]).input_quantizer(x), expected)
 
 
 def test_fp8_modules_in_memory_are_a_source_too(tmp_path: Path) -> None:
