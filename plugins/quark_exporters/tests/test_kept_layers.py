@@ -457,3 +457,18 @@ def test_the_script_and_the_method_of_amd_quark_have_their_switches(keeps: bool,
     config = attrs.evolve(tiny_config("ptpc_fp8"), exclude=["*self_attn*", "lm_head"], keep_prequantized_layers=False)
     ModelQuantizer(config).direct_quantize_checkpoint(tmp_path / "source", tmp_path / "method", keeps)
     assert codes_of_attention(tmp_path / "method") == keeps
+
+
+@pytest.mark.parametrize("post_rope", [True, False])
+def test_their_outputs_may_enter_a_quantized_cache(post_rope: bool, tmp_path: Path) -> None:
+    quantize_checkpoint(tiny_model_dir(), tmp_path / "source", tiny_config("int4_wo_32"), exporter="compressed_tensors")
+    config = LLMTemplate.get("llama").get_config("ptpc_fp8", kv_cache_scheme="fp8", kv_cache_post_rope=post_rope)
+    config.exclude = ["*self_attn*", "lm_head"]
+    planned = quantize_checkpoint(tmp_path / "source", tmp_path / "out", config, batches())
+    assert "model.layers.0.self_attn.k_proj" in planned.kept
+    model: Any = import_model_from_safetensors(None, tmp_path / "out", device="cpu")
+    assert [sorted(row.states) for row in model.quark_plan.attentions] == [sorted(row.states) for row in planned.attentions]
+    stored, result = load_file(tmp_path / "source/model.safetensors"), load_file(tmp_path / "out/model.safetensors")
+    for name, (codes, scale) in stored_codes(stored).items():
+        if name in planned.kept:
+            assert all(torch.equal(*pair) for pair in zip(written_codes(result, name), (codes, scale), strict=True)), name
