@@ -31,6 +31,7 @@ from quark.planning.mixtures import separate_experts
 from quark.planning.plan import QuantPlan
 from quark.runs import from_disk, quantize_checkpoint
 from quark.runs.planned_run import plan
+from quark.scripts.quantize_quark import main
 from quark.testing.interrupted_runs import interrupted_behind
 from quark.testing.small_models import batches
 from quark.testing.threads import in_threads
@@ -166,8 +167,8 @@ def form(request: pytest.FixtureRequest) -> Form:
     return FORMS[request.param]
 
 
-@pytest.fixture
-def source(form: Form, tmp_path: Path) -> Path:
+def made(form: Form, tmp_path: Path) -> Path:
+    """The quantized checkpoint."""
     form.model().save_pretrained(tmp_path / "float")
     tensors: dict[str, Tensor] = {}
     for name, tensor in load_file(tmp_path / "float/model.safetensors").items():
@@ -177,6 +178,11 @@ def source(form: Form, tmp_path: Path) -> Path:
     config = json.loads((tmp_path / "float/config.json").read_text())
     (tmp_path / "source/config.json").write_text(json.dumps(config | {"quantization_config": form.block}))
     return tmp_path / "source"
+
+
+@pytest.fixture
+def source(form: Form, tmp_path: Path) -> Path:
+    return made(form, tmp_path)
 
 
 def tiny_config(scheme: str) -> QConfig:
@@ -374,20 +380,23 @@ def test_a_transform_that_would_change_them_is_refused_before_any_work(form: For
 
 
 def test_what_has_no_exact_expression_is_dequantized_and_the_plan_says_so(tmp_path: Path) -> None:
-    """Scales of inputs that are powers of two: the layout's reader does not know them."""
-    form = attrs.evolve(FORMS["DeepSeek"], block=DEEPSEEK | {"scale_fmt": "ue8m0"})
-    model = form.model()
-    model.save_pretrained(tmp_path / "float")
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in load_file(tmp_path / "float/model.safetensors").items():
-        tensors |= form.code(name, tensor)
-    save_file({name: t.contiguous() for name, t in tensors.items()}, tmp_path / "float/model.safetensors", {"format": "pt"})
-    config = json.loads((tmp_path / "float/config.json").read_text())
-    (tmp_path / "float/config.json").write_text(json.dumps(config | {"quantization_config": form.block}))
-    planned = plan(tmp_path / "float", form.config(), probing=False)
+    """FP8 with a method whose inputs are quantized by a bound that no spec has."""
+    form = attrs.evolve(FORMS["DeepSeek"], block={"quant_method": "fbgemm_fp8"})
+    planned = plan(made(form, tmp_path), form.config(), probing=False)
     assert planned.plan is not None
     assert not planned.plan.kept
     assert any("10 layer(s) come quantized and are written dequantized" in warning for warning in planned.plan.warnings)
+
+
+def test_inputs_of_deepseek_v3_1_have_powers_of_two_as_scales(tmp_path: Path) -> None:
+    form = attrs.evolve(FORMS["DeepSeek"], block=DEEPSEEK | {"scale_fmt": "ue8m0"})
+    planned = quantize_checkpoint(made(form, tmp_path), tmp_path / "out", form.config(), batches())
+    assert len(planned.kept) == form.kept
+    model: Any = import_model_from_safetensors(None, tmp_path / "out", device="cpu")
+    x = torch.randn(3, 128, generator=torch.Generator().manual_seed(0))
+    scale = torch.exp2((x.abs().amax(1, keepdim=True) / 448).log2().ceil())
+    expected = (x / scale).to(torch.float8_e4m3fn).float() * scale
+    assert torch.equal(model.get_submodule(planned.kept[0]).input_quantizer(x), expected)
 
 
 def test_fp8_modules_in_memory_are_a_source_too(tmp_path: Path) -> None:
@@ -432,3 +441,34 @@ def test_compressed_tensors_that_transformers_has_loaded_are_a_source_too(tmp_pa
     expected, result = (load_file(tmp_path / name / "model.safetensors") for name in ("expected", "out"))
     assert expected.keys() == result.keys()
     assert all(torch.equal(tensor.view(torch.uint8), result[name].view(torch.uint8)) for name, tensor in expected.items())
+
+
+def codes_of_attention(directory: Path) -> bool:
+    return "model.layers.0.self_attn.q_proj.weight_scale" in load_file(directory / "model.safetensors")
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_the_script_and_the_method_of_amd_quark_have_their_switches(keeps: bool, tmp_path: Path) -> None:
+    quantize_checkpoint(tiny_model_dir(), tmp_path / "source", tiny_config("int4_wo_32"), exporter="compressed_tensors")
+    flags = ["--model_dir", str(tmp_path / "source"), "--output_dir", str(tmp_path / "script"), "--quant_scheme", "ptpc_fp8"]
+    flags += ["--file2file_quantization", "--skip_evaluation", "--exclude_layers", "*self_attn*", "lm_head"]
+    main(flags if keeps else [*flags, "--no_keep_prequantized_layers"])
+    assert codes_of_attention(tmp_path / "script") == keeps
+    config = attrs.evolve(tiny_config("ptpc_fp8"), exclude=["*self_attn*", "lm_head"], keep_prequantized_layers=False)
+    ModelQuantizer(config).direct_quantize_checkpoint(tmp_path / "source", tmp_path / "method", keeps)
+    assert codes_of_attention(tmp_path / "method") == keeps
+
+
+@pytest.mark.parametrize("post_rope", [True, False])
+def test_their_outputs_may_enter_a_quantized_cache(post_rope: bool, tmp_path: Path) -> None:
+    quantize_checkpoint(tiny_model_dir(), tmp_path / "source", tiny_config("int4_wo_32"), exporter="compressed_tensors")
+    config = LLMTemplate.get("llama").get_config("ptpc_fp8", kv_cache_scheme="fp8", kv_cache_post_rope=post_rope)
+    config.exclude = ["*self_attn*", "lm_head"]
+    planned = quantize_checkpoint(tmp_path / "source", tmp_path / "out", config, batches())
+    assert "model.layers.0.self_attn.k_proj" in planned.kept
+    model: Any = import_model_from_safetensors(None, tmp_path / "out", device="cpu")
+    assert [sorted(row.states) for row in model.quark_plan.attentions] == [sorted(row.states) for row in planned.attentions]
+    stored, result = load_file(tmp_path / "source/model.safetensors"), load_file(tmp_path / "out/model.safetensors")
+    for name, (codes, scale) in stored_codes(stored).items():
+        if name in planned.kept:
+            assert all(torch.equal(*pair) for pair in zip(written_codes(result, name), (codes, scale), strict=True)), name

@@ -29,7 +29,7 @@ def block_size(block: Mapping[str, Any]) -> tuple[int, int] | None:
 def layer_config(block: Mapping[str, Any]) -> QLayerConfig:
     """Return how a layer with codes is quantized. Raises UnsupportedError where readers of the layout differ, or none reads it."""
     method, scheme, size = block.get("quant_method"), block.get("activation_scheme", "dynamic"), block_size(block)
-    if method != "fp8" or block.get("scale_fmt") not in (None, "float") or scheme not in ("static", "dynamic"):
+    if method != "fp8" or block.get("scale_fmt") not in (None, "float", "ue8m0") or scheme not in ("static", "dynamic"):
         raise UnsupportedError(
             f"this checkpoint is of the quant_method {method!r} with activation_scheme={scheme!r}, scale_fmt={block.get('scale_fmt')!r}: "
             "it is read as a source only"
@@ -41,10 +41,12 @@ def layer_config(block: Mapping[str, Any]) -> QLayerConfig:
         return QLayerConfig(weight=weight, input_tensors=_spec("per_tensor"))
     inputs = _spec("per_channel", ch_axis=1, is_dynamic=True)
     if size is not None:
-        inputs = _spec("per_group", ch_axis=-1, group_size=size[1], is_dynamic=True)
+        inputs = _spec("per_group", ch_axis=-1, group_size=size[1], is_dynamic=True, **_UE8M0 if block.get("scale_fmt") == "ue8m0" else {})
     return QLayerConfig(weight=weight, input_tensors=inputs)
 
 
+_UE8M0: dict[str, Any] = {"scale_format": "e8m0", "scale_calculation_mode": "rceil", "observer_cls": "PerBlockMXObserver"}
+"""Of inputs of DeepSeek-V3.1: scales are rounded up to powers of two. Those of its weights are such numbers in float32."""
 _OBSERVERS = {
     "per_tensor": "PerTensorMinMaxObserver",
     "per_channel": "PerChannelMinMaxObserver",
