@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from quark.config.architecture import Architecture
 from quark.errors import ConfigError, UnsupportedError
+from quark.modules.experts import SeparateExperts
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark_algos.rotation.fold import block, fuse_norms, outside, r1_of, untie, values
 from quark_algos.rotation.hadamard import Rotation
@@ -193,8 +194,7 @@ def test_fused_experts_are_refused() -> None:
         block(module, facts, r1_of(WIDTH, facts))
 
 
-def test_what_is_advised_for_fused_experts_is_true() -> None:
-    """Experts that stay float stay fused, and are refused; those that the configuration quantizes are taken apart by the run itself."""
+def test_fused_experts_are_taken_apart_by_the_run_also_where_they_stay_float() -> None:
     template = LLMTemplate.get("qwen3_moe")
     sizes = {
         "vocab_size": 64,
@@ -209,11 +209,11 @@ def test_what_is_advised_for_fused_experts_is_true() -> None:
     options = {"scheme": "int4_wo_32", "algorithm": "rotation"}
     excluding = template.get_config(**options, exclude_layers=["lm_head", "*.gate", "*experts*"])
     data = [torch.arange(16)[None]]
-    with pytest.raises(UnsupportedError, match="do not exclude them, or rotate nothing"):
-        ModelQuantizer(excluding).quantize_model(AutoModelForCausalLM.from_config(family).eval(), data)
-    ModelQuantizer(template.get_config(**options)).quantize_model(AutoModelForCausalLM.from_config(family).eval(), data)
-    excluding.algo_config = None
-    ModelQuantizer(excluding).quantize_model(AutoModelForCausalLM.from_config(family).eval(), data)
+    apart = []
+    for config in (excluding, template.get_config(**options), attrs.evolve(excluding, algo_config=None)):
+        model = ModelQuantizer(config).quantize_model(AutoModelForCausalLM.from_config(family).eval(), data)
+        apart.append(any(isinstance(module, SeparateExperts) for module in model.modules()))
+    assert apart == [True, True, False]
 
 
 def test_values_that_gates_multiply_are_left_alone() -> None:

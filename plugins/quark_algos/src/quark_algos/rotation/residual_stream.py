@@ -11,7 +11,6 @@ from torch import nn
 
 from quark.config.architecture import Architecture
 from quark.errors import UnsupportedError
-from quark.hf.expert_forms import expert_parts
 from quark_algos.mappings.mapping import readers_of_attention_norm, readers_of_mlp_norm, writers_of_attention, writers_of_mlp
 from quark_algos.mappings.resolve import submodule
 from quark_algos.rotation.config import RotationConfig
@@ -131,13 +130,10 @@ def see_single_experts(block: nn.Module, facts: Architecture, writers: Mapping[s
     if holder is None or not any(True for _ in _own_matrices(holder)):
         return
     if not any(name.startswith(f"{facts.experts}.") for name in writers):
-        parts = expert_parts(holder, facts.expert_form, facts.expert_inputs, facts.expert_output)
-        fix = (
-            "they are of a form that cannot be taken apart: rotate nothing"
-            if parts is None
-            else "they are taken apart where the configuration quantizes one of their layers: do not exclude them, or rotate nothing"
+        raise UnsupportedError(
+            f"a block of this {facts.model_type} cannot be rotated: its experts ({facts.experts}) are fused; they are of a form that "
+            "cannot be taken apart: rotate nothing"
         )
-        raise UnsupportedError(f"a block of this {facts.model_type} cannot be rotated: its experts ({facts.experts}) are fused; {fix}")
 
 
 def _own_matrices(module: nn.Module) -> Iterator[nn.Parameter]:
