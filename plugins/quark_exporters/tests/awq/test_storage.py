@@ -1,15 +1,19 @@
-"""`AwqStorage`: scales at the ends of their dtype."""
+"""`AwqStorage`: scales at the ends of their dtype, and layers that the layout cannot hold."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 
+import quark
+from quark.config.layer import QLayerConfig
 from quark.errors import UnsupportedError
+from quark.modules.coded_layer import CodedLayer
 from quark.quantizers import QParams
 from quark.testing.small_models import run_config
 from quark_exporters.awq.storage import SCALE_TYPES, AwqStorage
-from quark_exporters.layer_storage import CodedLayer
 
 ROWS, COLUMNS, GROUP = 8, 64, 32
 
@@ -38,3 +42,25 @@ def test_scales_above_the_dtypes_range_are_refused_with_a_wider_one() -> None:
     with pytest.raises(UnsupportedError, match=r"a scale is 7e\+04, which float16 cannot hold: export with the option scale_type=bfloat16"):
         stored(scales, "float16")
     assert torch.equal(stored(scales, "bfloat16").float(), scales.bfloat16().float())
+
+
+@pytest.mark.parametrize(
+    ("scheme", "reason"),
+    [
+        ("int4_wo_32", None),
+        ("uint4_wo_32", None),
+        ("fp8", "AWQ quantizes weights alone, and its input is quantized"),
+        ("mxfp4_weight_only", "AWQ holds int4 without and uint4 with zero points, and not"),
+        (None, "its weight is float"),
+    ],
+)
+def test_a_layer_that_it_does_not_hold_has_a_reason(scheme: str | None, reason: str | None) -> None:
+    config: Any = QLayerConfig() if scheme is None else quark.schemes().load_config(scheme)()
+    found = AwqStorage().why_not(config, (16, 64))
+    assert found is None if reason is None else str(found).startswith(reason)
+
+
+def test_output_channels_fill_words() -> None:
+    config = quark.schemes().load_config("int4_wo_32")()
+    assert AwqStorage().why_not(config, (12, 64)) == "AWQ packs 8 output channels into a word, and it has 12"
+    assert AwqStorage().why_not(config, (24, 64)) is None

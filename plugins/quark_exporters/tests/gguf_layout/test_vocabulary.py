@@ -106,3 +106,16 @@ def test_other_kinds_and_more_tokens_than_rows_are_refused(tmp_path: Path) -> No
         written(tokenizer(type="Unigram"), tmp_path)
     with pytest.raises(UnsupportedError, match="5 tokens, and the model's embedding 4 rows"):
         written(tokenizer(), tmp_path, size=4)
+
+
+def test_tokens_have_the_type_that_llama_cpp_treats_them_by() -> None:
+    gguf = pytest.importorskip("gguf")
+    from quark_exporters.gguf_layout.vocabulary import _tokens
+
+    vocabulary = {"a": 0, "<0x0A>": 1, "<0x": 2, "<0x0A>b": 3, "abcdef": 4}
+    added = [{"id": 5, "content": "<s>", "special": True}, {"id": 6, "content": "<tool>", "special": False}]
+    texts, types = _tokens({"model": {"vocab": vocabulary}, "added_tokens": added}, 8)
+    assert texts == [*vocabulary, "<s>", "<tool>", "[PAD7]"]
+    kind = gguf.TokenType
+    plain = int(kind.NORMAL)
+    assert types == [plain, int(kind.BYTE), plain, plain, plain, int(kind.CONTROL), int(kind.USER_DEFINED), int(kind.UNUSED)]
