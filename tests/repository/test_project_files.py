@@ -31,7 +31,7 @@ def targets_run(workflow: dict[Any, Any]) -> set[str]:
         values = [entry["versions"] for entry in job.get("strategy", {}).get("matrix", {}).get("include", [])]
         for step in job["steps"]:
             for word in re.findall(r"make (.*)", step.get("run", "")):
-                found |= set(values) if "matrix.versions" in word else set(word.split())
+                found |= set(values) if "matrix.versions" in word else {target for target in word.split() if "=" not in target}
     return found
 
 

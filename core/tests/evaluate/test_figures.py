@@ -103,8 +103,9 @@ def test_a_constant_added_to_all_logits_changes_nothing(seed: int, shift: float)
 def test_how_sequences_are_batched_changes_nothing(seed: int, size: int):
     ids = tokens(seed, 6, 5)
     whole, parts = (compare(table(1), table(2), batches) for batches in ([ids], ids.split(size)))
-    assert parts.p99_kl == whole.p99_kl
-    assert parts.mean_kl == pytest.approx(whole.mean_kl, rel=1e-14)
+    last_bits = 2 * VOCABULARY * torch.finfo(torch.float32).eps  # logarithms of two sums over the vocabulary, in float32
+    assert parts.p99_kl == pytest.approx(whole.p99_kl, rel=last_bits)
+    assert parts.mean_kl == pytest.approx(whole.mean_kl, rel=last_bits)
 
 
 def test_logits_are_worked_on_in_chunks_to_the_same_figures(monkeypatch: pytest.MonkeyPatch):
