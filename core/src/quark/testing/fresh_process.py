@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
 
@@ -53,7 +54,7 @@ def in_fresh_process(work: Callable[..., T], *arguments: Any) -> T:
     context.set_forkserver_preload(list(_PRELOADED))
     with ProcessPoolExecutor(1, mp_context=context) as process:
         with _without_main():
-            result = process.submit(_work, sources, job)
+            result = process.submit(_work, _places(), sources, job)
         answer: T = result.result(_TIMEOUT)
         return answer
 
@@ -92,9 +93,16 @@ def _added(plugins: Catalog) -> list[tuple[Source, list[Record]]]:
     return list(by_source.items())
 
 
-def _work(sources: Sequence[Source], job: bytes) -> Any:
+def _places() -> list[str]:
+    """Return the directories in which packages are that this process has imported; it may look there no longer."""
+    packages = [module for name, module in list(sys.modules.items()) if "." not in name]
+    return sorted({str(Path(place).parent) for module in packages for place in getattr(module, "__path__", ())})
+
+
+def _work(places: Sequence[str], sources: Sequence[Source], job: bytes) -> Any:
     from quark.testing.quiet import quietly
 
+    sys.path += [place for place in places if place not in sys.path]
     entry_points = [importlib_metadata.EntryPoint(source.entry_point, source.module, GROUP) for source in sources]
     plugins = Catalog(Candidate(source, point) for source, point in zip(sources, entry_points, strict=True))
     added, work, arguments = pickle.loads(job)
