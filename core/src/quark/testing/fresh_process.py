@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
 
@@ -46,15 +47,16 @@ def in_fresh_process(work: Callable[..., T], *arguments: Any) -> T:
     """
     sources = tuple(source for source in catalog().sources() if source.module)
     try:
-        added = _pickled(_added(catalog()))
+        job = _pickled((_added(catalog()), work, arguments))
     except Exception as error:  # a plugin's objects are anybody's
         raise NotApplicableError(f"a plugin of the running program cannot be taken to another process ({error})") from None
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_PRELOADED))
     with ProcessPoolExecutor(1, mp_context=context) as process:
         with _without_main():
-            result = process.submit(_work, sources, added, work, arguments)
-        return result.result(_TIMEOUT)
+            result = process.submit(_work, _places(), sources, job)
+        answer: T = result.result(_TIMEOUT)
+        return answer
 
 
 def _pickled(value: object) -> bytes:
@@ -91,12 +93,20 @@ def _added(plugins: Catalog) -> list[tuple[Source, list[Record]]]:
     return list(by_source.items())
 
 
-def _work(sources: Sequence[Source], added: bytes, work: Callable[..., T], arguments: Sequence[Any]) -> T:
+def _places() -> list[str]:
+    """Return the directories in which packages are that this process has imported; it may look there no longer."""
+    packages = [module for name, module in list(sys.modules.items()) if "." not in name]
+    return sorted({str(Path(place).parent) for module in packages for place in getattr(module, "__path__", ())})
+
+
+def _work(places: Sequence[str], sources: Sequence[Source], job: bytes) -> Any:
     from quark.testing.quiet import quietly
 
+    sys.path += [place for place in places if place not in sys.path]
     entry_points = [importlib_metadata.EntryPoint(source.entry_point, source.module, GROUP) for source in sources]
     plugins = Catalog(Candidate(source, point) for source, point in zip(sources, entry_points, strict=True))
-    for source, records in pickle.loads(added):
+    added, work, arguments = pickle.loads(job)
+    for source, records in added:
         plugins.add(_plugin_of(records), source)
     with using(plugins), quietly():
         return work(*arguments)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +17,7 @@ from quark.errors import QuarkError
 from quark.plugins import formats, schemes, templates
 from quark.quantizers import quantizer_for
 from quark.runs import ModelQuantizer
+from quark.templates import LLMTemplate
 from quark.testing.check import NotApplicableError
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "scheme_with_inputs",
     "small_family",
     "small_model",
+    "with_cache",
 ]
 
 VOCABULARY, HIDDEN, INTERMEDIATE, BLOCKS, HEADS, KV_HEADS = 96, 64, 128, 2, 4, 2
@@ -168,6 +171,16 @@ def run_config(scheme: str | QLayerConfig, *algorithms: AlgoConfig, exclude: tup
     layer = schemes().load_config(scheme)() if isinstance(scheme, str) else scheme
     head = small_family().exclude_layers_name
     return QConfig(global_quant_config=layer, exclude=[*head, *exclude], algo_config=list(algorithms) or None)
+
+
+def with_cache(config: QConfig) -> QConfig:
+    """Return a configuration in which keys and values are quantized too, as attention gets them, where a scheme offers that."""
+    name = next((record.name for record in schemes() if record.kv_cache is not None), None)
+    if name is None:
+        return config
+    cached = LLMTemplate.get(small_family().model_type).get_config(name, kv_cache_scheme=name)
+    cache = {"kv_cache_quant_config": cached.kv_cache_quant_config, "kv_cache_group": cached.kv_cache_group}
+    return attrs.evolve(config, **cache, kv_cache_post_rope=True)
 
 
 def quantized(config: QConfig, dtype: torch.dtype = torch.float32, data: list[Tensor] | None = None, *, is_fused: bool = False) -> Any:

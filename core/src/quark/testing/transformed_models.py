@@ -12,14 +12,11 @@ from torch import Tensor, nn
 from quark.algorithms import Metrics, RoundingTask, Statistic
 from quark.calibration.report import CalibrationReport
 from quark.config.algorithm import AlgoConfig
-from quark.config.layer import QLayerConfig, levels
-from quark.config.model import QConfig
-from quark.plugins import schemes
+from quark.config.layer import QLayerConfig
 from quark.runs.quantize_block import quantize_blocks, start_transforms
 from quark.runs.run import plan_run
-from quark.templates import LLMTemplate
 from quark.testing.float64 import InFloat64
-from quark.testing.small_models import batches, run_config, small_family, small_model
+from quark.testing.small_models import batches, run_config, small_model
 
 __all__ = ["TransformedModel", "distance", "float64_logits", "named_parts", "transformed"]
 
@@ -87,7 +84,7 @@ class _Discard:
 
 
 def transformed(
-    scheme: str | QLayerConfig, *settings: AlgoConfig, exclude: tuple[str, ...] = (), is_fused: bool = False, has_cache: bool = False
+    scheme: str | QLayerConfig, *settings: AlgoConfig, exclude: tuple[str, ...] = (), is_fused: bool = False
 ) -> TransformedModel:
     """Return the small model as the transforms of these settings leave it on the way to a scheme.
 
@@ -98,31 +95,13 @@ def transformed(
         *settings: Of the transforms.
         exclude: Patterns of layers that stay float.
         is_fused: Whether to take the model with fused projections.
-        has_cache: Whether keys and values are quantized too.
     """
     model = _with_biases(is_fused)
     data = batches()
-    config = run_config(scheme, *settings, exclude=exclude)
-    run = plan_run(model, _with_cache(config) if has_cache else config).with_data(model, data, torch.device("cpu"))
+    run = plan_run(model, run_config(scheme, *settings, exclude=exclude)).with_data(model, data, torch.device("cpu"))
     transforms = start_transforms(model, run.plan, run.algorithms.checked_transforms(run.plan.config))
     report = quantize_blocks(model, run.plan, run.data, _LeaveFloat(), _Discard(), transforms=transforms)
     return TransformedModel(model, _with_biases(is_fused), report, tuple(run.plan.config.algo_config or ()))
-
-
-def _with_cache(config: QConfig) -> QConfig:
-    """Return a configuration in which keys and values are quantized as attention gets them, where a scheme offers that.
-
-    Their scales are dynamic: of data that no forward sees there are no static ones.
-    """
-    name = next((record.name for record in schemes() if record.kv_cache is not None), None)
-    if name is None:
-        return config
-    cached = LLMTemplate.get(small_family().model_type).get_config(name, kv_cache_scheme=name)
-    layers = {
-        pattern: attrs.evolve(layer, output_tensors=[level.set(is_dynamic=True) for level in levels(layer.output_tensors)])
-        for pattern, layer in cached.kv_cache_quant_config.items()
-    }
-    return attrs.evolve(config, kv_cache_quant_config=layers, kv_cache_group=cached.kv_cache_group, kv_cache_post_rope=True)
 
 
 def _with_biases(is_fused: bool) -> nn.Module:

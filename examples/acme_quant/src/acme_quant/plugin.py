@@ -51,5 +51,6 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
         kind="rounding",
         config="acme_quant.weighted_config:AcmeWeightedConfig",
         processor="acme_quant.weighted:AcmeWeighted",
+        capabilities={"calibration"},
         summary="scales searched by the mean square of each input channel, then round-to-nearest",
     )

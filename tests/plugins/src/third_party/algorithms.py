@@ -16,6 +16,7 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
         kind="rounding",
         config="third_party.settings:ClippedNearestConfig",
         processor="third_party.clipped_nearest:ClippedNearest",
+        capabilities={"calibration"},
     )
     yield AlgorithmRecord(
         name="counted_nearest",

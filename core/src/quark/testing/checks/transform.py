@@ -21,7 +21,7 @@ from quark.testing.check import NotApplicableError, check, require
 from quark.testing.option_effects import digest
 from quark.testing.random_states import random_states_kept
 from quark.testing.settings_checks import processor_of, settings_of
-from quark.testing.small_models import quantized, run_config
+from quark.testing.small_models import logits, quantized, run_config, with_cache
 from quark.testing.subject import Subject
 from quark.testing.transformed_models import distance, float64_logits, named_parts, transformed
 from quark.testing.whole_runs import (
@@ -85,9 +85,12 @@ def heeds_its_options(subject: Subject) -> None:
     """Another value of each option changes what it leaves of the small model, is refused, or is declared to change cost alone."""
 
     def results(settings: AlgoConfig) -> Iterator[str]:
-        for scheme, has_cache in ((schemes()[0], False), (schemes()[-1], False), (schemes()[0], True)):
-            model = transformed(scheme, settings, has_cache=has_cache).model
+        for scheme in schemes():
+            model = transformed(scheme, settings).model
             yield digest(named_parts(model), *model.state_dict().values())
+        config = run_config(schemes()[0], settings)
+        for each in (config, with_cache(config)):  # with validation, which may leave the transform out
+            yield digest(logits(quantized(each)))
 
     settings_checks.options_have_effects(subject, results)
 

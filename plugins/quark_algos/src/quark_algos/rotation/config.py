@@ -102,7 +102,7 @@ class RotationConfig(AlgoConfig):
     online_r1_rotation: bool | None = None
     online_config: OnlineRotationConfig | None = attrs.field(default=None, converter=_online)
     trainable: bool = False
-    train_smooth: bool | None = None
+    train_smooth: Annotated[bool | None, OptionNote(examples=(True,))] = None
     smooth_positions: list[str] | None = attrs.field(default=None, metadata=UNUSED)
     preset: str = attrs.field(default="best", validator=validators.in_(PRESETS), metadata=OWN)
     random: bool | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
