@@ -83,7 +83,7 @@ class RefusesWithoutNumbers(Ragged):
         (Ragged(48), None),
         (RefusesIt(48), None),
         (LosesTheTail(48), "changes a column by 1;"),
-        (CannotRestore(48), "cannot be rounded and packed there: RuntimeError"),
+        (CannotRestore(48), "raised RuntimeError"),
         (RefusesWithoutNumbers(48), "without naming"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Granularity) else "",
