@@ -23,6 +23,7 @@ from quark.graph import GraphPlan, plan_graph, quantize_graph
 from quark.hf.quantized_model import QuantizedModel
 from quark.log import get_logger
 from quark.modules.coded_layer import CodedLayer
+from quark.planning.kept_layers import CodesOf
 from quark.planning.one_layer import as_model, put_back
 from quark.planning.plan import QuantPlan
 from quark.runs.block_probe import measured_block
@@ -106,7 +107,8 @@ class ModelQuantizer:
         """
         refuse_no_model(model)
         source = QuantizedModel.of(model)
-        whole, codes_of = (as_model(model), {}) if source is None else (source.twin, source.codes_of)
+        whole = as_model(model) if source is None else source.twin
+        codes_of: CodesOf = {} if source is None else source.codes_of
         in_memory = not any(p.is_meta for p in model.parameters())
         device = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
         twin = copy.deepcopy(whole, {id(p): nn.Parameter(p.detach().to("meta"), requires_grad=False) for p in whole.parameters()})
