@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import quark
 from quark.algorithms import CrossMoment, Hessian, RoundingTask, Statistic
 from quark.algorithms.rounding import HeldOut
 from quark.modules import quantized_class
-from quark.torch import LLMTemplate
 from quark_algos.gptq.config import GPTAQConfig
 from quark_algos.gptq.correction import share_for
 from quark_algos.gptq.rounding import ColumnRounding
@@ -31,7 +31,7 @@ def tokens(count: int, seed: int, error: float) -> tuple[Tensor, Tensor]:
 
 def rounded(settings: Any, held_out: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Round a layer; returns its float weight, its rounded one and its metrics."""
-    config = LLMTemplate.get("llama").get_config("int4_wo_32").global_quant_config
+    config = quark.schemes().load_config("int4_wo_32")()
     torch.manual_seed(1)
     linear = nn.Linear(COLUMNS, ROWS, bias=False)
     layer = quantized_class(linear).from_float(linear, config)
