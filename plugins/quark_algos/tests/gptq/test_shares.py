@@ -58,7 +58,7 @@ def test_a_correction_is_as_strong_as_held_out_tokens_want_it(error: float, leas
 
 
 def test_the_strength_minimizes_the_error_of_the_float_models_outputs() -> None:
-    """By hand: W x = (4 − 1) of the reference, W x̃ = (1 − 2), and a full step changes what the layer gives by 1 + 2 = 3."""
+    """By hand: W (x − x̃) = 3 + 1 is missing, and a full step gives 1 + 2 of it."""
     wt, step = torch.tensor([[1.0], [-1.0]]), torch.tensor([[1.0], [1.0]])
     x, reference = torch.tensor([[1.0, 2.0]]), torch.tensor([[4.0, 1.0]])
     assert share_for(wt, step, x, reference, 9.0) == pytest.approx(4 / 3)
