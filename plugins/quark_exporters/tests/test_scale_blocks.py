@@ -65,3 +65,10 @@ def test_scales_in_bytes_are_powers_of_two() -> None:
     scale = torch.tensor([[0], [127], [130], [254]], dtype=torch.uint8)
     values = ScaleBlocks.of("w", (4, 2), (4, 1)).values(torch.ones(4, 2, dtype=torch.int8), scale, None, torch.float32)
     assert values[:, 0].tolist() == [2.0**-127, 1.0, 8.0, 2.0**127]
+
+
+def test_scales_in_bytes_are_powers_of_two_and_the_largest_byte_is_no_number() -> None:
+    blocks = ScaleBlocks.of("w", (3, 2), (3, 1))
+    values = blocks.values(torch.ones(3, 2), torch.tensor([[127], [126], [255]], dtype=torch.uint8), None, torch.float32)
+    assert values[:2].tolist() == [[1.0, 1.0], [0.5, 0.5]]
+    assert bool(values[2].isnan().all())

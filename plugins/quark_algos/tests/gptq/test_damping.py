@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quark_algos.gptq.damping import PANEL, SingularError, factor
+from quark_algos.gptq.damping import PANEL, SingularError, damped, factor, shrunk
 
 
 def positive_definite(columns: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -31,3 +31,18 @@ def test_what_turns_out_to_be_indefinite_in_a_later_panel_is_damped_more_and_ref
     h[5, 4] = h[4, 5] = 1e9  # the factorisation begins at the last channel
     with pytest.raises(SingularError, match="indefinite"):
         factor(h, 1e-6)
+
+
+def test_a_dead_channel_gets_the_mean_of_the_living_and_costs_no_attempt() -> None:
+    h = torch.diag(torch.tensor([2.0, 0.0, 4.0]))
+    made = damped(h, 0.5)
+    assert made.h.diagonal().tolist() == [2 + 1.5, 3.0, 4 + 1.5]
+    assert made.dead.tolist() == [False, True, False]
+    assert factor(h, 0.01).damped.attempts == 1
+
+
+def test_shrinkage_draws_the_diagonal_to_the_mean_of_the_living_channels() -> None:
+    h = torch.tensor([[2.0, 0.0, 1.0], [0.0, 0.0, 0.0], [1.0, 0.0, 4.0]])
+    made = shrunk(h, (0.5, 0.5))
+    assert made.diagonal().tolist() == [2.5, 0.0, 3.5]
+    assert made[0, 2] == made[2, 0] == 0.5

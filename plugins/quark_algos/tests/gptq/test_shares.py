@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import quark
 from quark.algorithms import CrossMoment, Hessian, RoundingTask, Statistic
 from quark.algorithms.rounding import HeldOut
 from quark.modules import quantized_class
-from quark.torch import LLMTemplate
 from quark_algos.gptq.config import GPTAQConfig
 from quark_algos.gptq.correction import share_for
 from quark_algos.gptq.rounding import ColumnRounding
@@ -31,7 +31,7 @@ def tokens(count: int, seed: int, error: float) -> tuple[Tensor, Tensor]:
 
 def rounded(settings: Any, held_out: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Round a layer; returns its float weight, its rounded one and its metrics."""
-    config = LLMTemplate.get("llama").get_config("int4_wo_32").global_quant_config
+    config = quark.schemes().load_config("int4_wo_32")()
     torch.manual_seed(1)
     linear = nn.Linear(COLUMNS, ROWS, bias=False)
     layer = quantized_class(linear).from_float(linear, config)
@@ -58,7 +58,7 @@ def test_a_correction_is_as_strong_as_held_out_tokens_want_it(error: float, leas
 
 
 def test_the_strength_minimizes_the_error_of_the_float_models_outputs() -> None:
-    """By hand: W x = (4 − 1) of the reference, W x̃ = (1 − 2), and a full step changes what the layer gives by 1 + 2 = 3."""
+    """By hand: W (x − x̃) = 3 + 1 is missing, and a full step gives 1 + 2 of it."""
     wt, step = torch.tensor([[1.0], [-1.0]]), torch.tensor([[1.0], [1.0]])
     x, reference = torch.tensor([[1.0, 2.0]]), torch.tensor([[4.0, 1.0]])
     assert share_for(wt, step, x, reference, 9.0) == pytest.approx(4 / 3)

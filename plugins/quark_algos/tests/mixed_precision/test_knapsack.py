@@ -108,3 +108,8 @@ def test_a_hundred_groups_of_four_options_are_solved() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"smallest options take 12 together, and 11 are allowed"):
         smallest_loss([[1.0, 0.0], [1.0, 0.0]], [[5, 9], [7, 9]], 11)
+
+
+def test_options_that_fill_the_budget_to_the_last_byte_are_found() -> None:
+    """The best single step saves most for a byte, and leaves no room for the two that are better together."""
+    assert smallest_loss([[10.0, 0.0], [6.0, 0.0], [6.0, 0.0]], [[0, 3], [0, 2], [0, 2]], 4) == [0, 1, 1]

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import quark
 from quark.algorithms import RoundedBlock, Sample, StackedWeights
 from quark.modules import QuantizedLayer, quantized_class
-from quark.torch import LLMTemplate
 from quark_algos.tuning import block as tuned_block
 from quark_algos.tuning.block import AutoRound
 from quark_algos.tuning.config import AutoRoundConfig
@@ -86,7 +86,7 @@ def test_rates_fall_from_one_over_the_number_of_steps_to_zero(
 
 def offset_layer(**settings: Any) -> tuple[OffsetLayer, QuantizedLayer, Tensor]:
     """A layer in int4 with a scale for each group, rounded to nearest, and its float weight ``[N, K]``."""
-    config = LLMTemplate.get("llama").get_config("int4_wo_32").global_quant_config
+    config = quark.schemes().load_config("int4_wo_32")()
     linear = nn.Linear(COLUMNS, ROWS, bias=False)
     with torch.no_grad():
         linear.weight.copy_((torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(1)) * 0.3).clamp(-0.55, 0.55))

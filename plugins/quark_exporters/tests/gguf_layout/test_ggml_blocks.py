@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from quark.config.tensor import QTensorConfig
 from quark.errors import UnsupportedError
 from quark.quantizers import QParams, TensorQuantizer, quantizer_for
 from quark.torch import LLMTemplate
-from quark_exporters.gguf_layout.ggml_blocks import BlockType, block_type_for
+from quark_exporters.gguf_layout.ggml_blocks import Q8_0, BlockType, block_type_for
 
 gguf = pytest.importorskip("gguf", reason="the extra quark-exporters[gguf] is not installed")
 
@@ -105,3 +106,24 @@ def test_scales_that_are_no_powers_of_two_are_refused_as_mxfp4() -> None:
     codes = torch.ones(2, 32, dtype=torch.uint8)
     with pytest.raises(UnsupportedError, match="powers of two"):
         type_of("mxfp4_weight_only").packed(codes, QParams(torch.full((2, 1), 0.3)))
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e6])
+def test_scales_beyond_the_range_of_float16_are_refused_at_both_ends(scale: float) -> None:
+    with pytest.raises(UnsupportedError, match="GGML holds scales in float16, whose range these leave"):
+        Q8_0.packed(torch.ones(1, 32, dtype=torch.int8), QParams(torch.tensor(scale)))
+
+
+@pytest.mark.parametrize(("group", "wanted"), [(16, None), (48, None), (32, "Q4_0"), (96, "Q4_0")])
+def test_only_groups_of_whole_blocks_have_a_type(group: int, wanted: str | None) -> None:
+    spec = QTensorConfig(
+        dtype="int4",
+        qscheme="per_group",
+        ch_axis=-1,
+        group_size=group,
+        symmetric=True,
+        observer_cls="PerGroupMinMaxObserver",
+        is_dynamic=False,
+    )
+    found = block_type_for(quantizer_for(spec, activation=False), (4, 96))
+    assert (None if found is None else found.name) == wanted
