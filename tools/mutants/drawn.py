@@ -89,16 +89,28 @@ def packages_of(tree: Path) -> dict[str, list[str]]:
 
 def drawn(tree: Path, files: dict[str, list[str]], *, count: int, seed: int, known: set[tuple[str, ...]]) -> dict[str, list[Mutation]]:
     """Returns the changes of each package: its share of `count`, and `LEAST` where it has so many, without those that are `known`."""
-    pools: dict[str, list[Mutation]] = {}
     whole, numbers = skipped(HERE / "equivalent.toml")
+    marked = {file for file, *_ in known}
+
+    def is_drawn(mutation: Mutation) -> bool:
+        if mutation.file in numbers and re.fullmatch(r"[\d._]+", mutation.old):
+            return False
+        return mutation.file not in marked or key(tree, mutation) not in known
+
+    pools: dict[str, list[Mutation]] = {}
     for package, paths in files.items():
-        every = [
-            mutation for path in paths if path not in whole for mutation in mutations_of(path, (tree / path).read_text(encoding="utf-8"))
-        ]
-        every = [mutation for mutation in every if mutation.file not in numbers or not re.fullmatch(r"[\d._]+", mutation.old)]
-        pools[package] = one_of_each_line([mutation for mutation in every if key(tree, mutation) not in known], seed)
+        sources = {path: (tree / path).read_text(encoding="utf-8") for path in paths if path not in whole}
+        every = (mutation for path, source in sources.items() for mutation in mutations_of(path, source))
+        pools[package] = one_of_each_line(list(filter(is_drawn, every)), seed)
     lines = sum(map(len, pools.values()))
     return {package: pool[: max(LEAST, round(count * len(pool) / lines))] for package, pool in pools.items() if pool}
+
+
+def stale_marks(tree: Path, known: set[tuple[str, ...]]) -> list[str]:
+    """Returns the marks of changes that the code no longer allows, as file and line of code."""
+    files = {file for file, *_ in known if (tree / file).is_file()}
+    there = {key(tree, one) for file in files for one in mutations_of(file, (tree / file).read_text(encoding="utf-8"))}
+    return sorted(f"{file}: {old}" for file, function, old, new in known if (file, function, old, new) not in there)
 
 
 def key(tree: Path, mutation: Mutation) -> tuple[str, ...]:
@@ -310,6 +322,8 @@ def _run(options: argparse.Namespace, pristine: Path) -> int:
         raise ValueError(f"no package is named {sorted(unknown)[0]!r}; there are: {', '.join(files)}")
     marks = equivalent_changes(HERE / "equivalent.toml")
     mutations = drawn(pristine, files, count=options.count, seed=options.seed, known=set(marks))
+    for stale in stale_marks(pristine, set(marks)):
+        print(f"equivalent.toml names a change that there is no more: {stale}")
     if options.packages:
         mutations = {package: mutations[package] for package in options.packages}
     if options.again:

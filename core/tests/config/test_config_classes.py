@@ -198,3 +198,11 @@ def test_keys_that_a_later_version_may_add_to_the_export_block_are_taken() -> No
     config = JsonExporterConfig(pack_method="order", new_key=3)
     assert config.extra == {"new_key": 3}
     assert "new_key" not in config.to_dict()
+
+
+def test_as_many_patterns_as_are_read_are_read_and_names_in_full_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quark.config.model._MOST_PATTERNS", 2)
+    stored = QConfig(global_quant_config=QLayerConfig(), exclude=["a.*", "b.*", "c", "d"]).to_dict()
+    assert QConfig.from_dict(stored).exclude == ["a.*", "b.*", "c", "d"]
+    with pytest.raises(ConfigError, match="'exclude' has 3 patterns with wildcards, and at most 2 are read"):
+        QConfig.from_dict(stored | {"exclude": ["a.*", "b.*", "c.*"]})

@@ -48,3 +48,30 @@ def test_what_is_not_offered_says_what_to_use() -> None:
         rouge_eval(1, 2)
     with pytest.raises(UnsupportedError, match="task_eval does not take log_samples"):
         task_eval(tiny_model(), tiny_tokenizer(), tasks="a", log_samples=True)
+
+
+def test_the_arguments_of_tasks_are_handed_on_and_results_printed_and_returned(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from quark.contrib.llm_eval import evaluation
+    from quark.evaluate.tasks import TaskOptions, TaskResult
+
+    asked: list[TaskOptions] = []
+    results = {"piqa": TaskResult({"acc": 0.5, "other": 2.0}, {"acc": 0.25}, 4)}
+
+    def evaluated(model: object, tokenizer: object, options: TaskOptions) -> dict[str, TaskResult]:
+        asked.append(options)
+        return results
+
+    monkeypatch.setattr(evaluation, "evaluate_tasks", evaluated)
+    model, tokenizer = torch.nn.Identity(), object()
+    assert task_eval(model, tokenizer, tasks="piqa,boolq") is results
+    assert capsys.readouterr().out.splitlines() == ["[INFO] piqa, acc: 0.5000 ± 0.2500", "[INFO] piqa, other: 2.0000"]
+    task_eval(model, tokenizer, 64, "8", ["piqa"], 3, True)
+    task_eval(model, tokenizer, batch_size="auto")
+    assert asked == [
+        TaskOptions(tasks=["piqa", "boolq"], batch_size=1),
+        TaskOptions(tasks=["piqa"], num_fewshot=3, batch_size=8, max_batch_size=64, apply_chat_template=True),
+        TaskOptions(tasks=[], batch_size="auto"),
+    ]
+    assert asked[0].apply_chat_template is False

@@ -97,3 +97,13 @@ def test_a_third_party_brings_a_metric() -> None:
 def test_a_broken_metric_is_named_with_its_plugin(name: str) -> None:
     with pytest.raises(PluginError, match=f"{name}.*acme-quant"):
         likelihood(tiny_model(), [windows()], [name])
+
+
+def test_entropies_are_summed_in_double_precision_and_0_where_a_prediction_is_certain() -> None:
+    log_q = torch.log_softmax(torch.randn(3, 50, generator=torch.Generator().manual_seed(0)), dim=-1)
+    found = entropy(log_q, torch.zeros(3, dtype=torch.long))
+    assert found.dtype is torch.float64
+    expected = -(log_q.double().exp() * log_q.double()).sum(-1)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    certain = torch.tensor([[0.0, -torch.inf]])
+    assert entropy(certain, torch.zeros(1, dtype=torch.long)).tolist() == [0.0]

@@ -99,3 +99,19 @@ def test_a_scheme_whose_function_fails_is_named(function: str, complaint: str, t
             template.get_config("acme_fails")
     finally:
         schemes().unregister("acme_fails")
+
+
+def test_a_scheme_at_run_time_has_a_layer_configuration_and_no_options() -> None:
+    from types import SimpleNamespace
+
+    from quark.templates.schemes import scheme_config
+
+    collection = QuantizationSchemeCollection()
+    with pytest.raises(ConfigError, match="the scheme 'no_layer' has no QLayerConfig but 3"):
+        collection.register_scheme("no_layer", SimpleNamespace(config=3))  # type: ignore[arg-type]
+    collection.register_scheme("of_run_time", SimpleNamespace(config=QLayerConfig()))  # type: ignore[arg-type]
+    try:
+        with pytest.raises(ConfigError, match="'of_run_time' was registered at run time and has no options: leave scheme_options out"):
+            scheme_config("of_run_time", {"group_size": 32})
+    finally:
+        collection.unregister_scheme("of_run_time")
