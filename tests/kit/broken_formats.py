@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from typing import Any
 
@@ -88,18 +87,6 @@ class Counts(Plain):
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         self.calls += 1
         return super().round_(t.add_(0.3 * (self.calls % 2)), zero)
-
-
-class CountsForLong(Plain):
-    numbers = itertools.count()
-
-    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        return Plain.round_(self, t.add_(0.3 * (next(self.numbers) > 200)), zero)
-
-
-class Draws(Plain):
-    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        return super().round_(t.add_(0 * torch.rand(1)), zero)
 
 
 class Creeps(Plain):
