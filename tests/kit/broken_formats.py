@@ -89,22 +89,6 @@ class Counts(Plain):
         return super().round_(t.add_(0.3 * (self.calls % 2)), zero)
 
 
-class CountsForLong(Plain):
-    """Rounds otherwise after many calls."""
-
-    calls = 0
-
-    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        self.calls += 1
-        return super().round_(t.add_(0.3 * (self.calls > 200)), zero)
-
-
-class Draws(Plain):
-    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        torch.rand(1)
-        return super().round_(t, zero)
-
-
 class Creeps(Plain):
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         return super().round_(t.mul_(0.8), zero)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from quark.lazy import ObjectRef
 from quark.plugins import FormatRecord
@@ -14,6 +16,18 @@ from . import broken_formats, broken_quantizers
 from .mutant import Mutant
 
 __all__ = ["HEALTHY", "MUTANTS"]
+
+
+class CountsForLong(broken_formats.Plain):
+    numbers = itertools.count()
+
+    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
+        return broken_formats.Plain.round_(self, t.add_(0.3 * (next(self.numbers) > 200)), zero)
+
+
+class Draws(broken_formats.Plain):
+    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
+        return super().round_(t.add_(0 * torch.rand(1)), zero)
 
 
 def with_packing(packing: Packing) -> NumberFormat:
@@ -55,8 +69,8 @@ MUTANTS = (
     mutant("rounds_in_place", "rounds a copy", broken_formats.ReturnsAnother()),
     mutant("rounds_in_place", "returns nothing", broken_formats.ReturnsNone()),
     mutant("rounds_the_same_each_time", "counts its calls", broken_formats.Counts()),
-    mutant("rounds_the_same_each_time", "rounds otherwise after many calls", broken_formats.CountsForLong()),
-    mutant("rounds_the_same_each_time", "draws from the generator of everybody", broken_formats.Draws()),
+    mutant("rounds_the_same_each_time", "rounds otherwise after many calls", CountsForLong()),
+    mutant("rounds_the_same_each_time", "draws from the generator of everybody", Draws()),
     mutant("keeps_rounded_values", "shrinks what it rounds", broken_formats.Creeps()),
     mutant("rounds_to_the_nearest_value", "uses every other value", broken_formats.HalfTheValues()),
     mutant("rounds_to_the_nearest_value", "rounds a quarter too high", broken_formats.OffTheGrid()),

@@ -31,7 +31,7 @@ class Settings(AlgoConfig):
     """
 
     name: str = "mutant_rounding"
-    skip: Annotated[str, OptionNote(examples=("q_proj",))] = ""
+    skip: Annotated[str, OptionNote(examples=("layer_0",))] = ""
 
 
 class Plain:

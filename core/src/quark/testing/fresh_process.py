@@ -5,14 +5,12 @@ One server for the life of this process has torch and transformers imported, and
 
 from __future__ import annotations
 
-import copyreg
-import io
 import multiprocessing
-import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
@@ -47,29 +45,27 @@ def in_fresh_process(work: Callable[..., T], *arguments: Any) -> T:
     """
     sources = tuple(source for source in catalog().sources() if source.module)
     try:
-        job = _pickled((_added(catalog()), work, arguments))
+        added = ForkingPickler.dumps(_added(catalog()))
     except Exception as error:  # a plugin's objects are anybody's
         raise NotApplicableError(f"a plugin of the running program cannot be taken to another process ({error})") from None
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_PRELOADED))
-    with ProcessPoolExecutor(1, mp_context=context) as process:
+    with ProcessPoolExecutor(1, mp_context=context, initializer=sys.path.extend, initargs=(_places(),)) as process:
         with _without_main():
-            result = process.submit(_work, _places(), sources, job)
+            result = process.submit(_work, sources, bytes(added), work, arguments)
         answer: T = result.result(_TIMEOUT)
         return answer
 
 
-def _pickled(value: object) -> bytes:
-    """Return the pickle of a value in which there may be views of mappings, as records have them."""
-    buffer = io.BytesIO()
-    pickler = pickle.Pickler(buffer)
-    pickler.dispatch_table = {**copyreg.dispatch_table, MappingProxyType: lambda view: (_view_of, (dict(view),))}
-    pickler.dump(value)
-    return buffer.getvalue()
-
-
 def _view_of(mapping: dict[Any, Any]) -> Mapping[Any, Any]:
     return MappingProxyType(mapping)
+
+
+def _reduced(view: Any) -> tuple[Any, ...]:
+    return _view_of, (dict(view),)
+
+
+ForkingPickler.register(MappingProxyType, _reduced)
 
 
 @contextmanager
@@ -96,17 +92,16 @@ def _added(plugins: Catalog) -> list[tuple[Source, list[Record]]]:
 def _places() -> list[str]:
     """Return the directories in which packages are that this process has imported; it may look there no longer."""
     packages = [module for name, module in list(sys.modules.items()) if "." not in name]
-    return sorted({str(Path(place).parent) for module in packages for place in getattr(module, "__path__", ())})
+    places = {str(Path(place).parent) for module in packages for place in getattr(module, "__path__", ())}
+    return sorted(places.difference(sys.path))
 
 
-def _work(places: Sequence[str], sources: Sequence[Source], job: bytes) -> Any:
+def _work(sources: Sequence[Source], added: bytes, work: Callable[..., T], arguments: Sequence[Any]) -> T:
     from quark.testing.quiet import quietly
 
-    sys.path += [place for place in places if place not in sys.path]
     entry_points = [importlib_metadata.EntryPoint(source.entry_point, source.module, GROUP) for source in sources]
     plugins = Catalog(Candidate(source, point) for source, point in zip(sources, entry_points, strict=True))
-    added, work, arguments = pickle.loads(job)
-    for source, records in added:
+    for source, records in ForkingPickler.loads(added):
         plugins.add(_plugin_of(records), source)
     with using(plugins), quietly():
         return work(*arguments)

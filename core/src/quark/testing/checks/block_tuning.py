@@ -61,7 +61,7 @@ def describes_its_settings(subject: Subject) -> None:
     settings_checks.options_have_help(subject)
 
 
-@check("block_tuning", since=2)
+@check("block_tuning", level="advisory", since=2)
 def heeds_its_options(subject: Subject) -> None:
     """Another value of each option changes what it makes of the small model, is refused, or is declared to change cost alone."""
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import torch
 
-from quark.algorithms import RoundToNearest
+from quark.algorithms import RoundToNearest, ValidatedTransform, Validation
 from quark.calibration.plugin_checks import refuse_strange
 from quark.config.algorithm import AlgoConfig
 from quark.errors import ConfigError
@@ -84,13 +84,13 @@ def describes_its_settings(subject: Subject) -> None:
 def heeds_its_options(subject: Subject) -> None:
     """Another value of each option changes what it leaves of the small model, is refused, or is declared to change cost alone."""
 
-    def results(settings: AlgoConfig) -> Iterator[str]:
+    def results(settings: AlgoConfig) -> Iterator[object]:
         for scheme in schemes():
             model = transformed(scheme, settings).model
             yield digest(named_parts(model), *model.state_dict().values())
-        config = run_config(schemes()[0], settings)
-        for each in (config, with_cache(config)):  # with validation, which may leave the transform out
-            yield digest(logits(quantized(each)))
+        transform, worse = processor_of(subject, settings), Validation(1.0, 2.0, 0.1, 10, is_held_out=True)
+        yield isinstance(transform, ValidatedTransform) and transform.accepts(worse)
+        yield digest(logits(quantized(with_cache(run_config(schemes()[0], settings)))))
 
     settings_checks.options_have_effects(subject, results)
 

@@ -37,8 +37,6 @@ from quark.testing.weight_tasks import (
 )
 
 PARTS = ("runs",)
-NAMES = ("self_attn.q_proj", "mlp.experts.3.down_proj", "0", "a-name.of.no.layer")
-"""Names within a block, of layers that there may be."""
 _CALLS = 40
 MARGIN = 3
 """Standard errors of a difference, over the tokens of a test, that are taken for chance."""
@@ -119,7 +117,7 @@ def heeds_its_options(subject: Subject) -> None:
         for config in one_scheme_of_each_kind(subject).values():
             rounding, layers = settings_checks.processor_of(subject, settings), layers_of(config, count=1)
             rounded(rounding, layers, data, held_out)
-            yield digest([rounding.applies_to(name) for name in NAMES], *(layer.weight for layer in layers.values()))
+            yield digest([rounding.applies_to(name) for name in layers], *(layer.weight for layer in layers.values()))
 
     settings_checks.options_have_effects(subject, results)
 
@@ -128,7 +126,7 @@ def heeds_its_options(subject: Subject) -> None:
 def says_to_which_layers_it_applies(subject: Subject) -> None:
     """``applies_to`` answers True or False for any name, and the same each time."""
     rounding = _made(subject)
-    for name in NAMES:
+    for name in ("self_attn.q_proj", "mlp.experts.3.down_proj", "0", "a-name.of.no.layer"):
         answers = [rounding.applies_to(name) for _ in range(2)]
         require(all(isinstance(answer, bool) for answer in answers), f"answers {answers[0]!r} where True or False is wanted")
         require(answers[0] == answers[1], f"applies to '{name}' when it is asked first and not the second time, or the other way round")
