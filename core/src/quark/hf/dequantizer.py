@@ -45,6 +45,10 @@ class LayerCodes:
     read: Callable[[Mapping[str, Tensor]], CodedLayer]
 
 
+def _layers(values: Iterable[LayerCodes]) -> tuple[LayerCodes, ...]:
+    return tuple(values)
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class FloatTensor:
     """One float tensor that is computed from stored ones.
@@ -64,7 +68,7 @@ class FloatTensor:
     sources: tuple[str, ...] = attrs.field(converter=_names)
     make: Callable[[Mapping[str, Tensor], torch.dtype], Tensor]
     left_out: tuple[str, ...] = attrs.field(default=(), converter=_names)
-    layers: tuple[LayerCodes, ...] = attrs.field(default=(), converter=tuple)
+    layers: tuple[LayerCodes, ...] = attrs.field(default=(), converter=_layers)
 
 
 class Dequantizer(Protocol):

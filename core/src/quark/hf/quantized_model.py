@@ -102,7 +102,7 @@ class QuantizedModel:
 
 def _block(config: Any) -> Mapping[str, Any] | None:
     """Return the ``quantization_config`` of a model's config, as it is in a config.json."""
-    block = getattr(config, "quantization_config", None)
+    block: Any = getattr(config, "quantization_config", None)
     block = block.to_dict() if hasattr(block, "to_dict") else block
     plain: Any = json.loads(json.dumps(block, default=lambda value: getattr(value, "value", str(value))))
     return plain if isinstance(plain, dict) else None
