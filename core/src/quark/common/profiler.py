@@ -40,7 +40,8 @@ __all__ = [
     "profile_scope",
 ]
 
-_P, _R = ParamSpec("_P"), TypeVar("_R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 _MIB = 1 << 20
 
 
@@ -137,10 +138,10 @@ class CheckpointMetric(BaseMetric):
     """A metric of the beginning or the end of a step."""
 
 
-def _metric(base: type[BaseMetric], key: str, definition: str, value: Callable[[MetricContext], Any]) -> type[BaseMetric]:
+def _metric(base: Any, key: str, definition: str, value: Callable[[MetricContext], Any]) -> type[BaseMetric]:
     """Return the class of a metric."""
 
-    class Metric(base):  # type: ignore[misc, valid-type]  # one of the two above
+    class Metric(base):
         name = key
 
         def get_definition(self) -> str:
@@ -293,14 +294,17 @@ def _context(base: MetricContext) -> MetricContext:
     """Return what is to be measured now; where ``base`` has no memory yet, it is the beginning."""
     statm, io = _lines("/proc/self/statm"), dict(line.split(": ") for line in _lines("/proc/self/io"))
     memory = int(statm[0].split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm else 0
-    disk = {"current_disk_read_bytes": int(io.get("read_bytes", 0)), "current_disk_write_bytes": int(io.get("write_bytes", 0))}
+    disk: dict[str, Any] = {
+        "current_disk_read_bytes": int(io.get("read_bytes", 0)),
+        "current_disk_write_bytes": int(io.get("write_bytes", 0)),
+    }
     if not base.base_memory:
         disk |= {name.replace("current", "baseline"): value for name, value in disk.items()}
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     gpu: dict[str, Any] = {}
     if cuda is not None and cuda.is_available():
         gpu = {"gpu_available": True, "gpu_current_memory": cuda.memory_allocated(), "gpu_peak_memory": cuda.max_memory_allocated()}
-    own = {"current_time": time.time(), "current_memory": memory, "base_memory": base.base_memory or memory}
+    own: dict[str, Any] = {"current_time": time.time(), "current_memory": memory, "base_memory": base.base_memory or memory}
     return attrs.evolve(base, **own, **disk, **gpu, disk_io_available=bool(io))
 
 

@@ -10,7 +10,8 @@ from quark.log import get_logger
 
 __all__ = ["ScreenLogger", "log_errors"]
 
-_P, _R = ParamSpec("_P"), TypeVar("_R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 ScreenLogger = get_logger
 
 
