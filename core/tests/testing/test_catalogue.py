@@ -9,8 +9,8 @@ import pytest
 from quark.plugins import ObserverRecord
 from quark.plugins.catalog import catalog
 from quark.testing.catalogue import all_checks, can_be_checked, checks_of
-from quark.testing.check import Check, NotApplicableError
-from quark.testing.runner import run_check
+from quark.testing.check import Check, NotApplicableError, NotHereError
+from quark.testing.runner import is_conformant, run_check
 from quark.testing.subject import KINDS, Subject
 
 SUBJECT = Subject("observer", "o", "acme-quant", "1", ObserverRecord(name="o", class_name="O", observer="json:dumps"), catalog())
@@ -39,6 +39,13 @@ def test_nothing_applicable_is_a_failure_that_says_what_is_missing(checks: list[
 @pytest.mark.parametrize("order", [list, reversed])
 def test_one_that_is_applicable_is_enough(other: Check, order: Callable[[list[Check]], list[Check]]) -> None:
     assert run_check(SUBJECT, can_be_checked("observer", [*order([ABSENT, other])])).outcome == "passed"
+
+
+def test_what_cannot_be_looked_at_on_this_machine_is_no_failure_and_alone_not_conformant() -> None:
+    here = run_check(SUBJECT, can_be_checked("observer", [ABSENT, saying(NotHereError("its data are downloaded"))]))
+    assert (here.outcome, here.message) == ("not applicable", "nothing of it can be looked at on this machine: its data are downloaded")
+    assert not is_conformant([here])
+    assert is_conformant([here, run_check(SUBJECT, saying(None))])
 
 
 @pytest.mark.parametrize("kind", KINDS)

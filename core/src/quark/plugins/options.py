@@ -39,6 +39,10 @@ REQUIRED: Any = inspect.Parameter.empty
 _ENTRY = re.compile(r"(?P<names>\w+(?:, \w+)*): (?P<help>.*)")
 
 
+def _pairs(values: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
+    return tuple(dict(values).items())
+
+
 @attrs.frozen
 class OptionNote:
     """What an annotation says of an option beyond its type: for the check that no option is accepted and ignored.
@@ -50,7 +54,7 @@ class OptionNote:
     """
 
     examples: tuple[Any, ...] = ()
-    beside: tuple[tuple[str, Any], ...] = attrs.field(default=(), converter=lambda values: tuple(dict(values).items()))
+    beside: tuple[tuple[str, Any], ...] = attrs.field(default=(), converter=_pairs)
     is_cost_only: bool = False
 
 
@@ -100,8 +104,8 @@ def options_of(target: Callable[..., Any], without: Iterable[str] = ()) -> tuple
     """
     hints, helps, left_out = _hints(target), _helps(target), set(without)
     values: dict[str, tuple[Any, ...]] = {}
-    if attrs.has(target):  # type: ignore[arg-type]
-        fields: Any = [f for f in attrs.fields(target) if f.init and not (f.metadata.get("legacy") or f.metadata.get("unused"))]  # type: ignore[arg-type]
+    if isinstance(target, type) and attrs.has(target):
+        fields: Any = [f for f in attrs.fields(target) if f.init and not (f.metadata.get("legacy") or f.metadata.get("unused"))]
         arguments = [(f.name, _default(f), f.converter is not None) for f in fields]
         values = {f.name: _allowed(f.validator) for f in fields}
     else:
@@ -203,7 +207,7 @@ def _default(field: Any) -> Any:
 def _hints(target: Callable[..., Any], *, of_attributes: bool = False) -> dict[str, Any]:
     is_plain = isinstance(target, type) and not attrs.has(target) and not of_attributes
     try:
-        return typing.get_type_hints(target.__init__ if is_plain else target, include_extras=True)  # type: ignore[misc]
+        return typing.get_type_hints(target.__init__ if is_plain else target, include_extras=True)
     except Exception:  # an annotation may name what is imported for type checkers only
         return {}
 

@@ -147,7 +147,9 @@ def _data(args: argparse.Namespace, wanted_by: str) -> list[Any]:
 def _quantized(args: argparse.Namespace) -> nn.Module:
     """Return the model, quantized unless that is to be skipped."""
     config = None if args.skip_quantization else _config(meta_model(Path(args.model_dir)), args)
-    for name in args.model_export or () if config is not None else ():
+    for name in args.model_export or ():
+        if config is None:
+            break
         planned = plan(args.model_dir, config, exporter=exporter_named(name, args), options=_options(args), probing=False)
         if refusals := [refusal.message for refusal in planned.refusals if refusal.kind == UnsupportedError.__name__]:
             raise UnsupportedError(refusals[0])

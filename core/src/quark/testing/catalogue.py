@@ -7,7 +7,7 @@ from functools import cache
 from importlib import import_module
 from types import MappingProxyType
 
-from quark.testing.check import Check, CheckFailedError, NotApplicableError, check
+from quark.testing.check import Check, CheckFailedError, NotApplicableError, NotHereError, check
 from quark.testing.subject import KINDS, Subject
 
 __all__ = ["all_checks", "can_be_checked", "checks_of"]
@@ -33,16 +33,18 @@ def can_be_checked(kind: str, checks: Sequence[Check]) -> Check:
     @check(kind, since=2)
     def can_be_checked(subject: Subject) -> None:
         """At least one required check is applicable: nothing is conformant of which nothing was looked at."""
-        reasons: list[str] = []
+        reasons: list[NotApplicableError] = []
         for one in required:
             try:
                 one.run(subject)
             except NotApplicableError as error:
-                reasons.append(str(error))
+                reasons.append(error)
                 continue
             except (Exception, SystemExit):  # whether the plugin passes is that check's to say
                 return
             return
+        if elsewhere := next((reason for reason in reasons if isinstance(reason, NotHereError)), None):
+            raise NotApplicableError(f"nothing of it can be looked at on this machine: {elsewhere}")
         raise CheckFailedError(f"meets none of the {len(required)} required checks, since none is applicable: {reasons[0]}")
 
     return can_be_checked

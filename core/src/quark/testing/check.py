@@ -10,7 +10,7 @@ from quark.errors import QuarkError
 from quark.plugins.api_version import API_VERSION
 from quark.testing.subject import Subject
 
-__all__ = ["LEVELS", "Check", "CheckFailedError", "NotApplicableError", "check", "require"]
+__all__ = ["LEVELS", "Check", "CheckFailedError", "NotApplicableError", "NotHereError", "check", "require"]
 
 LEVELS = ("required", "optional", "advisory")
 """``required``: everything of the kind has to pass. ``optional``: only what declares the capability has to pass; the check is left out for
@@ -23,6 +23,10 @@ class CheckFailedError(QuarkError, AssertionError):
 
 class NotApplicableError(QuarkError):
     """A check has nothing to look at in this subject; the message says why."""
+
+
+class NotHereError(NotApplicableError):
+    """A check cannot look at this subject on this machine, whatever the plugin is like: data are downloaded, or a package is not installed."""
 
 
 @attrs.frozen(eq=False)

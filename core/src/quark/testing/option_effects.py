@@ -87,11 +87,15 @@ def digest(*values: Any) -> str:
     return hashed.hexdigest()
 
 
+def _once(values: Iterable[Any]) -> Iterator[Any]:
+    return iter(values)
+
+
 @attrs.define(eq=False)
 class _Remembered:
     """Iterates over values as often as is wanted, and computes each once, when it is first wanted."""
 
-    source: Iterable[Any] = attrs.field(converter=iter)
+    source: Iterator[Any] = attrs.field(converter=_once)
     known: list[Any] = attrs.field(factory=list)
 
     def __iter__(self) -> Iterator[Any]:

@@ -179,7 +179,7 @@ def with_cache(config: QConfig) -> QConfig:
     if name is None:
         return config
     cached = LLMTemplate.get(small_family().model_type).get_config(name, kv_cache_scheme=name)
-    cache = {"kv_cache_quant_config": cached.kv_cache_quant_config, "kv_cache_group": cached.kv_cache_group}
+    cache: dict[str, Any] = {"kv_cache_quant_config": cached.kv_cache_quant_config, "kv_cache_group": cached.kv_cache_group}
     return attrs.evolve(config, **cache, kv_cache_post_rope=True)
 
 

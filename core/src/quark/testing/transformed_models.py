@@ -108,8 +108,9 @@ def _with_biases(is_fused: bool) -> nn.Module:
     """Return the small model in float64, with biases in the layers of its blocks also where its family has none."""
     model = small_model(torch.float64, is_fused=is_fused)
     generator = torch.Generator().manual_seed(1)
-    for name, layer in model.named_modules():
-        if isinstance(layer, nn.Linear) and layer.bias is None and ".layers." in name:
+    layers: dict[str, Any] = {n: layer for n, layer in model.named_modules() if isinstance(layer, nn.Linear) and ".layers." in n}
+    for layer in layers.values():
+        if layer.bias is None:
             bias = torch.randn(len(layer.weight), generator=generator, dtype=torch.float64) * 0.1
             layer.bias = nn.Parameter(bias, requires_grad=False)
     return model

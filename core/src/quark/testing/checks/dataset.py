@@ -16,7 +16,7 @@ from typing import Any
 from quark.data.samples import sample_of
 from quark.errors import CalibrationError, MissingPluginError, QuarkError
 from quark.plugins.records import DatasetRecord
-from quark.testing.check import CheckFailedError, NotApplicableError, check, require
+from quark.testing.check import CheckFailedError, NotApplicableError, NotHereError, check, require
 from quark.testing.subject import Subject
 
 __all__: list[str] = []
@@ -38,7 +38,7 @@ def _read(subject: Subject, *path: Path) -> list[Any]:
     try:
         return list(islice(partial(samples, **({"path": path[0]} if path else {}))(), _MOST))
     except MissingPluginError as error:
-        raise NotApplicableError(str(error)) from None
+        raise NotHereError(str(error)) from None
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def _files(subject: Subject) -> Iterator[tuple[Path, ...]]:
     """The example file of a source that reads files, as a tuple of one; an empty one for data with a name of their own."""
     record = _record(subject)
     if record.is_online:
-        raise NotApplicableError("its data are downloaded")
+        raise NotHereError("its data are downloaded")
     if not record.suffixes:
         yield ()
         return
@@ -57,7 +57,7 @@ def _files(subject: Subject) -> Iterator[tuple[Path, ...]]:
         try:
             subject.catalog.datasets.load_example(subject.lookup_name)(file)
         except MissingPluginError as error:
-            raise NotApplicableError(str(error)) from None
+            raise NotHereError(str(error)) from None
         yield (file,)
 
 

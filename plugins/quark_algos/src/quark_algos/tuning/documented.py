@@ -35,6 +35,11 @@ class AutoRoundConfig(config.AutoRoundConfig):
     model_decoder_layers: str | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
 
 
+def _name(_: str) -> str:
+    """Return the name under which these settings are registered, whatever AMD Quark calls them."""
+    return "tuning"
+
+
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class BlockwiseTuningConfig(config.TuningConfig):
@@ -52,7 +57,7 @@ class BlockwiseTuningConfig(config.TuningConfig):
         quant_trainable_modules: Without effect.
     """
 
-    name: str = attrs.field(default="tuning", converter=lambda _: "tuning")
+    name: str = attrs.field(default="tuning", converter=_name)
     epochs: int = 5
     weight_lr: float | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
     qparam_lr: float | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)

@@ -132,7 +132,7 @@ class _Stream:
     def _write(self, tensor: GgufTensor) -> None:
         values = tensor.make().cpu().contiguous()
         self._writer.write_tensor_data(values.view(torch.uint8).numpy())
-        for file in self._writer.fout:  # of a small tensor that does not fit on the disk any more, numpy says nothing
+        for file in self._writer.fout or ():  # of a small tensor that does not fit on the disk any more, numpy says nothing
             file.flush()
             if os.fstat(file.fileno()).st_size < file.tell():
                 raise OSError(errno.ENOSPC, f"the tensor '{tensor.name}' could not be written whole", file.name)
