@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from quark.errors import UnsupportedError
 from quark.plugins import ExporterRecord, exporters
 from quark.runs import quantize_checkpoint
 from quark.runs.planned_run import plan
-from quark.testing.small_models import run_config, saved
+from quark.testing.small_models import run_config, saved, small_model
 
 CANNOT = [("awq", "ptpc_fp8"), ("fp8", "mxfp4"), ("compressed_tensors", "mxfp4_fp8"), ("gguf", "ptpc_fp8")]
 
@@ -33,8 +34,10 @@ def test_a_plan_that_a_layout_holds_has_its_files(tmp_path: Path) -> None:
     assert planned.refusals == ()
     assert planned.estimate is not None
     assert planned.estimate.output is not None
-    # Codes, and for each group of 64 a scale in 16 bits and a zero point in 4.
-    assert planned.estimate.output.bits_per_quantized_weight == pytest.approx(4 + (16 + 4) / 64)
+    # Codes, for each group of 64 a scale in 16 bits and a zero point in 4, and biases in float32.
+    layers = [m for n, m in small_model().named_modules() if isinstance(m, torch.nn.Linear) and ".layers." in n]
+    biases = sum(32 * m.bias.numel() for m in layers if m.bias is not None) / sum(m.weight.numel() for m in layers)
+    assert planned.estimate.output.bits_per_quantized_weight == pytest.approx(4 + (16 + 4) / 64 + biases)
 
 
 def test_a_run_is_refused_before_data_are_asked_for(tmp_path: Path) -> None:

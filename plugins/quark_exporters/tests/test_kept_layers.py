@@ -190,7 +190,7 @@ def tiny_config(scheme: str) -> QConfig:
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir() if "report" not in path.name}
+    return {path.name: path.read_bytes() for path in directory.iterdir() if not path.name.startswith("quark_")}
 
 
 def nibbles(tensor: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ class NotApplicableError(QuarkError):
 
 
 class NotHereError(NotApplicableError):
-    """A check cannot look at this subject on this machine, whatever the plugin is like: data are downloaded, or a package is not installed."""
+    """A check cannot look at this subject on this machine: data are downloaded, or a package is not installed."""
 
 
 @attrs.frozen(eq=False)

@@ -50,7 +50,7 @@ def in_fresh_process(work: Callable[..., T], *arguments: Any) -> T:
         raise NotApplicableError(f"a plugin of the running program cannot be taken to another process ({error})") from None
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_PRELOADED))
-    with ProcessPoolExecutor(1, mp_context=context, initializer=sys.path.extend, initargs=(_places(),)) as process:
+    with ProcessPoolExecutor(1, mp_context=context, initializer=_look_in, initargs=(_places(),)) as process:
         with _without_main():
             result = process.submit(_work, sources, bytes(added), work, arguments)
         answer: T = result.result(_TIMEOUT)
@@ -90,10 +90,14 @@ def _added(plugins: Catalog) -> list[tuple[Source, list[Record]]]:
 
 
 def _places() -> list[str]:
-    """Return the directories in which packages are that this process has imported; it may look there no longer."""
+    """Return the directories in which this process looks for packages, and those of packages that it has imported from elsewhere."""
     packages = [module for name, module in list(sys.modules.items()) if "." not in name]
     places = {str(Path(place).parent) for module in packages for place in getattr(module, "__path__", ())}
-    return sorted(places.difference(sys.path))
+    return [*sys.path, *sorted(places.difference(sys.path))]
+
+
+def _look_in(places: Sequence[str]) -> None:
+    sys.path.extend(place for place in places if place not in sys.path)
 
 
 def _work(sources: Sequence[Source], added: bytes, work: Callable[..., T], arguments: Sequence[Any]) -> T:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 
+import attrs
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -37,10 +38,11 @@ def test_logits_are_those_of_the_recording() -> None:
 
 
 def test_the_same_values_are_a_source(tmp_path: Path) -> None:
-    quantize_checkpoint(GOLDEN, tmp_path / "out", LLMTemplate.get("qwen2").get_config(scheme="int4_wo_32", exclude_layers=["*"]))
-    config = AutoConfig.from_pretrained(tmp_path / "out")
-    config.quantization_config = None
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", config=config, dtype=torch.float32)
+    config = LLMTemplate.get("qwen2").get_config(scheme="int4_wo_32", exclude_layers=["*"])
+    quantize_checkpoint(GOLDEN, tmp_path / "out", attrs.evolve(config, keep_prequantized_layers=False))
+    of_model = AutoConfig.from_pretrained(tmp_path / "out")
+    of_model.quantization_config = None
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", config=of_model, dtype=torch.float32)
     assert close(model, load_file(GOLDEN / "expected.safetensors"))
 
 

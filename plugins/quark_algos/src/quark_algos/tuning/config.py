@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import attrs
 from attrs import validators
 
 from quark.config.algorithm import AlgoConfig
 from quark.config.dataclass_view import with_dataclass_view
+from quark.plugins import OptionNote
 from quark_algos.fields import positive
 
 __all__ = ["DTYPES", "TARGETS", "AutoRoundConfig", "TuningConfig"]
@@ -50,7 +53,9 @@ class TuningConfig(AlgoConfig):
     margin: float = attrs.field(default=0.1, validator=[validators.ge(0), validators.le(0.5)])
     target: str = attrs.field(default="model", validator=validators.in_(TARGETS))
     compute_dtype: str = attrs.field(default="bfloat16", validator=validators.in_(DTYPES))
-    patience: int = attrs.field(default=3, validator=positive)
+    patience: Annotated[int, OptionNote(is_cost_only=True)] = attrs.field(
+        default=3, validator=positive
+    )  # the best step is kept in any case
     seed: int = 0
 
 

@@ -117,7 +117,10 @@ def heeds_its_options(subject: Subject) -> None:
         for config in one_scheme_of_each_kind(subject).values():
             rounding, layers = settings_checks.processor_of(subject, settings), layers_of(config, count=1)
             rounded(rounding, layers, data, held_out)
-            yield digest([rounding.applies_to(name) for name in layers], *(layer.weight for layer in layers.values()))
+            yield digest(
+                [rounding.applies_to(name) for name in (*layers, "self_attn.q_proj", "mlp.down_proj")],
+                *(layer.weight for layer in layers.values()),
+            )
 
     settings_checks.options_have_effects(subject, results)
 
