@@ -34,9 +34,9 @@ def test_a_plan_that_a_layout_holds_has_its_files(tmp_path: Path) -> None:
     assert planned.refusals == ()
     assert planned.estimate is not None
     assert planned.estimate.output is not None
-    # Codes, for each group of 64 a scale in 16 bits and a zero point in 4, and biases in float32.
+    # Codes, for each group of 64 a scale in 16 bits and a zero point in 4, and biases in 16 bits.
     layers = [m for n, m in small_model().named_modules() if isinstance(m, torch.nn.Linear) and ".layers." in n]
-    biases = sum(32 * m.bias.numel() for m in layers if m.bias is not None) / sum(m.weight.numel() for m in layers)
+    biases = sum(16 * m.bias.numel() for m in layers if m.bias is not None) / sum(m.weight.numel() for m in layers)
     assert planned.estimate.output.bits_per_quantized_weight == pytest.approx(4 + (16 + 4) / 64 + biases)
 
 

@@ -21,6 +21,7 @@ from quark.config.export import JsonExporterConfig
 from quark.config.json_values import value_of
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
+from quark.planning.mixtures import fused_mixtures
 from quark.planning.plan import QuantPlan
 from quark.planning.plan_row import PlanRow
 from quark.planning.precedence import layer_config_for
@@ -67,7 +68,8 @@ def quantization_config(content: CheckpointContent, options: ExportOptions) -> d
     )
     exact = attrs.evolve(
         bare,
-        exclude=[*excluded, *routers(model, config, plan)],
+        # Of experts that stay fused the reader has to know that they are not to be told apart.
+        exclude=[*excluded, *routers(model, config, plan), *(f"{name}.*" for name in fused_mixtures(model))],
         # Excluded layers whose outputs enter the cache are among them: vLLM looks for the group's names there.
         layer_quant_config={**_queries_as_one(layers, plan), **{name: layer for name, layer in cache.items() if name in excluded}},
         kv_cache_quant_config={name: layer for name, layer in cache.items() if layer.output_tensors is not None},
