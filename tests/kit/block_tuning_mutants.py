@@ -29,7 +29,7 @@ class Settings(AlgoConfig):
     """
 
     name: str = "mutant_tuning"
-    step: float = 0.03
+    step: float = 0.1
 
 
 def error(block: RoundedBlock) -> float:

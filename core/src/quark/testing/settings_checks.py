@@ -140,7 +140,7 @@ def _changed(subject: Subject) -> Iterator[AlgoConfig]:
     settings = settings_of(subject)
     for option in _options(subject):
         value = getattr(settings, option.name)
-        others: tuple[Any, ...] = ()
+        others: tuple[Any, ...] = option.note.examples
         if isinstance(value, bool):
             others = (not value,)
         elif isinstance(value, int | float):
