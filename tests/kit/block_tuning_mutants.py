@@ -25,37 +25,33 @@ class Settings(AlgoConfig):
     """Settings of the healthy tuning.
 
     Attributes:
-        step: Relative change of a norm that is tried.
+        step: First change of a norm or bias, relative to its mean magnitude.
     """
 
     name: str = "mutant_tuning"
     step: float = 0.1
 
 
-def error(block: RoundedBlock) -> float:
-    squares = [(block.output(sample, None) - sample.target).square().sum(1)[~sample.is_held_out] for sample in block.samples]
-    return float(torch.cat(squares).mean())
+STEPS = 8
 
 
 class Nudges:
-    """Makes each norm a little larger or smaller where that helps: the healthy tuning from which the mutants differ in one thing."""
+    """Moves norms and biases against the signs of their gradients: the healthy tuning from which the mutants differ in one thing."""
 
     wants_float = False
 
     def __init__(self, settings: Settings) -> None:
-        self.factors = [1 - settings.step, 1 + settings.step]
+        self.step = settings.step
 
     @torch.no_grad()
     def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
-        for parameter in block.parameters.values():
-            best, values = error(block), parameter.clone()
-            for factor in self.factors:
-                before = parameter.clone()
-                parameter.copy_(values * factor)
-                if (tried := error(block)) < best:
-                    best = tried
-                else:
-                    parameter.copy_(before)
+        for number in range(STEPS):
+            leaves = {name: parameter.clone().requires_grad_() for name, parameter in block.parameters.items()}
+            with torch.enable_grad(), block.substituted(leaves):
+                squares = [(block.output(each, None) - each.target).square().sum(1)[~each.is_held_out] for each in block.samples]
+                gradients = torch.autograd.grad(torch.cat(squares).mean(), list(leaves.values()))
+            for parameter, gradient in zip(block.parameters.values(), gradients, strict=True):
+                parameter.sub_(gradient.sign(), alpha=self.step * (1 - number / STEPS) * float(parameter.abs().mean()))
         return {}
 
 
@@ -121,7 +117,7 @@ class Counts(Nudges):
     def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
         owner = self if self.of_its_own else Counts
         owner.tuned += 1
-        self.factors = [1 - 0.01 * (1 + owner.tuned % 5), 1 + 0.01 * (1 + owner.tuned % 5)]
+        self.step = 0.01 * (1 + owner.tuned % 5)
         return super().tune(block)
 
 
@@ -147,11 +143,11 @@ class ChangesProducts(Nudges):
 class RemembersBlocks(Nudges):
     """Goes by how many blocks its class knows, which is lost with the process."""
 
-    known: ClassVar[dict[tuple[str, ...], int]] = {}
+    known: ClassVar[dict[str, int]] = {}
 
     def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
-        count = self.known.setdefault(tuple(block.layers), 1 + len(self.known))
-        self.factors = [1 - 0.01 * count, 1 + 0.01 * count]
+        count = self.known.setdefault(block.name, 1 + len(self.known))
+        self.step = 0.01 * count
         return super().tune(block)
 
 

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, GptOssConfig, GptOssForCausalLM, 
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from quark.checkpoint import export_safetensors, import_model_from_safetensors
-from quark.errors import CheckpointError, ConfigError, UnsupportedError
+from quark.errors import CheckpointError, ConfigError
 from quark.hf.skeleton import meta_model
 from quark.runs import quantize_checkpoint
 from quark.runs.run import Run
@@ -223,8 +223,8 @@ def test_an_export_can_be_quantized_anew(tmp_path: Path, caplog: pytest.LogCaptu
     assert all(torch.equal(tensor.view(torch.uint8), result[name].view(torch.uint8)) for name, tensor in expected.items())
 
 
-def test_weight_converters_are_applied_to_the_float_tensors(llama: Path, tmp_path: Path) -> None:
-    """Gate and up are stored as one FP8 matrix; each of the two has to come out as its part of the dequantized one."""
+def test_weight_converters_are_applied_to_the_float_tensors(llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Gate and up are stored as one FP8 matrix; each of the two comes out as its part of the dequantized one, quantized or not."""
     block = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     tensors = {name: tensor for file in llama.glob("*.safetensors") for name, tensor in load_file(file).items()}
     parts = {name: tensor for name, tensor in tensors.items() if name.endswith(("gate_proj.weight", "up_proj.weight"))}
@@ -248,13 +248,14 @@ def test_weight_converters_are_applied_to_the_float_tensors(llama: Path, tmp_pat
 
     codes = rewritten(llama, tmp_path / "codes", codes_of, block)
     floats = rewritten(llama, tmp_path / "floats", floats_of, None)
-    quantizer = ModelQuantizer(LLMTemplate.get("llama").get_config(scheme="int4_wo_per_channel"))
     converter = WeightConverter("gate_up_proj.weight", ["gate_proj.weight", "up_proj.weight"], operations=[Chunk(dim=0)])
-    quantizer.direct_quantize_checkpoint(codes, tmp_path / "from_codes", device="cpu", weight_converters=[converter])
-    quantizer.direct_quantize_checkpoint(floats, tmp_path / "from_floats", True, device="cpu")
-    assert contents(tmp_path / "from_codes") == contents(tmp_path / "from_floats")
-    with pytest.raises(UnsupportedError, match="cannot stay as they are stored"):
-        quantizer.direct_quantize_checkpoint(codes, tmp_path / "kept", True, device="cpu")
+    for name, exclude in (("all", ["lm_head"]), ("without_gate", ["lm_head", "*gate_proj"])):
+        config = LLMTemplate.get("llama").get_config(scheme="int4_wo_per_channel", exclude_layers=exclude)
+        quantizer = ModelQuantizer(config)
+        quantizer.direct_quantize_checkpoint(codes, tmp_path / name, True, device="cpu", weight_converters=[converter])
+        quantizer.direct_quantize_checkpoint(floats, tmp_path / f"{name}_from_floats", True, device="cpu")
+        assert contents(tmp_path / name) == contents(tmp_path / f"{name}_from_floats")
+    assert "layer(s) come quantized and are written dequantized" in caplog.text
 
 
 @pytest.mark.parametrize("where", ["config", "text_config"])

@@ -118,7 +118,7 @@ def heeds_its_options(subject: Subject) -> None:
             rounding, layers = settings_checks.processor_of(subject, settings), layers_of(config, count=1)
             rounded(rounding, layers, data, held_out)
             yield digest(
-                [rounding.applies_to(name) for name in (*layers, "self_attn.q_proj", "mlp.down_proj")],
+                list(map(rounding.applies_to, (*layers, "self_attn.q_proj", "mlp.down_proj"))),
                 *(layer.weight for layer in layers.values()),
             )
 
