@@ -30,6 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
         sys.path.insert(0, str(OTHER_CPU))
         others = [path for path in [os.environ.get("PYTHONPATH")] if path]
         os.environ["PYTHONPATH"] = os.pathsep.join([str(OTHER_CPU), *others])  # for processes that tests start
+        import torch  # noqa: F401  # first: in a process that xdist starts, the import itself installs the kernels
         from other_cpu_kernels import install
 
         install()

@@ -94,13 +94,14 @@ def test_installed():
 """
 
 
-def test_the_option_replaces_the_kernels_of_the_tests_and_of_what_they_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_the_option_replaces_the_kernels_of_the_tests_and_of_what_they_start(workers: str, tmp_path: Path) -> None:
     root = HERE.parents[2]
     (tmp_path / "test_installed.py").write_text(INSTALLED)
     command = [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider", "--rootdir", str(root), "-c", "pyproject.toml"]
     environment = {**os.environ, "PYTHONPATH": ""}
     done = subprocess.run(
-        [*command, "--other-cpu", str(tmp_path / "test_installed.py")],
+        [*command, "-n", workers, "--other-cpu", str(tmp_path / "test_installed.py")],
         cwd=root,
         env=environment,
         capture_output=True,
