@@ -115,7 +115,7 @@ class Counts(Nudges):
     of_its_own = False
 
     def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
-        owner = self if self.of_its_own else Counts
+        owner = self if self.of_its_own else type(self)
         owner.tuned += 1
         self.step = 0.01 * (1 + owner.tuned % 5)
         return super().tune(block)
@@ -181,11 +181,11 @@ MUTANTS = (
     _mutant("tunes_every_format", "leaves NaN", LeavesNan),
     _mutant("does_no_harm", "moves the targets that it is validated by", MovesItsTargets),
     _mutant("composes_with_roundings", "moves the targets that it is validated by", MovesItsTargets),
-    _mutant("is_deterministic", "goes by what it has done before", Counts),
+    _mutant("is_deterministic", "goes by what it has done before", type("Counts", (Counts,), {})),
     _mutant("is_deterministic", "seeds the generator of everybody", Seeds),
     _mutant("works_on_an_accelerator", "multiplies by a tensor that it makes on the CPU", OfTheCpu),
     _mutant("reloads_to_the_same_logits", "changes what layers compute", ChangesProducts),
-    _mutant("streams_to_the_same_bytes", "goes by what it has done before", Counts),
+    _mutant("streams_to_the_same_bytes", "goes by what it has done before", type("Counts", (Counts,), {})),
     _mutant("resumes_to_the_same_bytes", "counts the blocks of its process", CountsItsBlocks),
     _mutant("resumes_to_the_same_bytes", "keeps on its class which blocks it has seen", RemembersBlocks),
 )

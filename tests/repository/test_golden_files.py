@@ -49,7 +49,9 @@ def test_the_script_makes_the_stored_model_tokens_and_inputs(manifest: dict, scr
     assert torch.equal(stored["calib_ids"], script.calibration_tokens(seed))
     inputs, _ = script.layer_inputs(seed)
     for name, tensor in inputs.items():
-        torch.testing.assert_close(tensor, stored[f"input.{name}"], rtol=1e-5, atol=1e-6)  # sums of 256 products, in another order
+        expected = stored[f"input.{name}"]
+        # Sums of 256 products in another order: 255 roundings of 2**-24 each, relative to terms that may cancel, so to the whole tensor.
+        assert float((tensor - expected).norm()) <= 2**-16 * float(expected.norm()), name
 
 
 def test_a_comparison_names_the_tensor_whose_bits_differ(script: ModuleType, tmp_path: Path) -> None:

@@ -199,7 +199,8 @@ def test_kv_layers_put_out_what_the_cache_holds(model_type: str, facts: Architec
     model = model_of(model_type)
     pairs = held_values(model_type, model, facts)
     assert len(pairs) == sum(attention_of(block, facts) != set(facts.mixer) for block in blocks_of(model, facts).values())
-    assert all(torch.equal(output, held) for output, held in pairs)
+    for output, held in pairs:  # normalized once as the layer puts it out, once as it lies in the cache: other strides, other sums
+        torch.testing.assert_close(output, held)
 
 
 def test_separating_experts_keeps_the_logits_and_copies_nothing(model_type: str, facts: Architecture) -> None:

@@ -143,7 +143,7 @@ def reloads_to_the_same_logits(subject: Subject) -> None:
 @check("block_tuning")
 def streams_to_the_same_bytes(subject: Subject) -> None:
     """A checkpoint that is quantized from disk, one block in memory at a time, has the bytes of one that is quantized in memory."""
-    require_same_from_disk(run_config(schemes()[-1], valid_settings(subject)))
+    require_same_from_disk(run_config(coarse_scheme(), valid_settings(subject)))
 
 
 @check("block_tuning")

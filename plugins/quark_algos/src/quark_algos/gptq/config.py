@@ -35,7 +35,7 @@ class _HessianConfig(AlgoConfig):
             None for that of the preset.
         scale_refits: How often scales are fitted to the codes and the weight is rounded again; None for that of the preset.
         descent_passes: Sweeps of coordinate descent over the finished codes; None for that of the preset.
-        float64: Accumulate and factor the Hessian in float64.
+        float64: Accumulate and factor the Hessian in float64; slower, and changes results by rounding only.
         true_sequential: Accepted from configurations before 0.12; ignored, calibration is always sequential.
         embedding_layers: Accepted from configurations before 0.6; ignored.
     """
@@ -47,7 +47,7 @@ class _HessianConfig(AlgoConfig):
     scale_search: str | None = attrs.field(default=None, validator=validators.optional(validators.in_(SCALE_SEARCHES)), metadata=OWN)
     scale_refits: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(0)), metadata=OWN)
     descent_passes: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(0)), metadata=OWN)
-    float64: bool = attrs.field(default=False, metadata=OWN)
+    float64: Annotated[bool, OptionNote(is_cost_only=True)] = attrs.field(default=False, metadata=OWN)
     true_sequential: bool = attrs.field(default=True, repr=False, eq=False, metadata=LEGACY)
     embedding_layers: list[str] | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
 
