@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from torch import nn
@@ -20,9 +21,11 @@ from quark.planning.decoder_blocks import Block
 from quark.planning.family import architecture_of
 from quark.planning.plan import QuantPlan, make_plan
 from quark.plugins import BlockFinished, Event, documented_object, listening
-from quark.runs.quantize_block import quantize_block, quantize_blocks, start_transforms
+from quark.runs.quantize_block import quantize_block, quantize_blocks
 from quark.runs.sink import BlockResult, InPlaceSink
 from quark.testing.small_models import small_model
+
+from ..hand_made_runs import hand_made_run
 
 INT8 = documented_object("Int8PerTensorSpec")(is_dynamic=False, symmetric=True).to_quantization_spec()
 
@@ -40,7 +43,8 @@ def test_a_bias_is_rounded_to_nearest_by_its_own_spec(rounding: Rounding, two_pa
     model = nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 4))
     before = [layer.bias.detach().clone() for layer in model]
     plan = make_plan(model, QConfig(global_quant_config=QLayerConfig(weight=INT8, bias=INT8)), None)
-    quantize_blocks(model, plan, calls([torch.randn(24, 16)]), rounding, InPlaceSink(model), two_passes=two_passes)
+    run = hand_made_run(model, plan, calls([torch.randn(24, 16)]), rounding, two_passes=two_passes)
+    quantize_blocks(run, InPlaceSink(model))
     for layer, bias in zip(model, before, strict=True):
         scale = layer.bias_quantizer.scale
         assert scale is not None, "the bias has not been rounded"
@@ -108,9 +112,10 @@ def test_a_finished_block_is_neither_transformed_nor_rounded_and_hands_on_what_w
     first = BlockResult(CalibrationReport(unreached=["a"]).to_dict(), {"input_groups": [["b", "c"]], "transforms": [7]})
     sink, transform = Resumed(model, first), Counts()
     heard: list[Event] = []
-    started = start_transforms(model, plan, [transform])
+    started = hand_made_run(model, plan, [], RoundToNearest(), transform)
+    started = attrs.evolve(started, run=attrs.evolve(started.run, events=RunEvents("quantize")))
     with listening(heard.append):
-        report = quantize_blocks(model, plan, [], RoundToNearest(), sink, RunEvents("quantize"), transforms=started)
+        report = quantize_blocks(started, sink)
     assert transform.seen == [7]
     assert sink.results[-1].learned == {"input_groups": [["b", "c"]], "transforms": [8]}
     assert report.unreached == ["a"]

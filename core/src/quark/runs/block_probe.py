@@ -20,6 +20,7 @@ from quark.checkpoint.exporter import Exporter, ExportOptions, StreamingExporter
 from quark.errors import QuarkError
 from quark.log import get_logger, silenced
 from quark.planning.decoder_blocks import Block, decoder_blocks
+from quark.runs.quantize_run import quantize_started, start_run
 from quark.runs.run import Run, StartedRun, plan_run
 from quark.runs.sink import CheckpointSink, InPlaceSink
 from quark.runs.skeleton import quantized_skeleton
@@ -124,12 +125,12 @@ def _seconds(
     config = attrs.evolve(run.plan.config, strict=False, spill_directory=None)
     own = attrs.evolve(plan_run(model, config), data=[Call((x,)) for x in ids]).in_memory_mode(run.two_passes)
     began = time.perf_counter()
-    started = own.start(model)
+    started = start_run(own, model)
     before = time.perf_counter() - began
     if isinstance(exporter, StreamingExporter) and own.works_by_block:
         _streamed(started, exporter, options)
     else:
-        started.quantize(InPlaceSink(model))
+        quantize_started(started, InPlaceSink(model))
     seconds: dict[str, float] = dict(model.quark_report.seconds)
     if own.algorithms.transforms:
         seconds["transforms"] = seconds.get("transforms", 0.0) + before
@@ -142,4 +143,4 @@ def _streamed(started: StartedRun, exporter: StreamingExporter, options: ExportO
         tempfile.TemporaryDirectory() as directory,
         exporter.stream(content, quantized_skeleton(started.model, started.plan), Path(directory), options) as stream,
     ):
-        started.quantize(CheckpointSink(started.model, stream))
+        quantize_started(started, CheckpointSink(started.model, stream))

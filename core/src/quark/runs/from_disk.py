@@ -37,6 +37,7 @@ from quark.plugins.attribution import attributed, origin
 from quark.ranks import ALONE, Ranks
 from quark.runs.identity import RunIdentity
 from quark.runs.journal import Journal, is_finished_run, write_finished_run
+from quark.runs.quantize_run import quantize_run, quantize_started, start_run
 from quark.runs.run import Data, Run, plan_run
 from quark.runs.run_report import ReportOptions, write_run_report
 from quark.runs.selected_algorithms import settings_told
@@ -257,10 +258,10 @@ def _describer(report: ReportOptions | None, run: Run, opened: Callable[[], Chec
 
 def _streamed(run: Run, tensors: CheckpointSource, output: Output, writer: StreamingExporter) -> QuantPlan:
     """Write each block as soon as it is quantized."""
-    started = run.start(tensors.model, tensors)
+    started = start_run(run, tensors.model, tensors)
     with output.opened() as directory:
         with opened_sink(started, is_divided(run, run.ranks), directory, writer, output.options) as sink:
-            content = started.quantize(sink)
+            content = quantize_started(started, sink)
         if run.ranks.is_first:
             output.complete(content, directory)
     return content.plan
@@ -292,10 +293,10 @@ def quantize_with_journal(
         two_passes = ranks.broadcast(None if journal is None else journal.two_passes)
         if two_passes is not None:
             run = run.in_memory_mode(two_passes)
-        started = run.start(model, tensors)
+        started = start_run(run, model, tensors)
         if not ranks.is_first:
             with sink_of_other(started, directory, writer if two_passes is not None else None, output.options) as other:
-                return started.quantize(other).plan
+                return quantize_started(started, other).plan
         content = CheckpointContent(model, started.plan.config, started.plan)
         open_stream = writer.stream if journal is None else writer.reopen
         with open_stream(content, quantized_skeleton(model, started.plan), directory, output.options) as stream:
@@ -305,7 +306,7 @@ def quantize_with_journal(
             journal = journal or Journal.begin(directory, identity, two_passes=run.two_passes)
             sink = JournaledSink(model, stream, journal, decoder_blocks(model, started.plan.architecture))
             sink.begin()
-            content = started.quantize(sink)
+            content = quantize_started(started, sink)
         output.complete(content, directory)
     return content.plan
 
@@ -316,7 +317,7 @@ def _whole(run: Run, tensors: CheckpointSource, output: Output) -> QuantPlan:
     run.events.phase("load")
     tensors.load_all()
     refuse_non_finite(model, run.plan.quantized)
-    content = run.quantize(model, InPlaceSink(model))
+    content = quantize_run(run, model, InPlaceSink(model))
     if not run.ranks.is_first:
         return content.plan
     run.events.phase("write")

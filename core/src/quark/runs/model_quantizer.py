@@ -31,6 +31,7 @@ from quark.runs.estimate import Estimate, estimate
 from quark.runs.fit_model import refuse_no_model, refuse_unfit
 from quark.runs.from_disk import quantize_checkpoint
 from quark.runs.probe import probe
+from quark.runs.quantize_run import quantize_run
 from quark.runs.run import Data, Run, needs_two_passes, plan_run
 from quark.runs.selected_algorithms import settings_told
 from quark.runs.sink import InPlaceSink
@@ -173,7 +174,7 @@ class ModelQuantizer:
             run = run.with_data(whole, dataloader, device, events=events)
             refuse_unfit(whole, run.plan.quantized)
             refuse_non_finite(whole, run.plan.quantized)
-            run.quantize(whole, InPlaceSink(whole), InMemorySource(coded))
+            quantize_run(run, whole, InPlaceSink(whole), InMemorySource(coded))
             put_back(whole, model)
         return model
 

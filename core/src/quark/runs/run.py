@@ -1,4 +1,4 @@
-"""Run: plan, algorithms, data and memory mode of one run, checked together before any weight is touched; and the run itself."""
+"""Run: plan, algorithms, data and memory mode of one run, decided and checked together before any weight is touched."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from quark.calibration.batches import Call, calls
 from quark.calibration.block_transforms import StartedTransform
 from quark.calibration.sample_grid import SampleGrid
 from quark.calibration.spilled_inputs import SpilledInputs
-from quark.calibration.transform_validation import TransformValidation, validate_transforms
-from quark.checkpoint.content import CheckpointContent, set_results
+from quark.calibration.transform_validation import TransformValidation
 from quark.config.model import QConfig
 from quark.errors import ConfigError, UnsupportedError
 from quark.events import SILENT, RunEvents
-from quark.hf.attention_switch import refuse_unswitchable, switch_attention
+from quark.hf.attention_switch import refuse_unswitchable
 from quark.log import get_logger
 from quark.names import folded
 from quark.planning.decoder_blocks import decoder_blocks, rows_by_block
@@ -36,10 +35,8 @@ from quark.plugins.events import RunPlanned
 from quark.ranks import ALONE, Ranks
 from quark.runs.excluded_schemes import refuse_excluded_schemes
 from quark.runs.memory import SHARE, free_bytes, held_bytes, held_probabilities, tokens_in
-from quark.runs.quantize_block import quantize_blocks, start_transforms
 from quark.runs.rounded_rows import block_of, is_rounded_by, rounded_to_nearest_by_type
 from quark.runs.selected_algorithms import Algorithms, algorithms_of, own_settings
-from quark.runs.sink import BlockSink
 from quark.runs.source import InMemorySource, RunSource
 
 __all__ = [
@@ -47,10 +44,10 @@ __all__ = [
     "Data",
     "Run",
     "StartedRun",
+    "allowed_activations",
     "held_by_forwards",
     "needs_two_passes",
     "plan_run",
-    "switch_attention_of",
 ]
 
 Data = Iterable[Any] | Callable[[str], Iterable[Any] | None] | None
@@ -148,34 +145,7 @@ class Run:
         plan = attrs.evolve(self.plan, notes=(*notes, TWO_PASSES) if two_passes else notes)
         return attrs.evolve(self, plan=plan, two_passes=two_passes)
 
-    @attributed("quantizing the model")
-    def quantize(self, model: nn.Module, sink: BlockSink, source: RunSource | None = None) -> CheckpointContent:
-        """Quantize ``model``, and return it with the plan of what was done: `start`, then `StartedRun.quantize`."""
-        return self.start(model, source).quantize(sink)
-
-    @attributed("transforming the model")
-    def start(self, model: nn.Module, source: RunSource | None = None) -> StartedRun:
-        """Start the run: validate transforms, and let those that are accepted change what lies outside the decoder blocks.
-
-        Args:
-            model: Of the plan.
-            source: Has the tensors of ``model``, where that does not have them itself.
-        """
-        source = source or InMemorySource()
-        spilled = _spilled(self.plan.config)
-        self.events.phase("load")
-        source.load(None)
-        if any(isinstance(t, ValidatedTransform) for t in self.algorithms.transforms.values()):
-            self.events.phase("validate")
-        compensated = bool(self.algorithms.rounding.needs)
-        validations = validate_transforms(
-            model, self.plan, self.algorithms.transforms, self.data, source, self.ranks, compensated=compensated
-        )
-        run = self._as_validated(model, validations)
-        transforms = start_transforms(model, run.plan, run.algorithms.checked_transforms(run.plan.config))
-        return StartedRun(run, model, source, transforms, validations, spilled)
-
-    def _as_validated(self, model: nn.Module, validations: Mapping[str, TransformValidation]) -> Run:
+    def as_validated(self, model: nn.Module, validations: Mapping[str, TransformValidation]) -> Run:
         """Return the run without the transforms that were refused, and with the parts of others that do better than the whole."""
         left_out = [name for name, validation in validations.items() if not validation.is_accepted]
         parts = {name: v.settings for name, v in validations.items() if v.is_accepted and v.settings is not None}
@@ -212,55 +182,22 @@ class StartedRun:
         run: Without the transforms that their validation refuses.
         model: The model; it has all modules and tensors outside the blocks that the finished model has.
         source: Has the tensors of the blocks.
-        transforms: At work on the model.
+        transforms: At work on the model, in order.
         validations: Of transforms by name.
         spilled: Holds what forwards keep while they wait at a block; None leaves it in memory.
     """
 
     run: Run
     model: nn.Module
-    source: RunSource
-    transforms: Sequence[StartedTransform]
-    validations: Mapping[str, TransformValidation]
+    source: RunSource = attrs.field(factory=InMemorySource)
+    transforms: Sequence[StartedTransform] = ()
+    validations: Mapping[str, TransformValidation] = attrs.field(factory=dict)
     spilled: SpilledInputs | None = None
 
     @property
     def plan(self) -> QuantPlan:
         """The plan of the run."""
         return self.run.plan
-
-    @attributed("quantizing the model")
-    def quantize(self, sink: BlockSink) -> CheckpointContent:
-        """Quantize the model, and return it with the plan of what was done.
-
-        Transforms that turn out to change none of the blocks are left out of that plan. For users, the model has the results as
-        attributes: ``quant_config``, ``quark_plan``, ``quark_report`` and ``quark_quantized``.
-        """
-        run, model, plan = self.run, self.model, self.plan
-        switch_attention_of(model, plan)
-        report = quantize_blocks(
-            model,
-            plan,
-            run.data,
-            run.algorithms.checked_rounding(),
-            sink,
-            run.events,
-            self.source,
-            two_passes=run.two_passes,
-            transforms=self.transforms,
-            spilled=self.spilled,
-            ranks=run.ranks,
-            tunings=run.algorithms.checked_tunings(),
-        )
-        started = zip(run.algorithms.transforms, self.transforms, strict=True)
-        plan = run.without_idle([n for i, (n, t) in enumerate(started) if i not in report.applied and not t.has_changed_outside])
-        report.validated = {name: metrics for name, validation in self.validations.items() if (metrics := validation.metrics())}
-        content = CheckpointContent(model, plan.config, plan)
-        sink.finish(content)
-        set_results(content)
-        model.quark_report = report  # type: ignore[assignment]
-        report.log()
-        return content
 
 
 @attributed("planning the run")
@@ -351,16 +288,10 @@ def _unmatched(algorithms: Algorithms, rows: Sequence[PlanRow], blocks: Collecti
             )
 
 
-def switch_attention_of(model: nn.Module, plan: QuantPlan) -> None:
-    """Exchange the attention of the modules of which the plan quantizes something."""
-    if plan.attentions:
-        switch_attention(model, [a.name for a in plan.attentions], eager=plan.config.softmax_quant_spec is not None)
-
-
 def needs_two_passes(model: nn.Module, plan: QuantPlan, algorithms: Algorithms, data: Sequence[Call], device: torch.device) -> bool:
     """Return whether forwards that wait inside a block would hold more than the configuration, or the machine, allows."""
     held = held_by_forwards(model, plan, algorithms, data)
-    allowed = _allowed(plan.config, device)
+    allowed = allowed_activations(plan.config, device)
     return allowed is not None and held > allowed
 
 
@@ -375,20 +306,12 @@ def held_by_forwards(model: nn.Module, plan: QuantPlan, algorithms: Algorithms, 
     return held
 
 
-def _allowed(config: QConfig, device: torch.device) -> int | None:
+def allowed_activations(config: QConfig, device: torch.device) -> int | None:
     """Return the bytes that activations may take; None where there is no limit, and free memory is not known."""
     if config.activation_memory is not None:
         return config.activation_memory
     free = free_bytes(device)
     return None if free is None else int(SHARE * free)
-
-
-def _spilled(config: QConfig) -> SpilledInputs | None:
-    """Return what holds block inputs beyond the memory that they may take."""
-    if config.spill_directory is None:
-        return None
-    allowed = _allowed(config, torch.device("cpu"))
-    return None if allowed is None else SpilledInputs(Path(config.spill_directory), allowed)
 
 
 def _refuse_no_spill_directory(config: QConfig) -> None:
