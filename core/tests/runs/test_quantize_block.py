@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from quark.algorithms import BlockContext, Hessian, Rounding, RoundToNearest
+from quark.algorithms import BlockContext, Hessian, Metrics, Rounding, RoundingTask, RoundToNearest
 from quark.calibration.batches import calls
 from quark.calibration.report import CalibrationReport
 from quark.config.layer import QLayerConfig
@@ -53,6 +54,34 @@ def test_a_bias_is_rounded_to_nearest_by_its_own_spec(rounding: Rounding, two_pa
         assert codes.abs().max().round() in (127, 128), "the largest takes the whole range"
         assert (layer.bias - bias).abs().max() <= scale / 2 * (1 + 1e-5)
         assert not torch.equal(layer.bias, bias)
+
+
+class Sees(Calibrated):
+    """Keeps the names of the layers that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        self.names.update(task.layers)
+        return super().round(task)
+
+
+@pytest.mark.parametrize("two_passes", [False, True])
+def test_quantize_blocks_gives_the_rounding_those_layers_that_the_plan_gives_it(two_passes: bool) -> None:
+    model, sees = small_model(), Sees()
+    plan = make_plan(model, QConfig(global_quant_config=QLayerConfig(weight=INT8), exclude=["lm_head"]), architecture_of(model))
+    started = hand_made_run(model, plan, calls([torch.arange(16)[None]]), sees, two_passes=two_passes)
+    given = {row.name for row in started.plan.rows if row.algorithm}
+    left = {name for name in given if name.endswith("q_proj")}
+    assert left
+    assert left != given
+    rows = tuple(attrs.evolve(row, algorithm=None) if row.name in left else row for row in started.plan.rows)
+    run = attrs.evolve(started.run, plan=attrs.evolve(started.plan, rows=rows))
+    report = quantize_blocks(attrs.evolve(started, run=run), InPlaceSink(model))
+    assert sees.names == given - left == set(report.layers)
+    assert all(is_quantized(model.get_submodule(name)) for name in given)
 
 
 def test_what_happens_to_one_block_is_one_function_of_less_than_sixty_lines() -> None:

@@ -174,7 +174,7 @@ def estimate(
 def output_of(model: nn.Module, run: Run, parts: Iterable[Mapping[str, Tensor]], max_shard_bytes: int) -> Output:
     """Return what the writer of these parts writes."""
     parts = list(parts)
-    quantized = {r.name: math.prod(r.shape) for r in run.plan.quantized if r.config is not None and r.config.weight is not None}
+    quantized = {r.name: math.prod(r.shape) for r in run.plan.quantized if r.has_quantized_weight}
     total = inside = 0
     for name, tensor in ((n, t) for part in parts for n, t in part.items()):
         total += tensor.nbytes
@@ -195,7 +195,7 @@ def _memory(
     largest = max((math.prod(r.shape) for r in run.plan.quantized), default=0)
     memory = {_PROGRAM: resident_bytes()}
     if in_memory:
-        quantized = {r.name for r in run.plan.quantized if r.config is not None and r.config.weight is not None}
+        quantized = {r.name for r in run.plan.quantized if r.has_quantized_weight}
         memory |= {"rounded weights": sum(p.nbytes for n, p in model.named_parameters() if n.rpartition(".")[0] in quantized)}
     elif is_streamed and any(b.name for b in blocks):
         memory |= {"weights outside the blocks": outside, "one block": max(sizes, default=0), "freed memory": _FREED}

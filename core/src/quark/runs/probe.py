@@ -60,7 +60,7 @@ def probe(run: Run, device: torch.device, dtype: torch.dtype, file: Path | None)
         file: A file of the checkpoint, of which at most 64 MiB are read; None where there is none.
     """
     copied = _copied(device)
-    rows = {id(r.config): r for r in run.plan.quantized if r.config is not None and r.config.weight is not None}
+    rows = {id(r.config): r for r in run.plan.quantized if r.has_quantized_weight}
     return Machine(
         products=_products(device, dtype),
         products32=_products(device, torch.float32),

@@ -198,7 +198,7 @@ def quantize_block(pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow
     attentions = [a for a in plan.attentions if block.owns(a.name)]
     scales = ActivationScales(layers, attentions, plan.config, plan.architecture, run.ranks)
     with counting(model, scales.experts.among(layers) if block_run else ()) as own_tokens, phase("forward"):
-        rounded, inputs = _calibrated(pipeline, block, layers, block_run, scales, report)
+        rounded, inputs = _calibrated(pipeline, block, rows, layers, block_run, scales, report)
     tokens = _of_all_ranks(own_tokens, run.ranks)
     report.count(tokens)
 
@@ -261,22 +261,24 @@ def pass_finished_block(
 def _calibrated(
     pipeline: BlockPipeline,
     block: Block,
+    rows: Sequence[PlanRow],
     layers: Mapping[str, QuantizedLayer],
     block_run: BlockRun | None,
     scales: ActivationScales,
     report: CalibrationReport,
 ) -> tuple[set[str], Mapping[str, InputSample]]:
-    """Lead the forwards through a block and round what the rounding applies to; returns these layers' names, and samples of inputs."""
+    """Lead the forwards through a block and round its layers by the plan; returns the names of the rounded ones, and samples of inputs."""
     run, model, rounding, figures = pipeline.run, pipeline.started.model, pipeline.rounding, pipeline.figures
+    chosen = run.chosen(rows)
     if block_run is not None and run.algorithms.is_sequential:
         calibrated = TwoPasses if run.two_passes else BlockRounding
         pairs = {name: (model.get_submodule(name), layer) for name, layer in layers.items()}
-        tuning = _tuning(pipeline, block, pairs, block_run)
-        work = calibrated(block_run, block, pairs, rounding, pipeline.input_groups, scales, figures.clock, tuning)
+        tuning = _tuning(pipeline, block, rows, pairs, block_run)
+        work = calibrated(block_run, block, pairs, chosen, rounding, pipeline.input_groups, scales, figures.clock, tuning)
         work.work()
         report.add(work.metrics)
         report.add_tuned({} if tuning is None else tuning.metrics)
-        report.missed(n for n in layers if n in work.taken and n not in work.metrics)
+        report.missed(n for n in layers if n in chosen and n not in work.metrics)
         figures.flops = work.flops
         return work.rounded, work.inputs
     if block_run is not None:
@@ -285,17 +287,23 @@ def _calibrated(
     if run.algorithms.is_sequential or type(rounding) is RoundToNearest:
         return set(), {}  # the others are rounded to nearest when all scales are set
     with figures.clock.phase("solve"):
-        return round_without_statistics(rounding, block, layers, pipeline.input_groups.siblings, report), {}
+        own = {name: layer for name, layer in layers.items() if name in chosen}
+        return round_without_statistics(rounding, own, pipeline.input_groups.siblings, report), {}
 
 
 def _tuning(
-    pipeline: BlockPipeline, block: Block, layers: Mapping[str, tuple[nn.Module, QuantizedLayer]], block_run: BlockRun
+    pipeline: BlockPipeline,
+    block: Block,
+    rows: Sequence[PlanRow],
+    layers: Mapping[str, tuple[nn.Module, QuantizedLayer]],
+    block_run: BlockRun,
 ) -> BlockTuning | None:
     """Return what tunes a block, which has the outputs of the float block; None where nothing does."""
     if not pipeline.tunings or not layers:
         return None
     keeps_floats = pipeline.run.algorithms.rounding_wants_float
-    return BlockTuning(block_run, block, layers, pipeline.tunings, keeps_floats=keeps_floats, clock=pipeline.figures.clock)
+    tuned = {row.name for row in rows if row.has_codes_to_choose}
+    return BlockTuning(block_run, block, layers, tuned, pipeline.tunings, keeps_floats=keeps_floats, clock=pipeline.figures.clock)
 
 
 def _of_all_ranks(tokens: Mapping[str, int], ranks: Ranks) -> dict[str, int]:

@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch import nn
 
-from quark.algorithms import NamesLayers, ResolvesForModel, ValidatedTransform
+from quark.algorithms import NamesLayers, ResolvesForModel, Rounding, ValidatedTransform
 from quark.calibration.batches import Call, calls
 from quark.calibration.block_transforms import StartedTransform
 from quark.calibration.sample_grid import SampleGrid
@@ -23,7 +23,7 @@ from quark.events import SILENT, RunEvents
 from quark.hf.attention_switch import refuse_unswitchable
 from quark.log import get_logger
 from quark.names import folded
-from quark.planning.decoder_blocks import decoder_blocks, rows_by_block
+from quark.planning.decoder_blocks import decoder_blocks, owners, rows_by_block
 from quark.planning.family import architecture_of
 from quark.planning.kept_layers import CodesOf
 from quark.planning.mixtures import separate_experts
@@ -35,7 +35,6 @@ from quark.plugins.events import RunPlanned
 from quark.ranks import ALONE, Ranks
 from quark.runs.excluded_schemes import refuse_excluded_schemes
 from quark.runs.memory import SHARE, free_bytes, held_bytes, held_probabilities, tokens_in
-from quark.runs.rounded_rows import block_of, is_rounded_by, rounded_to_nearest_by_type
 from quark.runs.selected_algorithms import Algorithms, algorithms_of, own_settings
 from quark.runs.source import InMemorySource, RunSource
 
@@ -48,6 +47,7 @@ __all__ = [
     "held_by_forwards",
     "needs_two_passes",
     "plan_run",
+    "with_algorithm",
 ]
 
 Data = Iterable[Any] | Callable[[str], Iterable[Any] | None] | None
@@ -89,6 +89,11 @@ class Run:
     def works_by_block(self) -> bool:
         """Whether one block in memory at a time is enough for every transform."""
         return self.algorithms.works_by_block
+
+    def chosen(self, rows: Iterable[PlanRow]) -> set[str]:
+        """Return the full names of the layers whose codes the rounding chooses: those that the plan gives it; round-to-nearest has all."""
+        is_nearest = self.algorithms.rounding_name is None
+        return {r.name for r in rows if (r.has_codes_to_choose if is_nearest else r.algorithm is not None)}
 
     @attributed("planning the run")
     def with_data(self, model: nn.Module, data: Data, device: torch.device, ranks: Ranks = ALONE, events: RunEvents = SILENT) -> Run:
@@ -243,11 +248,10 @@ def plan_run(model: nn.Module, config: QConfig, codes_of: CodesOf = MappingProxy
     if algorithms.rounding_name is None:
         return Run(plan, algorithms)
     blocks = {b.name for b in decoder_blocks(model, plan.architecture)}
-    rows = tuple(
-        attrs.evolve(r, algorithm=algorithms.rounding_name) if is_rounded_by(algorithms.rounding, r, blocks) else r for r in plan.rows
-    )
-    others = rounded_to_nearest_by_type(algorithms.rounding, rows, blocks)
-    if not any(r.algorithm for r in rows):
+    named = {r.name for r in plan.quantized if _is_named_by(algorithms.rounding, r, blocks)}
+    rows = with_algorithm(plan, algorithms, blocks)
+    others = _by_type([r for r in rows if r.name in named and not r.is_linear])
+    if not any(r.name in named and r.is_linear for r in rows):
         of_types = f" (it rounds linear layers, and here are {others})" if others else ""
         raise ConfigError(
             f"the algorithm '{algorithms.rounding_name}' matches no layer of this model{of_types}: the names in its configuration are "
@@ -257,6 +261,31 @@ def plan_run(model: nn.Module, config: QConfig, codes_of: CodesOf = MappingProxy
     by_type = [f"'{algorithms.rounding_name}' rounds linear layers; rounded to nearest are {others}"] if others else []
     warnings = (*plan.warnings, *_unmatched(algorithms, rows, blocks))
     return Run(attrs.evolve(plan, rows=rows, notes=(*plan.notes, *by_type), warnings=warnings), algorithms)
+
+
+def with_algorithm(plan: QuantPlan, algorithms: Algorithms, blocks: Collection[str]) -> tuple[PlanRow, ...]:
+    """Return the rows of a plan, those of layers in ``blocks`` whose codes the rounding chooses with its name: a run obeys them."""
+    name, rounding = algorithms.rounding_name, algorithms.rounding
+    return tuple(attrs.evolve(r, algorithm=name) if r.has_codes_to_choose and _is_named_by(rounding, r, blocks) else r for r in plan.rows)
+
+
+def _is_named_by(rounding: Rounding, row: PlanRow, blocks: Collection[str]) -> bool:
+    """Return whether the rounding would choose the codes of a layer if the layer is linear."""
+    block = _block_of(row, blocks) if row.has_quantized_weight and not row.is_kept else None
+    return block is not None and rounding.applies_to(row.name.removeprefix(f"{block}."))
+
+
+def _block_of(row: PlanRow, blocks: Collection[str]) -> str | None:
+    """Return the full name of the decoder block that a layer lies in."""
+    return next((name for name in owners(row.name) if name in blocks), None)
+
+
+def _by_type(rows: Iterable[PlanRow]) -> str:
+    """Return layers by type, for messages; empty where there are none."""
+    names_of: dict[str, list[str]] = {}
+    for row in rows:
+        names_of.setdefault(row.layer_type, []).append(row.name)
+    return ", ".join(f"{len(names)} {layer_type} layer(s) ({folded(names)})" for layer_type, names in names_of.items())
 
 
 def _note(name: str) -> str:
@@ -278,7 +307,7 @@ def _resolved(model: nn.Module, plan: QuantPlan, algorithms: Algorithms) -> tupl
 def _unmatched(algorithms: Algorithms, rows: Sequence[PlanRow], blocks: Collection[str]) -> Iterator[str]:
     """Yield what the settings of the rounding name and the model does not have."""
     if isinstance(algorithms.rounding, NamesLayers):
-        names = [r.name.removeprefix(f"{block}.") for r in rows if (block := block_of(r, blocks)) is not None]
+        names = [r.name.removeprefix(f"{block}.") for r in rows if (block := _block_of(r, blocks)) is not None]
         unmatched = algorithms.rounding.unmatched(names)
         if unmatched:
             left = sum(1 for r in rows if r.has_quantized_weight and not r.is_kept and not r.algorithm)
