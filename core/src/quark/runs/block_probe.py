@@ -21,7 +21,7 @@ from quark.errors import QuarkError
 from quark.log import get_logger, silenced
 from quark.planning.decoder_blocks import Block, decoder_blocks
 from quark.runs.quantize_run import quantize_started, start_run
-from quark.runs.run import Run, StartedRun, plan_run
+from quark.runs.run import FinishedRun, Run, StartedRun, plan_run
 from quark.runs.sink import CheckpointSink, InPlaceSink
 from quark.runs.skeleton import quantized_skeleton
 
@@ -128,19 +128,19 @@ def _seconds(
     started = start_run(own, model)
     before = time.perf_counter() - began
     if isinstance(exporter, StreamingExporter) and own.works_by_block:
-        _streamed(started, exporter, options)
+        finished = _streamed(started, exporter, options)
     else:
-        quantize_started(started, InPlaceSink(model))
-    seconds: dict[str, float] = dict(model.quark_report.seconds)
+        finished = quantize_started(started, InPlaceSink(model))
+    seconds = dict(finished.report.seconds)
     if own.algorithms.transforms:
         seconds["transforms"] = seconds.get("transforms", 0.0) + before
     return seconds
 
 
-def _streamed(started: StartedRun, exporter: StreamingExporter, options: ExportOptions) -> None:
+def _streamed(started: StartedRun, exporter: StreamingExporter, options: ExportOptions) -> FinishedRun:
     content = CheckpointContent(started.model, started.plan.config, started.plan)
     with (
         tempfile.TemporaryDirectory() as directory,
         exporter.stream(content, quantized_skeleton(started.model, started.plan), Path(directory), options) as stream,
     ):
-        quantize_started(started, CheckpointSink(started.model, stream))
+        return quantize_started(started, CheckpointSink(started.model, stream))

@@ -15,7 +15,7 @@ from quark.config.model import QConfig
 from quark.hf.attention_switch import switch_attention
 from quark.plugins.attribution import attributed
 from quark.runs.quantize_block import quantize_blocks, start_transforms
-from quark.runs.run import Run, StartedRun, allowed_activations
+from quark.runs.run import FinishedRun, Run, StartedRun, allowed_activations
 from quark.runs.sink import BlockSink
 from quark.runs.source import InMemorySource, RunSource
 
@@ -23,8 +23,8 @@ __all__ = ["quantize_run", "quantize_started", "start_run"]
 
 
 @attributed("quantizing the model")
-def quantize_run(run: Run, model: nn.Module, sink: BlockSink, source: RunSource | None = None) -> CheckpointContent:
-    """Quantize ``model``, and return it with the plan of what was done: `start_run`, then `quantize_started`."""
+def quantize_run(run: Run, model: nn.Module, sink: BlockSink, source: RunSource | None = None) -> FinishedRun:
+    """Quantize ``model``, and return the run as it has ended: `start_run`, then `quantize_started`."""
     return quantize_started(start_run(run, model, source), sink)
 
 
@@ -51,8 +51,8 @@ def start_run(run: Run, model: nn.Module, source: RunSource | None = None) -> St
 
 
 @attributed("quantizing the model")
-def quantize_started(started: StartedRun, sink: BlockSink) -> CheckpointContent:
-    """Quantize the model of a started run, and return it with the plan of what was done.
+def quantize_started(started: StartedRun, sink: BlockSink) -> FinishedRun:
+    """Quantize the model of a started run, and return the run as it has ended, with the plan of what was done.
 
     Transforms that turn out to change none of the blocks are left out of that plan. For users, the model has the results as
     attributes: ``quant_config``, ``quark_plan``, ``quark_report`` and ``quark_quantized``.
@@ -70,7 +70,7 @@ def quantize_started(started: StartedRun, sink: BlockSink) -> CheckpointContent:
     set_results(content)
     model.quark_report = report  # type: ignore[assignment]
     report.log()
-    return content
+    return FinishedRun(run, content, report)
 
 
 def _spilled(config: QConfig) -> SpilledInputs | None:

@@ -14,9 +14,11 @@ from torch import nn
 from quark.algorithms import NamesLayers, ResolvesForModel, Rounding, ValidatedTransform
 from quark.calibration.batches import Call, calls
 from quark.calibration.block_transforms import StartedTransform
+from quark.calibration.report import CalibrationReport
 from quark.calibration.sample_grid import SampleGrid
 from quark.calibration.spilled_inputs import SpilledInputs
 from quark.calibration.transform_validation import TransformValidation
+from quark.checkpoint.content import CheckpointContent
 from quark.config.model import QConfig
 from quark.errors import ConfigError, UnsupportedError
 from quark.events import SILENT, RunEvents
@@ -41,6 +43,7 @@ from quark.runs.source import InMemorySource, RunSource
 __all__ = [
     "TWO_PASSES",
     "Data",
+    "FinishedRun",
     "Run",
     "StartedRun",
     "allowed_activations",
@@ -203,6 +206,21 @@ class StartedRun:
     def plan(self) -> QuantPlan:
         """The plan of the run."""
         return self.run.plan
+
+
+@attrs.frozen(eq=False)
+class FinishedRun:
+    """A run that has quantized its model.
+
+    Attributes:
+        run: With its data.
+        content: The quantized model, and the plan of what was done to it.
+        report: The figures that were measured meanwhile.
+    """
+
+    run: Run
+    content: CheckpointContent
+    report: CalibrationReport
 
 
 @attributed("planning the run")

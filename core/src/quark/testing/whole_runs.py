@@ -119,7 +119,7 @@ def require_same_by_two_ranks(config: QConfig) -> None:
 
     def quantized_by(ranks: Ranks, model: nn.Module) -> dict[str, Any]:
         run = plan_run(model, config).with_data(model, batches(), torch.device("cpu"), ranks)
-        content = quantize_run(run, model, InPlaceSink(model))
+        content = quantize_run(run, model, InPlaceSink(model)).content
         return {**model.state_dict(), "the report": shared_report(model.quark_report), "the plan": content.plan.to_dict()}  # type: ignore[arg-type]
 
     results = []
