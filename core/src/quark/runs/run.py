@@ -147,6 +147,10 @@ class Run:
         size = {"blocks": blocks, "layers": layers, "samples": samples, "tokens": tokens}
         self.events.tell(RunPlanned, **size, two_passes=self.two_passes, processes=self.ranks.size)
 
+    def for_data(self, model: nn.Module, data: Sequence[Call], device: torch.device) -> Run:
+        """Return the run in the memory mode that these calls need on a device, with no data yet; `with_data` decides it again."""
+        return self.in_memory_mode(True) if needs_two_passes(model, self.plan, self.algorithms, data, device) else self
+
     def in_memory_mode(self, two_passes: bool) -> Run:
         """Return the run with that memory mode in place of the one that fits the memory that is free now."""
         notes = tuple(note for note in self.plan.notes if note != TWO_PASSES)
