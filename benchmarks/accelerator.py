@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.random_llama import SHAPES, write_random_llama
+from quark.report import ReportOptions
 from quark.runs import quantize_checkpoint
-from quark.runs.run_report import ReportOptions
 from quark.torch import LLMTemplate
 
 __all__ = ["BARS", "RUNS", "TINY", "Measured", "main", "measured"]

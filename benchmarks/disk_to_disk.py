@@ -72,8 +72,8 @@ def comparing(args: argparse.Namespace) -> None:
 
     from quark.checkpoint.transformers_loading import register_layouts
     from quark.evaluate import Windows, compare
+    from quark.evaluate.by_block import compare_by_block
     from quark.hf.loading import load_model
-    from quark.runs.evaluation import compare_by_block
 
     register_layouts()
     tokens = torch.randint(3, 40_000, (4, 65), generator=torch.Generator().manual_seed(0))

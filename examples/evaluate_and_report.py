@@ -12,8 +12,8 @@ from quark.evaluate import compare, protocol_of, scored_windows
 from quark.hf.loading import load_model
 from quark.hf.model_config import model_config
 from quark.hf.tokenizer import load_tokenizer
-from quark.report import read_report
-from quark.runs import ReportOptions, quantize_checkpoint
+from quark.report import ReportOptions, read_report
+from quark.runs import quantize_checkpoint
 from quark.testing.tiny import held_out_text, tiny_model_dir
 from quark.torch import LLMTemplate
 

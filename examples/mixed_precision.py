@@ -10,7 +10,8 @@ from pathlib import Path
 
 from quark.data import read_samples, token_sequences
 from quark.hf.tokenizer import load_tokenizer
-from quark.runs import ReportOptions, quantize_checkpoint
+from quark.report import ReportOptions
+from quark.runs import quantize_checkpoint
 from quark.selection import Budget, select_schemes
 from quark.testing.tiny import held_out_text, tiny_model_dir
 

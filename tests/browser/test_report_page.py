@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from quark.runs import ReportOptions, quantize_checkpoint
+from quark.report import ReportOptions
+from quark.runs import quantize_checkpoint
 from quark.selection import Budget, select_schemes
 from quark.testing.tiny import calibration_batches, tiny_model_dir
 from quark.torch import LLMTemplate

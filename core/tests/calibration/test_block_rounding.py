@@ -26,6 +26,8 @@ from quark.runs.sink import InPlaceSink
 from quark.testing import tiny
 from quark.torch import LLMTemplate
 
+from ..hand_made_runs import hand_made_run
+
 IDS = [torch.arange(3, 19)[None], torch.arange(30, 40)[None], torch.arange(5, 17).reshape(2, 6)]
 
 
@@ -74,7 +76,7 @@ def quantized(
     model: nn.Module, config: QConfig, rounding: Any, data: Any = IDS, architecture: Architecture | str | None = ""
 ) -> CalibrationReport:
     facts = architecture_of(model) if isinstance(architecture, str) else architecture
-    return quantize_blocks(model, make_plan(model, config, facts), calls(data), rounding, InPlaceSink(model))
+    return quantize_blocks(hand_made_run(model, make_plan(model, config, facts), calls(data), rounding), InPlaceSink(model))
 
 
 def config(scheme: str = "int4_wo_32") -> QConfig:
@@ -276,7 +278,8 @@ def test_moments_are_the_sums_of_their_definition_and_merge(columns: int) -> Non
 
 
 def two_passes(model: nn.Module, spy: Spy, data: Any = IDS, scheme: str = "int4_wo_32") -> None:
-    quantize_blocks(model, make_plan(model, config(scheme), architecture_of(model)), calls(data), spy, InPlaceSink(model), two_passes=True)
+    plan = make_plan(model, config(scheme), architecture_of(model))
+    quantize_blocks(hand_made_run(model, plan, calls(data), spy, two_passes=True), InPlaceSink(model))
 
 
 def test_two_passes_show_what_the_rounded_blocks_before_give_to_the_block_in_float() -> None:

@@ -17,11 +17,12 @@ from quark.config.model import QConfig
 from quark.planning.family import architecture_of
 from quark.planning.plan import QuantPlan, make_plan
 from quark.plugins.attribution import origin
-from quark.runs.quantize_block import quantize_blocks, start_transforms
+from quark.runs.quantize_block import quantize_blocks
 from quark.runs.sink import InPlaceSink
 from quark.testing import tiny
 from quark.torch import LLMTemplate
 
+from ..hand_made_runs import hand_made_run
 from .inputs import Inputs
 
 IDS = [torch.arange(3, 19)[None], torch.arange(30, 40)[None], torch.arange(5, 17).reshape(2, 6)]
@@ -65,8 +66,7 @@ class Scaling:
 def quantized(model: nn.Module, config: QConfig, transform: Any, data: Any = IDS, **options: Any) -> CalibrationReport:
     plan = make_plan(model, config, architecture_of(model))
     rounding = options.pop("rounding", RoundToNearest())
-    transforms = start_transforms(model, plan, [transform])
-    return quantize_blocks(model, plan, calls(data), rounding, InPlaceSink(model), transforms=transforms, **options)
+    return quantize_blocks(hand_made_run(model, plan, calls(data), rounding, transform, **options), InPlaceSink(model))
 
 
 def config(scheme: str) -> QConfig:
@@ -106,7 +106,7 @@ def test_weights_that_are_rounded_are_those_that_the_transform_has_left() -> Non
     for i, block in enumerate(by_hand.model.layers):
         Scaling().apply(BlockContext(f"model.layers.{i}", block, facts, {}, {}))
     plan = make_plan(by_hand, config("int4_wo_32"), facts)
-    quantize_blocks(by_hand, plan, [], RoundToNearest(), InPlaceSink(by_hand))
+    quantize_blocks(hand_made_run(by_hand, plan), InPlaceSink(by_hand))
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), by_hand.state_dict().values(), strict=True))
 
 
@@ -204,8 +204,8 @@ def test_transforms_finish_a_block_when_all_have_been_applied_the_last_first() -
     whose = origin("algorithms", "smooth")
     checked = CheckedTransform(two, whose, runs_with_model=False)
     plain = CheckedTransform(Scaling(), whose, runs_with_model=False)
-    transforms = start_transforms(model, plan, [one, plain, checked])
-    report = quantize_blocks(model, plan, calls(IDS), RoundToNearest(), InPlaceSink(model), transforms=transforms)
+    run = hand_made_run(model, plan, calls(IDS), RoundToNearest(), one, plain, checked)
+    report = quantize_blocks(run, InPlaceSink(model))
     blocks = len(model.model.layers)
     assert called == ["one applied", "two applied", "two finished", "one finished"] * blocks
     assert report.transformed["model.layers.0.mlp.down_proj"] == {"two": 3, "one": 4}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from quark.algorithms import Metrics, RoundedBlock, RoundToNearest, Tuning
+from quark.algorithms import Metrics, RoundedBlock, Tuning
 from quark.calibration.batches import calls
 from quark.errors import PluginError, UnsupportedError
 from quark.ranks import Ranks
@@ -18,6 +18,8 @@ from quark.runs.run import plan_run
 from quark.runs.sink import InPlaceSink
 from quark.testing import tiny
 from quark.torch import LLMTemplate
+
+from ..hand_made_runs import hand_made_run
 
 Quantized = Callable[..., nn.Module]
 KIND = "block_tuning"
@@ -45,8 +47,8 @@ def run(tuning: Tuning, *, two_passes: bool = False, scheme: str = "int4_wo_32")
     """The tiny model and its report, rounded to nearest and tuned."""
     model: Any = tiny.tiny_model()
     plan = plan_run(model, LLMTemplate.get("llama").get_config(scheme=scheme)).plan
-    sink, data = InPlaceSink(model), calls(IDS, model=model)
-    return model, quantize_blocks(model, plan, data, RoundToNearest(), sink, two_passes=two_passes, tunings={"test": tuning})
+    started = hand_made_run(model, plan, calls(IDS, model=model), tunings={"test": tuning}, two_passes=two_passes)
+    return model, quantize_blocks(started, InPlaceSink(model))
 
 
 def hidden_states(model: Any, block: int) -> torch.Tensor:
@@ -211,7 +213,7 @@ def test_each_of_two_tunings_sees_what_the_one_before_it_has_left() -> None:
     model: Any = tiny.tiny_model()
     plan = plan_run(model, LLMTemplate.get("llama").get_config(scheme="int4_wo_32")).plan
     tunings = {"first": first, "second": second}
-    report = quantize_blocks(model, plan, calls(IDS, model=model), RoundToNearest(), InPlaceSink(model), tunings=tunings)
+    report = quantize_blocks(hand_made_run(model, plan, calls(IDS, model=model), tunings=tunings), InPlaceSink(model))
     assert any(metrics["first"]["applied"] for metrics in report.tuned.values())
     for number, output in enumerate(second.outputs):
         torch.testing.assert_close(output, hidden_states(model, number))

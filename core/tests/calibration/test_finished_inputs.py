@@ -16,16 +16,17 @@ from quark.calibration.batches import calls
 from quark.calibration.report import CalibrationReport
 from quark.config.architecture import Architecture
 from quark.config.model import QConfig
+from quark.hf.attention_switch import switch_attention
 from quark.modules import QuantizedLayer, QuantizerModule
 from quark.planning.family import architecture_of
 from quark.planning.mixtures import separate_experts
 from quark.planning.plan import make_plan
 from quark.runs.quantize_block import quantize_blocks
-from quark.runs.run import switch_attention_of
 from quark.runs.sink import InPlaceSink
 from quark.testing.tiny import tiny_model
 from quark.torch import LLMTemplate
 
+from ..hand_made_runs import hand_made_run
 from .inputs import Inputs
 
 IDS = [torch.arange(3, 19)[None], torch.arange(30, 40)[None], torch.arange(5, 17).reshape(2, 6)]
@@ -78,8 +79,9 @@ def quantized(
 ) -> CalibrationReport:
     separate_experts(model, config)
     plan = make_plan(model, config, architecture or architecture_of(model))
-    switch_attention_of(model, plan)
-    return quantize_blocks(model, plan, calls(IDS), rounding, InPlaceSink(model), two_passes=two_passes)
+    if plan.attentions:
+        switch_attention(model, [a.name for a in plan.attentions], eager=config.softmax_quant_spec is not None)
+    return quantize_blocks(hand_made_run(model, plan, calls(IDS), rounding, two_passes=two_passes), InPlaceSink(model))
 
 
 def config(scheme: str = "int4_wo_32", family: str = "llama", **options: Any) -> QConfig:

@@ -13,11 +13,12 @@ from quark.algorithms import BlockContext, Metrics, Rounding, RoundingTask, Roun
 from quark.calibration.batches import calls
 from quark.planning.family import architecture_of
 from quark.planning.plan import QuantPlan, make_plan
-from quark.runs.quantize_block import quantize_blocks, start_transforms
+from quark.runs.quantize_block import quantize_blocks
 from quark.runs.sink import InPlaceSink
 from quark.testing import tiny
 from quark.torch import LLMTemplate
 
+from ..hand_made_runs import hand_made_run
 from .inputs import Inputs
 
 PAD = 7
@@ -75,8 +76,7 @@ def run_with(rounding: Any, *transforms: Any, **options: Any) -> nn.Module:
     model = tiny.tiny_model()
     plan = make_plan(model, LLMTemplate.get("llama").get_config(scheme="int4_wo_32"), architecture_of(model))
     data = [{"input_ids": ids, "attention_mask": mask} for ids, mask in zip(IDS, MASKS, strict=True)]
-    started = start_transforms(model, plan, transforms)
-    quantize_blocks(model, plan, calls(data), rounding, InPlaceSink(model), transforms=started, **options)
+    quantize_blocks(hand_made_run(model, plan, calls(data), rounding, *transforms, **options), InPlaceSink(model))
     return model
 
 

@@ -24,6 +24,8 @@ from quark.planning.plan import make_plan
 from quark.runs.quantize_block import quantize_blocks
 from quark.runs.sink import InPlaceSink
 
+from ..hand_made_runs import hand_made_run
+
 TOKENS = torch.randn(320, 32, generator=torch.Generator().manual_seed(0))
 
 
@@ -73,7 +75,7 @@ def model() -> nn.Sequential:
 def quantized(rounding: Rounding, data: Any, scheme: str = "int4_wo_32", *, two_passes: bool = False) -> tuple[Any, CalibrationReport]:
     made = copy.deepcopy(model())
     plan = make_plan(made, QConfig(global_quant_config=quark.schemes().load_config(scheme)()), None)
-    return made, quantize_blocks(made, plan, calls(data), rounding, InPlaceSink(made), two_passes=two_passes)
+    return made, quantize_blocks(hand_made_run(made, plan, calls(data), rounding, two_passes=two_passes), InPlaceSink(made))
 
 
 @pytest.mark.parametrize("two_passes", [False, True])
@@ -128,7 +130,7 @@ def test_layers_that_share_a_scale_are_given_up_together() -> None:
     made: Any = nn.Sequential(Attention())
     config = QConfig(global_quant_config=quark.schemes().load_config("nvfp4")(), shared_scale_groups=[["q_proj", "k_proj"]])
     plan = make_plan(made, config, None)
-    report = quantize_blocks(made, plan, calls([TOKENS]), Harmful("0.k_proj"), InPlaceSink(made))
+    report = quantize_blocks(hand_made_run(made, plan, calls([TOKENS]), Harmful("0.k_proj")), InPlaceSink(made))
     outer = [made[0].get_submodule(f"{n}_proj").weight_quantizer.qparams.outer_scale for n in "qkv"]
     assert torch.equal(outer[0], outer[1])
     assert not torch.equal(outer[0], outer[2])

@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from quark.report import read_report
-from quark.runs import ReportOptions, quantize_checkpoint
+from quark.report import ReportOptions, read_report
+from quark.runs import quantize_checkpoint
 from quark.testing.tiny import calibration_batches, tiny_model_dir
 from quark.torch import LLMTemplate
 

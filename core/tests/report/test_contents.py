@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from quark.report import read_report
+from quark.report import ReportOptions, read_report
+from quark.report.export_report import export_report
 from quark.report.schema import report_schema, violations
-from quark.runs import ReportOptions, quantize_checkpoint
-from quark.runs.export_report import export_report
+from quark.runs import quantize_checkpoint
 from quark.testing.tiny import calibration_batches, tiny_model, tiny_model_dir
 from quark.torch import LLMTemplate, import_model_from_safetensors
 

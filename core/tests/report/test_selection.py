@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from quark.report import page
+from quark.report import ReportOptions, page
 from quark.report.schema import violations
-from quark.runs import ReportOptions, quantize_checkpoint
+from quark.runs import quantize_checkpoint
 from quark.selection import Budget, SelectionResult, select_schemes
 from quark.selection.picture import curve_svg
 from quark.testing.tiny import calibration_batches, tiny_model_dir

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from quark.evaluate.by_block import likelihood_by_block
 from quark.evaluate.logits import windows_of
 from quark.plugins import BlockFinished, Event, Exported, PhaseStarted, RunPlanned, RunStarted, listening
 from quark.runs import quantize_checkpoint
-from quark.runs.evaluation import likelihood_by_block
 from quark.selection import Budget, select_schemes
 from quark.testing import tiny
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors

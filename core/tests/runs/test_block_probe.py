@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from quark.checkpoint.exporter import ExportOptions
 from quark.planning.decoder_blocks import decoder_blocks
 from quark.planning.family import architecture_of
 from quark.runs import block_probe as module
-from quark.runs.block_probe import BlockSeconds, _of_one_block, measured_block
+from quark.runs.block_probe import BlockSeconds, _of_one_block, measured_block, seconds_per_byte
 from quark.runs.run import plan_run
 from quark.testing import tiny
 from quark.torch import LLMTemplate
@@ -24,6 +25,15 @@ def test_the_seconds_of_a_block_grow_with_tokens_where_a_phase_does() -> None:
     found = BlockSeconds({"load": 1.0, "forward": 2.0}, {"load": 0.0, "forward": 0.5}, 100)
     assert found.of(0) == {"load": 1.0, "forward": 2.0}
     assert found.of(10) == {"load": 1.0, "forward": 7.0}
+
+
+def test_seconds_per_byte_are_those_of_the_part_that_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "weights"
+    file.write_bytes(bytes(1000))
+    times = iter(range(100))
+    monkeypatch.setattr(module.time, "perf_counter", lambda: float(next(times)))
+    monkeypatch.setattr(module, "_SECONDS", 60)
+    assert seconds_per_byte(file) == pytest.approx(2 / 1000), "begin, one look at the clock within, end"
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, length: int = 256) -> tuple[BlockSeconds | None, list[tuple[int, int]]]:

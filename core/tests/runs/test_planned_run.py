@@ -134,14 +134,17 @@ def test_the_seconds_of_a_block_grow_with_the_tokens() -> None:
     assert block.of(1024) == {"solve": 0.5, "forward": 1.25}
 
 
-def test_of_a_block_that_is_too_large_the_rates_of_the_machine_give_the_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quark.runs.block_probe._LARGEST", 0)
+@pytest.mark.parametrize(("limit", "value"), [("_LARGEST", 0), ("_MOST_FLOPS", {"cpu": 0.0})])
+def test_plan_says_that_the_time_is_not_known_of_a_block_that_is_too_large(limit: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"quark.runs.block_probe.{limit}", value)
     planned = plan(tiny_model_dir(), tiny_template().get_config(scheme="int4_wo_64", algorithm="gptq"), calibration=Calibration(2, 32))
     assert planned.estimate is not None
     assert planned.estimate.block is None
-    assert set(planned.estimate.seconds) == {"reading", "forwards", "statistics", "solver", "rounding and packing", "writing"}
-    assert all(seconds > 0 for seconds in planned.estimate.seconds.values())
-    assert "transforms not counted" in " ".join(planned_lines(planned))
+    assert planned.estimate.seconds == {}
+    assert "time: not known" in " ".join(planned_lines(planned))
+    assert planned.estimate.memory
+    unprobed = plan(tiny_model_dir(), "int4_wo_64", probing=False)
+    assert "time:" not in " ".join(planned_lines(unprobed))
 
 
 def test_why_a_block_cannot_be_measured_stands_in_the_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from torch import nn
 
-from quark.algorithms import BlockContext, Hessian, Rounding, RoundToNearest
+from quark.algorithms import BlockContext, Hessian, Metrics, Rounding, RoundingTask, RoundToNearest
 from quark.calibration.batches import calls
 from quark.calibration.report import CalibrationReport
 from quark.config.layer import QLayerConfig
@@ -20,9 +22,11 @@ from quark.planning.decoder_blocks import Block
 from quark.planning.family import architecture_of
 from quark.planning.plan import QuantPlan, make_plan
 from quark.plugins import BlockFinished, Event, documented_object, listening
-from quark.runs.quantize_block import quantize_block, quantize_blocks, start_transforms
+from quark.runs.quantize_block import quantize_block, quantize_blocks
 from quark.runs.sink import BlockResult, InPlaceSink
 from quark.testing.small_models import small_model
+
+from ..hand_made_runs import hand_made_run
 
 INT8 = documented_object("Int8PerTensorSpec")(is_dynamic=False, symmetric=True).to_quantization_spec()
 
@@ -40,7 +44,8 @@ def test_a_bias_is_rounded_to_nearest_by_its_own_spec(rounding: Rounding, two_pa
     model = nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 4))
     before = [layer.bias.detach().clone() for layer in model]
     plan = make_plan(model, QConfig(global_quant_config=QLayerConfig(weight=INT8, bias=INT8)), None)
-    quantize_blocks(model, plan, calls([torch.randn(24, 16)]), rounding, InPlaceSink(model), two_passes=two_passes)
+    run = hand_made_run(model, plan, calls([torch.randn(24, 16)]), rounding, two_passes=two_passes)
+    quantize_blocks(run, InPlaceSink(model))
     for layer, bias in zip(model, before, strict=True):
         scale = layer.bias_quantizer.scale
         assert scale is not None, "the bias has not been rounded"
@@ -49,6 +54,34 @@ def test_a_bias_is_rounded_to_nearest_by_its_own_spec(rounding: Rounding, two_pa
         assert codes.abs().max().round() in (127, 128), "the largest takes the whole range"
         assert (layer.bias - bias).abs().max() <= scale / 2 * (1 + 1e-5)
         assert not torch.equal(layer.bias, bias)
+
+
+class Sees(Calibrated):
+    """Keeps the names of the layers that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        self.names.update(task.layers)
+        return super().round(task)
+
+
+@pytest.mark.parametrize("two_passes", [False, True])
+def test_quantize_blocks_gives_the_rounding_those_layers_that_the_plan_gives_it(two_passes: bool) -> None:
+    model, sees = small_model(), Sees()
+    plan = make_plan(model, QConfig(global_quant_config=QLayerConfig(weight=INT8), exclude=["lm_head"]), architecture_of(model))
+    started = hand_made_run(model, plan, calls([torch.arange(16)[None]]), sees, two_passes=two_passes)
+    given = {row.name for row in started.plan.rows if row.algorithm}
+    left = {name for name in given if name.endswith("q_proj")}
+    assert left
+    assert left != given
+    rows = tuple(attrs.evolve(row, algorithm=None) if row.name in left else row for row in started.plan.rows)
+    run = attrs.evolve(started.run, plan=attrs.evolve(started.plan, rows=rows))
+    report = quantize_blocks(attrs.evolve(started, run=run), InPlaceSink(model))
+    assert sees.names == given - left == set(report.layers)
+    assert all(is_quantized(model.get_submodule(name)) for name in given)
 
 
 def test_what_happens_to_one_block_is_one_function_of_less_than_sixty_lines() -> None:
@@ -108,9 +141,10 @@ def test_a_finished_block_is_neither_transformed_nor_rounded_and_hands_on_what_w
     first = BlockResult(CalibrationReport(unreached=["a"]).to_dict(), {"input_groups": [["b", "c"]], "transforms": [7]})
     sink, transform = Resumed(model, first), Counts()
     heard: list[Event] = []
-    started = start_transforms(model, plan, [transform])
+    started = hand_made_run(model, plan, [], RoundToNearest(), transform)
+    started = attrs.evolve(started, run=attrs.evolve(started.run, events=RunEvents("quantize")))
     with listening(heard.append):
-        report = quantize_blocks(model, plan, [], RoundToNearest(), sink, RunEvents("quantize"), transforms=started)
+        report = quantize_blocks(started, sink)
     assert transform.seen == [7]
     assert sink.results[-1].learned == {"input_groups": [["b", "c"]], "transforms": [8]}
     assert report.unreached == ["a"]

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, MixtralConfig
 from quark.algorithms import AbsMax
 from quark.errors import UnsupportedError
 from quark.ranks import ALONE, Ranks
+from quark.runs.quantize_run import quantize_run
 from quark.runs.run import plan_run
 from quark.runs.sink import InPlaceSink
 from quark.testing.small_models import batches, small_model
@@ -78,7 +79,7 @@ def run_by(ranks: Ranks, model: nn.Module, options: dict[str, Any], data: list[T
     config = LLMTemplate.get(str(model.config.model_type)).get_config(**options)  # type: ignore[union-attr]
     config.activation_memory = memory
     run = plan_run(model, config).with_data(model, data, torch.device("cpu"), ranks)
-    run.quantize(model, InPlaceSink(model))
+    quantize_run(run, model, InPlaceSink(model))
     report: Any = model.quark_report
     return {name: t.clone() for name, t in model.state_dict().items() if not t.is_meta}, shared_report(report)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,16 +16,14 @@ from acme_quant.codebook import VALUES
 from acme_quant.weighted import AcmeWeighted, MeanSquare
 from acme_quant.weighted_config import AcmeWeightedConfig
 from quark.algorithms import Metrics, RoundingTask, RoundToNearest
-from quark.calibration.batches import calls
 from quark.calibration.held_out import held_out_tokens
 from quark.config.layer import QLayerConfig
 from quark.errors import ConfigError
 from quark.modules import QuantizedLayer, quantized_class
-from quark.planning.family import architecture_of
-from quark.planning.plan import make_plan
 from quark.plugins import Catalog, algorithms, schemes, using
 from quark.plugins.discovery import Source, discover
 from quark.runs.quantize_block import quantize_blocks
+from quark.runs.run import StartedRun, plan_run
 from quark.runs.sink import InPlaceSink
 from quark.templates.algorithms import algo_config_from_dict
 from quark.testing.tiny import calibration_batches, tiny_model
@@ -170,7 +169,9 @@ def test_every_layer_is_rounded_by_what_the_finished_model_gives_it_in_one_forwa
     hook = model.get_submodule("model.embed_tokens").register_forward_hook(lambda *call: embedded.append(call[-1]))
     config = LLMTemplate.get("llama").get_config(scheme="acme_nf3_g64", algorithm="acme_weighted")
     watched = Watched()
-    report = quantize_blocks(model, make_plan(model, config, architecture_of(model)), calls(TINY_TOKENS), watched, InPlaceSink(model))
+    run = plan_run(model, config)
+    run = attrs.evolve(run, algorithms=attrs.evolve(run.algorithms, rounding=watched)).with_data(model, TINY_TOKENS, torch.device("cpu"))
+    report = quantize_blocks(StartedRun(run, model), InPlaceSink(model))
     hook.remove()
     assert len(embedded) == len(TINY_TOKENS)
     finished: dict[str, list[Tensor]] = {name: [] for name in watched.shown}

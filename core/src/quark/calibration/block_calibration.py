@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import attrs
@@ -17,7 +17,7 @@ from quark.calibration.input_groups import InputGroups
 from quark.calibration.input_statistics import Collector
 from quark.calibration.lockstep import BlockRun
 from quark.calibration.phases import PhaseClock
-from quark.calibration.rounding_tasks import rounded_by, rounding_tasks
+from quark.calibration.rounding_tasks import rounding_tasks
 from quark.calibration.rounding_validation import round_validated
 from quark.modules import QuantizedLayer
 from quark.modules.experts import SeparateExperts
@@ -37,6 +37,7 @@ class BlockCalibration(ABC):
         block_run: The forwards, which wait at the block's entry.
         block: The block.
         layers: All its layers that are quantized, by full name: the float layer and the quantized one.
+        chosen: Full names of the layers whose codes the rounding chooses, by the plan; others are rounded to nearest.
         rounding: Has ``needs``.
         input_groups: Tells which layers share an input; that of the run, which learns from block to block.
         scales: Of the block's activations.
@@ -44,7 +45,6 @@ class BlockCalibration(ABC):
         tuning: Tunes the block when it is rounded, before the forwards leave it; None where nothing does.
 
     Attributes:
-        taken: Full names of the layers that the rounding applies to; others are rounded to nearest.
         rounded: Full names of the layers whose weight is rounded.
         metrics: By layer that the rounding has rounded: what it and its validation report, and how many tokens reached the layer.
         inputs: Samples of the inputs of these layers, for the report.
@@ -55,6 +55,7 @@ class BlockCalibration(ABC):
     _block_run: BlockRun
     _block: Block
     _layers: Layers
+    _chosen: Collection[str]
     _rounding: Rounding
     _input_groups: InputGroups
     _scales: ActivationScales
@@ -62,7 +63,6 @@ class BlockCalibration(ABC):
     _tuning: BlockTuning | None = None
     _prefix: str = attrs.field(init=False)
     _routed: tuple[str, ...] = attrs.field(init=False)
-    taken: set[str] = attrs.field(init=False)
     rounded: set[str] = attrs.field(init=False, factory=set)
     metrics: dict[str, dict[str, Any]] = attrs.field(init=False, factory=dict)
     inputs: dict[str, InputSample] = attrs.field(init=False, factory=dict)
@@ -78,10 +78,6 @@ class BlockCalibration(ABC):
         """Return what the full names of experts' layers in the block begin with."""
         names = (n for n, m in self._block.module.named_modules() if isinstance(m, SeparateExperts))
         return tuple(f"{self._block.name}.{n}.".lstrip(".") for n in names)
-
-    @taken.default
-    def _names_of_taken(self) -> set[str]:
-        return set(rounded_by(self._rounding, {n: quantized for n, (_, quantized) in self._layers.items()}, self._block))
 
     @property
     def _ranks(self) -> Ranks:

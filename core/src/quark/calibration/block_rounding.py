@@ -80,7 +80,7 @@ class BlockRounding(BlockCalibration):
 
     def work(self) -> None:
         """Lead every forward through the block."""
-        others = {n: quantized for n, (_, quantized) in self._layers.items() if n not in self.taken}
+        others = {n: quantized for n, (_, quantized) in self._layers.items() if n not in self._chosen}
         with self._clock.phase("solve"):
             self.rounded |= round_to_nearest(others, self._input_groups.siblings)
         layers = enumerate(self._layers.items())
@@ -178,10 +178,10 @@ class BlockRounding(BlockCalibration):
             for x in inputs.values() if self._scales.wants(name, INPUT) else ():
                 self._scales.see(name, INPUT, x)
         self._scales.set_scales((m.name, INPUT) for m in members)
-        taken = {m.name: m.quantized for m in members if m.name in self.taken}
-        if taken:
+        chosen = {m.name: m.quantized for m in members if m.name in self._chosen}
+        if chosen:
             collector = self._statistics_of(leader, members, inputs)
-            self._round_members(taken, collector)
+            self._round_members(chosen, collector)
         self._set_output_scales(members, inputs)
         arrived = dict(leader.arrived)
         for pause_point in members:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,6 @@ from quark.calibration.lockstep import BlockRun, Forward
 from quark.calibration.output_error import tensor_of
 from quark.calibration.pause_points import tokens_of
 from quark.calibration.phases import PhaseClock
-from quark.calibration.rounding_tasks import has_input_channels
 from quark.modules import QuantizedLayer
 from quark.modules.layers import linear_weight
 from quark.planning.decoder_blocks import Block
@@ -32,6 +31,7 @@ class BlockTuning:
         block_run: The forwards; those of the float model go on to the next block.
         block: The block, its weights float.
         layers: All its layers that are quantized, by full name: the float layer and the quantized one.
+        tuned: Full names of the layers whose codes may be chosen.
         tunings: By name, in order.
         keeps_floats: Whether forwards of the float model have to stay until the block is rounded, since the rounding compares with them.
         clock: Counts the time of the tunings.
@@ -45,6 +45,7 @@ class BlockTuning:
         block_run: BlockRun,
         block: Block,
         layers: Mapping[str, tuple[nn.Module, QuantizedLayer]],
+        tuned: Collection[str],
         tunings: Mapping[str, Tuning],
         *,
         keeps_floats: bool,
@@ -53,6 +54,7 @@ class BlockTuning:
         self._block_run = block_run
         self._block = block
         self._layers = layers
+        self._tuned = tuned
         self._tunings = tunings
         self._clock = clock
         self.metrics: dict[str, dict[str, Any]] = {}
@@ -120,7 +122,7 @@ class BlockTuning:
 
     def _rounded_block(self, tuning: Tuning) -> RoundedBlock:
         prefix = self._block.prefix
-        chosen = {n: pair for n, pair in self._layers.items() if has_input_channels(pair[1])}
+        chosen = {n: pair for n, pair in self._layers.items() if n in self._tuned}
         samples = self._samples[tuning.wants_float]
         return RoundedBlock(
             self._block.name,

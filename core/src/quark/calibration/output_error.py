@@ -22,7 +22,7 @@ __all__ = ["as_rounded", "configs_of", "tensor_of"]
 def configs_of(block: str, rows: Sequence[PlanRow]) -> dict[str, QLayerConfig]:
     """Return the configuration of each linear layer of a block with a quantized weight, by its name in the block."""
     prefix = f"{block}." if block else ""
-    return {r.name.removeprefix(prefix): r.config for r in rows if r.config is not None and r.config.weight is not None and r.is_linear}
+    return {r.name.removeprefix(prefix): r.quantized_to for r in rows if r.has_quantized_matrix}
 
 
 @contextmanager

@@ -1,22 +1,14 @@
-"""Rounding tasks: which layers a rounding rounds, and which of them together."""
+"""Rounding tasks: which layers are rounded together."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from torch import nn
-
-from quark.algorithms import HeldOut, Rounding, RoundingTask, Statistic
+from quark.algorithms import HeldOut, RoundingTask, Statistic
 from quark.modules import QuantizedLayer
-from quark.planning.decoder_blocks import Block
 from quark.ranks import ALONE, Ranks
 
-__all__ = ["has_input_channels", "rounded_by", "rounding_tasks"]
-
-
-def rounded_by(rounding: Rounding, layers: Mapping[str, QuantizedLayer], block: Block) -> dict[str, QuantizedLayer]:
-    """Return those of a block's layers whose codes a rounding chooses: linear layers with quantized weights that it applies to."""
-    return {n: layer for n, layer in layers.items() if has_input_channels(layer) and rounding.applies_to(n.removeprefix(block.prefix))}
+__all__ = ["rounding_tasks"]
 
 
 def rounding_tasks(
@@ -49,12 +41,6 @@ def rounding_tasks(
         assert layer.weight_quantizer is not None
         alike.setdefault((layer.weight_quantizer.quantizer, layer.weight.dtype, type(layer)), {})[name] = layer
     return [*tasks, *(RoundingTask(members, statistics or {}, held_out=held_out, ranks=ranks) for members in alike.values())]
-
-
-def has_input_channels(layer: QuantizedLayer) -> bool:
-    """Return whether the weight of a layer is a matrix whose codes are to be chosen: not one that has them from its checkpoint."""
-    module = layer.weight_quantizer
-    return layer.planned_as is nn.Linear and module is not None and module.codes is None and not module.quantizer.is_float
 
 
 def _has_tensor_scale(layer: QuantizedLayer) -> bool:

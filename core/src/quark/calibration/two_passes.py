@@ -72,13 +72,13 @@ class TwoPasses(BlockCalibration):
         def forward_of_layer(x: Tensor, *args: Any, **kwargs: Any) -> Any:
             forward = current_forward()
             if forward is None or forward.is_float:
-                if forward is not None and name in self.taken:
+                if forward is not None and name in self._chosen:
                     self._floats[name] = x
                 return plain(x, *args, **kwargs)
             if self._is_finished:
                 return QuantizedLayer.forward(quantized, x, *args, **kwargs)
             self._scales.see(name, INPUT, x)
-            if name in self.taken:
+            if name in self._chosen:
                 self._collect(name, quantized, x, forward)
             y = plain(x, *args, **kwargs)
             self._scales.see(name, OUTPUT, y)

@@ -123,7 +123,7 @@ class Bench:
                 model = tiny.tiny_model(DTYPE)
                 config = LLMTemplate.get(str(model_type_of(model.config))).get_config(scheme=scheme, kv_cache_scheme=cache)
                 quantizer = ModelQuantizer(config)
-                layers = tuple(r for r in plan_run(model, config).plan.quantized if r.config is not None and r.config.weight is not None)
+                layers = tuple(r for r in plan_run(model, config).plan.quantized if r.has_quantized_weight)
                 planned = True
                 return self._carry_out(name, model, quantizer, layers, folder), layers
         except QuarkError as error:

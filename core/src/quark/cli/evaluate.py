@@ -98,10 +98,10 @@ def _measured(
     """Return what the model says of the windows, and how it differs from the reference; ``paths`` are those of the two."""
     from quark import evaluate as metrics
     from quark.checkpoint.transformers_loading import register_layouts
+    from quark.evaluate.by_block import compare_by_block, likelihood_by_block
     from quark.evaluate.metrics import TokenMetrics
     from quark.hf.loading import load_model
     from quark.hf.model_config import model_config
-    from quark.runs.evaluation import compare_by_block, likelihood_by_block
 
     model, reference = paths
     TokenMetrics.of(metric, has_reference=reference is not None)

@@ -90,7 +90,7 @@ class WritingChoices:
 
     def arguments(self, started: float) -> dict[str, Any]:
         """Return these arguments of `quark.runs.quantize_checkpoint`; ``started`` is when the program began (`time.perf_counter`)."""
-        from quark.runs import ReportOptions
+        from quark.report import ReportOptions
 
         command = shlex.join(["quark", *sys.argv[1:]])
         report = None if self.no_report else ReportOptions(self.report, command, started, self.selection)

@@ -39,7 +39,7 @@ def report(
     from quark.checkpoint.destination import REPORT_FILES
     from quark.hf.tokenizer import load_tokenizer
     from quark.report import write_contents
-    from quark.runs.export_report import export_report
+    from quark.report.export_report import export_report
 
     samples = None
     if calib is not None and float_model is not None:

@@ -27,7 +27,8 @@ class PlanRow:
         shape: Shape of the weight with its output channels first, however it is stored; see `LayerShape`.
         config: How the layer is quantized; None where it stays float.
         reason: The rule that decided this.
-        algorithm: Name of the algorithm that chooses the weight's codes; None where they are rounded to nearest.
+        algorithm: Name of the algorithm that chooses the weight's codes, decided when the run is planned; None where they are rounded to
+            nearest.
         tied_to: Full name of the module whose parameter this one shares; None where it shares none.
         groups: Of a convolution.
         is_kept: Whether codes and scales are those that the checkpoint stores, so that nothing is rounded.
@@ -53,6 +54,18 @@ class PlanRow:
     def has_quantized_weight(self) -> bool:
         """Whether the weight is quantized."""
         return self.config is not None and self.config.weight is not None
+
+    @property
+    def has_quantized_matrix(self) -> bool:
+        """Whether the weight is quantized, and is a matrix ``[out, in]``: algorithms for linear layers work on it."""
+        return self.has_quantized_weight and self.is_linear
+
+    @property
+    def has_codes_to_choose(self) -> bool:
+        """Whether an algorithm may choose the codes of the weight: a quantized matrix, not merely cast, whose codes are not stored yet."""
+        if self.config is None or self.config.weight is None or self.is_kept or not self.is_linear:
+            return False
+        return not quantizer_for(self.config.weight, activation=False).is_float
 
     @property
     def is_lookup(self) -> bool:

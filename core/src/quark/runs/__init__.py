@@ -2,6 +2,5 @@
 
 from quark.runs.from_disk import quantize_checkpoint
 from quark.runs.model_quantizer import ModelQuantizer
-from quark.runs.run_report import ReportOptions
 
-__all__ = ["ModelQuantizer", "ReportOptions", "quantize_checkpoint"]
+__all__ = ["ModelQuantizer", "quantize_checkpoint"]

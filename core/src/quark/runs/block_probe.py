@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import tempfile
 import time
 from collections.abc import Mapping
@@ -20,14 +21,20 @@ from quark.checkpoint.exporter import Exporter, ExportOptions, StreamingExporter
 from quark.errors import QuarkError
 from quark.log import get_logger, silenced
 from quark.planning.decoder_blocks import Block, decoder_blocks
-from quark.runs.run import Run, StartedRun, plan_run
+from quark.runs.quantize_run import quantize_started, start_run
+from quark.runs.run import FinishedRun, Run, StartedRun, plan_run
 from quark.runs.sink import CheckpointSink, InPlaceSink
 from quark.runs.skeleton import quantized_skeleton
+from quark.runs.workload import Calibration, workload_of
 
-__all__ = ["BlockSeconds", "measured_block"]
+__all__ = ["BlockSeconds", "measured_block", "seconds_per_byte"]
 
-_LARGEST = 32 << 20
-"""Bytes of a block beyond which a run on it would take longer than people wait for a plan."""
+_LARGEST = 128 << 20
+_MOST_FLOPS = {"cpu": 1e12}
+_MOST_FLOPS_OF_OTHERS = 1e14
+"""Bytes of a block, and work of a run on it by type of device, beyond which it would take longer than people wait for a plan."""
+_READ, _SECONDS = 1 << 26, 0.5
+"""Bytes of a file that are read to measure how fast that is, and how long at most."""
 _VOCABULARY = 256
 _BY_TOKEN = ("transforms", "forward", "statistics")
 """Phases whose time grows with the data; what others take otherwise is noise."""
@@ -73,6 +80,9 @@ def measured_block(
     if not blocks or not blocks[0].name or sizes[0] > _LARGEST or 2 * sizes.count(sizes[0]) < len(sizes):
         return None
     length = min(max(length, _SHORTEST), _LONGEST)
+    work = workload_of(model, run, Calibration(1 + _FEW + _MORE, length)).flops / len(blocks)
+    if work > _MOST_FLOPS.get(device.type, _MOST_FLOPS_OF_OTHERS):
+        return None
     try:
         with silenced(logging.CRITICAL + 1):  # what they log is not of the model that is planned
             small = _of_one_block(model, blocks[0], device)
@@ -80,7 +90,7 @@ def measured_block(
                 return None
             times = [_seconds(small, run, count, length, exporter, options, device) for count in (1, _FEW, _MORE)]
     except (QuarkError, ValueError, RuntimeError, TypeError, AttributeError, LookupError) as error:
-        # A model class that does not run with one block: rates of the machine have to do.
+        # A model class that does not run with one block.
         get_logger(__name__).debug(f"One block cannot be run alone, for its time ({type(error).__name__}: {error}).")
         return None
     _, few, more = times  # the first run warms up
@@ -88,6 +98,17 @@ def measured_block(
     slopes = {name: max(0.0, b - a) / ((_MORE - _FEW) * length) if name in _BY_TOKEN else 0.0 for name, (a, b) in pairs.items()}
     fixed = {name: max(0.0, min(pair) - _FEW * length * slopes[name]) for name, pair in pairs.items()}
     return BlockSeconds(fixed, slopes, sizes[0])
+
+
+def seconds_per_byte(file: Path) -> float:
+    """Return the seconds that reading a byte of a file takes: from the disk, where the system lets its cached pages go."""
+    with file.open("rb", buffering=0) as opened:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(opened.fileno(), 0, _READ, os.POSIX_FADV_DONTNEED)
+        started, size = time.perf_counter(), 0
+        while size < _READ and (part := opened.read(1 << 22)) and time.perf_counter() - started < _SECONDS:
+            size += len(part)
+        return (time.perf_counter() - started) / max(size, 1)
 
 
 def _of_one_block(model: nn.Module, block: Block, device: torch.device) -> nn.Module | None:
@@ -124,22 +145,22 @@ def _seconds(
     config = attrs.evolve(run.plan.config, strict=False, spill_directory=None)
     own = attrs.evolve(plan_run(model, config), data=[Call((x,)) for x in ids]).in_memory_mode(run.two_passes)
     began = time.perf_counter()
-    started = own.start(model)
+    started = start_run(own, model)
     before = time.perf_counter() - began
     if isinstance(exporter, StreamingExporter) and own.works_by_block:
-        _streamed(started, exporter, options)
+        finished = _streamed(started, exporter, options)
     else:
-        started.quantize(InPlaceSink(model))
-    seconds: dict[str, float] = dict(model.quark_report.seconds)
+        finished = quantize_started(started, InPlaceSink(model))
+    seconds = dict(finished.report.seconds)
     if own.algorithms.transforms:
         seconds["transforms"] = seconds.get("transforms", 0.0) + before
     return seconds
 
 
-def _streamed(started: StartedRun, exporter: StreamingExporter, options: ExportOptions) -> None:
+def _streamed(started: StartedRun, exporter: StreamingExporter, options: ExportOptions) -> FinishedRun:
     content = CheckpointContent(started.model, started.plan.config, started.plan)
     with (
         tempfile.TemporaryDirectory() as directory,
         exporter.stream(content, quantized_skeleton(started.model, started.plan), Path(directory), options) as stream,
     ):
-        started.quantize(CheckpointSink(started.model, stream))
+        return quantize_started(started, CheckpointSink(started.model, stream))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import torch
 from torch import Tensor, nn
 
 from quark.checkpoint.content import CheckpointContent
@@ -17,9 +18,8 @@ from quark.checkpoint.exporter import AnnouncesTensors, Exporter, ExportOptions,
 from quark.checkpoint.shard_layout import ShardLayout
 from quark.planning.decoder_blocks import decoder_blocks, rows_by_block
 from quark.planning.family import text_config
-from quark.runs.block_probe import BlockSeconds
+from quark.runs.block_probe import BlockSeconds, measured_block, seconds_per_byte
 from quark.runs.memory import held_bytes
-from quark.runs.probe import Machine
 from quark.runs.run import Run, held_by_forwards
 from quark.runs.skeleton import quantized_skeleton
 from quark.runs.workload import Calibration, Workload, statistics_bytes, workload_of
@@ -82,19 +82,18 @@ class Estimate:
         memory: The largest number of bytes that each thing will hold, by its name. Their sum is more than the run's peak where they
             do not coincide.
         work: FLOPs.
-        seconds: By what the time goes to; empty where the machine was not measured.
-        machine: The rates that the seconds come from.
-        block: What a block takes, where one was measured: the seconds come from it, and else from the rates of the machine, which say
-            nothing of transforms.
+        block: The seconds of one block; None where none was measured.
+        seconds: By what the time goes to, as the block has taken it; empty where none was measured.
+        is_probed: Whether a block was to be measured.
         device: That the run works on.
     """
 
     output: Output | None
     memory: Mapping[str, int]
     work: Workload
-    seconds: Mapping[str, float] = attrs.field(factory=dict)
-    machine: Machine | None = None
     block: BlockSeconds | None = None
+    seconds: Mapping[str, float] = attrs.field(factory=dict)
+    is_probed: bool = False
     device: str = "cpu"
 
     @property
@@ -127,7 +126,6 @@ class Estimate:
             "device": {"name": self.device, "bytes": self.device_bytes},
             "work": {**work, "flops": self.work.flops},
             "seconds": {**self.seconds, "total": sum(self.seconds.values())} if self.seconds else None,
-            "machine": self.machine and attrs.asdict(self.machine),
             "block": self.block and attrs.asdict(self.block),
         }
 
@@ -138,22 +136,24 @@ def estimate(
     calibration: Calibration,
     exporter: Exporter,
     options: ExportOptions,
-    machine: Machine | None = None,
-    block: BlockSeconds | None = None,
+    device: torch.device,
     *,
+    file: Path | None = None,
     in_memory: bool = False,
+    probing: bool = True,
 ) -> Estimate:
-    """Estimate a run.
+    """Estimate a run on data of that size; the one place where this is done, for checkpoints and for models in memory.
 
     Args:
         model: Of the plan, on the meta device; a checkpoint that is read block by block.
-        run: From `quark.runs.run.plan_run`.
+        run: From `quark.runs.run.plan_run`, in the memory mode that the data call for (`quark.runs.run.Run.for_data`).
         calibration: The size of the data.
         exporter: Writes the result.
         options: Of the export.
-        machine: From `quark.runs.probe.probe`; None leaves the time open.
-        block: From `quark.runs.block_probe.measured_block`; without one, the time follows from the rates of the machine.
+        device: Where the run works.
+        file: A file of the checkpoint, by which the time of reading is told; None where there is none to read.
         in_memory: Whether the model is loaded: it is part of what the program holds, and rounded weights come beside it.
+        probing: Whether a block is measured, in a few seconds, for the time.
     """
     parts = None
     if isinstance(exporter, AnnouncesTensors):
@@ -164,17 +164,15 @@ def estimate(
     is_streamed = isinstance(exporter, StreamingExporter) and run.works_by_block
     written = sorted((sum(t.nbytes for t in part.values()) for part in parts or ()), reverse=True)[:2]
     memory = _memory(model, run, calibration, work, sum(written), is_streamed=is_streamed, in_memory=in_memory)
-    size = 0 if output is None else output.bytes
-    seconds: dict[str, float] = {}
-    if machine is not None:
-        seconds = _seconds(model, work, size, machine) if block is None else _of_blocks(model, run, calibration, work, size, machine, block)
-    return Estimate(output, memory, work, seconds, machine, block)
+    block = measured_block(model, run, calibration.length, exporter, options, device) if probing else None
+    seconds = {} if block is None else _seconds(model, run, calibration, block, file)
+    return Estimate(output, memory, work, block, seconds, probing, str(device))
 
 
 def output_of(model: nn.Module, run: Run, parts: Iterable[Mapping[str, Tensor]], max_shard_bytes: int) -> Output:
     """Return what the writer of these parts writes."""
     parts = list(parts)
-    quantized = {r.name: math.prod(r.shape) for r in run.plan.quantized if r.config is not None and r.config.weight is not None}
+    quantized = {r.name: math.prod(r.shape) for r in run.plan.quantized if r.has_quantized_weight}
     total = inside = 0
     for name, tensor in ((n, t) for part in parts for n, t in part.items()):
         total += tensor.nbytes
@@ -195,7 +193,7 @@ def _memory(
     largest = max((math.prod(r.shape) for r in run.plan.quantized), default=0)
     memory = {_PROGRAM: resident_bytes()}
     if in_memory:
-        quantized = {r.name for r in run.plan.quantized if r.config is not None and r.config.weight is not None}
+        quantized = {r.name for r in run.plan.quantized if r.has_quantized_weight}
         memory |= {"rounded weights": sum(p.nbytes for n, p in model.named_parameters() if n.rpartition(".")[0] in quantized)}
     elif is_streamed and any(b.name for b in blocks):
         memory |= {"weights outside the blocks": outside, "one block": max(sizes, default=0), "freed memory": _FREED}
@@ -226,30 +224,13 @@ def _activations(model: nn.Module, run: Run, calibration: Calibration) -> int:
     return max(waiting, running) + 2 * calibration.tokens * hidden * size * streams
 
 
-def _seconds(model: nn.Module, work: Workload, written: int, machine: Machine) -> dict[str, float]:
-    stored = sum(p.nbytes for p in model.parameters())
-    seconds = {
-        "reading": stored / machine.read,
-        "forwards": work.forward / machine.products,
-        "statistics": work.statistics / machine.products32,
-        "solver": work.solver * (machine.solved or 1 / machine.products32),
-        "rounding and packing": work.rounded * machine.rounded,
-        "writing": written / machine.read,
-    }
-    return {name: value for name, value in seconds.items() if value}
-
-
-def _of_blocks(
-    model: nn.Module, run: Run, calibration: Calibration, work: Workload, written: int, machine: Machine, block: BlockSeconds
-) -> dict[str, float]:
-    """Return the seconds of all blocks by phase, as one was measured, and of what lies outside them; no less than products take."""
+def _seconds(model: nn.Module, run: Run, calibration: Calibration, block: BlockSeconds, file: Path | None) -> dict[str, float]:
+    """Return the seconds of all blocks by phase, as one was measured, and those of reading the checkpoint."""
     in_blocks = sum(p.nbytes for b in decoder_blocks(model, run.plan.architecture) for p in b.module.parameters())
     stored = sum(p.nbytes for p in model.parameters())
     tokens = calibration.tokens if run.needs_data else 0
-    seconds = {"reading": stored / machine.read, **{name: value * in_blocks / block.size for name, value in block.of(tokens).items()}}
-    seconds["write"] = seconds.get("write", 0.0) + written / machine.read
-    for name, least in (("forward", work.forward / machine.products), ("statistics", work.statistics / 2 / machine.products32)):
-        seconds[name] = max(seconds.get(name, 0.0), least)
+    seconds = {"reading": 0.0 if file is None else stored * seconds_per_byte(file)}
+    seconds |= {name: value * in_blocks / block.size for name, value in block.of(tokens).items()}
     return {_NAMES.get(name, name): value for name, value in seconds.items() if value}
 
 

@@ -51,8 +51,9 @@ def _work(estimate: Estimate) -> Iterator[str]:
 def _time(estimate: Estimate) -> Iterator[str]:
     if estimate.seconds:
         total = sum(estimate.seconds.values())
-        how = "by rates of this machine, transforms not counted" if estimate.block is None else "on this machine, by a run on one block"
-        yield f"  time: {_duration(total)} {how}: {_parts(estimate.seconds, _duration)}"
+        yield f"  time: {_duration(total)} on this machine, by a run on one block: {_parts(estimate.seconds, _duration)}"
+    elif estimate.is_probed:
+        yield "  time: not known; no block of this model runs alone within a few seconds on this machine"
 
 
 def _parts(parts: Mapping[str, float], form: Callable[[float], str]) -> str:

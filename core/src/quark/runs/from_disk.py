@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 import attrs
 from torch import nn
@@ -37,17 +37,31 @@ from quark.plugins.attribution import attributed, origin
 from quark.ranks import ALONE, Ranks
 from quark.runs.identity import RunIdentity
 from quark.runs.journal import Journal, is_finished_run, write_finished_run
-from quark.runs.run import Data, Run, plan_run
-from quark.runs.run_report import ReportOptions, write_run_report
+from quark.runs.quantize_run import quantize_run, quantize_started, start_run
+from quark.runs.run import Data, FinishedRun, Run, plan_run
 from quark.runs.selected_algorithms import settings_told
 from quark.runs.shared_output import directory_of_first, is_divided, opened_sink, sink_of_other
 from quark.runs.sink import InPlaceSink, JournaledSink
 from quark.runs.skeleton import quantized_skeleton
 from quark.runs.source import CheckpointSource
 
-__all__ = ["Output", "opened_checkpoint", "quantize_checkpoint", "quantize_with_journal"]
+__all__ = ["DescribesRun", "Output", "opened_checkpoint", "quantize_checkpoint", "quantize_with_journal"]
 
-_Complete = Callable[[CheckpointContent, Path], None]
+_Complete = Callable[[FinishedRun, Path], None]
+
+
+class DescribesRun(Protocol):
+    """Adds files about a run to its checkpoint; `quark.report.ReportOptions` writes its report."""
+
+    def describe(self, finished: FinishedRun, directory: Path, device: str, reopened: Callable[[], CheckpointSource]) -> None:
+        """Write files about a run into its complete checkpoint, which may still be renamed.
+
+        Args:
+            finished: The run.
+            directory: The checkpoint.
+            device: Torch device of the run.
+            reopened: Opens the float checkpoint once more.
+        """
 
 
 def quantize_checkpoint(
@@ -64,7 +78,7 @@ def quantize_checkpoint(
     trust_remote_code: bool = False,
     resume: bool = False,
     restart: bool = False,
-    report: ReportOptions | None = None,
+    report: DescribesRun | None = None,
     ranks: Ranks = ALONE,
 ) -> QuantPlan:
     """Quantize a checkpoint. The result is what loading, `ModelQuantizer.quantize_model` and an export give, byte for byte.
@@ -86,7 +100,7 @@ def quantize_checkpoint(
         trust_remote_code: Whether code that comes with the checkpoint may run.
         resume: Whether to go on from the finished blocks of an earlier run to ``out``; without any, the run starts from the beginning.
         restart: Whether to discard finished blocks of an earlier run to ``out``.
-        report: What the report measures that is written beside the weights; None writes none.
+        report: Is told of the finished run, and writes its report beside the weights (`quark.report.ReportOptions`); None writes none.
         ranks: The processes that share the run and its files (`quark.process_group.ranks_of_environment`).
 
     Returns:
@@ -117,7 +131,7 @@ def _quantize(
     config: QConfig,
     data: Data,
     converters: Sequence[WeightConverter] | None,
-    report: ReportOptions | None,
+    report: DescribesRun | None,
     events: RunEvents = SILENT,
 ) -> QuantPlan:
     """Quantize the checkpoint that ``opened`` opens, as its algorithms and exporter allow; arguments as of `quantize_checkpoint`."""
@@ -130,11 +144,12 @@ def _quantize(
     converters = weight_converters_of(tensors.model) if converters is None else converters
     of_output = output.exporter, output.options
     identity = RunIdentity.of(tensors.model, run.plan, shards, run.data, *of_output, converters, tensors.device, run.ranks.is_deterministic)
-    describe = _describer(report, run, lambda: opened()[1], str(tensors.device))
 
-    def complete(content: CheckpointContent, directory: Path) -> None:
+    def complete(finished: FinishedRun, directory: Path) -> None:
         refuse_incomplete_export(output.exporter, directory, tensors.model)
-        describe(content, directory)
+        if report is not None:
+            run.events.phase("report")
+            report.describe(finished, directory, str(tensors.device), lambda: opened()[1])
         write_finished_run(directory, identity)
 
     output = attrs.evolve(output, complete=complete)
@@ -244,26 +259,15 @@ def opened_checkpoint(
     return shards, CheckpointSource(model, StoredTensors(model, shards, source, converters, float_tensors_of(source, shards)), target)
 
 
-def _describer(report: ReportOptions | None, run: Run, opened: Callable[[], CheckpointSource], device: str) -> _Complete:
-    """Return what writes the report of a run into its checkpoint, or does nothing; ``opened`` opens the float checkpoint once more."""
-
-    def describe(content: CheckpointContent, directory: Path) -> None:
-        if report is not None:
-            run.events.phase("report")
-            write_run_report(report, run, content, directory, opened, device)
-
-    return describe
-
-
 def _streamed(run: Run, tensors: CheckpointSource, output: Output, writer: StreamingExporter) -> QuantPlan:
     """Write each block as soon as it is quantized."""
-    started = run.start(tensors.model, tensors)
+    started = start_run(run, tensors.model, tensors)
     with output.opened() as directory:
         with opened_sink(started, is_divided(run, run.ranks), directory, writer, output.options) as sink:
-            content = started.quantize(sink)
+            finished = quantize_started(started, sink)
         if run.ranks.is_first:
-            output.complete(content, directory)
-    return content.plan
+            output.complete(finished, directory)
+    return finished.content.plan
 
 
 def quantize_with_journal(
@@ -292,10 +296,10 @@ def quantize_with_journal(
         two_passes = ranks.broadcast(None if journal is None else journal.two_passes)
         if two_passes is not None:
             run = run.in_memory_mode(two_passes)
-        started = run.start(model, tensors)
+        started = start_run(run, model, tensors)
         if not ranks.is_first:
             with sink_of_other(started, directory, writer if two_passes is not None else None, output.options) as other:
-                return started.quantize(other).plan
+                return quantize_started(started, other).content.plan
         content = CheckpointContent(model, started.plan.config, started.plan)
         open_stream = writer.stream if journal is None else writer.reopen
         with open_stream(content, quantized_skeleton(model, started.plan), directory, output.options) as stream:
@@ -305,9 +309,9 @@ def quantize_with_journal(
             journal = journal or Journal.begin(directory, identity, two_passes=run.two_passes)
             sink = JournaledSink(model, stream, journal, decoder_blocks(model, started.plan.architecture))
             sink.begin()
-            content = started.quantize(sink)
-        output.complete(content, directory)
-    return content.plan
+            finished = quantize_started(started, sink)
+        output.complete(finished, directory)
+    return finished.content.plan
 
 
 def _whole(run: Run, tensors: CheckpointSource, output: Output) -> QuantPlan:
@@ -316,12 +320,13 @@ def _whole(run: Run, tensors: CheckpointSource, output: Output) -> QuantPlan:
     run.events.phase("load")
     tensors.load_all()
     refuse_non_finite(model, run.plan.quantized)
-    content = run.quantize(model, InPlaceSink(model))
+    finished = quantize_run(run, model, InPlaceSink(model))
+    content = finished.content
     if not run.ranks.is_first:
         return content.plan
     run.events.phase("write")
     with output.built() as directory:
         with attributed(f"writing '{output.path}'", origin("exporters", output.exporter)):
             output.writer.export(content, directory, output.options)
-        output.complete(content, directory)
+        output.complete(finished, directory)
     return content.plan

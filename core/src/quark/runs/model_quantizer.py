@@ -26,12 +26,11 @@ from quark.modules.coded_layer import CodedLayer
 from quark.planning.kept_layers import CodesOf
 from quark.planning.one_layer import as_model, put_back
 from quark.planning.plan import QuantPlan
-from quark.runs.block_probe import measured_block
 from quark.runs.estimate import Estimate, estimate
 from quark.runs.fit_model import refuse_no_model, refuse_unfit
 from quark.runs.from_disk import quantize_checkpoint
-from quark.runs.probe import probe
-from quark.runs.run import Data, Run, needs_two_passes, plan_run
+from quark.runs.quantize_run import quantize_run
+from quark.runs.run import Data, Run, plan_run
 from quark.runs.selected_algorithms import settings_told
 from quark.runs.sink import InPlaceSink
 from quark.runs.source import InMemorySource
@@ -112,15 +111,8 @@ class ModelQuantizer:
         in_memory = not any(p.is_meta for p in model.parameters())
         device = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
         twin = copy.deepcopy(whole, {id(p): nn.Parameter(p.detach().to("meta"), requires_grad=False) for p in whole.parameters()})
-        run, own = plan_run(twin, self.config, codes_of), options or ExportOptions()
-        writer = exporter_of(exporter, own)
-        if needs_two_passes(twin, run.plan, run.algorithms, calibration.calls(), device):
-            run = run.in_memory_mode(two_passes=True)
-        machine = block = None
-        if probing:
-            machine = probe(run, device, next((p.dtype for p in twin.parameters()), torch.float32), None)
-            block = measured_block(twin, run, calibration.length, writer, own, device)
-        return estimate(twin, run, calibration, writer, own, machine, block, in_memory=in_memory)
+        run, own = plan_run(twin, self.config, codes_of).for_data(twin, calibration.calls(), device), options or ExportOptions()
+        return estimate(twin, run, calibration, exporter_of(exporter, own), own, device, in_memory=in_memory, probing=probing)
 
     def quantize_model(self, model: M, dataloader: Data = None) -> M:
         """Quantize ``model`` in place, block by block, and return it.
@@ -173,7 +165,7 @@ class ModelQuantizer:
             run = run.with_data(whole, dataloader, device, events=events)
             refuse_unfit(whole, run.plan.quantized)
             refuse_non_finite(whole, run.plan.quantized)
-            run.quantize(whole, InPlaceSink(whole), InMemorySource(coded))
+            quantize_run(run, whole, InPlaceSink(whole), InMemorySource(coded))
             put_back(whole, model)
         return model
 

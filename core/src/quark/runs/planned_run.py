@@ -28,11 +28,9 @@ from quark.hf.tokenizer import load_tokenizer
 from quark.planning.family import template_of, weight_converters_of
 from quark.planning.kept_layers import CodesOf
 from quark.planning.plan import QuantPlan
-from quark.runs.block_probe import measured_block
 from quark.runs.estimate import Estimate, estimate
 from quark.runs.memory import collecting_later, free_bytes
-from quark.runs.probe import probe
-from quark.runs.run import TWO_PASSES, Run, needs_two_passes, plan_run
+from quark.runs.run import Run, plan_run
 from quark.runs.skeleton import quantized_skeleton
 from quark.runs.workload import Calibration
 
@@ -136,17 +134,15 @@ def plan(
         if run.needs_data and _has_files(path):
             with refusals:
                 _refuse_no_tokenizer(path, run, trust_remote_code=trust_remote_code)
-        run = _with_passes(model, run, calibration, target)
-        dtype_of_model = next((p.dtype for p in model.parameters()), torch.float32)
-        machine = probe(run, target, dtype_of_model, shards[0].path if shards else None) if probing else None
+        run = run.for_data(model, calibration.calls(), target)
         numbers = None
         if writer is not None:
             with refusals:
                 own = options or ExportOptions()
                 content = CheckpointContent(model, run.plan.config, run.plan)
                 refuse_unstorable(exporter, writer, content, quantized_skeleton(model, run.plan), own)
-                block = measured_block(model, run, calibration.length, writer, own, target) if probing else None
-                numbers = attrs.evolve(estimate(model, run, calibration, writer, own, machine, block), device=str(target))
+                file = shards[0].path if shards else None
+                numbers = estimate(model, run, calibration, writer, own, target, file=file, probing=probing)
     return PlannedRun(run.plan, numbers, refusals.all(), run.needs_data, tuple(_warnings(numbers, target)))
 
 
@@ -236,13 +232,6 @@ def _run(model: nn.Module, config: QConfig | str | Callable[[nn.Module], QConfig
             refuse_unswitchable(model, [a.name for a in run.plan.attentions])
         return run
     return None
-
-
-def _with_passes(model: nn.Module, run: Run, calibration: Calibration, device: torch.device) -> Run:
-    """Return the run with its memory mode, as data of that size decide it."""
-    if not needs_two_passes(model, run.plan, run.algorithms, calibration.calls(), device):
-        return run
-    return attrs.evolve(run, two_passes=True, plan=attrs.evolve(run.plan, notes=(*run.plan.notes, TWO_PASSES)))
 
 
 def _refuse_no_tokenizer(path: Path, run: Run, *, trust_remote_code: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import attrs
 import torch
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from quark.algorithms import Rounding, RoundToNearest, Transform, Tuning
 from quark.calibration.activation_scales import ActivationScales
 from quark.calibration.attention import install
-from quark.calibration.batches import Call
 from quark.calibration.block_rounding import BlockRounding
 from quark.calibration.block_transforms import BlockTransforms, StartedTransform
 from quark.calibration.block_tuning import BlockTuning
@@ -25,22 +24,21 @@ from quark.calibration.observation import counting
 from quark.calibration.phases import PhaseClock
 from quark.calibration.report import CalibrationReport
 from quark.calibration.rounding_without_data import round_to_nearest, round_without_statistics
-from quark.calibration.spilled_inputs import SpilledInputs
 from quark.calibration.two_passes import TwoPasses
 from quark.errors import CheckpointError
-from quark.events import SILENT, RunEvents
 from quark.modules import QuantizedLayer, quantized_class
 from quark.modules.experts import showing_all
-from quark.planning.decoder_blocks import Block, decoder_blocks
+from quark.planning.decoder_blocks import Block, decoder_blocks, rows_by_block
 from quark.planning.family import text_config
 from quark.planning.plan import QuantPlan
 from quark.planning.plan_row import PlanRow
-from quark.ranks import ALONE, Ranks
+from quark.ranks import Ranks
 from quark.runs.block_events import BlockEvents
 from quark.runs.block_figures import RunFigures
 from quark.runs.memory import FreedMemory, tokens_in
+from quark.runs.run import Run, StartedRun
 from quark.runs.sink import BlockResult, BlockSink
-from quark.runs.source import InMemorySource, RunSource
+from quark.runs.source import RunSource
 
 __all__ = [
     "BlockPipeline",
@@ -53,53 +51,30 @@ __all__ = [
 ]
 
 
-def quantize_blocks(
-    model: nn.Module,
-    plan: QuantPlan,
-    calls: Sequence[Call],
-    rounding: Rounding,
-    sink: BlockSink,
-    events: RunEvents = SILENT,
-    source: RunSource | None = None,
-    *,
-    two_passes: bool = False,
-    transforms: Sequence[StartedTransform] = (),
-    spilled: SpilledInputs | None = None,
-    ranks: Ranks = ALONE,
-    tunings: Mapping[str, Tuning] = MappingProxyType({}),
-) -> CalibrationReport:
-    """Quantize ``model`` by ``plan``, block by block; layers outside the blocks come last, and are rounded to nearest.
+def quantize_blocks(started: StartedRun, sink: BlockSink) -> CalibrationReport:
+    """Quantize the model of a run, block by block; layers outside the blocks come last, and are rounded to nearest.
 
     The sink has taken everything when this returns; to finish it is left to the caller.
 
     Args:
-        model: Changed in place by the transforms and the sink, and its weights by the rounding.
-        plan: Made from this very model.
-        calls: Calibration forwards; may be empty where nothing in the plan is static and no algorithm needs statistics.
-        rounding: Chooses codes.
+        started: Has the model, which is changed in place by the transforms and the sink, and its weights by the rounding. What lies outside
+            the blocks has been loaded. Transforms that need statistics cost one more pass of each block before it is rounded. Each rank has
+            its part of the calls; without calls, it has the blocks that its sink wants.
         sink: Takes finished layers.
-        events: Hears of every block.
-        source: Has the tensors of the blocks, where ``model`` does not have them itself; what lies outside the blocks has been loaded.
-        two_passes: Whether a rounding that needs statistics works between two passes of each block, which takes less memory.
-        transforms: From `start_transforms`, in order; those that need statistics cost one more pass of each block before it is rounded.
-        spilled: Holds what forwards keep while they wait at a block; None leaves it in memory.
-        ranks: The processes that share the run: each has its part of the calls. Without calls, each has the blocks that its sink wants.
-        tunings: By name, in order. They change each block when it is rounded; of one process only.
     """
+    pipeline = BlockPipeline.of(started, sink)
+    run, model, figures = started.run, started.model, pipeline.figures
+    plan, ranks = run.plan, run.ranks
     blocks = decoder_blocks(model, plan.architecture)
-    rows_of = [[r for r in plan.quantized if b.owns(r.name)] for b in blocks]
-    groups, source = InputGroups(plan.architecture, plan.config.shared_scale_groups), source or InMemorySource()
-    freed, figures = FreedMemory(1) if rounding.needs or tunings else FreedMemory(), _figures(calls, rounding, tunings, events)
-    report = figures.report
-    pipeline = BlockPipeline(model, plan, rounding, transforms, tunings, source, sink, two_passes, ranks, groups, freed, report, figures)
-    layers = quantized_layers(model, [r for r in plan.quantized if not any(b.owns(r.name) for b in blocks)], source)
+    rows_of = rows_by_block(blocks, plan.quantized)
+    outside = [r for r in plan.quantized if not any(b.owns(r.name) for b in blocks)]
+    layers = quantized_layers(model, outside, started.source)
     scales = ActivationScales(layers, (), plan.config, plan.architecture, ranks)
     finished = ranks.broadcast([sink.finished(b) for b in blocks])
     with ExitStack() as stack:
-        is_calibrated = plan.calibrated or pipeline.is_sequential or any(t.needs for t in transforms)
-        has_forwards = is_calibrated and (scales or None in finished)
-        steps = stack.enter_context(_forwards(pipeline, blocks, calls, scales, spilled)) if has_forwards else None
-        told = BlockEvents(events, report, blocks, finished, sink, steps is not None)
+        has_forwards = bool(run.needs_data) and (scales or None in finished)
+        steps = stack.enter_context(_forwards(pipeline, blocks, scales)) if has_forwards else None
+        told = BlockEvents(run.events, pipeline.report, blocks, finished, sink, steps is not None)
         for i, (block, rows, result) in enumerate(zip(blocks, rows_of, finished, strict=True)):
             with told.block(i, rows):
                 block_run = None if steps is None else steps.at(i)
@@ -111,82 +86,76 @@ def quantize_blocks(
     with figures.clock.phase("write"):
         sink.end_block(None, BlockResult())
     figures.end_block(None, 0, 0, {})
-    report.join_with(ranks, [b.name or "model" for b in blocks])
-    return report
-
-
-def _figures(calls: Sequence[Call], rounding: Rounding, tunings: Mapping[str, Tuning], events: RunEvents) -> RunFigures:
-    """Return what collects the figures of a run in a new report; its clock says when another phase begins."""
-    streams = 1 + (any(kind.wants_float for kind in rounding.needs) or any(t.wants_float for t in tunings.values()))
-    return RunFigures(CalibrationReport(), tokens_in(calls), streams, PhaseClock(changed=events.phase))
+    pipeline.report.join_with(ranks, [b.name or "model" for b in blocks])
+    return pipeline.report
 
 
 @attrs.frozen(eq=False)
 class BlockPipeline:
-    """What is the same for all blocks of a run.
+    """A started run at work on its blocks: the same for all of them.
 
     Attributes:
-        model: Of the plan.
-        plan: What each layer gets.
-        rounding: Chooses codes.
-        transforms: In order, started with the model; they have changed what lies outside the blocks.
-        tunings: By name, in order.
-        source: Has the tensors of a block.
+        started: The run, its model, the source of its tensors, and the transforms, which have changed what lies outside the blocks.
         sink: Takes finished layers.
-        two_passes: As of `quantize_blocks`.
-        ranks: The processes that share the run.
+        rounding: Chooses codes.
+        tunings: By name, in order.
         input_groups: Learns from block to block which layers share an input.
         freed: Gives memory back to the system.
-        report: What all blocks report.
         figures: Collects figures of layers and blocks in the report, and has the run's clock.
     """
 
-    model: nn.Module
-    plan: QuantPlan
-    rounding: Rounding
-    transforms: Sequence[StartedTransform]
-    tunings: Mapping[str, Tuning]
-    source: RunSource
+    started: StartedRun
     sink: BlockSink
-    two_passes: bool
-    ranks: Ranks
+    rounding: Rounding
+    tunings: Mapping[str, Tuning]
     input_groups: InputGroups
     freed: FreedMemory
-    report: CalibrationReport
     figures: RunFigures
 
+    @classmethod
+    def of(cls, started: StartedRun, sink: BlockSink) -> Self:
+        """Return the pipeline of a run that has worked on no block yet."""
+        run, algorithms = started.run, started.run.algorithms
+        groups = InputGroups(run.plan.architecture, run.plan.config.shared_scale_groups)
+        freed = FreedMemory(1) if algorithms.is_sequential else FreedMemory()
+        figures = RunFigures(CalibrationReport(), tokens_in(run.data), algorithms.streams, PhaseClock(changed=run.events.phase))
+        return cls(started, sink, algorithms.checked_rounding(), algorithms.checked_tunings(), groups, freed, figures)
+
     @property
-    def is_sequential(self) -> bool:
-        """Whether forwards pass a block with rounded weights; else with float ones, since nothing depends on what they show."""
-        return bool(self.rounding.needs or self.tunings)
+    def run(self) -> Run:
+        """The run."""
+        return self.started.run
+
+    @property
+    def report(self) -> CalibrationReport:
+        """The report of all blocks."""
+        return self.figures.report
 
     def learned(self) -> dict[str, Any]:
         """Return what goes from block to block, as JSON values."""
-        return {"input_groups": self.input_groups.learned(), "transforms": [t.learned() for t in self.transforms]}
+        return {"input_groups": self.input_groups.learned(), "transforms": [t.learned() for t in self.started.transforms]}
 
     def recall(self, learned: Mapping[str, Any]) -> None:
         """Go on with what an interrupted run had learned."""
         self.input_groups.recall(learned["input_groups"])
-        for transform, own in zip(self.transforms, learned["transforms"], strict=True):
+        for transform, own in zip(self.started.transforms, learned["transforms"], strict=True):
             transform.recall(own)
 
 
 @contextmanager
-def _forwards(
-    pipeline: BlockPipeline, blocks: Sequence[Block], calls: Sequence[Call], scales: ActivationScales, spilled: SpilledInputs | None
-) -> Iterator[LockStep]:
+def _forwards(pipeline: BlockPipeline, blocks: Sequence[Block], scales: ActivationScales) -> Iterator[LockStep]:
     """Yield the calibration forwards, which wait at the first block; ``scales`` are those of layers outside the blocks."""
-    model, figures = pipeline.model, pipeline.figures
-    with_float = figures.streams == 2
+    started, run, model, figures = pipeline.started, pipeline.run, pipeline.started.model, pipeline.figures
+    with_float = run.algorithms.streams == 2
     modules = [b.module for b in blocks]
     with ExitStack() as stack:
         stack.enter_context(without_cache(model))
-        stack.enter_context(showing_all(model, pipeline.plan.config.calibrate_all_experts))
+        stack.enter_context(showing_all(model, run.plan.config.calibrate_all_experts))
         stack.enter_context(scales.watching(model))
         if with_float:
             stack.enter_context(figures.depth.watching(blocks))
-        steps = LockStep(model, modules, calls, to_the_end=bool(scales), with_float=with_float, spilled=spilled, ranks=pipeline.ranks)
-        stack.enter_context(steps)
+        options: Any = {"to_the_end": bool(scales), "with_float": with_float, "spilled": started.spilled, "ranks": run.ranks}
+        steps = stack.enter_context(LockStep(model, modules, run.data, **options))
         with figures.clock.phase("forward"):
             steps.advance(-1)
         yield steps
@@ -211,38 +180,38 @@ def quantize_block(pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow
         rows: Its layers that are to be quantized.
         block_run: The calibration forwards, which wait at its entry; afterwards they wait at the next block. None where none are needed.
     """
-    model, plan, report, figures = pipeline.model, pipeline.plan, CalibrationReport(), pipeline.figures
-    phase = figures.clock.phase
+    started, run, report, figures = pipeline.started, pipeline.run, CalibrationReport(), pipeline.figures
+    model, plan, phase = started.model, run.plan, figures.clock.phase
     with phase("load"):
-        pipeline.source.load(block)
+        started.source.load(block)
     size = sum(p.nbytes for p in block.module.parameters())
 
     # Transforms, such as equalization and rotation, validated on held-out tokens.
-    if pipeline.transforms:
+    if started.transforms:
         with phase("transforms"):
-            transforms = BlockTransforms(block_run, block, rows, pipeline.transforms, plan.architecture, text_config(model))
+            transforms = BlockTransforms(block_run, block, rows, started.transforms, plan.architecture, text_config(model))
             transforms.apply()
         report.add_transformed(transforms.metrics, transforms.applied)
 
     # Calibration and rounding: forwards pause at each input group until its statistics are complete and its layers are rounded.
-    layers = quantized_layers(model, rows, pipeline.source)
+    layers = quantized_layers(model, rows, started.source)
     attentions = [a for a in plan.attentions if block.owns(a.name)]
-    scales = ActivationScales(layers, attentions, plan.config, plan.architecture, pipeline.ranks)
+    scales = ActivationScales(layers, attentions, plan.config, plan.architecture, run.ranks)
     with counting(model, scales.experts.among(layers) if block_run else ()) as own_tokens, phase("forward"):
-        rounded, inputs = _calibrated(pipeline, block, layers, block_run, scales, report)
-    tokens = _of_all_ranks(own_tokens, pipeline.ranks)
+        rounded, inputs = _calibrated(pipeline, block, rows, layers, block_run, scales, report)
+    tokens = _of_all_ranks(own_tokens, run.ranks)
     report.count(tokens)
 
     # Scales of activations, and weights that are rounded to nearest.
     finish_layers(pipeline, layers, scales, rounded, inputs)
-    passes = 0 if block_run is None else 2 if pipeline.two_passes else 1
+    passes = 0 if block_run is None else 2 if run.two_passes else 1
 
     # The sink takes the block: in place, or packed into a shard, with a journal entry, which has the block's figures.
     figures.end_block(block, size, passes, tokens)
     pipeline.report.extend(report)
     with phase("write"):
         pipeline.sink.end_block(block, BlockResult(figures.of_block(block, layers, report).to_dict(), pipeline.learned()))
-    pipeline.source.release(block)
+    started.source.release(block)
     pipeline.freed.add(size)
 
 
@@ -267,65 +236,74 @@ def pass_finished_block(
     pipeline.recall(finished.learned)
     if block_run is None:
         return
-    model, plan = pipeline.model, pipeline.plan
-    pipeline.source.load(block)
+    started, run, is_sequential = pipeline.started, pipeline.run, pipeline.run.algorithms.is_sequential
+    model, plan = started.model, run.plan
+    started.source.load(block)
     size = sum(p.nbytes for p in block.module.parameters())
-    floats = [f for f in block_run.forwards if f.is_float or not pipeline.is_sequential]
-    has_floats = pipeline.ranks.any(bool(floats))
-    again = [t for t in pipeline.transforms if has_floats or not t.needs]
+    floats = [f for f in block_run.forwards if f.is_float or not is_sequential]
+    has_floats = run.ranks.any(bool(floats))
+    again = [t for t in started.transforms if has_floats or not t.needs]
     if again:
         BlockTransforms(block_run, block, rows, again, plan.architecture, text_config(model)).apply()
     block_run.release(floats)
-    if pipeline.is_sequential:
+    if is_sequential:
         layers = quantized_layers(model, rows)
         attentions = [a for a in plan.attentions if block.owns(a.name)]
-        scales = ActivationScales(layers, attentions, plan.config, plan.architecture, pipeline.ranks)
+        scales = ActivationScales(layers, attentions, plan.config, plan.architecture, run.ranks)
         install(model, scales.inside)
         pipeline.sink.accept(layers)
         pipeline.sink.read(block)
     block_run.enter()
-    pipeline.source.release(block)
+    started.source.release(block)
     pipeline.freed.add(size)
 
 
 def _calibrated(
     pipeline: BlockPipeline,
     block: Block,
+    rows: Sequence[PlanRow],
     layers: Mapping[str, QuantizedLayer],
     block_run: BlockRun | None,
     scales: ActivationScales,
     report: CalibrationReport,
 ) -> tuple[set[str], Mapping[str, InputSample]]:
-    """Lead the forwards through a block and round what the rounding applies to; returns these layers' names, and samples of inputs."""
-    model, rounding, figures = pipeline.model, pipeline.rounding, pipeline.figures
-    if block_run is not None and pipeline.is_sequential:
-        calibrated = TwoPasses if pipeline.two_passes else BlockRounding
+    """Lead the forwards through a block and round its layers by the plan; returns the names of the rounded ones, and samples of inputs."""
+    run, model, rounding, figures = pipeline.run, pipeline.started.model, pipeline.rounding, pipeline.figures
+    chosen = run.chosen(rows)
+    if block_run is not None and run.algorithms.is_sequential:
+        calibrated = TwoPasses if run.two_passes else BlockRounding
         pairs = {name: (model.get_submodule(name), layer) for name, layer in layers.items()}
-        tuning = _tuning(pipeline, block, pairs, block_run)
-        work = calibrated(block_run, block, pairs, rounding, pipeline.input_groups, scales, figures.clock, tuning)
+        tuning = _tuning(pipeline, block, rows, pairs, block_run)
+        work = calibrated(block_run, block, pairs, chosen, rounding, pipeline.input_groups, scales, figures.clock, tuning)
         work.work()
         report.add(work.metrics)
         report.add_tuned({} if tuning is None else tuning.metrics)
-        report.missed(n for n in layers if n in work.taken and n not in work.metrics)
+        report.missed(n for n in layers if n in chosen and n not in work.metrics)
         figures.flops = work.flops
         return work.rounded, work.inputs
     if block_run is not None:
         with scales.watching(model):
             block_run.enter()
-    if pipeline.is_sequential or type(rounding) is RoundToNearest:
+    if run.algorithms.is_sequential or type(rounding) is RoundToNearest:
         return set(), {}  # the others are rounded to nearest when all scales are set
     with figures.clock.phase("solve"):
-        return round_without_statistics(rounding, block, layers, pipeline.input_groups.siblings, report), {}
+        own = {name: layer for name, layer in layers.items() if name in chosen}
+        return round_without_statistics(rounding, own, pipeline.input_groups.siblings, report), {}
 
 
 def _tuning(
-    pipeline: BlockPipeline, block: Block, layers: Mapping[str, tuple[nn.Module, QuantizedLayer]], block_run: BlockRun
+    pipeline: BlockPipeline,
+    block: Block,
+    rows: Sequence[PlanRow],
+    layers: Mapping[str, tuple[nn.Module, QuantizedLayer]],
+    block_run: BlockRun,
 ) -> BlockTuning | None:
     """Return what tunes a block, which has the outputs of the float block; None where nothing does."""
     if not pipeline.tunings or not layers:
         return None
-    keeps_floats = any(kind.wants_float for kind in pipeline.rounding.needs)
-    return BlockTuning(block_run, block, layers, pipeline.tunings, keeps_floats=keeps_floats, clock=pipeline.figures.clock)
+    keeps_floats = pipeline.run.algorithms.rounding_wants_float
+    tuned = {row.name for row in rows if row.has_codes_to_choose}
+    return BlockTuning(block_run, block, layers, tuned, pipeline.tunings, keeps_floats=keeps_floats, clock=pipeline.figures.clock)
 
 
 def _of_all_ranks(tokens: Mapping[str, int], ranks: Ranks) -> dict[str, int]:
@@ -380,7 +358,7 @@ def finish_layers(
     """
     with pipeline.figures.clock.phase("solve"):
         scales.finish()
-        install(pipeline.model, scales.inside)
+        install(pipeline.started.model, scales.inside)
         others = {n: layer for n, layer in layers.items() if n not in rounded}
         round_to_nearest(others, pipeline.input_groups.siblings, defers=not pipeline.sink.needs_values)
         for layer in layers.values():
@@ -388,5 +366,5 @@ def finish_layers(
                 values, qparams = layer.bias_quantizer.quantizer.round_to_nearest(layer.bias.data)  # type: ignore[arg-type]
                 layer.bias = nn.Parameter(values, requires_grad=False)
                 layer.bias_quantizer.set_qparams(qparams)
-    pipeline.figures.add_layers(pipeline.model, layers, inputs)
+    pipeline.figures.add_layers(pipeline.started.model, layers, inputs)
     pipeline.sink.accept(layers)

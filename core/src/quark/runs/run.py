@@ -1,4 +1,4 @@
-"""Run: plan, algorithms, data and memory mode of one run, checked together before any weight is touched; and the run itself."""
+"""Run: plan, algorithms, data and memory mode of one run, decided and checked together before any weight is touched."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ import attrs
 import torch
 from torch import nn
 
-from quark.algorithms import NamesLayers, ResolvesForModel, ValidatedTransform
+from quark.algorithms import NamesLayers, ResolvesForModel, Rounding, ValidatedTransform
 from quark.calibration.batches import Call, calls
 from quark.calibration.block_transforms import StartedTransform
+from quark.calibration.report import CalibrationReport
 from quark.calibration.sample_grid import SampleGrid
 from quark.calibration.spilled_inputs import SpilledInputs
-from quark.calibration.transform_validation import TransformValidation, validate_transforms
-from quark.checkpoint.content import CheckpointContent, set_results
+from quark.calibration.transform_validation import TransformValidation
+from quark.checkpoint.content import CheckpointContent
 from quark.config.model import QConfig
 from quark.errors import ConfigError, UnsupportedError
 from quark.events import SILENT, RunEvents
-from quark.hf.attention_switch import refuse_unswitchable, switch_attention
+from quark.hf.attention_switch import refuse_unswitchable
 from quark.log import get_logger
 from quark.names import folded
-from quark.planning.decoder_blocks import decoder_blocks, rows_by_block
+from quark.planning.decoder_blocks import decoder_blocks, owners, rows_by_block
 from quark.planning.family import architecture_of
 from quark.planning.kept_layers import CodesOf
 from quark.planning.mixtures import separate_experts
@@ -36,21 +37,20 @@ from quark.plugins.events import RunPlanned
 from quark.ranks import ALONE, Ranks
 from quark.runs.excluded_schemes import refuse_excluded_schemes
 from quark.runs.memory import SHARE, free_bytes, held_bytes, held_probabilities, tokens_in
-from quark.runs.quantize_block import quantize_blocks, start_transforms
-from quark.runs.rounded_rows import block_of, is_rounded_by, rounded_to_nearest_by_type
 from quark.runs.selected_algorithms import Algorithms, algorithms_of, own_settings
-from quark.runs.sink import BlockSink
 from quark.runs.source import InMemorySource, RunSource
 
 __all__ = [
     "TWO_PASSES",
     "Data",
+    "FinishedRun",
     "Run",
     "StartedRun",
+    "allowed_activations",
     "held_by_forwards",
     "needs_two_passes",
     "plan_run",
-    "switch_attention_of",
+    "with_algorithm",
 ]
 
 Data = Iterable[Any] | Callable[[str], Iterable[Any] | None] | None
@@ -92,6 +92,11 @@ class Run:
     def works_by_block(self) -> bool:
         """Whether one block in memory at a time is enough for every transform."""
         return self.algorithms.works_by_block
+
+    def chosen(self, rows: Iterable[PlanRow]) -> set[str]:
+        """Return the full names of the layers whose codes the rounding chooses: those that the plan gives it; round-to-nearest has all."""
+        is_nearest = self.algorithms.rounding_name is None
+        return {r.name for r in rows if (r.has_codes_to_choose if is_nearest else r.algorithm is not None)}
 
     @attributed("planning the run")
     def with_data(self, model: nn.Module, data: Data, device: torch.device, ranks: Ranks = ALONE, events: RunEvents = SILENT) -> Run:
@@ -142,40 +147,17 @@ class Run:
         size = {"blocks": blocks, "layers": layers, "samples": samples, "tokens": tokens}
         self.events.tell(RunPlanned, **size, two_passes=self.two_passes, processes=self.ranks.size)
 
+    def for_data(self, model: nn.Module, data: Sequence[Call], device: torch.device) -> Run:
+        """Return the run in the memory mode that these calls need on a device, with no data yet; `with_data` decides it again."""
+        return self.in_memory_mode(True) if needs_two_passes(model, self.plan, self.algorithms, data, device) else self
+
     def in_memory_mode(self, two_passes: bool) -> Run:
         """Return the run with that memory mode in place of the one that fits the memory that is free now."""
         notes = tuple(note for note in self.plan.notes if note != TWO_PASSES)
         plan = attrs.evolve(self.plan, notes=(*notes, TWO_PASSES) if two_passes else notes)
         return attrs.evolve(self, plan=plan, two_passes=two_passes)
 
-    @attributed("quantizing the model")
-    def quantize(self, model: nn.Module, sink: BlockSink, source: RunSource | None = None) -> CheckpointContent:
-        """Quantize ``model``, and return it with the plan of what was done: `start`, then `StartedRun.quantize`."""
-        return self.start(model, source).quantize(sink)
-
-    @attributed("transforming the model")
-    def start(self, model: nn.Module, source: RunSource | None = None) -> StartedRun:
-        """Start the run: validate transforms, and let those that are accepted change what lies outside the decoder blocks.
-
-        Args:
-            model: Of the plan.
-            source: Has the tensors of ``model``, where that does not have them itself.
-        """
-        source = source or InMemorySource()
-        spilled = _spilled(self.plan.config)
-        self.events.phase("load")
-        source.load(None)
-        if any(isinstance(t, ValidatedTransform) for t in self.algorithms.transforms.values()):
-            self.events.phase("validate")
-        compensated = bool(self.algorithms.rounding.needs)
-        validations = validate_transforms(
-            model, self.plan, self.algorithms.transforms, self.data, source, self.ranks, compensated=compensated
-        )
-        run = self._as_validated(model, validations)
-        transforms = start_transforms(model, run.plan, run.algorithms.checked_transforms(run.plan.config))
-        return StartedRun(run, model, source, transforms, validations, spilled)
-
-    def _as_validated(self, model: nn.Module, validations: Mapping[str, TransformValidation]) -> Run:
+    def as_validated(self, model: nn.Module, validations: Mapping[str, TransformValidation]) -> Run:
         """Return the run without the transforms that were refused, and with the parts of others that do better than the whole."""
         left_out = [name for name, validation in validations.items() if not validation.is_accepted]
         parts = {name: v.settings for name, v in validations.items() if v.is_accepted and v.settings is not None}
@@ -212,16 +194,16 @@ class StartedRun:
         run: Without the transforms that their validation refuses.
         model: The model; it has all modules and tensors outside the blocks that the finished model has.
         source: Has the tensors of the blocks.
-        transforms: At work on the model.
+        transforms: At work on the model, in order.
         validations: Of transforms by name.
         spilled: Holds what forwards keep while they wait at a block; None leaves it in memory.
     """
 
     run: Run
     model: nn.Module
-    source: RunSource
-    transforms: Sequence[StartedTransform]
-    validations: Mapping[str, TransformValidation]
+    source: RunSource = attrs.field(factory=InMemorySource)
+    transforms: Sequence[StartedTransform] = ()
+    validations: Mapping[str, TransformValidation] = attrs.field(factory=dict)
     spilled: SpilledInputs | None = None
 
     @property
@@ -229,38 +211,20 @@ class StartedRun:
         """The plan of the run."""
         return self.run.plan
 
-    @attributed("quantizing the model")
-    def quantize(self, sink: BlockSink) -> CheckpointContent:
-        """Quantize the model, and return it with the plan of what was done.
 
-        Transforms that turn out to change none of the blocks are left out of that plan. For users, the model has the results as
-        attributes: ``quant_config``, ``quark_plan``, ``quark_report`` and ``quark_quantized``.
-        """
-        run, model, plan = self.run, self.model, self.plan
-        switch_attention_of(model, plan)
-        report = quantize_blocks(
-            model,
-            plan,
-            run.data,
-            run.algorithms.checked_rounding(),
-            sink,
-            run.events,
-            self.source,
-            two_passes=run.two_passes,
-            transforms=self.transforms,
-            spilled=self.spilled,
-            ranks=run.ranks,
-            tunings=run.algorithms.checked_tunings(),
-        )
-        started = zip(run.algorithms.transforms, self.transforms, strict=True)
-        plan = run.without_idle([n for i, (n, t) in enumerate(started) if i not in report.applied and not t.has_changed_outside])
-        report.validated = {name: metrics for name, validation in self.validations.items() if (metrics := validation.metrics())}
-        content = CheckpointContent(model, plan.config, plan)
-        sink.finish(content)
-        set_results(content)
-        model.quark_report = report  # type: ignore[assignment]
-        report.log()
-        return content
+@attrs.frozen(eq=False)
+class FinishedRun:
+    """A run that has quantized its model.
+
+    Attributes:
+        run: With its data.
+        content: The quantized model, and the plan of what was done to it.
+        report: The figures that were measured meanwhile.
+    """
+
+    run: Run
+    content: CheckpointContent
+    report: CalibrationReport
 
 
 @attributed("planning the run")
@@ -306,11 +270,10 @@ def plan_run(model: nn.Module, config: QConfig, codes_of: CodesOf = MappingProxy
     if algorithms.rounding_name is None:
         return Run(plan, algorithms)
     blocks = {b.name for b in decoder_blocks(model, plan.architecture)}
-    rows = tuple(
-        attrs.evolve(r, algorithm=algorithms.rounding_name) if is_rounded_by(algorithms.rounding, r, blocks) else r for r in plan.rows
-    )
-    others = rounded_to_nearest_by_type(algorithms.rounding, rows, blocks)
-    if not any(r.algorithm for r in rows):
+    named = {r.name for r in plan.quantized if _is_named_by(algorithms.rounding, r, blocks)}
+    rows = with_algorithm(plan, algorithms, blocks)
+    others = _by_type([r for r in rows if r.name in named and not r.is_linear])
+    if not any(r.name in named and r.is_linear for r in rows):
         of_types = f" (it rounds linear layers, and here are {others})" if others else ""
         raise ConfigError(
             f"the algorithm '{algorithms.rounding_name}' matches no layer of this model{of_types}: the names in its configuration are "
@@ -320,6 +283,31 @@ def plan_run(model: nn.Module, config: QConfig, codes_of: CodesOf = MappingProxy
     by_type = [f"'{algorithms.rounding_name}' rounds linear layers; rounded to nearest are {others}"] if others else []
     warnings = (*plan.warnings, *_unmatched(algorithms, rows, blocks))
     return Run(attrs.evolve(plan, rows=rows, notes=(*plan.notes, *by_type), warnings=warnings), algorithms)
+
+
+def with_algorithm(plan: QuantPlan, algorithms: Algorithms, blocks: Collection[str]) -> tuple[PlanRow, ...]:
+    """Return the rows of a plan, those of layers in ``blocks`` whose codes the rounding chooses with its name: a run obeys them."""
+    name, rounding = algorithms.rounding_name, algorithms.rounding
+    return tuple(attrs.evolve(r, algorithm=name) if r.has_codes_to_choose and _is_named_by(rounding, r, blocks) else r for r in plan.rows)
+
+
+def _is_named_by(rounding: Rounding, row: PlanRow, blocks: Collection[str]) -> bool:
+    """Return whether the rounding would choose the codes of a layer if the layer is linear."""
+    block = _block_of(row, blocks) if row.has_quantized_weight and not row.is_kept else None
+    return block is not None and rounding.applies_to(row.name.removeprefix(f"{block}."))
+
+
+def _block_of(row: PlanRow, blocks: Collection[str]) -> str | None:
+    """Return the full name of the decoder block that a layer lies in."""
+    return next((name for name in owners(row.name) if name in blocks), None)
+
+
+def _by_type(rows: Iterable[PlanRow]) -> str:
+    """Return layers by type, for messages; empty where there are none."""
+    names_of: dict[str, list[str]] = {}
+    for row in rows:
+        names_of.setdefault(row.layer_type, []).append(row.name)
+    return ", ".join(f"{len(names)} {layer_type} layer(s) ({folded(names)})" for layer_type, names in names_of.items())
 
 
 def _note(name: str) -> str:
@@ -341,7 +329,7 @@ def _resolved(model: nn.Module, plan: QuantPlan, algorithms: Algorithms) -> tupl
 def _unmatched(algorithms: Algorithms, rows: Sequence[PlanRow], blocks: Collection[str]) -> Iterator[str]:
     """Yield what the settings of the rounding name and the model does not have."""
     if isinstance(algorithms.rounding, NamesLayers):
-        names = [r.name.removeprefix(f"{block}.") for r in rows if (block := block_of(r, blocks)) is not None]
+        names = [r.name.removeprefix(f"{block}.") for r in rows if (block := _block_of(r, blocks)) is not None]
         unmatched = algorithms.rounding.unmatched(names)
         if unmatched:
             left = sum(1 for r in rows if r.has_quantized_weight and not r.is_kept and not r.algorithm)
@@ -351,16 +339,10 @@ def _unmatched(algorithms: Algorithms, rows: Sequence[PlanRow], blocks: Collecti
             )
 
 
-def switch_attention_of(model: nn.Module, plan: QuantPlan) -> None:
-    """Exchange the attention of the modules of which the plan quantizes something."""
-    if plan.attentions:
-        switch_attention(model, [a.name for a in plan.attentions], eager=plan.config.softmax_quant_spec is not None)
-
-
 def needs_two_passes(model: nn.Module, plan: QuantPlan, algorithms: Algorithms, data: Sequence[Call], device: torch.device) -> bool:
     """Return whether forwards that wait inside a block would hold more than the configuration, or the machine, allows."""
     held = held_by_forwards(model, plan, algorithms, data)
-    allowed = _allowed(plan.config, device)
+    allowed = allowed_activations(plan.config, device)
     return allowed is not None and held > allowed
 
 
@@ -375,20 +357,12 @@ def held_by_forwards(model: nn.Module, plan: QuantPlan, algorithms: Algorithms, 
     return held
 
 
-def _allowed(config: QConfig, device: torch.device) -> int | None:
+def allowed_activations(config: QConfig, device: torch.device) -> int | None:
     """Return the bytes that activations may take; None where there is no limit, and free memory is not known."""
     if config.activation_memory is not None:
         return config.activation_memory
     free = free_bytes(device)
     return None if free is None else int(SHARE * free)
-
-
-def _spilled(config: QConfig) -> SpilledInputs | None:
-    """Return what holds block inputs beyond the memory that they may take."""
-    if config.spill_directory is None:
-        return None
-    allowed = _allowed(config, torch.device("cpu"))
-    return None if allowed is None else SpilledInputs(Path(config.spill_directory), allowed)
 
 
 def _refuse_no_spill_directory(config: QConfig) -> None:

@@ -38,13 +38,22 @@ class Algorithms:
     @property
     def is_sequential(self) -> bool:
         """Whether a block is rounded while calibration forwards are in it, which then pass it with rounded weights."""
-        return bool(self.rounding.needs or self.tunings)
+        return self.compensates or bool(self.tunings)
+
+    @property
+    def compensates(self) -> bool:
+        """Whether the rounding compensates its errors, by statistics of layers' inputs."""
+        return bool(self.rounding.needs)
+
+    @property
+    def rounding_wants_float(self) -> bool:
+        """Whether the rounding compares the inputs of layers with those of the float model."""
+        return any(kind.wants_float for kind in self.rounding.needs)
 
     @property
     def streams(self) -> int:
         """Forwards of each calibration sample: two where something compares with the float model."""
-        wants_float = [*(kind.wants_float for kind in self.rounding.needs), *(t.wants_float for t in self.tunings.values())]
-        return 1 + any(wants_float)
+        return 1 + (self.rounding_wants_float or any(t.wants_float for t in self.tunings.values()))
 
     @property
     def works_by_block(self) -> bool:
@@ -55,7 +64,7 @@ class Algorithms:
     def in_need_of_data(self) -> list[str]:
         """Names of those that need statistics of layers' inputs."""
         names = [name for name, transform in self.transforms.items() if transform.needs]
-        if self.rounding.needs and self.rounding_name not in names:
+        if self.compensates and self.rounding_name not in names:
             names.append(self.rounding_name or type(self.rounding).__name__)
         return [*names, *self.tunings]
 

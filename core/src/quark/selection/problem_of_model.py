@@ -53,17 +53,17 @@ def problem_of(
 
 def _is_free(row: PlanRow, base: QConfig, fixed: Sequence[str]) -> bool:
     """Return whether a selection chooses for the layer: a linear one with the weights of the global scheme."""
-    has_global = row.config is not None and row.config.weight is not None and row.config.weight == base.global_quant_config.weight
-    return has_global and row.is_linear and first_match(row.name, fixed) is None
+    has_global = row.has_quantized_matrix and row.quantized_to.weight == base.global_quant_config.weight
+    return has_global and first_match(row.name, fixed) is None
 
 
 def _other_bytes(model: nn.Module, rows: Sequence[PlanRow], free: Sequence[PlanRow], base: QConfig) -> int:
     """Return the bytes of all tensors but the weights that are chosen for; those of fixed layers as they will be stored."""
     replaced = {id(_weight(model, row)): 0 for row in free}
     for row in rows:
-        if row.config is not None and row.config.weight is not None and row.is_linear and id(_weight(model, row)) not in replaced:
+        if row.has_quantized_matrix and id(_weight(model, row)) not in replaced:
             weight = _weight(model, row)
-            replaced[id(weight)] = Candidate("fixed", row.config).stored_bytes(row.shape, weight.dtype)
+            replaced[id(weight)] = Candidate("fixed", row.quantized_to).stored_bytes(row.shape, weight.dtype)
     tensors = {id(t): t for t in model.state_dict(keep_vars=True).values()}
     return sum(replaced.get(key, prod(t.shape) * t.dtype.itemsize) for key, t in tensors.items())
 

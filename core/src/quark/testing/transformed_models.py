@@ -14,7 +14,7 @@ from quark.calibration.report import CalibrationReport
 from quark.config.algorithm import AlgoConfig
 from quark.config.layer import QLayerConfig
 from quark.runs.quantize_block import quantize_blocks, start_transforms
-from quark.runs.run import plan_run
+from quark.runs.run import StartedRun, plan_run
 from quark.testing.float64 import InFloat64
 from quark.testing.small_models import batches, run_config, small_model
 
@@ -100,7 +100,8 @@ def transformed(
     data = batches()
     run = plan_run(model, run_config(scheme, *settings, exclude=exclude)).with_data(model, data, torch.device("cpu"))
     transforms = start_transforms(model, run.plan, run.algorithms.checked_transforms(run.plan.config))
-    report = quantize_blocks(model, run.plan, run.data, _LeaveFloat(), _Discard(), transforms=transforms)
+    leaving = attrs.evolve(run, algorithms=attrs.evolve(run.algorithms, rounding=_LeaveFloat(), rounding_name=None))
+    report = quantize_blocks(StartedRun(leaving, model, transforms=transforms), _Discard())
     return TransformedModel(model, _with_biases(is_fused), report, tuple(run.plan.config.algo_config or ()))
 
 

@@ -21,6 +21,7 @@ from quark.hf.loading import load_model
 from quark.plugins import exporters
 from quark.ranks import Ranks
 from quark.runs import ModelQuantizer, quantize_checkpoint
+from quark.runs.quantize_run import quantize_run
 from quark.runs.run import plan_run
 from quark.runs.sink import InPlaceSink
 from quark.testing.check import NotApplicableError, require
@@ -118,7 +119,7 @@ def require_same_by_two_ranks(config: QConfig) -> None:
 
     def quantized_by(ranks: Ranks, model: nn.Module) -> dict[str, Any]:
         run = plan_run(model, config).with_data(model, batches(), torch.device("cpu"), ranks)
-        content = run.quantize(model, InPlaceSink(model))
+        content = quantize_run(run, model, InPlaceSink(model)).content
         return {**model.state_dict(), "the report": shared_report(model.quark_report), "the plan": content.plan.to_dict()}  # type: ignore[arg-type]
 
     results = []

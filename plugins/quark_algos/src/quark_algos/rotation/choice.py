@@ -32,7 +32,7 @@ def online_layers(settings: RotationConfig, model: nn.Module, plan: QuantPlan) -
         ConfigError: The settings name a layer that is not going to be quantized.
         UnsupportedError: R4 is on, and neither the settings nor the architecture name its layers.
     """
-    quantized = {row.name for row in plan.quantized if row.config is not None and row.config.weight is not None and row.is_linear}
+    quantized = {row.name for row in plan.quantized if row.has_quantized_matrix}
     named = None if settings.online_config is None else settings.online_config.online_rotation_layers
     if named is not None:
         unknown = [name for name in named if name not in quantized]

@@ -26,8 +26,9 @@ from quark.planning.decoder_blocks import decoder_blocks
 from quark.planning.family import architecture_of, weight_converters_of
 from quark.planning.mixtures import separate_experts
 from quark.plugins import algorithms
-from quark.report import Facts, contents_of, read_report, with_flags
-from quark.runs.hidden_states import NOT_COMPARABLE, hidden_errors
+from quark.report.contents import Facts, contents_of, with_flags
+from quark.report.hidden_states import NOT_COMPARABLE, hidden_errors
+from quark.report.writing import read_report
 from quark.runs.source import CheckpointSource
 
 __all__ = ["export_report"]

@@ -18,9 +18,9 @@ from quark.checkpoint.block_reader import QuantizedCheckpoint
 from quark.cli import evaluate
 from quark.errors import CheckpointError, ConfigError, UnsupportedError
 from quark.evaluate import Windows, compare, likelihood, protocol_of, scored_windows
+from quark.evaluate.by_block import compare_by_block, likelihood_by_block
 from quark.hf.loading import load_model
 from quark.runs import quantize_checkpoint
-from quark.runs.evaluation import compare_by_block, likelihood_by_block
 from quark.testing.tiny import calibration_batches, held_out_text, tiny_model_dir, tiny_template, tiny_tokenizer
 
 FLOAT = tiny_model_dir()

@@ -1,4 +1,4 @@
-"""The report of a run, written into its checkpoint before that gets its name."""
+"""`ReportOptions`: the report of a run from disk, which is told of the finished run and writes it into its checkpoint."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import attrs
 from torch import nn
 
 from quark.calibration.report import CalibrationReport
-from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.reader import import_model_from_safetensors
 from quark.errors import ConfigError
 from quark.log import get_logger
 from quark.planning.mixtures import separate_experts
-from quark.report import Facts, write_report
-from quark.runs.hidden_states import hidden_errors
+from quark.report.contents import Facts
+from quark.report.hidden_states import hidden_errors
+from quark.report.writing import write_report
 from quark.runs.memory import tokens_in
-from quark.runs.run import Run
+from quark.runs.run import FinishedRun, Run
 from quark.runs.source import CheckpointSource
 
-__all__ = ["LEVELS", "ReportOptions", "write_run_report"]
+__all__ = ["LEVELS", "ReportOptions"]
 
 LEVELS = ("standard", "full")
 """How much a report measures: ``full`` also hashes the weights and, on a few calibration samples, compares hidden states after the run."""
@@ -50,39 +50,32 @@ class ReportOptions:
         if level not in LEVELS:
             raise ConfigError(f"there is no report '{level}': choose one of {', '.join(LEVELS)}, or none")
 
+    def describe(self, finished: FinishedRun, directory: Path, device: str, reopened: Callable[[], CheckpointSource]) -> None:
+        """Write the report of a run into its checkpoint. A failure is logged, and leaves the checkpoint without a report.
 
-def write_run_report(
-    options: ReportOptions, run: Run, content: CheckpointContent, directory: Path, opened: Callable[[], CheckpointSource], device: str
-) -> None:
-    """Write the report of a run. A failure is logged, and leaves the checkpoint without a report.
-
-    Args:
-        options: Of the report.
-        run: The run, with its data.
-        content: The quantized model and its plan.
-        directory: The complete checkpoint, which may still be renamed.
-        opened: Opens the float checkpoint once more, for a full report.
-        device: Torch device of the run.
-    """
-    model: Any = content.model
-    report: CalibrationReport = model.quark_report
-    is_full = options.level == "full"
-    facts = Facts(
-        samples=len(run.data),
-        tokens=tokens_in(run.data),
-        two_passes=run.two_passes,
-        seconds=time.perf_counter() - options.started,
-        device=device,
-        hashes_weights=is_full or bool(run.data),
-        command=options.command,
-        selection=options.selection,
-    )
-    try:
-        if is_full and run.data and not any("hidden" in row for row in report.blocks.values()):
-            _add_hidden(report, run, opened, directory)
-        write_report(content, report, directory, facts)
-    except Exception as error:  # whatever it is: hours of work on a checkpoint are not thrown away for want of its report
-        get_logger(__name__).warning(f"No report was written ({type(error).__name__}: {error}); the checkpoint is complete without it.")
+        Args:
+            finished: The run.
+            directory: The complete checkpoint, which may still be renamed.
+            device: Torch device of the run.
+            reopened: Opens the float checkpoint once more, for a full report.
+        """
+        run, report, is_full = finished.run, finished.report, self.level == "full"
+        facts = Facts(
+            samples=len(run.data),
+            tokens=tokens_in(run.data),
+            two_passes=run.two_passes,
+            seconds=time.perf_counter() - self.started,
+            device=device,
+            hashes_weights=is_full or bool(run.data),
+            command=self.command,
+            selection=self.selection,
+        )
+        try:
+            if is_full and run.data and not any("hidden" in row for row in report.blocks.values()):
+                _add_hidden(report, run, reopened, directory)
+            write_report(finished.content, report, directory, facts)
+        except Exception as error:  # whatever it is: hours of work on a checkpoint are not thrown away for want of its report
+            get_logger(__name__).warning(f"No report was written ({type(error).__name__}: {error}); the checkpoint is complete without it.")
 
 
 def _add_hidden(report: CalibrationReport, run: Run, opened: Callable[[], CheckpointSource], directory: Path) -> None:

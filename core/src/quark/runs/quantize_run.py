@@ -1,0 +1,81 @@
+"""Quantize a model as a run says: `start_run` validates transforms and changes the model outside its blocks, `quantize_started` goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from quark.algorithms import ValidatedTransform
+from quark.calibration.spilled_inputs import SpilledInputs
+from quark.calibration.transform_validation import validate_transforms
+from quark.checkpoint.content import CheckpointContent, set_results
+from quark.config.model import QConfig
+from quark.hf.attention_switch import switch_attention
+from quark.plugins.attribution import attributed
+from quark.runs.quantize_block import quantize_blocks, start_transforms
+from quark.runs.run import FinishedRun, Run, StartedRun, allowed_activations
+from quark.runs.sink import BlockSink
+from quark.runs.source import InMemorySource, RunSource
+
+__all__ = ["quantize_run", "quantize_started", "start_run"]
+
+
+@attributed("quantizing the model")
+def quantize_run(run: Run, model: nn.Module, sink: BlockSink, source: RunSource | None = None) -> FinishedRun:
+    """Quantize ``model``, and return the run as it has ended: `start_run`, then `quantize_started`."""
+    return quantize_started(start_run(run, model, source), sink)
+
+
+@attributed("transforming the model")
+def start_run(run: Run, model: nn.Module, source: RunSource | None = None) -> StartedRun:
+    """Start a run: validate transforms, and let those that are accepted change what lies outside the decoder blocks.
+
+    Args:
+        run: With its data.
+        model: Of the plan.
+        source: Has the tensors of ``model``, where that does not have them itself.
+    """
+    source = source or InMemorySource()
+    spilled = _spilled(run.plan.config)
+    run.events.phase("load")
+    source.load(None)
+    transforms, compensated = run.algorithms.transforms, run.algorithms.compensates
+    if any(isinstance(t, ValidatedTransform) for t in transforms.values()):
+        run.events.phase("validate")
+    validations = validate_transforms(model, run.plan, transforms, run.data, source, run.ranks, compensated=compensated)
+    run = run.as_validated(model, validations)
+    started = start_transforms(model, run.plan, run.algorithms.checked_transforms(run.plan.config))
+    return StartedRun(run, model, source, started, validations, spilled)
+
+
+@attributed("quantizing the model")
+def quantize_started(started: StartedRun, sink: BlockSink) -> FinishedRun:
+    """Quantize the model of a started run, and return the run as it has ended, with the plan of what was done.
+
+    Transforms that turn out to change none of the blocks are left out of that plan. For users, the model has the results as
+    attributes: ``quant_config``, ``quark_plan``, ``quark_report`` and ``quark_quantized``.
+    """
+    run, model = started.run, started.model
+    if run.plan.attentions:
+        is_eager = run.plan.config.softmax_quant_spec is not None
+        switch_attention(model, [a.name for a in run.plan.attentions], eager=is_eager)
+    report = quantize_blocks(started, sink)
+    transforms = enumerate(zip(run.algorithms.transforms, started.transforms, strict=True))
+    plan = run.without_idle([name for i, (name, t) in transforms if i not in report.applied and not t.has_changed_outside])
+    report.validated = {name: metrics for name, validation in started.validations.items() if (metrics := validation.metrics())}
+    content = CheckpointContent(model, plan.config, plan)
+    sink.finish(content)
+    set_results(content)
+    model.quark_report = report  # type: ignore[assignment]
+    report.log()
+    return FinishedRun(run, content, report)
+
+
+def _spilled(config: QConfig) -> SpilledInputs | None:
+    """Return the store of block inputs beyond the memory that they may take."""
+    if config.spill_directory is None:
+        return None
+    allowed = allowed_activations(config, torch.device("cpu"))
+    return None if allowed is None else SpilledInputs(Path(config.spill_directory), allowed)

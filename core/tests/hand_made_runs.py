@@ -1,0 +1,49 @@
+"""Started runs of roundings, transforms and tunings that a test has made by hand, so that no plugin registers them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+from torch import nn
+
+from quark.algorithms import Rounding, RoundToNearest, Transform, Tuning
+from quark.calibration.batches import Call
+from quark.config.model import QConfig
+from quark.planning.decoder_blocks import decoder_blocks
+from quark.planning.plan import QuantPlan
+from quark.runs.quantize_block import start_transforms
+from quark.runs.run import Run, StartedRun, with_algorithm
+from quark.runs.selected_algorithms import Algorithms
+
+__all__ = ["hand_made_run"]
+
+
+class HandMade(Algorithms):
+    """Algorithms whose results are not checked: an error would name the plugin that has registered them."""
+
+    def checked_rounding(self) -> Rounding:
+        return self.rounding
+
+    def checked_transforms(self, config: QConfig) -> list[Transform]:
+        return list(self.transforms.values())
+
+    def checked_tunings(self) -> dict[str, Tuning]:
+        return dict(self.tunings)
+
+
+def hand_made_run(
+    model: nn.Module,
+    plan: QuantPlan,
+    data: Sequence[Call] = (),
+    rounding: Rounding | None = None,
+    *transforms: Transform,
+    tunings: Mapping[str, Tuning] | None = None,
+    two_passes: bool = False,
+) -> StartedRun:
+    """Return a run of this plan and these algorithms, whose transforms have changed what lies outside the blocks."""
+    named = {f"transform {i}": transform for i, transform in enumerate(transforms)}
+    algorithms = HandMade(named, rounding or RoundToNearest(), None if rounding is None else "by hand", tunings or {})
+    rows = with_algorithm(plan, algorithms, {block.name for block in decoder_blocks(model, plan.architecture)})
+    run = Run(attrs.evolve(plan, rows=rows), algorithms, data, two_passes)
+    return StartedRun(run, model, transforms=start_transforms(model, plan, transforms))
