@@ -70,7 +70,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def load_script() -> Callable[[str], ModuleType]:
-    """A function that imports a script of ``tools/``, by its path in the repository."""
+    """Return a function that imports a script of ``tools/``, by its path in the repository."""
 
     def load(path: str) -> ModuleType:
         spec = importlib.util.spec_from_file_location(path.replace("/", "_").removesuffix(".py"), Path(__file__).parent / path)
