@@ -73,6 +73,7 @@ types: install  ## mypy, strict on core
 imports: install  ## import-linter: imports go down, plugins never meet
 	$(BIN)/lint-imports
 
+# The tests build the documentation strictly, run its code, and test examples/acme_quant with the conformance suite.
 check: lint types imports test numeric  ## everything that continuous integration checks
 
 # A fresh environment with the wheels and what they ask for, nothing else: the demo does the main job there.

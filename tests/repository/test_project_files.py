@@ -58,6 +58,17 @@ def test_the_workflow_checks_at_least_what_make_check_does() -> None:
     assert set(check.group(1).split()) <= targets_run(read(ROOT / ".github/workflows/ci.yml"))
 
 
+def test_make_check_builds_the_documentation_and_checks_the_examples() -> None:
+    assert "make check" in (ROOT / ".ci/run").read_text(encoding="utf-8")
+    check = re.search(r"^check: ([\w ]+)", MAKEFILE, flags=re.MULTILINE)
+    assert check is not None
+    assert {"lint", "types", "imports", "test"} <= {*check[1].split()}
+    paths = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]["testpaths"]
+    for test in ("tests/repository/test_docs_site.py", "examples/acme_quant/tests/test_conformance.py"):
+        assert (ROOT / test).is_file()
+        assert any((ROOT / test).is_relative_to(ROOT / path) for path in paths)
+
+
 def test_pre_commit_runs_the_linters_of_this_repository() -> None:
     hooks = {hook["id"]: hook for repo in read(ROOT / ".pre-commit-config.yaml")["repos"] for hook in repo["hooks"]}
     assert {"ruff", "ruff-format", "end-of-file-fixer", "check-yaml", "check-toml"} <= hooks.keys()
