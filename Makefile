@@ -73,6 +73,7 @@ types: install  ## mypy, strict on core
 imports: install  ## import-linter: imports go down, plugins never meet
 	$(BIN)/lint-imports
 
+# The tests build the documentation strictly, run its code, and test examples/acme_quant with the conformance suite.
 check: lint types imports test numeric  ## everything that continuous integration checks
 
 # A fresh environment with the wheels and what they ask for, nothing else: the demo does the main job there.
@@ -120,9 +121,8 @@ bars: install  ## from disk to disk: memory by layers, throughput beside a copy,
 accelerator: install  ## a random Llama-3-8B quantized on a GPU, from disk, by seconds and memory (18 GB of disk; ACCELERATOR_ARGS=: such as --device cpu --shape tiny)
 	$(BIN)/python -m benchmarks.accelerator $(ACCELERATOR_ARGS)
 
-clients: install  ## load exports in transformers, onnxruntime, vLLM, llama.cpp, AMD Quark, and write the README's table (VLLM_PYTHON=, LLAMA_PYTHON=, AMDQ_PYTHON=, ORT_PYTHON=)
+clients: install  ## load exports in transformers, onnxruntime, vLLM, llama.cpp, AMD Quark; what they compute is added to the page of the documentation (VLLM_PYTHON=, LLAMA_PYTHON=, AMDQ_PYTHON=, ORT_PYTHON=)
 	CLIENTS_RESULTS=docs/data/clients.json $(BIN)/python -m pytest -m clients tests/clients $(PYTEST_ARGS)
-	$(BIN)/python -m tools.docs.client_results
 
 # playwright drives the browser of the system: apt-get install chromium. axe-core comes from npm, and is left out where that is not there.
 browser: install  ## open the page of a report in headless Chromium (CHROMIUM=: its program)

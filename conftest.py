@@ -37,12 +37,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Leave every n-th combination of the parameters of a test marked ``one_in(n)`` in the suite; the others are slow.
+    """Mark as slow: of a test ``one_in(n)`` all but every n-th combination of parameters; of a class the tests ``slow_tests(*names)``.
 
     With n values of one parameter each value of the others is combined with one of them, in turn.
     """
     marker = item.get_closest_marker("one_in")
     if marker is not None and sum(_positions(item)) % marker.args[0]:
+        item.add_marker(pytest.mark.slow)
+    if any(item.name in marker.args for marker in item.iter_markers("slow_tests")):
         item.add_marker(pytest.mark.slow)
 
 
@@ -70,7 +72,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def load_script() -> Callable[[str], ModuleType]:
-    """A function that imports a script of ``tools/``, by its path in the repository."""
+    """Return a function that imports a script of ``tools/``, by its path in the repository."""
 
     def load(path: str) -> ModuleType:
         spec = importlib.util.spec_from_file_location(path.replace("/", "_").removesuffix(".py"), Path(__file__).parent / path)

@@ -40,7 +40,7 @@ def logits(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def tried(algorithm: str | None, out: Path, tokens: Tensor) -> tuple[nn.Module, dict[str, Any]]:
-    """The model as it is read back from ``out``, and what was found on the way there and back."""
+    """Return the model as it is read back from ``out``, and figures of the way there and back."""
     config = LLMTemplate.get("llama").get_config(scheme="acme_nf3_g64", algorithm=algorithm)
     # The beginning of the held-out text is for evaluation, the end for calibration: they do not meet.
     model: Any = ModelQuantizer(config).quantize_model(tiny_model(), calibration_batches(8, 256))

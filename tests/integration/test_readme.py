@@ -10,10 +10,13 @@ import torch
 
 import quark
 from quark.plugins import SchemeRecord
+from quark.plugins.catalog import catalog
+from quark.plugins.report import kind_report
 from quark.testing.tiny import tiny_model, tiny_model_dir
 from quark.torch import LLMTemplate, ModelQuantizer
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 
@@ -27,6 +30,25 @@ def test_the_first_two_commands_are_the_first_lines_of_code() -> None:
     first = re.search(r"```\n(.*?)```", README, flags=re.DOTALL)
     assert first is not None
     assert [line.split("#")[0].strip() for line in first.group(1).splitlines()] == ["make demo", "make test"]
+
+
+def test_it_is_short_and_has_three_tables() -> None:
+    assert len(README.splitlines()) <= 120
+    assert len(re.findall(r"^\|[-|]+\|$", README, flags=re.MULTILINE)) == 3
+
+
+def test_the_command_that_installs_a_clone_names_core_and_every_plugin_distribution() -> None:
+    line = re.search(r"^pip install (\./.*)$", README, flags=re.MULTILINE)
+    assert line is not None
+    plugins = [f"./plugins/{path.parent.name}" for path in ROOT.glob("plugins/*/pyproject.toml")]
+    assert sorted(line[1].split()) == sorted(["./core", *plugins])
+
+
+def test_the_number_of_schemes_and_families_is_that_of_those_that_are_registered() -> None:
+    for plural, title in (("schemes", "schemes"), ("templates", "model families")):
+        rows = kind_report(catalog(), plural)[plural]
+        built_in = [row for row in rows if row["source"]["distribution"] == f"quark-{plural}"]
+        assert f"| {title} | {len(built_in)}: " in README
 
 
 def test_the_ten_lines_of_python_quantize_export_and_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

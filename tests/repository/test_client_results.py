@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from quark.plugins import schemes
-from tools.docs import client_results
+from tools.docs import client_results, marks
 from tools.docs.sections import ROOT
 
 DATA = client_results.client_results()
+PAGE = "docs/reference/clients.md"
 RESULT = re.compile(r"[\d.e-]+, \d+ %.*|refused: \d+|not run")
 
 
@@ -19,22 +20,23 @@ def loaded(client: str, layout: str) -> dict[str, dict[str, Any]]:
     return {name: result for name, result in DATA[client]["results"][layout].items() if "error" in result}
 
 
-def test_the_table_of_the_readme_is_that_of_the_data() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert client_results.in_readme(text, client_results.readme_table()) == text, "run python -m tools.docs.client_results"
+def test_the_page_of_clients_has_the_tables_of_the_data() -> None:
+    text = marks.expand((ROOT / PAGE).read_text(encoding="utf-8"), PAGE.removeprefix("docs/"))
+    assert client_results.tables() in text
+    assert f"]({PAGE})" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("table", [client_results.readme_table, client_results.reference_table])
 @pytest.mark.parametrize("data", [DATA, {}], ids=["measured", "nothing measured"])
-def test_every_scheme_is_a_row_and_every_cell_says_something(table: Any, data: Any) -> None:
-    text = table(data)
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| `")]
-    assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row[0])) == sorted(client_results.schemes())
-    cells = [cell for row in rows for cell in row[1:]]
-    assert all(RESULT.fullmatch(cell) for cell in cells)
+def test_every_scheme_is_a_row_of_both_tables_and_every_cell_says_something(data: Any) -> None:
+    text = client_results.tables(data)
+    for table in text.split("## By layout"):
+        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("| `")]
+        assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row[0])) == sorted(client_results.schemes())
+        cells = [cell for row in rows for cell in row[1:]]
+        assert all(RESULT.fullmatch(cell) for cell in cells)
+        assert data or {*cells} == {"not run"}
     numbers = {int(number) for number in re.findall(r"refused: (\d+)", text)}
     assert numbers == set(range(1, len(re.findall(r"^\d+\. .", text, flags=re.MULTILINE)) + 1))
-    assert data or {*cells} == {"not run"}
 
 
 def test_results_are_of_registered_schemes_with_versions() -> None:
@@ -59,13 +61,6 @@ def test_records_claim_vllm_on_cpus_where_it_loads_the_layout_of_quark_alone() -
     assert claimed & {*client_results.schemes()} == alone
 
 
-def test_another_table_takes_the_place_of_the_one_between_the_marks() -> None:
-    text = f"a\n{client_results.BEGIN}old\n{client_results.END}\nb\n"
-    assert client_results.in_readme(text, "new\n") == f"a\n{client_results.BEGIN}new\n\n{client_results.END}\nb\n"
-    with pytest.raises(ValueError, match="put both lines where the table goes"):
-        client_results.in_readme("a\nb\n", "new")
-
-
 def test_a_cell_has_figures_and_where_they_are_from() -> None:
     results = {"vLLM on a CPU": {"versions": {"v": "1"}, "results": {"awq": {"fp8": {"error": 1.2e-07, "greedy": 0.996, "note": "so"}}}}}
-    assert "| 1.2e-7, 99 % (as `awq`; so) |" in client_results.readme_table(results)
+    assert "| 1.2e-7, 99 % (as `awq`; so) |" in client_results.tables(results)

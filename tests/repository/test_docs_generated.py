@@ -13,8 +13,6 @@ import attrs
 import pytest
 
 import quark.plugins
-from benchmarks.mixed_precision import SETS, best_alone
-from benchmarks.peers import OURS
 from benchmarks.results import Measurement, add_run
 from quark.cli.main import program
 from quark.new_plugin import PLUGIN_KINDS
@@ -24,7 +22,7 @@ from quark.plugins import QuarkHooks, formats
 from quark.plugins.catalog import catalog
 from quark.plugins.events import EVENTS
 from quark.plugins.kinds import KINDS
-from tools.docs import api, benchmark_page, command_line, events, manual, marks, measured, mixed, peers, pictures, sections, tables
+from tools.docs import api, benchmark_page, command_line, events, manual, marks, measured, pictures, sections, tables
 from tools.docs.pictures.formats import values_of
 from tools.plugin_api.names import imports_of
 
@@ -32,11 +30,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = {str(p.relative_to(ROOT / "docs")): p.read_text(encoding="utf-8") for p in sorted((ROOT / "docs").rglob("*.md"))}
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_the_marks_of_a_page_stand_for_something(page: str) -> None:
-    text = marks.expand(PAGES[page], page)
-    assert "{{" not in re.sub(r"```.*?```", "", text, flags=re.DOTALL)
-    assert len(text) >= len(PAGES[page])
+def test_the_marks_of_pages_stand_for_something() -> None:
+    expanded = {page: marks.expand(text, page) for page, text in PAGES.items()}
+    assert [page for page, text in expanded.items() if "{{" in re.sub(r"```.*?```", "", text, flags=re.DOTALL)] == []
+    assert [page for page, text in expanded.items() if len(text) < len(PAGES[page])] == []
 
 
 def test_an_unknown_mark_is_an_error_that_names_the_page() -> None:
@@ -177,14 +174,12 @@ def test_measured_accuracy_is_of_schemes_that_there_are_and_says_which_are_missi
     assert perplexity.keys() - {"float"} <= names
     assert refused.keys() <= names - perplexity.keys()
     assert len(perplexity) >= 25
-    assert all(perplexity["float"] * 0.99 < value for value in perplexity.values())
     table, _, missing = measured.table().partition("Not measured: ")
     assert {name for name in names if f"`{name}`" not in table} == set(re.findall(r"`(\w+)`", missing))
 
 
-def test_the_figures_of_the_algorithms_are_those_that_were_measured() -> None:
-    """The table "By scheme" of their README, and the figures of round-to-nearest in both files."""
-    accuracy, nearest = measured.calibrated(), measured.round_to_nearest()["perplexity"]
+def test_the_table_by_scheme_of_the_algorithms_has_the_measured_figures() -> None:
+    accuracy = measured.calibrated()
     readme = (sections.ROOT / "plugins/quark_algos/README.md").read_text(encoding="utf-8")
     lines = re.search(r"^(\| \| int4_wo_64 .*?)(?:\n\n)", readme, flags=re.MULTILINE | re.DOTALL)
     assert lines is not None
@@ -195,53 +190,6 @@ def test_the_figures_of_the_algorithms_are_those_that_were_measured() -> None:
         figures = [accuracy[names[row[0]]].get(scheme) for scheme in titles[1:]]
         assert row[1:] == ["" if one is None else f"{one['perplexity']:.2f}, {one['mean_kl']:.3f}" for one in figures]
     assert len(titles) > 5
-    for scheme in titles[1:]:
-        assert accuracy["none"][scheme]["perplexity"] == pytest.approx(nearest[scheme], rel=1e-3), scheme
-
-
-def test_choices_of_mixed_precision_diverge_less_than_any_one_scheme_of_their_size_and_than_the_heuristic() -> None:
-    rows = mixed.measured()["rows"]
-    compared = 0
-    for row, ends in mixed.choices(rows):
-        assert row["bits"] <= row["target"]
-        assert row["kl"] < ends["kl"]
-        # Of the first set, which has a scheme of every size, than any scheme at all.
-        of_all = row["candidates"] == SETS.split("/")[0].split(",")
-        best = best_alone([one for one in rows if of_all or one["candidates"][0] in row["candidates"]], row["target"])
-        assert best is not None
-        assert row["kl"] < best["kl"]
-        compared += 1
-    assert compared > 15
-
-
-def test_the_figures_beside_other_programs_are_of_the_same_tokens_and_in_the_table() -> None:
-    rows = peers.measured()
-    table = peers.table()
-    for row in rows:
-        first = next(one for one in rows if one["model"] == row["model"])
-        assert row["float_perplexity"] == pytest.approx(first["float_perplexity"], rel=1e-4)
-        assert row["float_perplexity"] * 0.99 < row["perplexity"]
-        assert row["mean_kl"] > 0
-        assert 0 < row["top1"] < 1
-        assert f"{row['perplexity']:.2f} | {row['mean_kl']:.3f} | {row['top1']:.3f} | {peers.cost(row):.1f} |" in table
-    keys = [(row["model"], row["program"], row["algorithm"], row["scheme"]) for row in rows]
-    assert len(set(keys)) == len(keys)
-    assert {"quark", "auto-round", "llm-compressor"} <= {row["program"] for row in rows}
-
-
-def test_tuning_is_better_than_every_other_program_and_takes_a_fifth_of_the_time_of_auto_round() -> None:
-    rows = peers.measured()
-    tuned = [row for row in rows if row["program"] == OURS and row["algorithm"].endswith("+tuning")]
-    compared = set()
-    for row in tuned:
-        for rival in rows:
-            if (rival["model"], rival["scheme"]) == (row["model"], row["scheme"]) and rival["program"] != OURS:
-                compared.add((rival["program"], rival["scheme"]))
-                assert row["perplexity"] < rival["perplexity"], (row, rival)
-                assert row["mean_kl"] < rival["mean_kl"], (row, rival)
-                if rival["program"] == "auto-round":
-                    assert peers.cost(row) <= peers.cost(rival) / 5, (row, rival)
-    assert compared >= {("auto-round", "int4_wo_64"), ("llm-compressor", "int4_wo_64")}
 
 
 def test_the_page_of_benchmarks_has_every_figure_of_the_last_run_and_a_line_for_each_run(tmp_path: Path) -> None:

@@ -80,19 +80,22 @@ def test_there_are_twenty_questions_and_every_row_of_their_table_is_one() -> Non
     assert len(table) == len(QUESTIONS) >= 20
 
 
-@pytest.mark.parametrize(("question", "file", "name"), QUESTIONS, ids=[question for question, _, _ in QUESTIONS])
-def test_the_file_that_answers_a_question_defines_what_it_names(question: str, file: str, name: str) -> None:
-    path = ROOT / file
-    assert path.is_file(), f"{question} CONTRIBUTING.md names {file}, which does not exist"
-    assert name in definitions(path), f"{question} {file} does not define {name}"
+def test_the_file_that_answers_a_question_defines_what_it_names() -> None:
+    missing = [f"{question} {file} does not exist" for question, file, _ in QUESTIONS if not (ROOT / file).is_file()]
+    assert missing == []
+    undefined = [f"{question} {file} does not define {name}" for question, file, name in QUESTIONS if name not in definitions(ROOT / file)]
+    assert undefined == []
 
 
-@pytest.mark.parametrize("row", range(len(QUESTIONS)), ids=[question for question, _, _ in QUESTIONS])
-def test_the_words_of_a_question_lead_to_its_file_and_to_no_other(row: int) -> None:
-    question = QUESTIONS[row][0]
-    own, best = leads(question, ANSWERS[row]), max(ANSWERS, key=lambda answer: leads(question, answer))
-    assert own > 0, f"{question} No word of it is in the path, the name or the first line of {QUESTIONS[row][1]}"
-    assert own >= leads(question, best), f"{question} Its words lead to {QUESTIONS[ANSWERS.index(best)][1]}, not to {QUESTIONS[row][1]}"
+def test_the_words_of_a_question_lead_to_its_file_and_to_no_other() -> None:
+    astray = []
+    for (question, file, _), own in zip(QUESTIONS, ANSWERS, strict=True):
+        best = max(ANSWERS, key=lambda answer, question=question: leads(question, answer))
+        if leads(question, own) == 0:
+            astray.append(f"{question} No word of it is in the path, the name or the first line of {file}")
+        elif leads(question, own) < leads(question, best):
+            astray.append(f"{question} Its words lead to {QUESTIONS[ANSWERS.index(best)][1]}, not to {file}")
+    assert astray == []
 
 
 def test_a_row_with_the_file_of_another_question_is_noticed() -> None:

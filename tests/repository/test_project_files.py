@@ -1,4 +1,4 @@
-"""The files around the code agree with it: workflow, pre-commit hooks, templates of issues, changelog."""
+"""The files around the code agree with it: workflow, pre-commit hooks, changelog, links."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-FORMS = sorted(p for p in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml") if p.stem != "config")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
@@ -59,27 +58,21 @@ def test_the_workflow_checks_at_least_what_make_check_does() -> None:
     assert set(check.group(1).split()) <= targets_run(read(ROOT / ".github/workflows/ci.yml"))
 
 
-def test_the_documents_that_make_docs_runs_exist() -> None:
-    paths = re.findall(r"[\w/]+/test_\w+\.py", MAKEFILE.partition("DOCUMENTS = ")[2].partition("PYTEST")[0])
-    assert len(paths) >= 5
-    assert all((ROOT / path).is_file() for path in paths)
+def test_make_check_builds_the_documentation_and_checks_the_examples() -> None:
+    assert "make check" in (ROOT / ".ci/run").read_text(encoding="utf-8")
+    check = re.search(r"^check: ([\w ]+)", MAKEFILE, flags=re.MULTILINE)
+    assert check is not None
+    assert {"lint", "types", "imports", "test"} <= {*check[1].split()}
+    paths = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]["testpaths"]
+    for test in ("tests/repository/test_docs_site.py", "examples/acme_quant/tests/test_conformance.py"):
+        assert (ROOT / test).is_file()
+        assert any((ROOT / test).is_relative_to(ROOT / path) for path in paths)
 
 
 def test_pre_commit_runs_the_linters_of_this_repository() -> None:
     hooks = {hook["id"]: hook for repo in read(ROOT / ".pre-commit-config.yaml")["repos"] for hook in repo["hooks"]}
     assert {"ruff", "ruff-format", "end-of-file-fixer", "check-yaml", "check-toml"} <= hooks.keys()
     assert all("language" in hook and "entry" in hook for hook in hooks.values())
-
-
-@pytest.mark.parametrize("path", FORMS, ids=lambda p: p.name)
-def test_a_form_for_issues_asks_for_something_and_says_what(path: Path) -> None:
-    form = read(path)
-    assert form["name"]
-    assert form["description"]
-    fields = [item for item in form["body"] if item["type"] != "markdown"]
-    assert len({item["id"] for item in fields}) == len(fields)
-    assert all(item["attributes"]["label"] for item in fields)
-    assert any(item.get("validations", {}).get("required") for item in fields)
 
 
 def test_the_coverage_floor_is_90_percent_of_the_core() -> None:

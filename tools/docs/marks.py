@@ -51,7 +51,7 @@ _GENERATORS: dict[str, Callable[[str, str], str]] = {
     "table": lambda kind, _: tables.table_of(kind),
     "options": lambda kind, _: tables.options_of(kind),
     "clients": lambda _, __: tables.clients(),
-    "client_results": lambda _, __: client_results.reference_table(),
+    "client_results": lambda _, __: client_results.tables(),
     "protocols": lambda _, __: tables.protocols(),
     "capabilities": lambda _, __: tables.capabilities(),
     "hook": lambda name, _: manual.hook(name),

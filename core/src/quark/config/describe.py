@@ -76,7 +76,7 @@ def needs_calibration(layer: QLayerConfig) -> bool:
 
 
 def effective_bits(spec: TensorSpec | None, bits_of: Callable[[str], float]) -> float | None:
-    """Stored bits per element, with the scales and zero points of groups and blocks; what a whole tensor or channel shares is left out.
+    """Return the stored bits per element, with the scales and zero points of groups and blocks, without those of whole tensors or channels.
 
     Args:
         spec: A tensor's quantization.

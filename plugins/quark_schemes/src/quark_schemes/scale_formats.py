@@ -63,7 +63,7 @@ class ScaleFormat(ABC):
         """Round ideal scales (positive, float32) to scales of this format."""
 
     def encode(self, scale: Tensor) -> Tensor:
-        """Rounded scales as they are stored in a checkpoint."""
+        """Return the rounded scales as they are stored in a checkpoint."""
         return scale
 
     def decode(self, stored: Tensor) -> Tensor:
