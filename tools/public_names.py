@@ -4,9 +4,8 @@
     python -m tools.public_names --write     # adds it, with every name that has no underscore: a first version, to shorten by hand
 
 A module that defines nothing and re-exports nothing needs none. Names are those of functions, classes and constants at the top of a module,
-and explicit re-exports, ``from a import b as b``. Run ``ruff check --fix`` and ``ruff format`` afterwards: they sort and wrap. The import
-paths of AMD Quark (`RE_EXPORTS`) are left alone: their names depend on the plugins that are installed. So are the modules of conformance
-checks (`CHECKS`): the catalogue finds checks by their type.
+and explicit re-exports, ``from a import b as b``. Run ``ruff check --fix`` and ``ruff format`` afterwards: they sort and wrap. The modules
+of conformance checks (`CHECKS`) are left alone: the catalogue finds checks by their type.
 """
 
 from __future__ import annotations
@@ -18,16 +17,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-RE_EXPORTS = ("core/src/quark/torch", "core/src/quark/common", "core/src/quark/shares", "core/src/quark/compat")
 CHECKS = "core/src/quark/testing/checks"
 
 
 def modules(root: Path = ROOT) -> list[Path]:
-    """All modules of the distributions, but private ones, `RE_EXPORTS` and `CHECKS`."""
+    """All modules of the distributions, but private ones and `CHECKS`."""
     folders = [root / "core", *sorted(root.glob("plugins/*")), root / "tiny_model", *sorted(root.glob("examples/*"))]
     paths = [path for folder in folders for path in sorted((folder / "src").rglob("*.py"))]
     public = [path for path in paths if not path.stem.startswith("_") or path.stem == "__init__"]
-    return [path for path in public if not any(path.is_relative_to(root / folder) for folder in (*RE_EXPORTS, CHECKS))]
+    return [path for path in public if not path.is_relative_to(root / CHECKS)]
 
 
 def public_names(tree: ast.Module) -> list[str]:

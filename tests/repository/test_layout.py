@@ -24,10 +24,6 @@ EMPTY = frozenset(
 ENDINGS = ("ations", "ation", "ions", "ings", "ized", "ing", "ion", "ize", "ers", "er", "ed", "es", "e", "s")
 
 
-# Folders of import paths that AMD Quark documents: they only re-export, and are tested together, in core/tests/torch and tests/integration.
-RE_EXPORTS = {"common", "shares", "compat"}
-
-
 def definitions(path: Path) -> set[str]:
     """Names of a module's functions, classes and constants, and of methods and fields as ``Class.name``."""
     names: set[str] = set()
@@ -120,7 +116,7 @@ def test_each_folder_of_sources_has_a_folder_of_tests_of_the_same_name(source: s
     def folders(path: Path) -> set[str]:
         return {p.name for p in path.iterdir() if p.is_dir() and any(p.rglob("*.py"))}
 
-    assert folders(ROOT / source) - RE_EXPORTS == folders(ROOT / tests) - RE_EXPORTS
+    assert folders(ROOT / source) == folders(ROOT / tests)
 
 
 def test_definitions_are_functions_classes_constants_and_members(tmp_path: Path) -> None:

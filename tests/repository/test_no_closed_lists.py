@@ -38,7 +38,7 @@ INFERENCE = "planning/inferred_architecture.py"
 OTHER_NAMES = {"inputs_embeds", "attention_mask", "num_attention_heads", "layer|expert|depth"}
 """Arguments of forwards and keys of config.json, which transformers defines, not a model family."""
 ALLOWED = {
-    "templates/documented.py": "AMD Quark's guess at a projection's configuration, offered under AMD Quark's name and used by nothing else",
+    "torch/default_templates.py": "AMD Quark's guess at a projection's configuration, offered under AMD Quark's name, used by nothing else",
 }
 
 

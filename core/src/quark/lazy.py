@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import attrs
 
-__all__ = ["LazyRef", "ObjectRef", "Reference", "as_optional_reference", "as_reference"]
+__all__ = ["LazyRef", "ObjectRef", "Reference", "as_optional_reference", "as_reference", "make_callable"]
 
 _GRAMMAR = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
@@ -88,3 +91,19 @@ def as_reference(value: str | Reference) -> Reference:
 def as_optional_reference(value: str | Reference | None) -> Reference | None:
     """As `as_reference`, with None passed through."""
     return None if value is None else as_reference(value)
+
+
+def make_callable(module: str, call: Callable[[], Any]) -> None:
+    """Make the imported module ``module`` answer calls with ``call()``.
+
+    ``import quark.templates`` binds that package to ``quark.templates``, in front of the registry function of the same name; so the package
+    itself has to be callable. Python allows to replace a module's class (data model, "Customizing module attribute access").
+    """
+
+    class CallableModule(ModuleType):
+        """A module that can be called."""
+
+        def __call__(self) -> Any:
+            return call()
+
+    sys.modules[module].__class__ = CallableModule

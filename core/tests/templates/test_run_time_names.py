@@ -16,7 +16,7 @@ from quark.planning.plan import make_plan
 from quark.plugins.catalog import catalog
 from quark.plugins.report import kind_report, record_report
 from quark.templates import LLMTemplate
-from quark.templates.documented import DEFAULT_TEMPLATES
+from quark.torch.default_templates import DEFAULT_TEMPLATES
 
 W4 = QTensorConfig(dtype="int4", qscheme="per_group", ch_axis=-1, group_size=32, is_dynamic=False)
 A8 = QTensorConfig(dtype="fp8_e4m3", qscheme="per_tensor", is_dynamic=False)

@@ -30,7 +30,6 @@ from quark.planning.mixtures import separate_experts
 from quark.planning.plan import QuantPlan
 from quark.runs import from_disk, quantize_checkpoint
 from quark.runs.planned_run import plan
-from quark.scripts.quantize_quark import main
 from quark.testing.interrupted_runs import interrupted_behind
 from quark.testing.small_models import batches
 from quark.testing.threads import in_threads
@@ -273,12 +272,8 @@ def codes_of_attention(directory: Path) -> bool:
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-def test_the_script_and_the_method_of_amd_quark_have_their_switches(keeps: bool, tmp_path: Path) -> None:
+def test_the_method_of_amd_quark_has_its_switch(keeps: bool, tmp_path: Path) -> None:
     quantize_checkpoint(tiny_model_dir(), tmp_path / "source", tiny_config("int4_wo_32"), exporter="compressed_tensors")
-    flags = ["--model_dir", str(tmp_path / "source"), "--output_dir", str(tmp_path / "script"), "--quant_scheme", "ptpc_fp8"]
-    flags += ["--file2file_quantization", "--skip_evaluation", "--exclude_layers", "*self_attn*", "lm_head"]
-    main(flags if keeps else [*flags, "--no_keep_prequantized_layers"])
-    assert codes_of_attention(tmp_path / "script") == keeps
     config = attrs.evolve(tiny_config("ptpc_fp8"), exclude=["*self_attn*", "lm_head"], keep_prequantized_layers=False)
     ModelQuantizer(config).direct_quantize_checkpoint(tmp_path / "source", tmp_path / "method", keeps)
     assert codes_of_attention(tmp_path / "method") == keeps

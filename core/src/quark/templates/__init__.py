@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quark.compat.callable_module import make_callable
+from quark.lazy import make_callable
 from quark.plugins import templates
 from quark.templates.algorithms import get_algo_config, get_supported_algorithm_types, load_quant_algo_config_from_file
 from quark.templates.schemes import QuantizationScheme, QuantizationSchemeCollection

@@ -1,17 +1,38 @@
-"""Functions of ``quark.torch`` that AMD Quark's scripts import and this project does not have, and what it has in their place."""
+"""Functions of AMD Quark's public API that this project does not have: they can be imported, and say what to use when they are called."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, NoReturn
+
 import attrs
 
-from quark.compat.not_offered import not_offered
+from quark.errors import UnsupportedError
 
 __all__ = [
     "RuntimeOptions",
     "disable_native_inference",
     "enable_native_inference",
     "move_quantizer_to_dict",
+    "not_offered",
 ]
+
+
+def not_offered(name: str, instead: str) -> Callable[..., Any]:
+    """Return a function of that name that refuses every call.
+
+    >>> not_offered("save_params", "use export_safetensors")()
+    Traceback (most recent call last):
+    quark.errors.UnsupportedError: save_params is not offered: use export_safetensors
+    """
+
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise UnsupportedError(f"{name} is not offered: {instead}")
+
+    refuse.__name__ = refuse.__qualname__ = name
+    refuse.__doc__ = f"Refuse the call with an UnsupportedError: {instead}."
+    return refuse
+
 
 _NATIVE = "serve the exported checkpoint with vLLM, whose kernels are native"
 enable_native_inference = not_offered("enable_native_inference", _NATIVE)

@@ -50,7 +50,7 @@ def amdfp4_global32() -> QLayerConfig:
     return amdfp4_with_global_scale(32)
 
 
-def amdfp4_in_groups(group_size: int) -> QLayerConfig:
+def amdfp4_in_groups(group_size: int = 16) -> QLayerConfig:
     """Return a configuration of FP4 weights and dynamic activations in groups of 16 or 32 with E5M3 scales."""
     weight, activation = (AmdFP4Spec(ch_axis=-1, group_size=group_size, is_dynamic=dynamic) for dynamic in (False, True))
     return QLayerConfig(weight=weight.to_quantization_spec(), input_tensors=activation.to_quantization_spec())

@@ -1,1 +1,0 @@
-"""``quark.common.utils``: package of AMD Quark's public module `log`."""

@@ -1,1 +1,0 @@
-"""``quark.contrib``: what AMD Quark's scripts take from there."""

@@ -1,1 +1,0 @@
-"""``quark.shares``: the older name of `quark.common`."""

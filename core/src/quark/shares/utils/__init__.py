@@ -1,1 +1,0 @@
-"""``quark.shares.utils``: the older name of `quark.common.utils`."""

@@ -1,0 +1,85 @@
+"""Modules and names of AMD Quark's public API that do not come here: importing one is an error that says so, and what to use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from quark.errors import NotOfferedError
+
+__all__ = ["refuse_absent", "refuse_absent_module"]
+
+PAGE = "docs/how-to/from-amd-quark.md"
+
+_PRUNING = "pruning is not offered: prune the model with another library, and quantize the result"
+_QAT = "quantization-aware training is not offered: --algorithm tuning tunes codes and scales on calibration data"
+_DIFFUSERS = "SVDQuant and diffusion pipelines are not offered: quantize the network of a pipeline as any torch module"
+_TRAINED = "learned rotations are not offered: RotationConfig with random_r1 and preset='best' needs no training"
+_OWN = "algorithms are added by a plugin (docs/plugins/rounding.md, docs/plugins/transform.md), and not in this registry"
+_TWO_BIT = "TwoBitScalar is not offered: layers with Dtype.int2 and the algorithm tuning have two bits too"
+_MIXED = "this API is not offered: quark quantize --mixed chooses schemes layer by layer"
+_VLLM = "vLLM's worker and online quantization are not offered: export the model, and serve that"
+_INTERNAL = "it is internal to AMD Quark"
+
+_MODULES: Mapping[str, str] = MappingProxyType(
+    {
+        "quark.torch.pruning": _PRUNING,
+        "quark.torch.algorithm.osscar": _PRUNING,
+        "quark.torch.algorithm.depth_pruning": _PRUNING,
+        "quark.torch.algorithm.qad_trainer": _QAT,
+        "quark.torch.algorithm.svdquant": _DIFFUSERS,
+        "quark.torch.algorithm.rotation.training": _TRAINED,
+        "quark.torch.utils.diffusers": _DIFFUSERS,
+        "quark.torch.utils.accelerate_helper": _INTERNAL,
+        "quark.torch.utils.module_replacement": _INTERNAL,
+        "quark.torch.extensions": "the Brevitas extension is not offered: use Brevitas itself",
+        "quark.torch.integrations": _DIFFUSERS,
+        "quark.integrations": _DIFFUSERS,
+        "quark.online_quantization": _VLLM,
+        "quark.contrib.mince": "the choice of calibration sets is not offered: give the data that you chose as --calib",
+        "quark.experimental.cli": "its commands are those of quark: quark quantize --template-file takes a template from a JSON file",
+        "quark.experimental.torch.mix_precision": _MIXED,
+        "quark.experimental.torch.mixed_precision_planner": _MIXED,
+        "quark.experimental.torch.twobitscalar": _TWO_BIT,
+        "quark.experimental.torch.plugin": _VLLM,
+        "quark.experimental": "its experimental parts are not offered but for AutoRound",
+        "quark.onnx": "ONNX models are not quantized here: quantize the torch model, and use export_onnx",
+        "quark.shapeshifter": "it is not offered",
+    }
+)
+"""By module; for all below it too."""
+_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "ModelPruner": _PRUNING,
+        "PruningConfig": _PRUNING,
+        "apply_advanced_pruning_algo": _PRUNING,
+        "SVDQuantConfig": _DIFFUSERS,
+        "TQTSpec": _QAT,
+        "TQTObserver": _QAT,
+        "LSQObserver": _QAT,
+        "TQTThresholdInitMeth": _QAT,
+        "get_loader": _QAT,
+        "get_trainer_dataset": _QAT,
+        "RotationLinear": _TRAINED,
+        "TwoBitScalarConfig": _TWO_BIT,
+        "ALGORITHM_REGISTRY": _OWN,
+        "QuarkAlgorithm": _OWN,
+        "ModelImporter": "use import_model_from_safetensors",
+        "export_llama_cpp_gguf": "use export_gguf, whose types are Q4_0, Q4_1, Q8_0 and MXFP4",
+        "list_llama_cpp_export_formats": "export_gguf chooses the type by the scheme: Q4_0, Q4_1, Q8_0 or MXFP4",
+    }
+)
+"""By name, in whichever public module it is asked for."""
+
+
+def refuse_absent_module(name: str) -> None:
+    """Raise NotOfferedError (an ImportError) for a public module of AMD Quark that does not come, or one below it."""
+    for module in (name, *(name.rsplit(".", count)[0] for count in range(1, name.count(".") + 1))):
+        if module in _MODULES:
+            raise NotOfferedError(f"the module {name} of AMD Quark is not here: {_MODULES[module]} ({PAGE})", name=name)
+
+
+def refuse_absent(module: str, name: str) -> None:
+    """Raise NotOfferedError (an ImportError) for a name of AMD Quark's public API that does not come."""
+    if name in _NAMES:
+        raise NotOfferedError(f"{module}.{name} of AMD Quark is not here: {_NAMES[name]} ({PAGE})", name=module)

@@ -1,1 +1,0 @@
-"""Package of AMD Quark's public module `quant_config_parser`."""

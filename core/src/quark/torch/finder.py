@@ -1,0 +1,172 @@
+"""The finder of AMD Quark's public modules: they have no files, but are made of `quark.torch.import_paths` and of what plugins export."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import CodeType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from quark.errors import MissingPluginError, UnknownNameError
+from quark.torch.absent import refuse_absent, refuse_absent_module
+from quark.torch.import_paths import IN_EXAMPLES, NAMES, WITH_NAMES_OF_PLUGINS
+
+if TYPE_CHECKING:
+    from quark.lazy import Reference
+
+__all__ = ["PublicModules", "install", "load", "public_names"]
+
+_BY_PLUGINS = ("quark.torch.", "quark.experimental")
+"""Beginnings of the names of modules that plugins may bring."""
+_OWN = {*NAMES, *IN_EXAMPLES}
+_PACKAGES = {name.rsplit(".", count)[0] for name in _OWN for count in range(1, name.count("."))}
+
+
+def load(module: str, name: str) -> Any:
+    """Return the object of that name of a public module, for its ``__getattr__``; the module keeps it for the next time.
+
+    Raises:
+        AttributeError: There is no such name.
+        MissingPluginError: (an ImportError) There is none, and a distribution of this project is not active; says what to do.
+        NotOfferedError: (an ImportError) AMD Quark has one, and it does not come here; says what to use.
+    """
+    if name == "__all__":
+        return public_names(module)
+    if (reference := NAMES.get(module, {}).get(name)) is not None:
+        from quark.lazy import LazyRef  # not above: `import quark` imports next to nothing
+
+        value = LazyRef(reference).load()
+    elif name.startswith("_"):
+        raise _no_attribute(module, name)
+    elif module in IN_EXAMPLES and hasattr(_example(module), name):
+        value = getattr(_example(module), name)
+    else:
+        refuse_absent(module, name)
+        value = _of_a_plugin(module, name)
+    setattr(sys.modules[module], name, value)
+    return value
+
+
+def public_names(module: str) -> list[str]:
+    """Return the names of a public module, sorted, for its ``__dir__`` and ``__all__``."""
+    from quark.plugins import documented_names  # plugins are read only when their names are asked for
+
+    names = {name for name in NAMES.get(module, ()) if not name.startswith("_")}
+    if module in IN_EXAMPLES:
+        names |= set(_example(module).__all__)
+    if module in WITH_NAMES_OF_PLUGINS:
+        names |= set(documented_names())
+    elif module.startswith(_BY_PLUGINS):
+        exported = _modules_of_plugins()
+        below = (known.removeprefix(f"{module}.") for known in exported if known.startswith(f"{module}."))
+        names |= {*exported.get(module, ()), *(known.partition(".")[0] for known in below)}
+    return sorted(names)
+
+
+def refuse_incomplete(name: str) -> None:
+    """Refuse a name that nothing brings where a distribution of this project is not active, which may be why.
+
+    Raises:
+        MissingPluginError: (an ImportError) A distribution is not installed, a variable leaves its plugin out, or its plugin failed.
+    """
+    from quark.plugins.catalog import catalog
+    from quark.plugins.kinds import BUILT_IN
+
+    failures = [str(failure) for failure in catalog().failures() if failure.source.distribution in BUILT_IN]
+    if reasons := [*filter(None, [catalog().missing()]), *failures]:
+        raise MissingPluginError(
+            f"no active plugin brings {name}. {' '.join(reasons)} (`quark plugins` lists what is active and what failed)"
+        )
+
+
+def _of_a_plugin(module: str, name: str) -> Any:
+    """Return the object that a plugin exports under a public name, or the public module below this one; errors as for `load`."""
+    near = None
+    if module in WITH_NAMES_OF_PLUGINS:
+        from quark.names import closest
+        from quark.plugins import documented_object
+
+        try:
+            return documented_object(name)
+        except UnknownNameError:
+            refuse_incomplete(f"{module}.{name}")
+        by_lower_case = {other.lower(): other for other in public_names(module)}
+        near = by_lower_case.get(closest(name, by_lower_case) or "")
+    exported = _modules_of_plugins() if module.startswith(_BY_PLUGINS) else {}
+    if (reference := exported.get(module, {}).get(name)) is not None:
+        return reference.load()
+    below = f"{module}.{name}"
+    if below in _OWN | _PACKAGES or any(f"{known}.".startswith(f"{below}.") for known in exported):
+        return import_module(below)
+    raise _no_attribute(module, name, f"; did you mean '{near}'?" if near else "")
+
+
+def _modules_of_plugins() -> Mapping[str, Mapping[str, Reference]]:
+    from quark.plugins import documented_modules  # plugins are read only when such a module is asked for
+
+    return documented_modules()
+
+
+def _example(module: str) -> ModuleType:
+    """Return the module of the examples behind a public one. Raises MissingPluginError where they are not installed."""
+    target = IN_EXAMPLES[module]
+    if importlib.util.find_spec(target.partition(".")[0]) is None:
+        raise MissingPluginError(
+            f"{module} is for AMD Quark's example scripts and does not come with quark-core: pip install examples/from_amd_quark, "
+            "of this project's repository",
+            name=module,
+        )
+    return import_module(target)
+
+
+def _no_attribute(module: str, name: str, hint: str = "") -> AttributeError:
+    return AttributeError(f"module '{module}' has no attribute '{name}'{hint}", name=name, obj=sys.modules.get(module))
+
+
+class PublicModules:
+    """Finder and loader of the public modules that are no files of the core; it comes behind files, so these win."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Return where the module comes from, None where nothing brings it.
+
+        Raises:
+            MissingPluginError: (an ImportError) A distribution of this project is not active, which may be why.
+            NotOfferedError: (an ImportError) AMD Quark has it, and it does not come here; says what to use.
+        """
+        if not fullname.startswith("quark."):
+            return None
+        if fullname not in _OWN | _PACKAGES:
+            may_be_a_plugins = fullname.startswith(_BY_PLUGINS)
+            if not may_be_a_plugins or not any(f"{known}.".startswith(f"{fullname}.") for known in _modules_of_plugins()):
+                if may_be_a_plugins:
+                    refuse_incomplete(fullname)
+                refuse_absent_module(fullname)
+                return None
+        loader: Any = self  # by protocol: importlib.abc would cost as much as all of `import quark`
+        return ModuleSpec(fullname, loader, is_package=fullname in _PACKAGES or fullname not in IN_EXAMPLES)
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Leave it to Python to make the module."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Fill a new module: its names are loaded when they are asked for."""
+        name = module.__name__
+        module.__doc__ = f"AMD Quark's public module `{name}`: its names are objects of this project and of plugins."
+        module.__dict__.update(__getattr__=lambda attribute: load(name, attribute), __dir__=lambda: public_names(name))
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """Return the code of a program, which ``python -m`` runs by its public name; None for a module that is none."""
+        if fullname not in IN_EXAMPLES:
+            return None
+        loader: Any = importlib.util.find_spec(_example(fullname).__name__).loader  # type: ignore[union-attr]  # it is imported
+        code: CodeType = loader.get_code(IN_EXAMPLES[fullname])
+        return code
+
+
+def install() -> None:
+    """Put the finder behind all others, once in a process."""
+    if not any(isinstance(finder, PublicModules) for finder in sys.meta_path):
+        sys.meta_path.append(PublicModules())

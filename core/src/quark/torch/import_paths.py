@@ -1,0 +1,118 @@
+"""AMD Quark's public modules: which of our objects each of their names is, as data. `quark.torch.finder` makes modules of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+__all__ = ["IN_EXAMPLES", "NAMES", "WITH_NAMES_OF_PLUGINS"]
+
+
+def _of(module: str, *names: str, **renamed: str) -> dict[str, str]:
+    """Return references into one of our modules, ``"module:attribute"`` by AMD Quark's name."""
+    return {name: f"{module}:{name}" for name in names} | {name: f"{module}:{ours}" for name, ours in renamed.items()}
+
+
+_CHECKPOINTS = _of("quark.checkpoint", "ModelExporter", "export_safetensors", "import_model_from_safetensors")
+_EXPORT_CONFIGS = _of("quark.config.export", "ExporterConfig", "JsonExporterConfig", "OnnxExporterConfig")
+_OTHER_FORMS = _of("quark.torch.other_forms", "export_gguf", "export_onnx")
+_QUANTIZER = _of("quark.runs", "ModelQuantizer")
+_LOAD, _SAVE = (_of("quark.torch.parameters", name) for name in ("load_params", "save_params"))
+_OPTIONS = _of("quark.torch.not_offered", "RuntimeOptions")
+_CONFIGS = (
+    _of("quark.config.model", "QConfig", Config="QConfig")
+    | _of("quark.config.layer", "QLayerConfig", QuantizationConfig="QLayerConfig")
+    | _of("quark.config.tensor", "QTensorConfig", QuantizationSpec="QTensorConfig")
+    | _of(
+        "quark.templates",
+        "load_quant_algo_config_from_file",
+        load_pre_optimization_config_from_file="load_quant_algo_config_from_file",
+    )
+)
+_OBSERVERS = _of("quark.quantizers.observer", ObserverBase="Observer")
+
+NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "quark.torch": _CHECKPOINTS
+        | _OTHER_FORMS
+        | _QUANTIZER
+        | _LOAD
+        | _SAVE
+        | _OPTIONS
+        | _of("quark.torch.not_offered", "disable_native_inference", "enable_native_inference")
+        | _of("quark.templates", "LLMTemplate")
+        | _of("quark.config.enums", "QuantFlow"),
+        "quark.torch.algorithm": {},
+        "quark.torch.export": _CHECKPOINTS | _EXPORT_CONFIGS,
+        "quark.torch.export.api": _CHECKPOINTS
+        | _OTHER_FORMS
+        | _SAVE
+        | _of("quark.checkpoint", _map_to_quark="map_to_quark")
+        | _of("quark.torch.not_offered", _move_quantizer_to_dict="move_quantizer_to_dict"),
+        "quark.torch.export.config.config": _EXPORT_CONFIGS,
+        "quark.torch.export.main_export.quant_config_parser": _of(
+            "quark.torch.quant_config_parser", "QuantConfigParser", "get_layer_quant_config"
+        ),
+        "quark.torch.quantization": _CONFIGS,
+        "quark.torch.quantization.api": _QUANTIZER | _LOAD,
+        "quark.torch.quantization.config.algo_configs": _of("quark.templates", "get_algo_config", "get_supported_algorithm_types"),
+        "quark.torch.quantization.config.config": _CONFIGS | _of("quark.config.algorithm", "AlgoConfig", PreQuantOptConfig="AlgoConfig"),
+        "quark.torch.quantization.config.template": _of(
+            "quark.templates", "LLMTemplate", "QuantizationScheme", "QuantizationSchemeCollection"
+        )
+        | _of(
+            "quark.torch.default_templates",
+            "DEFAULT_TEMPLATES",
+            _create_template_from_config="template_from_dict",
+            _resolve_projection_base_spec="projection_base",
+            _ATTN_TOKENS="ATTENTION_TOKENS",
+        ),
+        "quark.torch.quantization.config.type": _of(
+            "quark.config.enums",
+            "DeviceType",
+            "Dtype",
+            "QSchemeType",
+            "QuantFlow",
+            "QuantizationMode",
+            "RoundType",
+            "ScaleType",
+            "ZeroPointType",
+        ),
+        "quark.torch.quantization.observer": _OBSERVERS,
+        "quark.torch.quantization.observer.observer": _OBSERVERS,
+        "quark.torch.quantization.utils": _OPTIONS,
+        "quark.torch.quantization.weight_convert": _of(
+            "quark.hf.conversion_ops", "Chunk", "Concatenate", "ConversionOps", "FuseExperts", "SplitFusedExperts", "Transpose"
+        )
+        | _of("quark.hf.weight_converters", "WeightConverter", "apply_converters"),
+    }
+)
+"""References by public module and name. A name with an underscore is found, and not listed."""
+WITH_NAMES_OF_PLUGINS = frozenset(
+    {
+        "quark.torch.quantization",
+        "quark.torch.quantization.config.config",
+        "quark.torch.quantization.config.template",
+        "quark.torch.quantization.observer",
+        "quark.torch.quantization.observer.observer",
+    }
+)
+"""Modules that also have the names that plugins' records export without a module, such as ``Int4PerGroupSpec``."""
+IN_EXAMPLES: Mapping[str, str] = MappingProxyType(
+    {
+        "quark.common.profiler": "amd_quark_scripts.profiler",
+        "quark.common.utils.import_utils": "amd_quark_scripts.installed_packages",
+        "quark.common.utils.log": "amd_quark_scripts.loggers",
+        "quark.contrib.llm_eval": "amd_quark_scripts.evaluation",
+        "quark.contrib.llm_eval.evaluation": "amd_quark_scripts.evaluation",
+        "quark.scripts.quantize_quark": "amd_quark_scripts.quantize_quark",
+        "quark.shares.utils.import_utils": "amd_quark_scripts.installed_packages",
+        "quark.shares.utils.log": "amd_quark_scripts.loggers",
+        "quark.torch.utils": "amd_quark_scripts.model_access",
+        "quark.torch.utils.device": "amd_quark_scripts.model_access",
+        "quark.torch.utils.llm": "amd_quark_scripts.llm",
+        "quark.torch.utils.llm.data_preparation": "amd_quark_scripts.data_preparation",
+        "quark.torch.utils.llm.model_preparation": "amd_quark_scripts.model_preparation",
+    }
+)
+"""Public modules that AMD Quark's example scripts import, by module of the distribution in ``examples/from_amd_quark``."""

@@ -1,0 +1,54 @@
+"""Names of AMD Quark that do not come: importing one is an error that says so, and names the page."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quark.errors import NotOfferedError
+from quark.torch import absent
+
+STATEMENTS = [
+    "from quark.torch import ModelPruner",
+    "from quark.torch.pruning.config import Config",
+    "from quark.torch.algorithm import ALGORITHM_REGISTRY",
+    "from quark.torch.algorithm.svdquant.svdquant import SVDQuantProcessor",
+    "from quark.torch.algorithm.rotation.training import RotationLinear",
+    "from quark.torch.quantization import LSQObserver",
+    "from quark.torch.quantization.config.config import SVDQuantConfig",
+    "from quark.torch.quantization.observer import TQTObserver",
+    "from quark.experimental.torch.mix_precision import anything",
+    "from quark.integrations.diffusers import anything",
+    "from quark.contrib.mince import anything",
+    "import quark.online_quantization.vllm",
+]
+
+
+@pytest.mark.parametrize("statement", STATEMENTS)
+def test_importing_what_does_not_come_says_so_and_names_the_page(statement: str) -> None:
+    with pytest.raises(NotOfferedError, match=r"of AMD Quark is not here: .*docs/how-to/from-amd-quark\.md") as caught:
+        exec(statement)
+    assert isinstance(caught.value, ImportError)
+
+
+def test_it_is_said_in_a_fresh_process_too() -> None:
+    code = "try:\n    import quark.experimental.cli\nexcept ImportError as error:\n    print(error)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "quark quantize --template-file takes a template from a JSON file" in done.stdout
+
+
+def test_what_nobody_has_is_not_found_as_ever() -> None:
+    for name in ("quark.nonsense", "quark.torch.nonsense", "quark.experimental_not"):
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module(name)
+
+
+def test_the_page_has_a_line_for_every_reason() -> None:
+    page = (Path(__file__).parents[3] / absent.PAGE).read_text(encoding="utf-8").lower()
+    for word in ("pruning", "quantization-aware training", "svdquant", "diffus", "learned rotations", "algorithm_registry", "brevitas",
+                 "mince", "twobitscalar", "onnx models", "online_quantization"):  # fmt: skip
+        assert word in page, word

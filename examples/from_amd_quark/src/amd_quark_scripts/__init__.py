@@ -1,0 +1,1 @@
+"""What AMD Quark's example scripts import besides its library, and its script ``quantize_quark``, on the public API of this project."""

@@ -1,0 +1,92 @@
+"""``quark.torch.utils.llm.data_preparation``: calibration data by AMD Quark's names, or from any source of `quark.datasets`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from amd_quark_scripts.model_preparation import available_device
+from quark.data import read_samples, token_sequences
+from quark.errors import UnsupportedError
+
+__all__ = ["DATASETS", "calibration_data", "get_calib_dataloader", "get_pile10k_dataloader", "get_wikitext2"]
+
+_APART: Mapping[str, Any] = MappingProxyType({"packing": False})
+DATASETS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "pileval": ("pileval", _APART),
+        "wikitext": ("wikitext", {}),
+        "Salesforce/wikitext": ("wikitext", {}),
+        "cnn_dailymail": ("cnn_dailymail", _APART),
+        "abisee/cnn_dailymail": ("cnn_dailymail", _APART),
+        "HuggingFaceH4/ultrachat_200k": ("ultrachat", {"packing": False, "seed": 42}),
+        "pileval_for_awq_benchmark": ("pileval", {"seed": 42}),
+        "wikitext_for_gptq_benchmark": ("wikitext", {"seed": 0}),
+    }
+)
+"""AMD Quark's names of data: the source of each, and how sequences are made of it."""
+
+
+def get_calib_dataloader(
+    dataset_name: str,
+    processor: Any = None,
+    tokenizer: Any = None,
+    batch_size: int = 1,
+    num_calib_data: int = 512,
+    seqlen: int = 512,
+    device: str | torch.device | None = None,
+    **kwargs: Any,
+) -> DataLoader[Any]:
+    """Return calibration data: of AMD Quark's names each sequence is one sample, cut at ``seqlen``, but for benchmarks; others are packed.
+
+    Unlike AMD Quark's, a batch with padding has an attention mask, so padding is in no statistic.
+
+    Args:
+        dataset_name: A name of AMD Quark's, or a path or a name as of `quark.data.read_samples`.
+        processor: Of a model for images and text; without effect, since calibration is on text.
+        tokenizer: Of the model.
+        batch_size: Sequences in a batch.
+        num_calib_data: Sequences.
+        seqlen: Largest number of tokens of a sequence.
+        device: Device of the batches; "cuda" is the CPU on a machine without CUDA.
+        kwargs: Other arguments of AMD Quark's functions; without effect.
+
+    Raises:
+        UnsupportedError: The data have images.
+        CalibrationError: As `quark.data.read_samples` and `quark.data.token_sequences`.
+    """
+    batches = calibration_data(dataset_name, tokenizer, batch_size, num_calib_data, seqlen)
+    target = available_device(device)
+    moved: Any = [b.to(target) if isinstance(b, Tensor) else {k: v.to(target) for k, v in b.items()} for b in batches]
+    return DataLoader(moved, batch_size=None)
+
+
+def calibration_data(name: str, tokenizer: Any, batch_size: int, count: int, length: int) -> list[Any]:
+    """Return the batches of `get_calib_dataloader` on the CPU; errors as there."""
+    if name == "ScienceQA":
+        raise UnsupportedError("ScienceQA has images, and calibration is on text here: use another data set, or batches of your own")
+    source, choices = DATASETS.get(name, (name, {}))
+    return token_sequences(tokenizer, read_samples(source), count, length, batch_size=batch_size, **choices)
+
+
+def get_pile10k_dataloader(
+    tokenizer: Any, train_size: int = 512, seqlen: int = 2048, seed: int = 0, batch_size: int = 8
+) -> tuple[DataLoader[Any], None]:
+    """Return calibration data of the Pile in windows of ``seqlen`` tokens, packed, and None; errors as for `get_calib_dataloader`.
+
+    AMD Quark's samples are of the data set NeelNanda/pile-10k; here they are of ``pileval``.
+    """
+    samples = token_sequences(tokenizer, read_samples("pileval"), train_size, seqlen, batch_size=batch_size, seed=seed)
+    batches: Any = samples
+    return DataLoader(batches, batch_size=None), None
+
+
+def get_wikitext2(tokenizer: Any, nsamples: int, seqlen: int, device: str | None = None, seed: int = 0) -> Tensor:
+    """Return windows of WikiText-2, drawn at random, ``[nsamples, seqlen]``; errors as for `get_calib_dataloader`."""
+    batches = token_sequences(tokenizer, read_samples("wikitext"), nsamples, seqlen, seed=seed)
+    return torch.cat([batch for batch in batches if batch.shape[1] == seqlen]).to(available_device(device))

@@ -1,0 +1,189 @@
+"""``quark.contrib.llm_eval``: perplexity and tasks as AMD Quark's scripts call them, by `quark.evaluate`."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from amd_quark_scripts.model_preparation import get_tokenizer
+from quark.data import read_samples, text_of
+from quark.errors import ConfigError, UnsupportedError
+from quark.evaluate import Windows, perplexity
+from quark.evaluate.tasks import TaskOptions, TaskResult, evaluate_tasks
+from quark.torch.not_offered import not_offered
+
+__all__ = [
+    "eval_model",
+    "meteor_eval",
+    "mlperf_rouge_eval",
+    "ppl_eval",
+    "ppl_eval_for_kv_cache",
+    "ppl_eval_with_synthetic_dataset",
+    "rouge_eval",
+    "rouge_meteor_generations",
+    "task_eval",
+]
+
+_WINDOW = 2048
+_TASKS = "use tasks of lm-evaluation-harness, as with quark evaluate --tasks"
+meteor_eval = not_offered("meteor_eval", _TASKS)
+mlperf_rouge_eval = not_offered("mlperf_rouge_eval", _TASKS)
+ppl_eval_with_synthetic_dataset = not_offered("ppl_eval_with_synthetic_dataset", "use ppl_eval, or quark evaluate --text with your text")
+rouge_eval = not_offered("rouge_eval", _TASKS)
+rouge_meteor_generations = not_offered("rouge_meteor_generations", _TASKS)
+
+
+def ppl_eval(model: nn.Module, testenc: Any, dev: str | torch.device | None = None, file_format: str = "hf_format") -> Tensor:
+    """Return the perplexity over windows of 2048 tokens without overlap, a scalar; the protocol of GPTQ's paper.
+
+    Args:
+        model: A model that returns logits.
+        testenc: What a tokenizer returns for the text: an object with ``input_ids``, ``[1, tokens]``. An incomplete last window is dropped.
+        dev: Without effect: the tokens go to the model's device.
+        file_format: Of AMD Quark's public API; only ``"hf_format"``.
+
+    Raises:
+        ConfigError: The text has fewer than 2048 tokens.
+        UnsupportedError: Another format is asked for.
+        NonFiniteError: A logit is NaN or Inf.
+    """
+    if file_format != "hf_format":
+        raise UnsupportedError(f"ppl_eval evaluates transformers models, not {file_format!r}")
+    tokens: Tensor = testenc.input_ids.cpu()
+    count = tokens.numel() // _WINDOW
+    if count == 0:
+        raise ConfigError(f"the text has {tokens.numel()} tokens, fewer than one window of {_WINDOW}: give more text")
+    return torch.tensor(perplexity(model, tokens.flatten()[: count * _WINDOW].view(count, 1, _WINDOW)))
+
+
+def ppl_eval_for_kv_cache(
+    model: nn.Module, testenc: Any, context_size: int, sample_size: int, patch_size: int | None = None, dev: str | None = None
+) -> float:
+    """Print and return the perplexity of ``sample_size`` tokens after each context of ``context_size`` tokens.
+
+    They are computed in one forward: the keys and values that a token reads are quantized there as they are in the cache.
+
+    Args:
+        model: A model that returns logits.
+        testenc: As for `ppl_eval`.
+        context_size: Tokens that are read and not scored.
+        sample_size: Tokens that are scored after them.
+        patch_size: The number of such pieces; None takes as many as the text has.
+        dev: Without effect: the tokens go to the model's device.
+
+    Raises:
+        ConfigError: The text is too short, or a size is below 1.
+    """
+    tokens: Tensor = testenc.input_ids.cpu().flatten()
+    if context_size < 1 or sample_size < 1 or tokens.numel() < context_size + sample_size:
+        raise ConfigError(f"{tokens.numel()} tokens do not hold a context of {context_size} and {sample_size} tokens after it")
+    pieces = tokens.unfold(0, context_size + sample_size, sample_size)[: patch_size or None]
+    value = perplexity(model, Windows(pieces, torch.full((len(pieces),), context_size)).split(1))
+    print(f"\n[INFO] Perplexity of {sample_size} tokens after contexts of {context_size}: {value}")
+    return value
+
+
+def task_eval(
+    model: nn.Module,
+    tokenizer: Any,
+    max_batch_size: int | None = None,
+    batch_size: int | str = 1,
+    tasks: str | list[str] | None = None,
+    num_fewshot: int | None = None,
+    apply_chat_template: bool = False,
+    multimodal: bool = False,
+    **kwargs: Any,
+) -> dict[str, TaskResult]:
+    """Print and return what a model achieves in tasks of lm-evaluation-harness.
+
+    Args:
+        model: A model in memory.
+        tokenizer: Its tokenizer.
+        max_batch_size: The largest batch that ``"auto"`` tries.
+        batch_size: Questions at a time, or ``"auto"``.
+        tasks: Names, or one text with commas between them.
+        num_fewshot: Examples in the context of each question; None for what each task says.
+        apply_chat_template: Whether questions are put as chats.
+        multimodal: Without effect: tasks are put as text.
+        kwargs: Other arguments of AMD Quark's; not offered.
+
+    Raises:
+        UnsupportedError: An argument of ``kwargs`` has a value.
+        ConfigError, UnknownNameError, MissingPluginError: As `quark.evaluate.tasks.prepare_tasks`.
+    """
+    if unknown := sorted(name for name, value in kwargs.items() if value):
+        raise UnsupportedError(f"task_eval does not take {', '.join(unknown)}: run lm_eval itself on the exported checkpoint")
+    names = tasks.split(",") if isinstance(tasks, str) else list(tasks or ())
+    size = int(batch_size) if str(batch_size).isdecimal() else batch_size
+    options = TaskOptions(
+        tasks=names, num_fewshot=num_fewshot, batch_size=size, max_batch_size=max_batch_size, apply_chat_template=apply_chat_template
+    )
+    results = evaluate_tasks(model, tokenizer, options)
+    for name, result in results.items():
+        for metric, value in result.metrics.items():
+            error = result.errors.get(metric, math.nan)
+            print(f"[INFO] {name}, {metric}: {value:.4f}" + ("" if math.isnan(error) else f" ± {error:.4f}"))
+    return results
+
+
+def eval_model(
+    args: argparse.Namespace,
+    model: nn.Module,
+    main_device: str | torch.device | None = None,
+    save_metrics_to_csv: bool = False,
+    output_dir: Path | str = "metrics_output_dir",
+    multimodal: bool = False,
+) -> None:
+    """Print the perplexity on WikiText-2's test split, and the scores of the tasks in ``args.tasks``, of a model in memory.
+
+    Args:
+        args: The arguments of AMD Quark's script `quantize_quark.py`.
+        model: A model in memory.
+        main_device: Without effect: the tokens go to the model's device.
+        save_metrics_to_csv: Whether to write the perplexity to ``evaluation_metrics.csv``.
+        output_dir: Where to write it.
+        multimodal: Without effect.
+
+    Raises:
+        UnsupportedError: Data or a metric are asked for that are not offered.
+        CalibrationError: WikiText cannot be read.
+    """
+    if args.evaluation_dataset != "wikitext" or args.use_mlperf_rouge:
+        raise UnsupportedError("only --evaluation_dataset wikitext is offered, without --use_mlperf_rouge: see quark evaluate --tasks")
+    tokenizer = get_tokenizer(args.model_dir)
+    if args.use_ppl_eval_for_kv_cache or args.use_ppl_eval_model:
+        rows = None if args.num_eval_data == -1 else args.num_eval_data
+        text = text_of(tokenizer, read_samples("wikitext", {"split": "test", "rows": rows}))
+        testenc = tokenizer(text, return_tensors="pt", verbose=False)
+        if args.use_ppl_eval_for_kv_cache:
+            sizes = (args.ppl_eval_for_kv_cache_context_size, args.ppl_eval_for_kv_cache_sample_size, args.ppl_eval_for_kv_cache_patch_size)
+            ppl_eval_for_kv_cache(model, testenc, *sizes)
+        else:
+            value = ppl_eval(model, testenc).item()
+            print(f"\n[INFO] Perplexity: {value}")
+            if save_metrics_to_csv:
+                _write_metrics(Path(output_dir), value)
+    if args.tasks is not None:
+        task_eval(
+            model,
+            tokenizer,
+            args.max_eval_batch_size,
+            args.eval_batch_size,
+            args.tasks,
+            args.num_fewshot,
+            args.apply_chat_template,
+            multimodal,
+        )
+
+
+def _write_metrics(directory: Path, value: float) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "evaluation_metrics.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerow(["Perplexity", value])
+    print(f"[INFO] Saved evaluation_metrics to {directory / 'evaluation_metrics.csv'}.")

@@ -1,0 +1,36 @@
+"""``quark.torch.utils``: attributes of models by dotted paths, and devices, as AMD Quark's scripts reach them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quark.torch.not_offered import not_offered
+
+__all__ = ["TPDeviceManager", "getattr_recursive", "setattr_recursive"]
+
+
+def getattr_recursive(obj: Any, path: str) -> Any:
+    """Return what a dotted path leads to; the empty path leads to ``obj`` itself. Raises AttributeError where it leads nowhere.
+
+    >>> getattr_recursive("text", "upper.__name__")
+    'upper'
+    """
+    for name in filter(None, path.split(".")):
+        obj = getattr(obj, name)
+    return obj
+
+
+def setattr_recursive(obj: Any, path: str, value: Any) -> None:
+    """Set what a dotted path leads to, such as a module of a model. Raises AttributeError where the path before the last name is wrong."""
+    parent, _, name = path.rpartition(".")
+    setattr(getattr_recursive(obj, parent), name, value)
+
+
+class TPDeviceManager:
+    """AMD Quark's tensor parallelism for evaluation, which is not offered: vLLM has it."""
+
+    tp_mesh_init = staticmethod(not_offered("tensor-parallel evaluation", "evaluate the export with quark evaluate --backend vllm"))
+
+    @staticmethod
+    def tp_cleanup() -> None:
+        """Do nothing: nothing was set up."""
