@@ -12,7 +12,7 @@ from quark.data import read_samples, token_sequences
 from quark.hf.tokenizer import load_tokenizer
 from quark.runs import ReportOptions, quantize_checkpoint
 from quark.selection import Budget, select_schemes
-from quark.testing.tiny import held_out_text, tiny_model_dir
+from quark_tiny_model import held_out_text, tiny_model_dir
 
 __all__ = ["main"]
 

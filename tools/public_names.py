@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RE_EXPORTS = ("core/src/quark/torch", "core/src/quark/common", "core/src/quark/shares", "core/src/quark/compat")
-CHECKS = "core/src/quark/testing/checks"
+CHECKS = "devkit/src/quark_devkit/checks"
 
 
 def modules(root: Path = ROOT) -> list[Path]:

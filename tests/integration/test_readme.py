@@ -10,8 +10,8 @@ import torch
 
 import quark
 from quark.plugins import SchemeRecord
-from quark.testing.tiny import tiny_model, tiny_model_dir
 from quark.torch import LLMTemplate, ModelQuantizer
+from quark_tiny_model import tiny_model, tiny_model_dir
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)

@@ -23,8 +23,8 @@ from quark.planning.plan import make_plan
 from quark.runs.quantize_block import quantize_blocks
 from quark.runs.run import switch_attention_of
 from quark.runs.sink import InPlaceSink
-from quark.testing.tiny import tiny_model
 from quark.torch import LLMTemplate
+from quark_tiny_model import tiny_model
 
 from .inputs import Inputs
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import quark_tiny_model as tiny
 from quark.runs import probe as module
 from quark.runs.probe import _copied, _products, _read, _rounded, _seconds, _solved, probe
 from quark.runs.run import Run, plan_run
-from quark.testing import tiny
 from quark.torch import LLMTemplate
 
 CPU = torch.device("cpu")

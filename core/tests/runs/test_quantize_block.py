@@ -22,7 +22,7 @@ from quark.planning.plan import QuantPlan, make_plan
 from quark.plugins import BlockFinished, Event, documented_object, listening
 from quark.runs.quantize_block import quantize_block, quantize_blocks, start_transforms
 from quark.runs.sink import BlockResult, InPlaceSink
-from quark.testing.small_models import small_model
+from quark_devkit.small_models import small_model
 
 INT8 = documented_object("Int8PerTensorSpec")(is_dynamic=False, symmetric=True).to_quantization_spec()
 

@@ -1,6 +1,6 @@
 """Every template that this distribution registers passes the conformance suite."""
 
-from quark.testing import TemplateConformance
+from quark_devkit import TemplateConformance
 from quark_templates.plugin import quark_register_templates
 
 globals().update(
