@@ -8,8 +8,8 @@ from pathlib import Path
 from quark.data import read_samples, token_sequences
 from quark.hf.loading import load_model
 from quark.hf.tokenizer import load_tokenizer
-from quark.testing.tiny import held_out_text, tiny_model_dir
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
+from quark_tiny_model import held_out_text, tiny_model_dir
 
 __all__ = ["main"]
 

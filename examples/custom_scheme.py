@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from quark.testing.tiny import tiny_model
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
 from quark.torch.quantization import Int8PerTensorSpec, QLayerConfig, Uint4PerGroupSpec
+from quark_tiny_model import tiny_model
 
 __all__ = ["main"]
 

@@ -12,8 +12,8 @@ from quark.hf.model_config import model_config
 from quark.plugins import Event, listening
 from quark.report import ReportOptions
 from quark.runs import quantize_checkpoint
-from quark.testing.tiny import tiny_model_dir
 from quark.torch import LLMTemplate
+from quark_tiny_model import tiny_model_dir
 
 __all__ = ["main"]
 

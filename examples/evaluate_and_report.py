@@ -14,8 +14,8 @@ from quark.hf.model_config import model_config
 from quark.hf.tokenizer import load_tokenizer
 from quark.report import ReportOptions, read_report
 from quark.runs import quantize_checkpoint
-from quark.testing.tiny import held_out_text, tiny_model_dir
 from quark.torch import LLMTemplate
+from quark_tiny_model import held_out_text, tiny_model_dir
 
 __all__ = ["main"]
 

@@ -13,7 +13,7 @@ from quark.hf.tokenizer import load_tokenizer
 from quark.report import ReportOptions
 from quark.runs import quantize_checkpoint
 from quark.selection import Budget, select_schemes
-from quark.testing.tiny import held_out_text, tiny_model_dir
+from quark_tiny_model import held_out_text, tiny_model_dir
 
 __all__ = ["main"]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from quark.testing.tiny import tiny_model_dir
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
+from quark_tiny_model import tiny_model_dir
 
 __all__ = ["main"]
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import quark
+import quark_tiny_model as tiny
 from quark.config.algorithm import AlgoConfig
-from quark.testing import tiny
 from quark.torch import LLMTemplate, ModelQuantizer
 
 ALGORITHMS = ("gptq", "gptaq", "qronos")

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from quark.config.model import QConfig
 from quark.plugins import schemes
 from quark.runs import ModelQuantizer, quantize_checkpoint, source
-from quark.testing.simulated_device import NAME, SimulatedDevice, simulated_device
 from quark.torch import LLMTemplate
+from quark_devkit.simulated_device import NAME, SimulatedDevice, simulated_device
 
 SCHEMES = schemes().names()
 ALGORITHMS: dict[str, tuple[str, ...]] = {

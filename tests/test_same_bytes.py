@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 import quark
+import quark_tiny_model as tiny
 from quark.checkpoint.export import export_with
 from quark.config.model import QConfig
 from quark.hf.loading import load_model
 from quark.runs import ModelQuantizer, quantize_checkpoint
-from quark.testing import tiny
-from quark.testing.whole_runs import contents
 from quark.torch import LLMTemplate
+from quark_devkit.whole_runs import contents
 
 SCHEMES = quark.schemes().names()
 ALGORITHMS = {"rtn": (), "gptq": ("gptq",), "awq": ("awq",)}

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-CHECKS = "core/src/quark/testing/checks"
+CHECKS = "devkit/src/quark_devkit/checks"
 
 
 def modules(root: Path = ROOT) -> list[Path]:

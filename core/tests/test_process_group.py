@@ -18,8 +18,8 @@ from quark.errors import ConfigError
 from quark.process_group import is_one_of_many, ranks_of_environment
 from quark.ranks import ALONE
 from quark.runs.block_figures import OUTSIDE
-from quark.testing.tiny import tiny_model_dir
-from quark.testing.whole_runs import contents
+from quark_devkit.whole_runs import contents
+from quark_tiny_model import tiny_model_dir
 
 CPU = torch.device("cpu")
 CALIBRATED = ("--calib", str(tiny_model_dir() / "held_out.txt"), "--num-calib", "7", "--seq-len", "48", "--deterministic")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from quark.errors import RankError
 from quark.ranks import ALONE, Ranks, owners
-from quark.testing.threads import in_threads
+from quark_devkit.threads import in_threads
 
 
 def test_values_are_gathered_in_the_order_of_ranks_with_all_bits_of_their_tensors() -> None:

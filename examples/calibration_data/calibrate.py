@@ -13,8 +13,8 @@ from tempfile import TemporaryDirectory
 from quark.data import read_samples, token_sequences
 from quark.data.files import write_parquet
 from quark.errors import MissingPluginError
-from quark.testing.tiny import held_out_text, tiny_model, tiny_template, tiny_tokenizer
 from quark.torch import ModelQuantizer
+from quark_tiny_model import held_out_text, tiny_model, tiny_template, tiny_tokenizer
 
 __all__ = ["files", "main"]
 

@@ -18,8 +18,8 @@ import pytest
 from quark.report import ReportOptions
 from quark.runs import quantize_checkpoint
 from quark.selection import Budget, select_schemes
-from quark.testing.tiny import calibration_batches, tiny_model_dir
 from quark.torch import LLMTemplate
+from quark_tiny_model import calibration_batches, tiny_model_dir
 
 pytestmark = pytest.mark.browser
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from quark.checkpoint.export import export_with
 from quark.checkpoint.exporter import ExportOptions
 from quark.errors import UnsupportedError
-from quark.testing.tiny import calibration_batches, held_out_text, tiny_model, tiny_tokenizer
 from quark.torch import LLMTemplate, ModelQuantizer
+from quark_tiny_model import calibration_batches, held_out_text, tiny_model, tiny_tokenizer
 
 __all__ = ["SHARE", "Results", "changed_by_rounding", "compared", "logits_of", "quantized_tiny_model", "text_ids", "why_not_exported"]
 

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import quark
-from quark.testing.tiny import calibration_batches, tiny_model
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
+from quark_tiny_model import calibration_batches, tiny_model
 
 pytestmark = pytest.mark.clients
 IDS = torch.arange(40).reshape(1, 40)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import quark
 from quark.checkpoint.export import export_with
 from quark.modules import QuantizedLayer
-from quark.testing.tiny import tiny_model
+from quark_tiny_model import tiny_model
 
 from .client_process import ClientError, ClientProcess, client_process
 from .results import SHARE, Results, compared, logits_of, quantized_tiny_model, text_ids, why_not_exported

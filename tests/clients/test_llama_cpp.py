@@ -21,7 +21,7 @@ import quark
 from quark.checkpoint import ExportOptions
 from quark.config.tensor import QTensorConfig
 from quark.modules import QuantizedLayer, QuantizerModule
-from quark.testing.tiny import held_out_text, tiny_tokenizer
+from quark_tiny_model import held_out_text, tiny_tokenizer
 
 from .results import Results, compared, logits_of, quantized_tiny_model, text_ids, why_not_exported
 

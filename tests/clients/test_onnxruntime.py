@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import quark
-from quark.testing.tiny import tiny_model
 from quark.torch import export_onnx
+from quark_tiny_model import tiny_model
 
 from .results import SHARE, Results, changed_by_rounding, compared, logits_of, quantized_tiny_model, text_ids
 

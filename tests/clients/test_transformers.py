@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 import quark
-from quark.testing.tiny import tiny_tokenizer
 from quark.torch import export_safetensors
+from quark_tiny_model import tiny_tokenizer
 
 from .client_process import ClientProcess, client_process
 from .results import Results, compared, logits_of, quantized_tiny_model, text_ids

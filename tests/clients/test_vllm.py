@@ -14,8 +14,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, Phi3Config, Qwen3Config
 
 from quark.selection import FLOAT, Budget, select_schemes
-from quark.testing.tiny import calibration_batches, tiny_model, tiny_tokenizer
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
+from quark_tiny_model import calibration_batches, tiny_model, tiny_tokenizer
 
 from .client_process import ClientError, ClientProcess
 from .results import quantized_tiny_model

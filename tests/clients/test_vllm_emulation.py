@@ -18,8 +18,8 @@ from torch import Tensor
 
 import quark
 from quark.quantizers import TensorQuantizer, quantizer_for
-from quark.testing.tiny import calibration_batches, tiny_model, tiny_tokenizer
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark_tiny_model import calibration_batches, tiny_model, tiny_tokenizer
 
 from .shown_packages import shown_packages
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import quark
 from quark.checkpoint.inspection import inspect_checkpoint
-from quark.testing.tiny import tiny_tokenizer
 from quark.torch import import_model_from_safetensors
+from quark_tiny_model import tiny_tokenizer
 
 from .client_process import ClientError, ClientProcess
 from .results import Results, compared, logits_of, quantized_tiny_model, why_not_exported

@@ -25,8 +25,8 @@ from quark.config.enums import Dtype
 from quark.config.layer import levels
 from quark.modules import QuantizedLayer, QuantizerModule
 from quark.modules.attention import KEY, VALUE
-from quark.testing.tiny import held_out_text
 from quark.torch import import_model_from_safetensors
+from quark_tiny_model import held_out_text
 
 from .client_process import ClientProcess, client_process
 

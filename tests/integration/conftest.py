@@ -7,7 +7,7 @@ import pytest
 
 from quark.calibration.report import CalibrationReport
 from quark.runs import quantize_block
-from quark.testing.tiny import held_out_text
+from quark_tiny_model import held_out_text
 
 from .interrupted import checkpoint
 from .killed_runs import figures_of

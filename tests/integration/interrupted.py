@@ -10,8 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from quark.config.model import QConfig
 from quark.runs import quantize_checkpoint
-from quark.testing.interrupted_runs import interrupted_behind
 from quark.torch import LLMTemplate
+from quark_devkit.interrupted_runs import interrupted_behind
 
 __all__ = [
     "BLOCKS",

@@ -27,8 +27,8 @@ from quark.config.model import QConfig
 from quark.errors import CalibrationError, CheckpointError, UnsupportedError
 from quark.hf.attention_switch import switch_attention
 from quark.modules import QuantizerModule
-from quark.testing.tiny import calibration_batches, held_out_text, tiny_model, tiny_model_dir
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark_tiny_model import calibration_batches, held_out_text, tiny_model, tiny_model_dir
 
 IDS = torch.arange(40).reshape(2, 20)
 SIZES = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from quark.cli import evaluate, quantize
 from quark.errors import QuarkError
-from quark.testing.tiny import tiny_model_dir
+from quark_tiny_model import tiny_model_dir
 
 app = typer.Typer()
 evaluate.register(app)

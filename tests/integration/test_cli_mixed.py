@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from quark.checkpoint.transformers_loading import register_layouts
 from quark.hf.loading import load_model
-from quark.testing.tiny import calibration_batches, tiny_model_dir
+from quark_tiny_model import calibration_batches, tiny_model_dir
 
 from .program import run
 

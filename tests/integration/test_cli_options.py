@@ -12,13 +12,13 @@ from safetensors import safe_open
 from typer.testing import CliRunner
 
 import quark.runs
-from quark.cli.demo_run import Bench, Refusal
 from quark.cli.main import program
 from quark.hf.dtype_and_device import torch_dtype
 from quark.hf.skeleton import meta_model
 from quark.runs.run import plan_run
-from quark.testing.tiny import tiny_model_dir
 from quark.version import VERSION
+from quark_tiny_model import tiny_model_dir
+from quark_tiny_model.demo_run import Bench, Refusal
 
 from .program import run
 
@@ -177,7 +177,7 @@ def test_the_demonstration_fails_if_a_reload_differs_or_a_scheme_breaks(
     monkeypatch.setattr(Bench, "bundled", lambda: small)
     monkeypatch.setattr(Bench, "jobs", lambda bench: [("int4_wo_64", None), ("mx6", None)])
     if fault == "reload":
-        monkeypatch.setattr("quark.cli.demo_run._same_logits", lambda *models: False)
+        monkeypatch.setattr("quark_tiny_model.demo_run._same_logits", lambda *models: False)
     elif fault is not None:
         refusal = Refusal(name="mx6", reason="a test", expected=fault == "no fit")
         monkeypatch.setattr(Bench, "try_scheme", lambda bench, *a: (refusal, ()) if a[0] == "mx6" else attempt(bench, *a))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quark.cli.main import program
-from quark.testing.tiny import tiny_model_dir
+from quark_tiny_model import tiny_model_dir
 from tests.integration.program import run
 
 OPTIONS = ("--scheme", "int4_wo_64", "--algorithm", "gptq", "--no-probe")

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from quark.testing.tiny import tiny_model_dir
+from quark_tiny_model import tiny_model_dir
 
 from .program import run
 

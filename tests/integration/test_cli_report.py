@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from quark.checkpoint import ExportOptions
 from quark.runs import quantize_checkpoint
-from quark.testing.tiny import tiny_model_dir
 from quark.torch import LLMTemplate, import_model_from_safetensors
+from quark_tiny_model import tiny_model_dir
 
 from .program import run
 

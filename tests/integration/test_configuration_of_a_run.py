@@ -14,8 +14,8 @@ from quark.config.algorithm import AlgoConfig
 from quark.config.model import QConfig
 from quark.errors import ConfigError
 from quark.runs import quantize_checkpoint
-from quark.testing.tiny import calibration_batches, tiny_model, tiny_model_dir
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark_tiny_model import calibration_batches, tiny_model, tiny_model_dir
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {"scheme": "int4_wo_64"},

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 import quark
 from quark.errors import CheckpointError
 from quark.runs import quantize_checkpoint
-from quark.testing.tiny import tiny_model_dir
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.quantization.weight_convert import Chunk, SplitFusedExperts, WeightConverter
+from quark_tiny_model import tiny_model_dir
 
 DATA = [torch.arange(3, 40)[None], torch.arange(40, 3, -1)[None]]
 LEAVES = ("q_proj", "k_proj", "v_proj")

@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from quark.errors import CheckpointError
-from quark.testing.tiny import tiny_model, tiny_model_dir
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark_tiny_model import tiny_model, tiny_model_dir
 
 
 def quantized(scheme: str) -> nn.Module:

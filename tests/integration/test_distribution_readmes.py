@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from quark.testing.tiny import tiny_model
 from quark.torch import LLMTemplate, ModelQuantizer
+from quark_tiny_model import tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -20,8 +20,8 @@ import quark
 from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError, UnknownNameError
 from quark.modules import is_quantized
-from quark.testing.tiny import calibration_batches, tiny_model, tiny_model_dir
 from quark.torch import LLMTemplate, ModelQuantizer
+from quark_tiny_model import calibration_batches, tiny_model, tiny_model_dir
 
 SNIPPETS = Path(__file__).with_name("snippets")
 TEXTS = ["In the beginning was the word, and the word was quantized.", "A second sentence of another length."]

@@ -22,8 +22,8 @@ from quark.config.tensor import QTensorConfig
 from quark.errors import CheckpointError, ConfigError, OutputError, UnknownNameError
 from quark.plugins import Catalog, using
 from quark.plugins.discovery import discover
-from quark.testing.tiny import calibration_batches, tiny_model, tiny_model_dir, tiny_tokenizer
 from quark.torch import LLMTemplate, ModelExporter, ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark_tiny_model import calibration_batches, tiny_model, tiny_model_dir, tiny_tokenizer
 
 IDS = torch.arange(40).reshape(2, 20)
 

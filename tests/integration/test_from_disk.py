@@ -25,9 +25,9 @@ from quark.hf.loading import load_model
 from quark.plugins import ExporterRecord, exporters
 from quark.runs import ModelQuantizer, quantize_checkpoint
 from quark.runs.selected_algorithms import Algorithms
-from quark.testing.tiny import tiny_model_dir
-from quark.testing.whole_runs import contents
 from quark.torch import LLMTemplate
+from quark_devkit.whole_runs import contents
+from quark_tiny_model import tiny_model_dir
 
 DATA = [torch.arange(3, 40)[None], torch.arange(20, 50)[None]]
 SIZES: dict[str, Any] = {

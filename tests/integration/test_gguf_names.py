@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from quark.errors import CheckpointError, ConfigError
-from quark.testing.tiny import tiny_model, tiny_tokenizer
 from quark.torch import LLMTemplate, ModelExporter, ModelQuantizer, export_gguf
+from quark_tiny_model import tiny_model, tiny_tokenizer
 
 
 def test_the_older_exporter_class_and_the_function_write_gguf_files_with_the_tokenizer_of_that_path(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from quark.cli.main import main
-from quark.testing.tiny import tiny_model_dir
+from quark_tiny_model import tiny_model_dir
 from tools.fuzz.mutations import DAMAGES, damage, damaged
 from tools.fuzz.routes import REFUSED, RESULT, ROUTES, ending, run
 from tools.fuzz.sources import FILES, SIZES, TEXT, build

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from quark.testing.tiny import calibration_batches, tiny_model_dir
+from quark_tiny_model import calibration_batches, tiny_model_dir
 
 from .interrupted import (
     CASES,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ KINDS = [
     "datasets",
     "metrics",
     "graph_ops",
+    "commands",
 ]
 
 
@@ -52,15 +54,18 @@ def test_every_kind_is_listed_without_torch(kind: str) -> None:
 def test_each_kind_comes_from_the_distribution_that_messages_say_to_install() -> None:
     for kind in kinds.KINDS:
         registry = getattr(quark, kind.plural)()
-        assert {registry.source(name).distribution for name in registry.names()} == {kind.distribution}
+        others = {"quark-devkit", "quark-tiny-model"} if kind.plural == "commands" else set()
+        assert {registry.source(name).distribution for name in registry.names()} == {kind.distribution, *others}
 
 
 def test_plugins_are_listed_with_what_they_provide() -> None:
     report, loaded = listed("plugins")
     assert {row["distribution"]: row["status"] for row in report["plugins"]} == dict.fromkeys(
-        ["quark-algos", "quark-core", "quark-exporters", "quark-schemes", "quark-templates"], "active"
+        ["quark-algos", "quark-core", "quark-devkit", "quark-exporters", "quark-schemes", "quark-templates", "quark-tiny-model"], "active"
     )
-    provided = {kind: n for row in report["plugins"] for kind, n in row["provides"].items()}
+    provided = Counter[str]()
+    for row in report["plugins"]:
+        provided.update(row["provides"])
     assert provided == {kind: len(getattr(quark, kind)()) for kind in KINDS}
     assert "torch" not in loaded
 

@@ -17,8 +17,8 @@ from quark.errors import AmbiguousNameError, CheckpointError, PluginError
 from quark.hf.model_config import model_config
 from quark.plugins import Catalog, using
 from quark.plugins.discovery import Settings, discover
-from quark.testing.tiny import tiny_model_dir
 from quark.torch import import_model_from_safetensors
+from quark_tiny_model import tiny_model_dir
 
 from .program import run
 

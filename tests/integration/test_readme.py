@@ -12,8 +12,8 @@ import quark
 from quark.plugins import SchemeRecord
 from quark.plugins.catalog import catalog
 from quark.plugins.report import kind_report
-from quark.testing.tiny import tiny_model, tiny_model_dir
 from quark.torch import LLMTemplate, ModelQuantizer
+from quark_tiny_model import tiny_model, tiny_model_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

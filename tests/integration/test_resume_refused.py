@@ -20,8 +20,8 @@ from quark.hf.loading import load_model
 from quark.plugins import ExporterRecord, exporters
 from quark.runs import ModelQuantizer, quantize_checkpoint
 from quark.runs.run import Run
-from quark.testing.interrupted_runs import interrupted_behind
 from quark.torch import LLMTemplate
+from quark_devkit.interrupted_runs import interrupted_behind
 
 from .interrupted import (
     BLOCKS,

@@ -14,9 +14,9 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 import quark
-from quark.testing.tiny import calibration_batches, tiny_model
 from quark.torch import LLMTemplate, ModelExporter, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark.torch.export import ExporterConfig, JsonExporterConfig
+from quark_tiny_model import calibration_batches, tiny_model
 
 IDS = torch.arange(40).reshape(2, 20)
 

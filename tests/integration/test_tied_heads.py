@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM, OPTConfig, T5Config, T5ForConditi
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
-from quark.testing.tiny import tiny_model
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark.torch.quantization import FP8E4M3PerTensorSpec, Int2PerGroupSpec, Int4PerChannelSpec, Int4PerGroupSpec, Int8PerTensorSpec
+from quark_tiny_model import tiny_model
 
 IDS = torch.arange(40).reshape(2, 20)
 WEIGHTS: dict[str, QTensorConfig] = {

@@ -11,12 +11,12 @@ from third_party.input_gain import Gain
 from third_party.settings import ClippedNearestConfig, CountedNearestConfig, InputGainConfig
 from torch import Tensor, nn
 
+import quark_tiny_model as tiny
 from quark.config.algorithm import AlgoConfig
 from quark.config.model import QConfig
 from quark.plugins import Catalog
 from quark.runs import quantize_checkpoint
 from quark.runs.run import plan_run
-from quark.testing import tiny
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 
 DATA = tiny.calibration_batches(4, 64)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quark.testing import (
+from quark_devkit import (
     FormatConformance,
     LayerTypeConformance,
     LayoutConformance,

@@ -16,8 +16,8 @@ from quark.errors import ConfigError
 from quark.plugins import Catalog
 from quark.plugins.report import record_report
 from quark.quantizers import PerGroup, quantizer_for
-from quark.testing.tiny import calibration_batches, tiny_model
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark_tiny_model import calibration_batches, tiny_model
 
 pytestmark = pytest.mark.usefixtures("third_party")
 SCHEME = "third_strided_g32"

@@ -17,8 +17,8 @@ from quark.errors import AmbiguousNameError, CheckpointError, OutputError
 from quark.modules import QuantizedLayer
 from quark.plugins import Catalog, ExporterRecord, Source, exporters, using
 from quark.plugins.discovery import discover
-from quark.testing.tiny import tiny_model
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark_tiny_model import tiny_model
 
 IDS = torch.arange(1, 17)[None]
 LAYOUTS = pytest.mark.parametrize("layout", ["box", "single_file"])

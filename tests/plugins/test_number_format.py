@@ -9,8 +9,8 @@ import torch
 
 from quark.plugins import algorithms
 from quark.quantizers import number_format, quantizer_for
-from quark.testing.tiny import calibration_batches, tiny_model
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark_tiny_model import calibration_batches, tiny_model
 
 pytestmark = pytest.mark.usefixtures("third_party")
 SCHEME = "third_powers_g32"

@@ -13,8 +13,8 @@ from quark.config.tensor import QTensorConfig
 from quark.errors import PluginError
 from quark.quantizers import QParams, TensorQuantizer, WeightGrid, quantizer_for
 from quark.quantizers.self_check import refuse_broken
-from quark.testing.tiny import calibration_batches, tiny_model
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark_tiny_model import calibration_batches, tiny_model
 
 pytestmark = pytest.mark.usefixtures("third_party")
 SCHEME = "third_rows_g32"

@@ -17,7 +17,7 @@ from benchmarks.peer_programs import measuring
 from benchmarks.perplexity import sequences
 from benchmarks.results import Measurement
 from quark.evaluate import compare
-from quark.testing.tiny import tiny_model
+from quark_tiny_model import tiny_model
 
 
 @pytest.mark.parametrize("name", bench.BENCHMARKS)

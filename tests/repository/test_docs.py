@@ -22,8 +22,8 @@ from quark.cli import listing
 from quark.cli.main import program
 from quark.plugins import Catalog, Source, using
 from quark.plugins.discovery import Candidate, discover
-from quark.testing.catalogue import all_checks, checks_of
-from quark.testing.tiny import held_out_text, tiny_model, tiny_model_dir
+from quark_devkit.catalogue import all_checks, checks_of
+from quark_tiny_model import held_out_text, tiny_model, tiny_model_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))

@@ -15,13 +15,13 @@ import pytest
 import quark.plugins
 from benchmarks.results import Measurement, add_run
 from quark.cli.main import program
-from quark.new_plugin import PLUGIN_KINDS
-from quark.new_plugin.distribution import rendered
-from quark.new_plugin.naming import Naming
 from quark.plugins import QuarkHooks, formats
 from quark.plugins.catalog import catalog
 from quark.plugins.events import EVENTS
 from quark.plugins.kinds import KINDS
+from quark_devkit.new_plugin import PLUGIN_KINDS
+from quark_devkit.new_plugin.distribution import rendered
+from quark_devkit.new_plugin.naming import Naming
 from tools.docs import api, benchmark_page, command_line, events, manual, marks, measured, pictures, sections, tables
 from tools.docs.pictures.formats import values_of
 from tools.plugin_api.names import imports_of

@@ -122,7 +122,7 @@ MAIN_JOB = """
 import sys
 import quark, quark_schemes
 from quark.cli.main import main
-from quark.testing.tiny import tiny_model_dir
+from quark_tiny_model import tiny_model_dir
 
 def program(*arguments):
     sys.argv = ["quark", *map(str, arguments)]

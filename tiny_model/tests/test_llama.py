@@ -6,8 +6,8 @@ import math
 
 import torch
 
+import quark_tiny_model as tiny
 from quark.evaluate import perplexity, token_windows
-from quark.testing import tiny
 
 LIMIT = 4_000_000  # bytes, the held-out text apart
 

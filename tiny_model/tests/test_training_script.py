@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from quark.testing.tiny import held_out_text
+from quark_tiny_model import held_out_text
 
 SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "train_tiny_model.py"
 

@@ -33,8 +33,8 @@ PUBLIC = (
     "quark.algorithms",
     "quark.runs",
     "quark.evaluate",
-    "quark.testing",
-    "quark.testing.tiny",
+    "quark_devkit",
+    "quark_tiny_model",
     "quark.errors",
 )
 _FOLDER = "reference/api"

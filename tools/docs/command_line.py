@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from quark.cli.main import program
-from quark.testing.tiny import tiny_model_dir
+from quark_tiny_model import tiny_model_dir
 from tools.docs.tables import cell, code, markdown_table
 
 __all__ = ["plan_of_the_tiny_model", "reference"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from quark.testing.catalogue import checks_of
-from quark.testing.runner import OUTCOMES
-from quark.testing.subject import KINDS
+from quark_devkit.catalogue import checks_of
+from quark_devkit.runner import OUTCOMES
+from quark_devkit.subject import KINDS
 from tools.docs.tables import cell, code, markdown_table
 
 __all__ = ["checks", "outcomes"]

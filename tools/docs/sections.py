@@ -6,9 +6,9 @@ import posixpath
 import re
 from pathlib import Path
 
-from quark.new_plugin.distribution import rendered
-from quark.new_plugin.kinds import PLUGIN_KINDS
-from quark.new_plugin.naming import Naming
+from quark_devkit.new_plugin.distribution import rendered
+from quark_devkit.new_plugin.kinds import PLUGIN_KINDS
+from quark_devkit.new_plugin.naming import Naming
 
 __all__ = ["ROOT", "new_plugin_file", "section"]
 

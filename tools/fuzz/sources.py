@@ -10,8 +10,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from quark.runs import quantize_checkpoint
-from quark.testing.tiny import held_out_text, tiny_model_dir
 from quark.torch import LLMTemplate
+from quark_tiny_model import held_out_text, tiny_model_dir
 
 __all__ = ["FILES", "SIZES", "SOURCES", "TEXT", "build"]
 

@@ -75,7 +75,7 @@ def _shown() -> set[tuple[str, str]]:
         shown |= {(module, name) for module, name in re.findall(r"^::: ([\w.]+)\.(\w+)$", text, flags=re.MULTILINE)}
         for code in re.findall(r"^```python[^\n]*\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
             shown |= set(imports_of(code))
-    for template in (ROOT / "core/src/quark/new_plugin/templates").rglob("*.py.template"):
+    for template in (ROOT / "devkit/src/quark_devkit/new_plugin/templates").rglob("*.py.template"):
         lines = template.read_text(encoding="utf-8")
         for statement in re.findall(r"^ *from (quark[\w.]*) import (\([^)]*\)|[^\n]*)$", lines, flags=re.MULTILINE):
             shown |= {(statement[0], name.strip()) for name in statement[1].strip("()").split(",") if name.strip()}

@@ -17,6 +17,7 @@ from quark.version import VERSION
 if TYPE_CHECKING:
     from quark.plugins import (
         algorithms,
+        commands,
         datasets,
         exporters,
         formats,
@@ -34,6 +35,7 @@ __version__ = VERSION
 __all__ = [
     "__version__",
     "algorithms",
+    "commands",
     "datasets",
     "exporters",
     "formats",

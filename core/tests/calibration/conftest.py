@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+import quark_tiny_model as tiny
 from quark.config.algorithm import AlgoConfig
 from quark.plugins import AlgorithmRecord, Source, algorithms
 from quark.runs import ModelQuantizer
-from quark.testing import tiny
 from quark.torch import LLMTemplate
 
 IDS = [torch.arange(3, 19)[None], torch.arange(30, 40)[None]]

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+import quark_tiny_model as tiny
 from quark.calibration import batches
 from quark.calibration.batches import calls
 from quark.errors import CalibrationError
-from quark.testing import tiny
 from quark.torch import LLMTemplate, ModelQuantizer
 
 IDS = torch.arange(12).reshape(3, 4)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import quark_tiny_model as tiny
 from quark.algorithms import CrossMoment, Hessian, Metrics, RoundingTask, RoundToNearest, Statistic
 from quark.calibration.batches import calls
 from quark.calibration.report import CalibrationReport
@@ -23,7 +24,6 @@ from quark.runs import ModelQuantizer
 from quark.runs.quantize_block import quantize_blocks
 from quark.runs.selected_algorithms import Algorithms
 from quark.runs.sink import InPlaceSink
-from quark.testing import tiny
 from quark.torch import LLMTemplate
 
 from ..hand_made_runs import hand_made_run

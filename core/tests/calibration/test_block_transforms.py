@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import quark_tiny_model as tiny
 from quark.algorithms import BlockContext, Metrics, Rounding, RoundToNearest, Statistic, TransformRun, Validation, validated
 from quark.calibration.batches import calls
 from quark.calibration.plugin_checks import CheckedTransform
@@ -19,7 +20,6 @@ from quark.planning.plan import QuantPlan, make_plan
 from quark.plugins.attribution import origin
 from quark.runs.quantize_block import quantize_blocks
 from quark.runs.sink import InPlaceSink
-from quark.testing import tiny
 from quark.torch import LLMTemplate
 
 from ..hand_made_runs import hand_made_run

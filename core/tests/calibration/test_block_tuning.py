@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import quark_tiny_model as tiny
 from quark.algorithms import Metrics, RoundedBlock, Tuning
 from quark.calibration.batches import calls
 from quark.errors import PluginError, UnsupportedError
@@ -16,7 +17,6 @@ from quark.ranks import Ranks
 from quark.runs.quantize_block import quantize_blocks
 from quark.runs.run import plan_run
 from quark.runs.sink import InPlaceSink
-from quark.testing import tiny
 from quark.torch import LLMTemplate
 
 from ..hand_made_runs import hand_made_run

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import quark_tiny_model as tiny
 from quark.algorithms import AbsMax, Metrics, RoundingTask, RoundToNearest, Statistic
 from quark.errors import ConfigError, PluginError
-from quark.testing import tiny
 
 Quantized = Callable[..., nn.Module]
 KIND = "rounding"

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+import quark_tiny_model as tiny
 from quark.algorithms import AbsMax, BlockContext
 from quark.calibration.plugin_checks import CheckedTransform
 from quark.config.architecture import Architecture
 from quark.errors import PluginError
 from quark.plugins.attribution import origin
-from quark.testing import tiny
 
 Quantized = Callable[..., nn.Module]
 KIND = "transform"

@@ -23,8 +23,8 @@ from quark.planning.mixtures import separate_experts
 from quark.planning.plan import make_plan
 from quark.runs.quantize_block import quantize_blocks
 from quark.runs.sink import InPlaceSink
-from quark.testing.tiny import tiny_model
 from quark.torch import LLMTemplate
+from quark_tiny_model import tiny_model
 
 from ..hand_made_runs import hand_made_run
 from .inputs import Inputs

@@ -11,7 +11,7 @@ from torch import Tensor
 from quark.algorithms import AbsMean, CrossMoment, Hessian
 from quark.calibration.sample_grid import CELLS, SampleGrid, Sums
 from quark.ranks import Ranks
-from quark.testing.threads import in_threads
+from quark_devkit.threads import in_threads
 
 KINDS = (Hessian, CrossMoment, AbsMean)
 CPU = torch.device("cpu")

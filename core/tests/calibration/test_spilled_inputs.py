@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+import quark_tiny_model as tiny
 from quark.calibration.spilled_inputs import LEAST_SPILLED, SpilledInputs
 from quark.errors import ConfigError
 from quark.hf.loading import load_model
 from quark.runs import ModelQuantizer
-from quark.testing import tiny
 from quark.torch import LLMTemplate
 
 

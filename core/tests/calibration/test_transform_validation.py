@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import quark_tiny_model as tiny
 from quark.algorithms import AbsMax, BlockContext, Metrics, Rounding, Statistic, TransformRun, ValidatedRun, Validation
 from quark.calibration.batches import calls
 from quark.calibration.transform_validation import TransformValidation, validate_transforms
@@ -17,7 +18,6 @@ from quark.config.algorithm import AlgoConfig
 from quark.log import get_logger
 from quark.planning.family import architecture_of
 from quark.planning.plan import QuantPlan, make_plan
-from quark.testing import tiny
 from quark.torch import LLMTemplate
 
 IDS = [torch.arange(3, 19)[None], torch.arange(30, 40)[None]]

@@ -17,8 +17,8 @@ from quark.errors import ConfigError, OutputError, PluginError
 from quark.modules import QuantizedLayer
 from quark.plugins import ExporterRecord, Source, exporters
 from quark.runs import ModelQuantizer, quantize_checkpoint
-from quark.testing.tiny import tiny_model, tiny_model_dir
 from quark.torch import LLMTemplate
+from quark_tiny_model import tiny_model, tiny_model_dir
 
 CONFIG = LLMTemplate.get("llama").get_config(scheme="int4_wo_64")
 

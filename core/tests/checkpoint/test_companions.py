@@ -9,7 +9,7 @@ from torch import nn
 
 from quark.checkpoint import save_companions
 from quark.errors import OutputError
-from quark.testing.tiny import tiny_model, tiny_model_dir
+from quark_tiny_model import tiny_model, tiny_model_dir
 
 
 class Tokenizer:

@@ -18,8 +18,8 @@ from quark.checkpoint.export import export_with
 from quark.checkpoint.exporter import ExportOptions
 from quark.errors import ConfigError, OutputError
 from quark.runs import quantize_checkpoint
-from quark.testing.tiny import tiny_model, tiny_model_dir
 from quark.torch import LLMTemplate, ModelExporter, ModelQuantizer, export_gguf, export_safetensors, import_model_from_safetensors
+from quark_tiny_model import tiny_model, tiny_model_dir
 
 
 def earlier(out: Path, *others: str) -> Path:

@@ -18,8 +18,8 @@ from quark.errors import CheckpointError, PluginError, UnsupportedError
 from quark.planning.plan import QuantPlan
 from quark.plugins import Catalog, ExporterRecord, Source, exporters, using
 from quark.plugins.discovery import discover
-from quark.testing.tiny import tiny_model
 from quark.torch import LLMTemplate, ModelQuantizer
+from quark_tiny_model import tiny_model
 
 PATH = Path("config.json")
 

@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM
 from quark.checkpoint import export_safetensors, import_model_from_safetensors
 from quark.checkpoint.provenance import provenance
 from quark.errors import CheckpointError, UnknownNameError
-from quark.testing.tiny import tiny_model
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.version import VERSION
+from quark_tiny_model import tiny_model
 
 BUILT_IN = {"distribution": "quark-schemes", "version": VERSION}
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import quark_tiny_model as tiny
 from quark.checkpoint.restorers import restorers_of
 from quark.config.algorithm import AlgoConfig, StoredAlgoConfig
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, MissingPluginError, UnsupportedError
 from quark.plugins import AlgorithmRecord, algorithms
-from quark.testing import tiny
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 
 LAYER = "model.layers.0.mlp.down_proj"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quark.plugins.catalog import catalog
-from quark.testing import DatasetConformance, subjects
+from quark_devkit import DatasetConformance, subjects
 
 globals().update(
     {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from quark.data import token_sequences
 from quark.errors import CalibrationError
-from quark.testing.tiny import held_out_text, tiny_tokenizer
+from quark_tiny_model import held_out_text, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
 CHAT = [{"role": "user", "content": "Who made the heaven?"}, {"role": "assistant", "content": "God."}]

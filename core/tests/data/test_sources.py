@@ -16,7 +16,7 @@ from quark.data.extras import extra
 from quark.errors import AmbiguousNameError, CalibrationError, ConfigError, MissingPluginError, PluginError
 from quark.plugins import Catalog, DatasetRecord, Source, hookimpl, using
 from quark.plugins.discovery import discover
-from quark.testing.tiny import tiny_tokenizer
+from quark_tiny_model import tiny_tokenizer
 
 CHAT = [{"role": "user", "content": "Hello."}]
 

@@ -21,7 +21,7 @@ from quark.evaluate import Windows, compare, likelihood, protocol_of, scored_win
 from quark.evaluate.by_block import compare_by_block, likelihood_by_block
 from quark.hf.loading import load_model
 from quark.runs import quantize_checkpoint
-from quark.testing.tiny import calibration_batches, held_out_text, tiny_model_dir, tiny_template, tiny_tokenizer
+from quark_tiny_model import calibration_batches, held_out_text, tiny_model_dir, tiny_template, tiny_tokenizer
 
 FLOAT = tiny_model_dir()
 

@@ -14,7 +14,7 @@ from quark.evaluate import compare, likelihood
 from quark.evaluate.metrics import accuracy, entropy, total_variation
 from quark.plugins import Catalog, MetricRecord, Source, hookimpl, using
 from quark.plugins.discovery import discover
-from quark.testing.tiny import held_out_text, tiny_model, tiny_tokenizer
+from quark_tiny_model import held_out_text, tiny_model, tiny_tokenizer
 
 UNIFORM = torch.full((1, 4), -math.log(4))
 CERTAIN = torch.tensor([[0.0, -math.inf, -math.inf, -math.inf]])

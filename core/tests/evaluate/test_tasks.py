@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from quark.cli import evaluate, quantize
 from quark.errors import ConfigError, MissingPluginError, UnknownNameError, UnsupportedError
 from quark.evaluate.tasks import TaskOptions, TaskResult, evaluate_tasks, prepare_tasks
-from quark.testing.tiny import tiny_model, tiny_model_dir, tiny_tokenizer
+from quark_tiny_model import tiny_model, tiny_model_dir, tiny_tokenizer
 
 ROOT = Path(__file__).parents[3]
 TASKS = ROOT / "tests" / "data" / "tasks"

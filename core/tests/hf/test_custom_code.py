@@ -19,8 +19,8 @@ from quark.hf.model_config import model_config
 from quark.hf.skeleton import meta_model
 from quark.hf.tokenizer import load_tokenizer
 from quark.runs import quantize_checkpoint
-from quark.testing.tiny import tiny_model_dir
 from quark.torch import LLMTemplate
+from quark_tiny_model import tiny_model_dir
 
 MODELING = """
 from transformers import LlamaConfig, LlamaForCausalLM

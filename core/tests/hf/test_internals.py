@@ -22,7 +22,7 @@ from transformers.quantizers import quantizer_quark
 
 from quark.hf import internals
 from quark.hf.quark_loader import is_stored_beside_weight
-from quark.testing.tiny import tiny_model
+from quark_tiny_model import tiny_model
 
 SMALL = {
     "hidden_size": 8,

@@ -16,7 +16,7 @@ from quark.errors import CheckpointError
 from quark.hf.shards import check_shards
 from quark.hf.skeleton import skeleton
 from quark.hf.stored_tensors import StoredTensors
-from quark.testing.tiny import tiny_model_dir
+from quark_tiny_model import tiny_model_dir
 
 CPU = torch.device("cpu")
 LAYER = "model.layers.0.mlp.up_proj.weight"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quark.plugins.catalog import catalog
-from quark.testing import LayerTypeConformance, subjects
+from quark_devkit import LayerTypeConformance, subjects
 
 globals().update(
     {

@@ -27,8 +27,8 @@ from quark.planning.family import architecture_of, template_of
 from quark.planning.inferred_architecture import infer_architecture, with_inferred_attention
 from quark.planning.mixtures import ExpertNames
 from quark.plugins import schemes, templates
-from quark.testing.tiny import tiny_model
 from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark_tiny_model import tiny_model
 
 IDS = torch.arange(3, 23)[None]
 SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}

@@ -7,10 +7,10 @@ import re
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from quark.cli import listing
+from quark.cli.main import program
 from quark.plugins import Catalog, registry, using
 from quark.plugins.report import kind_report
 
@@ -98,10 +98,8 @@ def catalog(site: Any) -> Catalog:
 
 def shown(catalog: Catalog, *arguments: str) -> str:
     """What a listing command prints."""
-    app = typer.Typer()
-    listing.register(app)
     with using(catalog):
-        done = CliRunner().invoke(app, arguments)
+        done = CliRunner().invoke(program(), arguments)
     assert done.exit_code == 0, done.output
     return done.stdout
 
@@ -168,8 +166,9 @@ def test_facts_of_the_other_kinds(catalog: Catalog) -> None:
 
 def test_plugins_are_listed_with_failures_and_conflicts(catalog: Catalog) -> None:
     report = json.loads(shown(catalog, "plugins", "--json"))
+    of_core = ("layer_types", "datasets", "metrics", "graph_ops", "commands")
     assert [(r["distribution"], r["status"], r["provides"]) for r in report["plugins"]] == [
-        ("quark-core", "active", {kind: len(catalog.registries[kind]) for kind in ("layer_types", "datasets", "metrics", "graph_ops")}),
+        ("quark-core", "active", {kind: len(catalog.registries[kind]) for kind in of_core}),
         ("acme-quant", "active", {"formats": 2, "observers": 1, "schemes": 2, "algorithms": 2, "templates": 1, "exporters": 1}),
         ("good-quant", "active", {"schemes": 1}),
         ("rival-quant", "active", {"schemes": 1}),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import quark_tiny_model as tiny
 from quark.config.layer import QLayerConfig, levels
 from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
@@ -18,7 +19,6 @@ from quark.plugins import FormatRecord, ObserverRecord, Source, formats, observe
 from quark.quantizers import Packing, QParams, number_format, observer_class, quantizer_for
 from quark.quantizers.self_check import refuse_broken
 from quark.runs import ModelQuantizer
-from quark.testing import tiny
 from quark.torch import export_safetensors
 
 BROKEN = Source("broken-quant", "0.3")

@@ -11,8 +11,8 @@ import quark
 from quark.config.tensor import QTensorConfig
 from quark.quantizers import QParams, WeightGrid, number_format, quantizer_for
 from quark.quantizers.progressive import ProgressiveQuantizer
-from quark.testing.checks.format.cases import all_values
-from quark.testing.example_specs import Example, examples
+from quark_devkit.checks.format.cases import all_values
+from quark_devkit.example_specs import Example, examples
 
 ROWS = (48, 16)
 K = 256

@@ -9,8 +9,8 @@ from typing import Any
 
 from quark.report import ReportOptions, read_report
 from quark.runs import quantize_checkpoint
-from quark.testing.tiny import calibration_batches, tiny_model_dir
 from quark.torch import LLMTemplate
+from quark_tiny_model import calibration_batches, tiny_model_dir
 
 
 @cache

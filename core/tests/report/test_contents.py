@@ -15,8 +15,8 @@ from quark.report import ReportOptions, read_report
 from quark.report.export_report import export_report
 from quark.report.schema import report_schema, violations
 from quark.runs import quantize_checkpoint
-from quark.testing.tiny import calibration_batches, tiny_model, tiny_model_dir
 from quark.torch import LLMTemplate, import_model_from_safetensors
+from quark_tiny_model import calibration_batches, tiny_model, tiny_model_dir
 
 from .reports import contents, exported
 

@@ -15,7 +15,7 @@ from quark.report.schema import violations
 from quark.runs import quantize_checkpoint
 from quark.selection import Budget, SelectionResult, select_schemes
 from quark.selection.picture import curve_svg
-from quark.testing.tiny import calibration_batches, tiny_model_dir
+from quark_tiny_model import calibration_batches, tiny_model_dir
 
 from .reports import contents
 from .test_page import EVIL, Parsed

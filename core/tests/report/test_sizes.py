@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import quark_tiny_model as tiny
 from quark.config.layer import QLayerConfig
 from quark.planning.plan import plan_rows
 from quark.planning.plan_row import PlanRow
 from quark.report.sizes import OTHER, files_of, sizes_of, stored_bytes
-from quark.testing import tiny
 from quark.torch import LLMTemplate
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+import quark_tiny_model as tiny
 from quark.evaluate.by_block import likelihood_by_block
 from quark.evaluate.logits import windows_of
 from quark.plugins import BlockFinished, Event, Exported, PhaseStarted, RunPlanned, RunStarted, listening
 from quark.runs import quantize_checkpoint
 from quark.selection import Budget, select_schemes
-from quark.testing import tiny
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
 
 IDS = [torch.arange(3, 19)[None], torch.arange(30, 46)[None]]

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import quark
+import quark_tiny_model as tiny
 from quark.algorithms import RoundingTask, RoundToNearest
 from quark.checkpoint.export import export_with
 from quark.checkpoint.exporter import ExportOptions
@@ -21,7 +22,6 @@ from quark.hf.loading import load_model
 from quark.modules import QuantizedLayer, quantized_class
 from quark.modules.packed_layers import stored_tensors
 from quark.runs import ModelQuantizer, quantize_checkpoint
-from quark.testing import tiny
 from quark.torch import LLMTemplate
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import attrs
 import pytest
 
+import quark_tiny_model as tiny
 from quark.runs.estimate import Estimate, Output, _activations, resident_bytes
 from quark.runs.run import plan_run
 from quark.runs.workload import Calibration, Workload
-from quark.testing import tiny
 from quark.torch import LLMTemplate
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import attrs
 import pytest
 
+import quark_tiny_model as tiny
 from quark.algorithms import RoundToNearest
 from quark.config.algorithm import AlgoConfig
 from quark.errors import UnsupportedError
 from quark.lazy import ObjectRef
 from quark.plugins import AlgorithmRecord, algorithms
 from quark.runs.run import plan_run
-from quark.testing import tiny
 from quark.torch import LLMTemplate
 
 REASON = "its scales are in groups"

@@ -25,9 +25,9 @@ from quark.planning.plan import QuantPlan
 from quark.runs import ModelQuantizer
 from quark.runs.skeleton import quantized_skeleton
 from quark.runs.source import CheckpointSource
-from quark.testing.small_models import run_config, small_model
-from quark.testing.tiny import tiny_model_dir
 from quark.torch import LLMTemplate
+from quark_devkit.small_models import run_config, small_model
+from quark_tiny_model import tiny_model_dir
 
 CPU = torch.device("cpu")
 

@@ -20,8 +20,8 @@ from quark.hf.weight_converters import WeightConverter
 from quark.runs.from_disk import opened_checkpoint
 from quark.runs.identity import RunIdentity, _identity_of_data, _identity_of_source, differences
 from quark.runs.run import plan_run
-from quark.testing.tiny import tiny_model_dir
 from quark.torch import LLMTemplate
+from quark_tiny_model import tiny_model_dir
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.text()
 VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)

@@ -14,8 +14,8 @@ from quark.planning.plan import QuantPlan
 from quark.runs import ModelQuantizer, memory
 from quark.runs.memory import LEAST_RETURNED, FreedMemory, held_probabilities, tokens_in
 from quark.runs.run import plan_run
-from quark.testing.tiny import tiny_model
 from quark.torch import LLMTemplate
+from quark_tiny_model import tiny_model
 
 
 def planned(model: nn.Module) -> QuantPlan:

@@ -19,7 +19,7 @@ from quark.runs.block_probe import BlockSeconds
 from quark.runs.estimate_text import planned_lines
 from quark.runs.planned_run import plan
 from quark.runs.workload import Calibration
-from quark.testing.tiny import calibration_batches, tiny_model_dir, tiny_template
+from quark_tiny_model import calibration_batches, tiny_model_dir, tiny_template
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "codes": {"scheme": "int4_wo_64"},

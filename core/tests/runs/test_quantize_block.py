@@ -24,7 +24,7 @@ from quark.planning.plan import QuantPlan, make_plan
 from quark.plugins import BlockFinished, Event, documented_object, listening
 from quark.runs.quantize_block import quantize_block, quantize_blocks
 from quark.runs.sink import BlockResult, InPlaceSink
-from quark.testing.small_models import small_model
+from quark_devkit.small_models import small_model
 
 from ..hand_made_runs import hand_made_run
 

@@ -14,8 +14,8 @@ from quark.planning.decoder_blocks import Block
 from quark.runs import quantize_checkpoint, source
 from quark.runs.read_ahead import ReadAhead
 from quark.runs.source import CheckpointSource
-from quark.testing.tiny import tiny_model_dir
 from quark.torch import LLMTemplate
+from quark_tiny_model import tiny_model_dir
 
 
 def threads() -> list[str]:

@@ -9,6 +9,7 @@ import attrs
 import pytest
 from torch import nn
 
+import quark_tiny_model as tiny
 from quark.algorithms import BlockContext, Metrics, Rounding, Statistic
 from quark.config.algorithm import AlgoConfig
 from quark.config.model import QConfig
@@ -16,7 +17,6 @@ from quark.planning.family import architecture_of
 from quark.planning.plan import QuantPlan
 from quark.plugins import AlgorithmRecord, algorithms
 from quark.runs import run as job
-from quark.testing import tiny
 from quark.torch import LLMTemplate, ModelQuantizer
 
 

@@ -17,10 +17,10 @@ from quark.ranks import ALONE, Ranks
 from quark.runs.quantize_run import quantize_run
 from quark.runs.run import plan_run
 from quark.runs.sink import InPlaceSink
-from quark.testing.small_models import batches, small_model
-from quark.testing.threads import in_threads
-from quark.testing.whole_runs import shared_report
 from quark.torch import LLMTemplate
+from quark_devkit.small_models import batches, small_model
+from quark_devkit.threads import in_threads
+from quark_devkit.whole_runs import shared_report
 
 CALLS = 7
 """As many for no number of ranks."""

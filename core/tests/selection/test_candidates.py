@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from quark.errors import ConfigError, UnknownNameError
 from quark.plugins import schemes
 from quark.selection import FLOAT, Candidate, candidates_of
-from quark.testing.small_models import fitting_schemes, quantized, run_config
 from quark.torch import export_safetensors
+from quark_devkit.small_models import fitting_schemes, quantized, run_config
 
 
 @pytest.mark.parametrize("scheme", [*fitting_schemes(), "fp8", "int8", "nvfp4"])

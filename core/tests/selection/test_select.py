@@ -17,9 +17,9 @@ from quark.planning.plan import plan_rows
 from quark.selection import FLOAT, Budget, Selection, SelectionProblem, SelectionResult, select_schemes
 from quark.selection.picture import curve_svg
 from quark.selection.select import base_scheme
-from quark.testing.small_models import batches, run_config, small_model
-from quark.testing.tiny import calibration_batches, tiny_model, tiny_model_dir, tiny_template
 from quark.torch import ModelQuantizer, export_safetensors
+from quark_devkit.small_models import batches, run_config, small_model
+from quark_tiny_model import calibration_batches, tiny_model, tiny_model_dir, tiny_template
 
 DATA = calibration_batches(2, 64)
 

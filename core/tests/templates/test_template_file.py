@@ -15,7 +15,7 @@ from quark.errors import ConfigError, QuarkError
 from quark.planning.family import architecture_of
 from quark.plugins import templates
 from quark.templates import LLMTemplate, read_template_file, register_template_file
-from quark.testing.tiny import tiny_model, tiny_model_dir
+from quark_tiny_model import tiny_model, tiny_model_dir
 
 AMD = {
     "model_type": "zenith_net",

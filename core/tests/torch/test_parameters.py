@@ -10,8 +10,8 @@ from torch import nn
 
 from quark.config.enums import QuantizationMode
 from quark.errors import CheckpointError, ConfigError, OutputError, UnsupportedError
-from quark.testing.tiny import tiny_model, tiny_template
 from quark.torch import ModelQuantizer, load_params, save_params
+from quark_tiny_model import tiny_model, tiny_template
 
 IDS = torch.arange(8)[None]
 

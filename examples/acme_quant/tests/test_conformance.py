@@ -9,7 +9,7 @@ import pytest
 import acme_quant.plugin
 from quark.plugins import Catalog, Source, using
 from quark.plugins.discovery import discover
-from quark.testing import FormatConformance, ObserverConformance, RoundingConformance, SchemeConformance
+from quark_devkit import FormatConformance, ObserverConformance, RoundingConformance, SchemeConformance
 
 WITH_ACME = Catalog(candidate for candidate in discover() if candidate.source.distribution != "acme-quant")
 WITH_ACME.add(acme_quant.plugin, Source("acme-quant", "0.1.0"))

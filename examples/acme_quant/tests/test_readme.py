@@ -9,7 +9,7 @@ from pathlib import Path
 import acme_quant.plugin
 from quark.plugins import Catalog, using
 from quark.plugins.discovery import Source, discover
-from quark.testing.tiny import calibration_batches, tiny_model
+from quark_tiny_model import calibration_batches, tiny_model
 
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
 

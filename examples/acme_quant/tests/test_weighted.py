@@ -26,8 +26,8 @@ from quark.runs.quantize_block import quantize_blocks
 from quark.runs.run import StartedRun, plan_run
 from quark.runs.sink import InPlaceSink
 from quark.templates.algorithms import algo_config_from_dict
-from quark.testing.tiny import calibration_batches, tiny_model
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark_tiny_model import calibration_batches, tiny_model
 
 BUILT_IN = Catalog(c for c in discover() if c.source.distribution != "acme-quant")
 WITH_ACME = Catalog(c for c in discover() if c.source.distribution != "acme-quant")

@@ -9,7 +9,7 @@ import torch
 
 from quark.contrib.llm_eval import ppl_eval, ppl_eval_for_kv_cache, rouge_eval, task_eval
 from quark.errors import ConfigError, UnsupportedError
-from quark.testing.tiny import held_out_text, tiny_model, tiny_tokenizer
+from quark_tiny_model import held_out_text, tiny_model, tiny_tokenizer
 
 TOKENS = torch.tensor(tiny_tokenizer()(held_out_text(), verbose=False)["input_ids"])
 

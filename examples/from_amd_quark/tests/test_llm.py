@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from quark.errors import CheckpointError, UnsupportedError
-from quark.testing.tiny import held_out_text, tiny_model, tiny_model_dir, tiny_template, tiny_tokenizer
 from quark.torch import ModelQuantizer
 from quark.torch.utils import TPDeviceManager, getattr_recursive, setattr_recursive
 from quark.torch.utils.llm import (
@@ -28,6 +27,7 @@ from quark.torch.utils.llm import (
     preprocess_for_quantization,
     save_model,
 )
+from quark_tiny_model import held_out_text, tiny_model, tiny_model_dir, tiny_template, tiny_tokenizer
 
 
 def test_a_model_is_loaded_as_the_script_asks() -> None:
@@ -116,7 +116,7 @@ def test_a_dataloader_calibrates(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(held_out_text()[:4000])
     model: Any = tiny_model()
     data = get_calib_dataloader(str(tmp_path / "a.txt"), tokenizer=get_tokenizer(tiny_model_dir()), num_calib_data=4, seqlen=32)
-    from quark.testing.tiny import tiny_template
+    from quark_tiny_model import tiny_template
 
     quantized = ModelQuantizer(tiny_template().get_config("fp8")).quantize_model(model, data)
     assert quantized.quark_quantized

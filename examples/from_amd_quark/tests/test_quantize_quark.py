@@ -18,8 +18,8 @@ from quark.errors import ConfigError, UnsupportedError
 from quark.plugins import Catalog, templates, using
 from quark.runs import quantize_checkpoint
 from quark.templates import LLMTemplate
-from quark.testing.tiny import held_out_text, tiny_model_dir, tiny_template
 from quark.torch.quantization import GPTQConfig
+from quark_tiny_model import held_out_text, tiny_model_dir, tiny_template
 
 # AMD Quark 0.13's flags with their defaults.
 DEFAULTS: dict[str, Any] = {
@@ -131,7 +131,7 @@ def test_it_writes_the_checkpoint_that_the_python_interface_writes(tmp_path: Pat
     run(*flags, *data, "--output_dir", tmp_path / "out", "--skip_evaluation", "--layer_quant_scheme", "*down_proj", "fp8",
         "--model_attn_implementation", "sdpa")  # fmt: skip
     from quark.data import read_samples, token_sequences
-    from quark.testing.tiny import tiny_tokenizer
+    from quark_tiny_model import tiny_tokenizer
 
     config = tiny_template().get_config("int4_wo_32", "gptq", layer_config={"*down_proj": "fp8"})
     quantize_checkpoint(tiny_model_dir(), tmp_path / "ours", config, token_sequences(tiny_tokenizer(), read_samples(text), 4, 64))

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import quark_tiny_model as tiny
 from quark.config.algorithm import AlgoConfig
 from quark.modules import QuantizedLayer
-from quark.testing import tiny
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark_algos.gptq.config import QronosConfig
 

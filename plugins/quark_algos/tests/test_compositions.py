@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 import quark
+import quark_tiny_model as tiny
 from quark.config.algorithm import AlgoConfig
 from quark.errors import ConfigError
-from quark.testing import tiny
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_algos.rotation.config import RotationConfig
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from quark.testing import BlockTuningConformance, RoundingConformance, SelectorConformance, TransformConformance
 from quark_algos.plugin import quark_register_algorithms, quark_register_selectors
+from quark_devkit import BlockTuningConformance, RoundingConformance, SelectorConformance, TransformConformance
 
 _BASES = {"rounding": RoundingConformance, "transform": TransformConformance, "block_tuning": BlockTuningConformance}
 # Its published steps take minutes over all checks.

@@ -6,8 +6,8 @@ import attrs
 import pytest
 import torch
 
+import quark_tiny_model as tiny
 from quark.errors import ConfigError
-from quark.testing import tiny
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark_algos import processors
 from quark_algos.gptq.config import GPTQConfig

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quark.testing import LayoutConformance
+from quark_devkit import LayoutConformance
 from quark_exporters.plugin import quark_register_exporters
 
 SLOW = {"onnx"}

@@ -30,11 +30,11 @@ from quark.planning.mixtures import separate_experts
 from quark.planning.plan import QuantPlan
 from quark.runs import from_disk, quantize_checkpoint
 from quark.runs.planned_run import plan
-from quark.testing.interrupted_runs import interrupted_behind
-from quark.testing.small_models import batches
-from quark.testing.threads import in_threads
-from quark.testing.tiny import tiny_model_dir
 from quark.torch import LLMTemplate, ModelQuantizer
+from quark_devkit.interrupted_runs import interrupted_behind
+from quark_devkit.small_models import batches
+from quark_devkit.threads import in_threads
+from quark_tiny_model import tiny_model_dir
 
 from .kept_layer_forms import (  # noqa: F401
     DEEPSEEK,

@@ -24,10 +24,10 @@ from quark.errors import CheckpointError, ConfigError
 from quark.hf.skeleton import meta_model
 from quark.runs import quantize_checkpoint
 from quark.runs.run import Run
-from quark.testing.small_models import batches
-from quark.testing.tiny import tiny_model_dir
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.quantization.weight_convert import Chunk, WeightConverter
+from quark_devkit.small_models import batches
+from quark_tiny_model import tiny_model_dir
 
 DTYPE = torch.bfloat16
 ODD = LlamaConfig(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from quark.plugins.catalog import catalog
-from quark.testing import FormatConformance, ObserverConformance, SchemeConformance, subjects
-from quark.testing.classes import Conformance
+from quark_devkit import FormatConformance, ObserverConformance, SchemeConformance, subjects
+from quark_devkit.classes import Conformance
 
 _CLASSES: tuple[type[Conformance], ...] = (FormatConformance, ObserverConformance, SchemeConformance)
 

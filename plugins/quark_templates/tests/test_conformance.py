@@ -2,7 +2,7 @@
 
 import pytest
 
-from quark.testing import TemplateConformance
+from quark_devkit import TemplateConformance
 from quark_templates.plugin import quark_register_templates
 
 # Whole runs with all algorithms are made of the first family of each lineage, and slow of the others, which are quantized and

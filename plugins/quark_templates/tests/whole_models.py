@@ -13,8 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import quark
 from quark.config.architecture import Architecture
 from quark.planning.mixtures import separate_experts
-from quark.testing.float64 import InFloat64
 from quark.torch import LLMTemplate
+from quark_devkit.float64 import InFloat64
 from quark_templates.examples import dense
 from quark_templates.plugin import CONVOLUTIONAL, DENSE, MIXTURES, MULTIMODAL, OWN_FORMS, REMOTE_CODE, TEXT_PARTS
 

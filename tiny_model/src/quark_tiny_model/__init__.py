@@ -1,8 +1,85 @@
-"""A Llama of 1.7 million parameters with tokenizer and held-out text, as files; `quark.testing.tiny` loads it."""
+"""A Llama of 1.7 million parameters with tokenizer and held-out text: real weights without a network, for demonstrations and tests.
 
+torch and transformers are imported inside the functions: paths and text do without them.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["DIRECTORY"]
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from quark.templates import LLMTemplate
+
+__all__ = ["DIRECTORY", "calibration_batches", "held_out_text", "tiny_model", "tiny_model_dir", "tiny_template", "tiny_tokenizer"]
 
 DIRECTORY = Path(__file__).with_name("llama")
 """The checkpoint, in Hugging Face form; ``held_out.txt`` and ``PROVENANCE.md`` lie beside it."""
+
+
+def tiny_model_dir() -> Path:
+    """Return the directory of the checkpoint, in Hugging Face form, bfloat16; read it, write elsewhere."""
+    return DIRECTORY
+
+
+def tiny_model(dtype: torch.dtype | None = None, blocks: int | None = None) -> nn.Module:
+    """Return a fresh copy of the model, in evaluation mode on the CPU.
+
+    Args:
+        dtype: Of its parameters; None for float32.
+        blocks: How many of its decoder blocks it keeps, from the first; None for all three.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(DIRECTORY, dtype=dtype or torch.float32, local_files_only=True)
+    if blocks is not None:
+        del model.model.layers[blocks:]
+        model.config.num_hidden_layers = blocks
+    whole: nn.Module = model.eval()
+    return whole
+
+
+def tiny_template() -> LLMTemplate:
+    """Return the registered template of the model's family."""
+    from quark.templates import LLMTemplate
+
+    return LLMTemplate.get(json.loads((DIRECTORY / "config.json").read_text(encoding="utf-8"))["model_type"])
+
+
+def tiny_tokenizer() -> Any:
+    """Return the model's tokenizer: byte-level, 1024 tokens, no special tokens added to a text."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(DIRECTORY, local_files_only=True)
+
+
+def held_out_text() -> str:
+    """Return text from the same sources as the training text, and not part of it."""
+    return (DIRECTORY / "held_out.txt").read_text(encoding="utf-8")
+
+
+def calibration_batches(n: int = 8, length: int = 128) -> list[Tensor]:
+    """Return ``n`` sequences of tokens, each ``[1, length]``, from the end of the held-out text; evaluation uses its beginning.
+
+    Raises:
+        ConfigError: (a ValueError) The text does not have that many tokens.
+    """
+    from quark.errors import ConfigError
+
+    tokens = _held_out_tokens()
+    if n < 1 or length < 1 or n * length > len(tokens):
+        raise ConfigError(f"{n} sequences of {length} tokens are more than the {len(tokens)} tokens of the held-out text")
+    return [row[None].clone() for row in tokens[len(tokens) - n * length :].split(length)]
+
+
+@cache
+def _held_out_tokens() -> Tensor:
+    import torch
+
+    return torch.tensor(tiny_tokenizer()(held_out_text(), verbose=False)["input_ids"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,12 +15,13 @@ from quark.cli.event_lines import print_result, with_event_lines
 from quark.cli.given_options import given_options
 from quark.cli.quantize import TrustRemoteCode
 from quark.cli.task_options import Backend, BackendOptions, BatchSize, ChatTemplate, NumFewshot, TaskPath, Tasks, task_options, task_scores
-from quark.errors import CheckpointError, ConfigError, NonFiniteError
+from quark.errors import CheckpointError, ConfigError, MissingPluginError, NonFiniteError
+from quark.lazy import LazyRef
 
 if TYPE_CHECKING:
     from quark.evaluate import Protocol, Windows
 
-__all__ = ["evaluate", "register"]
+__all__ = ["evaluate"]
 
 Text = Annotated[
     str | None,
@@ -38,11 +40,7 @@ TextOptions = Annotated[
 _TOKENS_AT_A_TIME = 2048  # tokens of a batch: enough for good utilization, few enough for the logits of a large vocabulary
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    app.command("evaluate")(with_event_lines("evaluate", evaluate))
-
-
+@partial(with_event_lines, "evaluate")
 def evaluate(
     model: Annotated[Path, typer.Argument(help="Directory of a checkpoint in Hugging Face form, float or quantized.")],
     reference: Annotated[Path | None, typer.Option(help="Directory of the float checkpoint to compare with.")] = None,
@@ -147,14 +145,13 @@ def _windows(
     from quark.evaluate import scored_windows
     from quark.hf.model_config import model_config
     from quark.hf.tokenizer import load_tokenizer
-    from quark.testing.tiny import held_out_text
 
     config = model_config(model, trust_remote_code=trust_remote_code).get_text_config()
     tokenizer = load_tokenizer(model, trust_remote_code=trust_remote_code)
     if tokenizer is None:
         raise ConfigError(f"'{model}' has no tokenizer, so text cannot be turned into tokens: copy tokenizer.json into it")
     spec, options = text
-    words = held_out_text() if spec is None else text_of(tokenizer, read_samples(spec, options))
+    words = _bundled_text() if spec is None else text_of(tokenizer, read_samples(spec, options))
     windows = scored_windows(tokenizer, words, protocol, limit)
     vocabulary, largest = getattr(config, "vocab_size", None), int(windows.tokens.max())
     if isinstance(vocabulary, int) and largest >= vocabulary:
@@ -163,3 +160,20 @@ def _windows(
             "match, copy the tokenizer again"
         )
     return windows
+
+
+def _bundled_text() -> str:
+    """Return the text of the tiny model.
+
+    Raises:
+        MissingPluginError: Its distribution is not installed.
+    """
+    try:
+        text: str = LazyRef("quark_tiny_model:held_out_text").load()()
+    except ModuleNotFoundError as error:
+        if error.name != "quark_tiny_model":
+            raise
+        raise MissingPluginError(
+            "the bundled text comes with quark-tiny-model, which is not installed: pip install quark-tiny-model, or give a text with --text"
+        ) from None
+    return text

@@ -14,12 +14,7 @@ from quark.errors import CheckpointError
 if TYPE_CHECKING:
     from quark.checkpoint.inspection import Inspection
 
-__all__ = ["inspect", "register"]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    app.command("inspect")(inspect)
+__all__ = ["inspect"]
 
 
 def inspect(

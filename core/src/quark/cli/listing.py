@@ -1,7 +1,7 @@
 """The listing commands: ``quark plugins`` and one for each kind, such as ``quark schemes``.
 
 Shell completion and scripts call these commands often, so they are answered without typer, whose import takes longer than the rest of a
-listing. The commands are also registered with typer, for ``--help`` and for errors in the arguments.
+listing. They are commands of typer's too, for ``--help`` and for errors in the arguments: see `quark.cli.listing_commands`.
 """
 
 from __future__ import annotations
@@ -18,36 +18,13 @@ from quark.cli.tables import paragraphs, table, terminal_width
 from quark.printable import shown
 
 if TYPE_CHECKING:
-    import typer
-
     from quark.plugins import Catalog
     from quark.plugins.options import Option
 
-__all__ = ["Column", "Row", "answer", "register", "show"]
+__all__ = ["Column", "Row", "answer", "show"]
 
 Row = dict[str, Any]
 Column = tuple[str, Callable[[Row], str]]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the program, one for plugins and one for each kind of record."""
-    import typer  # the caller has it already
-
-    as_json_option = typer.Option(False, "--json", help="Print all fields as JSON.")
-    name_argument = typer.Argument(None, help="Show only this one, with its options.")
-
-    def command_for(what: str) -> Callable[..., None]:
-        def command(name: str | None = name_argument, as_json: bool = as_json_option) -> None:
-            show(what, as_json=as_json, name=name)
-
-        return command
-
-    @app.command("plugins", help="List the plugins that are installed, what failed, and names claimed twice.")
-    def plugins(as_json: bool = as_json_option) -> None:
-        show("plugins", as_json=as_json)
-
-    for kind in _COLUMNS:
-        app.command(kind, help=f"List the {kind} of all plugins, or show one.")(command_for(kind))
 
 
 def answer(arguments: Sequence[str]) -> bool:
@@ -55,7 +32,7 @@ def answer(arguments: Sequence[str]) -> bool:
     what, *rest = arguments or [""]
     names = [text for text in rest if text != "--json"]
     plain = rest.count("--json") <= 1 and len(names) <= (what != "plugins") and not any(name.startswith("-") for name in names)
-    if what not in ("plugins", *_COLUMNS) or not plain:
+    if what not in ("plugins", *_COLUMNS) or not plain or not _is_the_cores(what):
         return False
     try:
         show(what, as_json="--json" in rest, name=names[0] if names else None)
@@ -116,6 +93,17 @@ def _catalog() -> Catalog:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PluginWarning)
         return catalog()
+
+
+def _is_the_cores(what: str) -> bool:
+    """Return whether a command is the core's: a plugin may replace a listing, or claim its name."""
+    from quark.errors import AmbiguousNameError
+    from quark.plugins.discovery import CORE
+
+    try:
+        return _catalog().commands.source(what).distribution == CORE
+    except AmbiguousNameError:
+        return False
 
 
 def _text(key: str) -> Callable[[Row], str]:
@@ -206,6 +194,7 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
     "datasets": (("dataset", _name), ("files", _joined("suffixes")), ("downloaded", _when("is_online", "yes"))),
     "metrics": (("metric", _name), ("reference model", _when("needs_reference", "needed"))),
     "graph_ops": (("operator", _name), ("modules", _joined("modules")), ("moves values", _when("moves_values", "yes"))),
+    "commands": (("command", _name), ("heading", _text("group"))),
 }
 _PLUGIN_COLUMNS: tuple[Column, ...] = (
     ("plugin", _text("entry_point")),

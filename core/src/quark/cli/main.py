@@ -1,4 +1,4 @@
-"""The ``quark`` program: gathers the commands; every error becomes one readable paragraph and exit code 2."""
+"""The ``quark`` program: calls a command; every error becomes one readable paragraph and exit code 2."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ __all__ = ["main", "program"]
 
 
 def program() -> typer.Typer:
-    """Return the typer program with all its commands."""
+    """Return the typer program with the commands of all plugins."""
     # Imported here: importing typer takes longer than a whole listing, and listings do not need it.
     import typer
 
-    from quark.cli import check, demo, evaluate, inspect, new_plugin, plan, quantize, report
+    from quark.cli.commands import CommandGroup
 
     app = typer.Typer(
         name="quark",
+        cls=CommandGroup,
         help="Quantize language models. Schemes, formats, algorithms, templates and exporters are plugins: see `quark plugins`. "
         "With --debug, an error shows its traceback.",
         no_args_is_help=True,
@@ -41,8 +42,6 @@ def program() -> typer.Typer:
     def options(version: bool = version) -> None:
         """Read the options of the program itself."""
 
-    for command in (quantize, plan, evaluate, report, inspect, demo, new_plugin, check, listing):
-        command.register(app)
     return app
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,14 +14,10 @@ from quark.cli.export_choices import ExportChoices
 from quark.cli.option_groups import with_groups
 from quark.cli.quantize import GROUPS, Probe, TrustRemoteCode
 
-__all__ = ["plan", "register"]
+__all__ = ["plan"]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the program, with the options of ``quark quantize`` that say what is done."""
-    app.command("plan")(with_groups(plan, **GROUPS))
-
-
+@partial(with_groups, **GROUPS)
 def plan(
     model: Annotated[Path, typer.Argument(help="Directory of a checkpoint, or of its config.json alone.")],
     config: ConfigOptions,

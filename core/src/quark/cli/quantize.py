@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from quark.ranks import Ranks
     from quark.selection import SelectionResult
 
-__all__ = ["GROUPS", "TrustRemoteCode", "quantize", "register"]
+__all__ = ["GROUPS", "TrustRemoteCode", "quantize"]
 
 Output = Annotated[Path | None, typer.Argument(help="Directory to write; must not exist or be empty.")]
 Probe = Annotated[
@@ -51,12 +52,8 @@ GROUPS: dict[str, Callable[..., Any]] = {"config": config_options, "calibration"
 """Groups of options that a plan has as well: name of the argument → what reads it."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    grouped = with_groups(quantize, **GROUPS, writing=writing_choices, selection=selection_options)
-    app.command("quantize")(with_event_lines("quantize", grouped))
-
-
+@partial(with_event_lines, "quantize")
+@partial(with_groups, **GROUPS, writing=writing_choices, selection=selection_options)
 def quantize(
     model: Annotated[Path, typer.Argument(help="Directory of a checkpoint: float, or in a layout that can be dequantized.")],
     out: Output,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,14 +11,10 @@ import typer
 from quark.cli.calibration_options import calibration_batches
 from quark.cli.event_lines import print_result, with_event_lines
 
-__all__ = ["register", "report"]
+__all__ = ["report"]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    app.command("report")(with_event_lines("report", report))
-
-
+@partial(with_event_lines, "report")
 def report(
     out: Annotated[Path, typer.Argument(help="Directory of an export.")],
     float_model: Annotated[

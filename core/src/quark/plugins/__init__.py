@@ -13,6 +13,7 @@ from quark.plugins.api_version import API_VERSION
 from quark.plugins.capabilities import CAPABILITIES
 from quark.plugins.catalog import Catalog, emit, is_heard, listening, using
 from quark.plugins.catalog import catalog as _catalog
+from quark.plugins.command_record import CommandRecord
 from quark.plugins.discovery import Source
 from quark.plugins.failures import PluginFailure, PluginWarning
 from quark.plugins.graph_op_record import GraphOpRecord
@@ -33,6 +34,7 @@ from quark.plugins.records import (
 )
 from quark.plugins.registries import (
     AlgorithmRegistry,
+    CommandRegistry,
     DatasetRegistry,
     ExporterRegistry,
     FormatRegistry,
@@ -70,6 +72,8 @@ __all__ = [
     "BlockFinished",
     "BlockStarted",
     "Catalog",
+    "CommandRecord",
+    "CommandRegistry",
     "DatasetRecord",
     "DatasetRegistry",
     "Event",
@@ -108,6 +112,7 @@ __all__ = [
     "TemplateRegistry",
     "Warned",
     "algorithms",
+    "commands",
     "datasets",
     "documented_modules",
     "documented_names",
@@ -182,6 +187,11 @@ def metrics() -> MetricRegistry:
 def graph_ops() -> GraphOpRegistry:
     """Return all operators that FX graph mode quantizes."""
     return _catalog().graph_ops
+
+
+def commands() -> CommandRegistry:
+    """Return all commands of the program."""
+    return _catalog().commands
 
 
 def documented_object(name: str) -> Any:

@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
+from quark.errors import PluginError
 from quark.plugins import core_plugin
 from quark.plugins.collection import Collection, Registered
 from quark.plugins.discovery import CORE, Candidate, Settings, Source, discover
@@ -17,6 +20,7 @@ from quark.plugins.kinds import BUILT_IN, KINDS, Kind
 from quark.plugins.listeners import Listener, Listeners
 from quark.plugins.registries import (
     AlgorithmRegistry,
+    CommandRegistry,
     DatasetRegistry,
     ExporterRegistry,
     FormatRegistry,
@@ -66,6 +70,7 @@ class Catalog:
         self.datasets = DatasetRegistry(*self._view("datasets"))
         self.metrics = MetricRegistry(*self._view("metrics"))
         self.graph_ops = GraphOpRegistry(*self._view("graph_ops"))
+        self.commands = CommandRegistry(*self._view("commands"))
         self.registries: dict[str, Registry[Any]] = {kind.plural: getattr(self, kind.plural) for kind in KINDS}
         self.exports = Exports(self.registries, self.failures, self.missing)
         self._collection.add_plugin(core_plugin, Source(CORE, VERSION, core_plugin.__name__, "core"))
@@ -158,6 +163,14 @@ def catalog() -> Catalog:
                 warn_once(_current.failures())
                 warn_of_unstated(_current.unstated())
     return _current
+
+
+def recorded_catalog() -> Catalog:
+    """Return the plugins of this process. A failure is recorded in strict mode too: for what has to work beside a broken plugin."""
+    try:
+        return catalog()
+    except PluginError:
+        return Catalog(discover(), attrs.evolve(Settings.from_environ(os.environ), strict=False))
 
 
 @contextmanager

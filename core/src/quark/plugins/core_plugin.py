@@ -1,15 +1,23 @@
-"""What quark-core registers: layer types, operators of graphs, sources of text, metrics. Nothing heavy is imported."""
+"""What quark-core registers: layer types, operators of graphs, sources of text, metrics, commands. Nothing heavy is imported."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from quark.plugins.command_record import CommandRecord
 from quark.plugins.graph_op_record import GraphOpRecord
 from quark.plugins.graph_ops import operators_of_torch
 from quark.plugins.hookspecs import hookimpl
+from quark.plugins.kinds import KINDS
 from quark.plugins.records import DatasetRecord, LayerTypeRecord, MetricRecord
 
-__all__ = ["quark_register_datasets", "quark_register_graph_ops", "quark_register_layer_types", "quark_register_metrics"]
+__all__ = [
+    "quark_register_commands",
+    "quark_register_datasets",
+    "quark_register_graph_ops",
+    "quark_register_layer_types",
+    "quark_register_metrics",
+]
 
 
 @hookimpl
@@ -71,6 +79,33 @@ def quark_register_metrics() -> Iterator[MetricRecord]:
 def quark_register_graph_ops() -> Iterator[GraphOpRecord]:
     """Yield the operators of torch that FX graph mode quantizes."""
     yield from operators_of_torch()
+
+
+@hookimpl
+def quark_register_commands() -> Iterator[CommandRecord]:
+    """Yield the commands that work on models and checkpoints, and the listings of what is installed."""
+    yield _command("quantize", "Quantize the checkpoint MODEL and write the result to OUT.")
+    yield _command("plan", "Print what `quark quantize MODEL` would do with these options, write and need, and what would refuse it.")
+    yield _command(
+        "evaluate",
+        "Print the perplexity of MODEL on a text; with --reference also the KL divergence from it; with --tasks its scores in tasks.",
+    )
+    yield _command("report", "Write the report of the export OUT, quark_report.html and quark_report.json, and print its findings.")
+    yield _command(
+        "inspect",
+        "Print whether a quantized checkpoint is whole, which runtimes would load it, by which of their methods, and why others refuse.",
+    )
+    yield _listing("plugins", "List the plugins that are installed, what failed, and names claimed twice.")
+    for kind in KINDS:
+        yield _listing(kind.plural, f"List the {kind.plural} of all plugins, or show one.")
+
+
+def _command(name: str, summary: str) -> CommandRecord:
+    return CommandRecord(name=name, command=f"quark.cli.{name}:{name}", summary=summary)
+
+
+def _listing(what: str, summary: str) -> CommandRecord:
+    return CommandRecord(name=what, command=f"quark.cli.listing_commands:LISTINGS.{what}", summary=summary, group="Listings")
 
 
 def _files(name: str, suffixes: tuple[str, ...], summary: str) -> DatasetRecord:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import pluggy
 
+from quark.plugins.command_record import CommandRecord
 from quark.plugins.graph_op_record import GraphOpRecord
 from quark.plugins.records import (
     AlgorithmRecord,
@@ -336,6 +337,38 @@ class QuarkHooks:
             @hookimpl
             def quark_register_graph_ops():
                 yield GraphOpRecord(name="acme_mish", summary="x · tanh(softplus(x))", operators=("aten::mish",), modules=("Mish",))
+        """
+
+    @hookspec
+    def quark_register_commands(self) -> Iterable[CommandRecord]:  # type: ignore[empty-body]
+        """Return the commands of a plugin: ``quark acme-tensors DIR``. Core registers its own through this hook too.
+
+        Each record points at a function, or at a ``typer.Typer`` with commands of its own, which is loaded when the command is called.
+        An error that it raises becomes one sentence on stderr and exit code 2; errors of `quark.errors` are for that.
+
+        Example::
+
+            # acme_quant/plugin.py
+            from quark.plugins import CommandRecord, hookimpl
+
+            @hookimpl
+            def quark_register_commands():
+                yield CommandRecord(
+                    name="acme-tensors", summary="Print the names of the tensors of a checkpoint.", command="acme_quant.tensors:tensors"
+                )
+
+            # acme_quant/tensors.py
+            from pathlib import Path
+            from typing import Annotated
+
+            import typer
+
+            def tensors(directory: Annotated[Path, typer.Argument(help="Directory of a checkpoint.")], limit: int = 10) -> None:
+                from safetensors import safe_open  # not above: `quark acme-tensors --help` does without it
+
+                for file in sorted(directory.glob("*.safetensors")):
+                    with safe_open(file, "pt") as opened:
+                        print(*list(opened.keys())[:limit], sep="\\n")
         """
 
     @hookspec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 
+from quark.plugins.command_record import CommandRecord
 from quark.plugins.discovery import CORE
 from quark.plugins.graph_op_record import GraphOpRecord
 from quark.plugins.records import (
@@ -57,6 +58,7 @@ KINDS = (
     Kind("dataset", "datasets", DatasetRecord, CORE),
     Kind("metric", "metrics", MetricRecord, CORE),
     Kind("graph op", "graph_ops", GraphOpRecord, CORE),
+    Kind("command", "commands", CommandRecord, CORE),
 )
 BUILT_IN = tuple(dict.fromkeys(kind.distribution for kind in KINDS if kind.distribution != CORE))
 """Distributions that a complete installation has beside the core."""

@@ -206,7 +206,7 @@ class TemplateRecord(Record):
             such as ``"acme_quant.modeling"``. It is imported when a ``config.json`` of this model type is read. None where transformers
             knows the class.
         example: Reference to a function that returns a tiny float model of a model type, its argument, on which the conformance suite
-            checks the facts; see `quark.testing`. None: the suite builds one of a small configuration, where transformers knows the family.
+            checks the facts; see `quark_devkit`. None: the suite builds one of a small configuration, where transformers knows the family.
     """
 
     architecture: Reference | None = attrs.field(converter=as_reference, metadata=value_reference("quark.config.architecture:Architecture"))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from quark.errors import AmbiguousNameError
+from quark.plugins.command_record import CommandRecord
 from quark.plugins.graph_op_record import GraphOpRecord
 from quark.plugins.records import (
     AlgorithmRecord,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlgorithmRegistry",
+    "CommandRegistry",
     "DatasetRegistry",
     "ExporterRegistry",
     "FormatRegistry",
@@ -234,3 +236,17 @@ class GraphOpRegistry(Registry[GraphOpRecord]):
         """Return the function that gives, for the name of an operator, a module with it and arguments of the module."""
         example: Callable[[str], tuple[nn.Module, tuple[object, ...]]] = self._load(name, "example")
         return example
+
+
+class CommandRegistry(Registry[CommandRecord]):
+    """Commands of the program by name."""
+
+    def load_command(self, name: str) -> Callable[..., object]:
+        """Return the function of the command, or its ``typer.Typer``."""
+        command: Callable[..., object] = self._load(name, "command")
+        return command
+
+    def in_order(self) -> list[str]:
+        """Return what `names` returns, in the order in which plugins register them: the core's commands first."""
+        order = [entry.record.name for entry in self._entries]
+        return sorted(self.names(), key=lambda name: order.index(name.rpartition(":")[2]))

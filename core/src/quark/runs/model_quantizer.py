@@ -99,7 +99,7 @@ class ModelQuantizer:
             ConfigError: As `plan` raises it; also UnknownNameError for the exporter.
 
         Example:
-            >>> from quark.testing.tiny import tiny_model, tiny_template
+            >>> from quark_tiny_model import tiny_model, tiny_template
             >>> estimate = ModelQuantizer(tiny_template().get_config("int4_wo_64")).estimate(tiny_model(), probing=False)
             >>> round(estimate.output.bits_per_quantized_weight, 2)
             4.56

@@ -116,7 +116,7 @@ def plan(
         probing: Whether the speed of this machine is measured, in a few seconds, for an estimate of the time.
 
     Example:
-        >>> from quark.testing.tiny import tiny_model_dir
+        >>> from quark_tiny_model import tiny_model_dir
         >>> planned = plan(tiny_model_dir(), "int4_wo_64", probing=False)
         >>> planned.refusals, round(planned.estimate.output.bits_per_quantized_weight, 2)
         ((), 4.56)

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 import quark
+import quark_tiny_model as tiny
 from quark.algorithms import AbsMax, BlockContext, Validation
 from quark.config.algorithm import AlgoConfig
 from quark.config.model import QConfig
 from quark.errors import CalibrationError, ConfigError
 from quark.runs import quantize_checkpoint
-from quark.testing import tiny
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_algos.equalization.config import AWQConfig, SmoothQuantConfig
 from quark_algos.equalization.transforms import SAMPLE, Awq, EqualizationRun, TokenSample

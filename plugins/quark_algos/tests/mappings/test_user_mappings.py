@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import quark
+import quark_tiny_model as tiny
 from quark.errors import ConfigError
-from quark.testing import tiny
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark_algos.equalization.config import AWQConfig, SmoothQuantConfig
 from quark_algos.mappings.mapping import mappings_of

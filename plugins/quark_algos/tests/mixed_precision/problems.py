@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from quark.selection import Budget, Selection, SelectionProblem, SelectionResult, select_schemes
-from quark.testing.tiny import calibration_batches, tiny_model
+from quark_tiny_model import calibration_batches, tiny_model
 
 
 class Keeps:

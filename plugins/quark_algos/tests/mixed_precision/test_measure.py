@@ -12,12 +12,12 @@ from quark.algorithms import RoundingTask, RoundToNearest
 from quark.errors import UnsupportedError
 from quark.evaluate import compare
 from quark.selection import FLOAT
-from quark.testing.tiny import tiny_model
 from quark.torch import ModelQuantizer
 from quark_algos.mixed_precision.fisher import divergences
 from quark_algos.mixed_precision.measure import limited, measured_kl
 from quark_algos.mixed_precision.output_errors import output_errors
 from quark_algos.mixed_precision.sensitivities import SENSITIVITIES, losses_of
+from quark_tiny_model import tiny_model
 
 from .problems import problem_of
 
@@ -28,7 +28,7 @@ def test_it_is_the_divergence_of_the_quantized_model() -> None:
     names = list(problem.sizes)
     choices = {name: ("mxfp4", "ptpc_fp8", FLOAT)[i % 3] for i, name in enumerate(names)}
     from quark.selection.configuration import configuration
-    from quark.testing.tiny import tiny_template
+    from quark_tiny_model import tiny_template
 
     base = tiny_template().get_config(scheme="mxfp4")
     model = tiny_model()
@@ -87,7 +87,7 @@ def test_output_errors_are_those_of_a_forward() -> None:
 
 
 def _weight_only():  # type: ignore[no-untyped-def]
-    from quark.testing.tiny import tiny_template
+    from quark_tiny_model import tiny_template
 
     return tiny_template().get_config(scheme="int4_wo_64")
 

@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import quark
 from quark.config.architecture import Architecture
 from quark.planning.mixtures import separate_experts
-from quark.testing.float64 import InFloat64
 from quark.torch import LLMTemplate
+from quark_devkit.float64 import InFloat64
 
 WIDTH, HEADS, HEAD = 32, 4, 8
 SIZES = {

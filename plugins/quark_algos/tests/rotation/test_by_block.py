@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+import quark_tiny_model as tiny
 from quark.checkpoint import export_safetensors
 from quark.config.model import QConfig
 from quark.planning.decoder_blocks import Block
 from quark.planning.family import architecture_of
 from quark.runs import ModelQuantizer, quantize_checkpoint
 from quark.runs.source import CheckpointSource
-from quark.testing import tiny
-from quark.testing.whole_runs import contents
 from quark.torch import LLMTemplate
 from quark_algos.rotation.config import RotationConfig
 from quark_algos.rotation.norm_form import form_of
+from quark_devkit.whole_runs import contents
 
 DATA = [ids[None] for ids in torch.randint(0, 96, (6, 24), generator=torch.Generator().manual_seed(0))]
 OPTIONS: dict[str, dict[str, Any]] = {

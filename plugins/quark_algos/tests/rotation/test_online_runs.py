@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+import quark_tiny_model as tiny
 from quark.algorithms import Hessian
 from quark.calibration.held_out import held_out_tokens
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, ConfigError, UnsupportedError
 from quark.runs import quantize_checkpoint
-from quark.testing import tiny
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_algos.gptq.rounding import ColumnRounding
 from quark_algos.rotation.choice import online_layers

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import quark_tiny_model as tiny
 from quark.algorithms import BlockContext
 from quark.errors import UnsupportedError
 from quark.planning.family import architecture_of
 from quark.planning.plan import make_plan
 from quark.runs import quantize_checkpoint
-from quark.testing import tiny
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_algos.rotation.config import RotationConfig
 from quark_algos.rotation.transform import Rotate

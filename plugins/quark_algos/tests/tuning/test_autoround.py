@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+import quark_tiny_model as tiny
 from quark.algorithms import weight_quantizer
 from quark.config.algorithm import AlgoConfig
 from quark.errors import ConfigError
-from quark.testing import tiny
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark_algos.tuning.config import AutoRoundConfig, TuningConfig
 

@@ -8,11 +8,11 @@ from torch import nn
 
 from quark.errors import ConfigError
 from quark.experimental.torch.autoround import AutoRoundProcessor  # type: ignore[import-not-found]
-from quark.testing.tiny import calibration_batches, tiny_model, tiny_template
 from quark.torch import ModelQuantizer
 from quark.torch.algorithm.api import blockwise_tuning_algo  # type: ignore[import-not-found]
 from quark.torch.algorithm.config import BlockwiseJointTuningConfig, BlockwiseTuningConfig  # type: ignore[import-not-found]
 from quark.torch.quantization.config.config import AutoRoundConfig
+from quark_tiny_model import calibration_batches, tiny_model, tiny_template
 
 DATA = calibration_batches(4, 32)
 

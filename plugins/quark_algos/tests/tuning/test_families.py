@@ -5,11 +5,11 @@ import torch
 
 import quark
 from quark.plugins.catalog import catalog
-from quark.testing.check import NotApplicableError
-from quark.testing.example_models import IDS, coarse_config, example_of
-from quark.testing.subject import find_subject
 from quark.torch import ModelQuantizer
 from quark_algos.tuning.config import TuningConfig
+from quark_devkit.check import NotApplicableError
+from quark_devkit.example_models import IDS, coarse_config, example_of
+from quark_devkit.subject import find_subject
 
 QUICK = ("llama4_text", "mllama", "olmoe")
 """A block that autocast cannot run, one with cross-attention, and one with experts."""

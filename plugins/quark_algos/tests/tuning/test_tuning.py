@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import quark_tiny_model as tiny
 from quark.algorithms import RoundedBlock, Sample, weight_quantizer
 from quark.config.algorithm import AlgoConfig
-from quark.testing import tiny
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark_algos.gptq.config import GPTQConfig
 from quark_algos.tuning.block import TuneBlock

@@ -18,8 +18,8 @@ from quark.checkpoint.exporter import ExportOptions
 from quark.config.layer import QLayerConfig
 from quark.errors import ConfigError, UnsupportedError
 from quark.runs import quantize_checkpoint
-from quark.testing.small_models import logits, quantized, run_config, saved
 from quark.torch import LLMTemplate
+from quark_devkit.small_models import logits, quantized, run_config, saved
 from quark_exporters.awq.dequantizer import AwqDequantizer
 
 HALF = 2.0**-11

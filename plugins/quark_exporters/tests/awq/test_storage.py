@@ -12,7 +12,7 @@ from quark.config.layer import QLayerConfig
 from quark.errors import UnsupportedError
 from quark.modules.coded_layer import CodedLayer
 from quark.quantizers import QParams
-from quark.testing.small_models import run_config
+from quark_devkit.small_models import run_config
 from quark_exporters.awq.storage import SCALE_TYPES, AwqStorage
 
 ROWS, COLUMNS, GROUP = 8, 64, 32

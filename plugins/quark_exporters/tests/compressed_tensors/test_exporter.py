@@ -19,8 +19,8 @@ from quark.checkpoint.exporter import ExportOptions
 from quark.config.layer import QLayerConfig
 from quark.config.tensor import QTensorConfig
 from quark.errors import UnsupportedError
-from quark.testing.small_models import logits, quantized, run_config
 from quark.torch import LLMTemplate
+from quark_devkit.small_models import logits, quantized, run_config
 
 compressors = pytest.importorskip("compressed_tensors.compressors.base", reason="compressed-tensors is not installed")
 quantization = pytest.importorskip("compressed_tensors.quantization")

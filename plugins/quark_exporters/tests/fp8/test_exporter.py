@@ -15,8 +15,8 @@ from quark.checkpoint.export import export_with
 from quark.config.layer import QLayerConfig
 from quark.config.tensor import QTensorConfig
 from quark.errors import UnsupportedError
-from quark.testing.small_models import logits, quantized, run_config
 from quark.torch import LLMTemplate
+from quark_devkit.small_models import logits, quantized, run_config
 
 FP8: dict[str, Any] = {"dtype": "fp8_e4m3", "symmetric": True, "scale_type": "float", "round_method": "half_even"}
 

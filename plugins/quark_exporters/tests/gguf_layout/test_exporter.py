@@ -24,8 +24,8 @@ from quark.checkpoint.export import export_with
 from quark.checkpoint.exporter import ExportOptions
 from quark.errors import ConfigError, MissingPluginError, UnsupportedError
 from quark.runs import quantize_checkpoint
-from quark.testing.tiny import calibration_batches, tiny_model, tiny_model_dir, tiny_tokenizer
 from quark.torch import LLMTemplate, ModelQuantizer
+from quark_tiny_model import calibration_batches, tiny_model, tiny_model_dir, tiny_tokenizer
 
 gguf = pytest.importorskip("gguf", reason="the extra quark-exporters[gguf] is not installed")
 

@@ -20,9 +20,9 @@ from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, MissingPluginError, UnsupportedError
-from quark.testing.small_models import batches, quantized, run_config, small_model
-from quark.testing.tiny import tiny_tokenizer
 from quark.torch import LLMTemplate, ModelExporter, ModelQuantizer, export_onnx
+from quark_devkit.small_models import batches, quantized, run_config, small_model
+from quark_tiny_model import tiny_tokenizer
 
 from .test_export import initializers, outputs, session
 

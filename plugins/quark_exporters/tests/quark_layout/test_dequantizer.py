@@ -16,9 +16,9 @@ from quark.hf.file_tensors import FileTensors
 from quark.hf.quantized_source import float_tensors_of
 from quark.hf.shards import check_shards
 from quark.plugins import schemes
-from quark.testing.small_models import fitting_schemes, quantized, run_config
-from quark.testing.tiny import tiny_model
 from quark.torch import LLMTemplate, ModelQuantizer
+from quark_devkit.small_models import fitting_schemes, quantized, run_config
+from quark_tiny_model import tiny_model
 
 
 @pytest.mark.parametrize(

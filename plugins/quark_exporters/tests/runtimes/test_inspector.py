@@ -18,10 +18,10 @@ import quark
 from quark.checkpoint.export import export_with
 from quark.checkpoint.inspection import Inspection, RuntimeSupport, inspect_checkpoint
 from quark.config.layer import QLayerConfig
-from quark.testing.small_models import quantized, run_config
-from quark.testing.tiny import tiny_model
 from quark.torch import LLMTemplate, ModelQuantizer
+from quark_devkit.small_models import quantized, run_config
 from quark_exporters.runtimes.rules import rule_for, rules
+from quark_tiny_model import tiny_model
 
 LOADED_BY: dict[tuple[str, str], set[str]] = {
     ("safetensors", "int4_wo_64"): {"vllm_cuda", "vllm_rocm", "vllm_cpu"},

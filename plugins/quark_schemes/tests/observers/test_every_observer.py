@@ -12,9 +12,9 @@ from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.errors import CalibrationError
 from quark.quantizers import Observer, WeightGrid, quantizer_for
-from quark.testing.tiny import calibration_batches, tiny_model
 from quark.torch import ModelQuantizer
 from quark.torch.quantization.observer import observer as documented
+from quark_tiny_model import calibration_batches, tiny_model
 
 from .quantizers import heavy_tailed, quantizer_of, seen, spec_of
 

@@ -1,0 +1,94 @@
+"""The commands of the program, from the records of plugins; the code of a command is imported when it is called."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from quark.errors import PluginError, UnknownNameError
+from quark.plugins.attribution import Origin
+from quark.plugins.catalog import Catalog, recorded_catalog
+from quark.plugins.discovery import CORE
+from quark.plugins.failures import leave_out
+
+__all__ = ["CommandGroup", "typer_command"]
+
+_BROUGHT_BY = MappingProxyType({"check": "quark-devkit", "new-plugin": "quark-devkit", "demo": "quark-tiny-model"})
+"""Commands of this project's other distributions, for the message where one is not installed."""
+
+
+class CommandGroup(TyperGroup):
+    """The program: its help lists the records of all commands, and no code of a command is imported for it."""
+
+    _origin: Origin | None = None
+
+    @cached_property
+    def _catalog(self) -> Catalog:
+        return recorded_catalog()
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands, the core's first."""
+        return self._catalog.commands.in_order()
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command as the help lists it; None where there is none."""
+        if cmd_name not in self._catalog.commands:
+            return None
+        record = self._catalog.commands.get(cmd_name)
+        return TyperCommand(cmd_name, help=record.summary, rich_help_panel=record.group or None)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str, Any, list[str]]:
+        """Return the name of the command that is called, the command, and its arguments.
+
+        Raises:
+            ConfigError: No plugin has that command, or two have it.
+            PluginError: Its code cannot be loaded.
+        """
+        name, *rest = args
+        command, source = typer_command(name, self._catalog), self._catalog.commands.source(name)
+        self._origin = None if source.distribution == CORE else Origin(f"the command '{name}'", source)
+        return name, command, rest
+
+    def invoke(self, ctx: Any) -> Any:
+        """Call the command; an error says which plugin's command has raised it."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if self._origin is not None:
+                error.add_note(f"raised by {self._origin}")
+            raise
+
+
+def typer_command(name: str, catalog: Catalog | None = None) -> Any:
+    """Return a command of the program as typer makes it.
+
+    Args:
+        name: Of the command.
+        catalog: The plugins; None for those of this process.
+
+    Raises:
+        UnknownNameError: (a ValueError) There is none; says what comes close, and which distribution may be missing.
+        AmbiguousNameError: (a ValueError) Two distributions have a command of that name.
+        PluginError: Its code cannot be loaded, or typer cannot read its arguments.
+    """
+    catalog = recorded_catalog() if catalog is None else catalog
+    try:
+        target = catalog.commands.load_command(name)
+    except UnknownNameError as error:
+        if name not in _BROUGHT_BY or not (missing := catalog.missing([_BROUGHT_BY[name]])):
+            raise
+        fix = missing.replace("The built-in ones come", "It comes", 1)
+        raise UnknownNameError(f"there is no command '{name}'. {fix}", kind="command", name=name, known=error.known) from None
+    app = typer.Typer()
+    try:
+        app.add_typer(target, name=name) if isinstance(target, typer.Typer) else app.command(name)(target)
+        return typer.main.get_group(app).commands[name]
+    except Exception as error:  # the annotations are anybody's
+        source = catalog.commands.source(name)
+        raise PluginError(
+            f"the command '{name}' of {source} cannot be read by typer ({type(error).__name__}: {error}): {leave_out(source, error)}"
+        ) from error

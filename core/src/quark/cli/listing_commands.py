@@ -1,0 +1,35 @@
+"""The listing commands as typer reads them, for ``--help`` and for errors in their arguments; see `quark.cli.listing`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Annotated
+
+import typer
+
+from quark.cli.listing import show
+from quark.plugins.kinds import KINDS
+
+__all__ = ["LISTINGS"]
+
+_AsJson = Annotated[bool, typer.Option("--json", help="Print all fields as JSON.")]
+
+
+def _plugins(as_json: _AsJson = False) -> None:
+    """List the plugins that are installed, what failed, and names claimed twice."""
+    show("plugins", as_json=as_json)
+
+
+def _of_kind(plural: str) -> Callable[..., None]:
+    def listing(
+        name: Annotated[str | None, typer.Argument(help="Show only this one, with its options.")] = None, as_json: _AsJson = False
+    ) -> None:
+        show(plural, as_json=as_json, name=name)
+
+    listing.__doc__ = f"List the {plural} of all plugins, or show one."
+    return listing
+
+
+LISTINGS = SimpleNamespace(plugins=_plugins, **{kind.plural: _of_kind(kind.plural) for kind in KINDS})
+"""The functions of the commands: ``plugins``, and one of each kind's name in the plural."""

@@ -1,0 +1,62 @@
+"""The catalogue: every check by its id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from types import MappingProxyType
+
+from quark_devkit.check import Check, CheckFailedError, NotApplicableError, NotHereError, check
+from quark_devkit.subject import KINDS, Subject
+
+__all__ = ["all_checks", "can_be_checked", "checks_of"]
+
+
+@cache
+def all_checks() -> Mapping[str, Check]:
+    """Return all checks by id, kind by kind, in the order in which they are defined. The first call imports torch."""
+    return MappingProxyType({check.id: check for kind in KINDS for check in checks_of(kind)})
+
+
+@cache
+def checks_of(kind: str) -> tuple[Check, ...]:
+    """Return the checks of one kind of subject, without importing those of the others; the last one asks whether another is applicable."""
+    defined = tuple(_defined_in(kind))
+    return (*defined, can_be_checked(kind, defined))
+
+
+def can_be_checked(kind: str, checks: Sequence[Check]) -> Check:
+    """Return the check that at least one required check of a kind is applicable."""
+    required = [one for one in checks if one.level == "required"]
+
+    @check(kind, since=2)
+    def can_be_checked(subject: Subject) -> None:
+        """At least one required check is applicable: nothing is conformant of which nothing was looked at."""
+        reasons: list[NotApplicableError] = []
+        for one in required:
+            try:
+                one.run(subject)
+            except NotApplicableError as error:
+                reasons.append(error)
+                continue
+            except (Exception, SystemExit):  # whether the plugin passes is that check's to say
+                return
+            return
+        if elsewhere := next((reason for reason in reasons if isinstance(reason, NotHereError)), None):
+            raise NotApplicableError(f"nothing of it can be looked at on this machine: {elsewhere}")
+        raise CheckFailedError(f"meets none of the {len(required)} required checks, since none is applicable: {reasons[0]}")
+
+    return can_be_checked
+
+
+def _defined_in(kind: str) -> Iterator[Check]:
+    """Yield the checks of a kind: those of the module of the same name in `quark_devkit.checks`, or in the modules of its folder."""
+    module = import_module(f"quark_devkit.checks.{kind}")
+    parts = [module, *(import_module(f"{module.__name__}.{name}") for name in getattr(module, "PARTS", ()))]
+    for part in parts:
+        for value in vars(part).values():
+            if isinstance(value, Check):
+                if value.kind != kind:
+                    raise ValueError(f"the check {value.id} is defined in {part.__name__}, which holds checks of the kind '{kind}'")
+                yield value

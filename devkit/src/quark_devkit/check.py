@@ -1,0 +1,95 @@
+"""Check: one requirement that what a plugin registers has to meet, as a plain function of a `Subject`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+
+from quark.errors import QuarkError
+from quark.plugins.api_version import API_VERSION
+from quark_devkit.subject import Subject
+
+__all__ = ["LEVELS", "Check", "CheckFailedError", "NotApplicableError", "NotHereError", "check", "require"]
+
+LEVELS = ("required", "optional", "advisory")
+"""``required``: everything of the kind has to pass. ``optional``: only what declares the capability has to pass; the check is left out for
+the rest. ``advisory``: a failure is reported and is no failure of the suite; so new checks begin."""
+
+
+class CheckFailedError(QuarkError, AssertionError):
+    """A requirement is not met; the message says what was seen and what is wanted."""
+
+
+class NotApplicableError(QuarkError):
+    """A check has nothing to look at in this subject; the message says why."""
+
+
+class NotHereError(NotApplicableError):
+    """A check cannot look at this subject on this machine: data are downloaded, or a package is not installed."""
+
+
+@attrs.frozen(eq=False)
+class Check:
+    """One requirement.
+
+    Attributes:
+        kind: Of the subjects that it is for: ``"format"``, ``"rounding"``, ``"distribution"`` …
+        name: Unique within its kind; the name of its function.
+        sentence: What is required, in one sentence: the first of the function's docstring.
+        run: Raises `CheckFailedError` where a subject does not meet the requirement, and `NotApplicableError` where it cannot be asked.
+            Any other exception of it is a failure too.
+        level: One of `LEVELS`.
+        needs: Capability of the record that the check is about, for optional checks; None for the others.
+        since: Version of the plugin API in which it was added.
+    """
+
+    kind: str
+    name: str
+    sentence: str
+    run: Callable[[Subject], None]
+    level: str = attrs.field(default="required", validator=attrs.validators.in_(LEVELS))
+    needs: str | None = None
+    since: int = API_VERSION
+
+    def __attrs_post_init__(self) -> None:
+        if (self.level == "optional") != (self.needs is not None):
+            raise ValueError(f"{self.id}: an optional check names the capability that it needs, and only an optional one does")
+
+    @property
+    def id(self) -> str:
+        """Kind and name: ``"format:saturates"``."""
+        return f"{self.kind}:{self.name}"
+
+
+def check(kind: str, *, level: str = "required", needs: str | None = None, since: int = 1) -> Callable[[Callable[[Subject], None]], Check]:
+    """Make a `Check` of a function, whose docstring begins with what is required; the decorated name becomes the check.
+
+    Example:
+        >>> @check("observer")
+        ... def has_a_name(subject):
+        ...     '''The observer has a name.'''
+        ...     require(bool(subject.name), "has no name")
+        >>> has_a_name.id, has_a_name.sentence
+        ('observer:has_a_name', 'The observer has a name.')
+    """
+
+    def make(function: Callable[[Subject], None]) -> Check:
+        paragraph = (function.__doc__ or "").strip().partition("\n\n")[0]
+        sentence = " ".join(paragraph.split())
+        if not sentence.endswith("."):
+            raise ValueError(f"the docstring of the check '{function.__name__}' begins with the requirement, as one sentence")
+        return Check(kind, function.__name__, sentence, function, level, needs, since)
+
+    return make
+
+
+def require(condition: object, message: str) -> None:
+    """Raise `CheckFailedError` with that message unless the condition holds.
+
+    Args:
+        condition: Anything with a truth value.
+        message: A predicate about the subject: what was seen, and what is wanted.
+    """
+    if not condition:
+        raise CheckFailedError(message)

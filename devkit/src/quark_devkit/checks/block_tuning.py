@@ -1,0 +1,152 @@
+"""Checks of tunings: what they make of a rounded block can be stored, does no harm, and is the same each time and however it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from quark.calibration.plugin_checks import refuse_strange
+from quark.config.algorithm import AlgoConfig
+from quark.errors import ConfigError, QuarkError
+from quark.plugins import AlgorithmRecord, algorithms
+from quark.plugins.attribution import origin
+from quark.runs.selected_algorithms import in_order
+from quark_devkit import settings_checks
+from quark_devkit.accelerator_runs import require_run_on_accelerator
+from quark_devkit.algorithm_runs import HARM, logit_error, others, schemes, valid_settings
+from quark_devkit.check import check, require
+from quark_devkit.option_effects import digest
+from quark_devkit.random_states import random_states_kept
+from quark_devkit.settings_checks import processor_of
+from quark_devkit.small_models import batches, coarse_scheme, fitting_schemes, quantized, run_config
+from quark_devkit.subject import Subject
+from quark_devkit.whole_runs import readable_layout, require_reload, require_same_after_resume, require_same_from_disk
+
+
+def _different(one: nn.Module, other: nn.Module) -> list[str]:
+    """Names of the parameters in which two models differ."""
+    parameters = dict(other.named_parameters())
+    return [name for name, parameter in one.named_parameters() if not torch.equal(parameter, parameters[name])]
+
+
+@check("block_tuning")
+def is_made_of_its_settings(subject: Subject) -> None:
+    """The processor, called with settings, gives an object with the members of a tuning."""
+    refuse_strange(processor_of(subject), "block_tuning", origin("algorithms", subject.lookup_name))
+
+
+@check("block_tuning")
+def default_settings_are_valid(subject: Subject) -> None:
+    """There are settings without a user's choices, under the record's name; each option accepts its own default."""
+    settings_checks.default_is_valid(subject)
+
+
+@check("block_tuning")
+def settings_survive_json(subject: Subject) -> None:
+    """Settings, also changed ones, are read back from their JSON form as they were."""
+    settings_checks.survive_json(subject)
+
+
+@check("block_tuning")
+def refuses_unknown_settings(subject: Subject) -> None:
+    """Settings with a key that the algorithm does not have are refused."""
+    settings_checks.refuses_unknown_keys(subject)
+
+
+@check("block_tuning")
+def describes_its_settings(subject: Subject) -> None:
+    """Each option has a line of help, which listings show."""
+    settings_checks.options_have_help(subject)
+
+
+@check("block_tuning", level="advisory", since=2)
+def heeds_its_options(subject: Subject) -> None:
+    """Another value of each option changes what it makes of the small model, is refused, or is declared to change cost alone."""
+
+    def results(settings: AlgoConfig) -> Iterator[str]:
+        yield digest(*quantized(run_config(coarse_scheme(), settings), data=batches(4, 8)).state_dict().values())
+
+    settings_checks.options_have_effects(subject, results)
+
+
+@check("block_tuning")
+def has_a_place_among_the_others(subject: Subject) -> None:
+    """Its ``role``, ``before`` and ``after`` give an order with each other registered tuning."""
+    record: AlgorithmRecord = subject.record  # type: ignore[assignment]
+    for other in algorithms():
+        if other.kind != "block_tuning" or other.name == record.name or (record.role is not None and other.role == record.role):
+            continue
+        try:
+            in_order({record.name: record, other.name: other})
+        except ConfigError as error:
+            require(False, f"has no place in a run with '{other.name}': {error}")
+
+
+@check("block_tuning", level="advisory")
+def changes_something(subject: Subject) -> None:
+    """It changes the small model, behind round-to-nearest, for at least one scheme, to a smaller error on held-out tokens."""
+    changed = any(_different(quantized(run_config(s, valid_settings(subject))), quantized(run_config(s))) for s in schemes())
+    require(changed, f"leaves {' and '.join(schemes())} as they are, or its changes are taken back: other checks show little of it")
+
+
+@check("block_tuning")
+def tunes_every_format(subject: Subject) -> None:
+    """Of each kind of weights, it leaves codes and scales that stand for the weights, and finite parameters: a run with it finishes."""
+    for scheme in fitting_schemes():
+        try:
+            quantized(run_config(scheme, valid_settings(subject)), data=batches(2, 16))
+        except QuarkError as error:
+            require(False, f"stops a run in {scheme}: {error}")
+
+
+@check("block_tuning")
+def does_no_harm(subject: Subject) -> None:
+    """Logits are as near to the float model's as without it, or nearer, to a factor of 1.5."""
+    for scheme in schemes():
+        ratio = logit_error(scheme, valid_settings(subject)) / logit_error(scheme)
+        require(ratio <= HARM, f"makes logits {ratio:.3g} times as wrong as without it ({scheme})")
+
+
+@check("block_tuning")
+def composes_with_roundings(subject: Subject) -> None:
+    """A run with it and each registered rounding finishes, and comes as near the float model's logits as that rounding alone."""
+    scheme = coarse_scheme()
+    for _, rounding in others(subject, "rounding"):
+        ratio = logit_error(scheme, rounding, valid_settings(subject)) / logit_error(scheme, rounding)
+        require(ratio <= HARM, f"makes logits {ratio:.3g} times as wrong behind the rounding '{rounding.name}' as that does alone")
+
+
+@check("block_tuning")
+def is_deterministic(subject: Subject) -> None:
+    """Two runs give the same parameters, to the bit, and leave the random states of the process as they are."""
+    config = run_config(coarse_scheme(), valid_settings(subject))
+    with random_states_kept():
+        different = _different(quantized(config), quantized(config))
+    require(not different, f"changes '{different[0] if different else ''}' differently the second time")
+
+
+@check("block_tuning", level="advisory")
+def works_on_an_accelerator(subject: Subject) -> None:
+    """A run on a model of an accelerator, here a simulated one, finishes, leaves all tensors there, and is as good as on a CPU."""
+    for scheme in schemes():
+        require_run_on_accelerator(scheme, valid_settings(subject))
+
+
+@check("block_tuning")
+def reloads_to_the_same_logits(subject: Subject) -> None:
+    """What is exported after it reads back to the same logits, to the bit."""
+    require_reload(quantized(run_config(coarse_scheme(), valid_settings(subject))), readable_layout())
+
+
+@check("block_tuning")
+def streams_to_the_same_bytes(subject: Subject) -> None:
+    """A checkpoint that is quantized from disk, one block in memory at a time, has the bytes of one that is quantized in memory."""
+    require_same_from_disk(run_config(coarse_scheme(), valid_settings(subject)))
+
+
+@check("block_tuning")
+def resumes_to_the_same_bytes(subject: Subject) -> None:
+    """A run from disk that is interrupted behind a block and resumed has the bytes of one that was not."""
+    require_same_after_resume(run_config(coarse_scheme(), valid_settings(subject)))

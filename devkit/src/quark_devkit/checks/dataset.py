@@ -1,0 +1,105 @@
+"""Checks of sources of text: what they yield are samples, the same each time; damaged files are refused with a sentence.
+
+A source that reads files is tried on the file that its record's ``example`` writes. Data that are downloaded are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from quark.data.samples import sample_of
+from quark.errors import CalibrationError, MissingPluginError, QuarkError
+from quark.plugins.records import DatasetRecord
+from quark_devkit.check import CheckFailedError, NotApplicableError, NotHereError, check, require
+from quark_devkit.subject import Subject
+
+__all__: list[str] = []
+
+_MOST = 64
+"""Samples that are looked at."""
+_DAMAGED = bytes(range(256)) * 16
+"""What no text, table or archive begins with."""
+
+
+def _record(subject: Subject) -> DatasetRecord:
+    assert isinstance(subject.record, DatasetRecord)
+    return subject.record
+
+
+def _read(subject: Subject, *path: Path) -> list[Any]:
+    """The first samples, of a file where the source reads files."""
+    samples = subject.catalog.datasets.load_samples(subject.lookup_name)
+    try:
+        return list(islice(partial(samples, **({"path": path[0]} if path else {}))(), _MOST))
+    except MissingPluginError as error:
+        raise NotHereError(str(error)) from None
+
+
+@contextmanager
+def _files(subject: Subject) -> Iterator[tuple[Path, ...]]:
+    """The example file of a source that reads files, as a tuple of one; an empty one for data with a name of their own."""
+    record = _record(subject)
+    if record.is_online:
+        raise NotHereError("its data are downloaded")
+    if not record.suffixes:
+        yield ()
+        return
+    if record.example is None:
+        raise CheckFailedError("reads files, and its record has no example: give a function that writes a small file to a path")
+    with TemporaryDirectory() as directory:
+        file = Path(directory, f"example{record.suffixes[0]}")
+        try:
+            subject.catalog.datasets.load_example(subject.lookup_name)(file)
+        except MissingPluginError as error:
+            raise NotHereError(str(error)) from None
+        yield (file,)
+
+
+@check("dataset")
+def yields_samples(subject: Subject) -> None:
+    """Every sample is a text or a chat, and there is one that is not blank."""
+    with _files(subject) as files:
+        samples = _read(subject, *files)
+    for sample in samples:
+        try:
+            sample_of(sample, "it")
+        except CalibrationError as error:
+            raise CheckFailedError(str(error)) from None
+    require(any(not isinstance(sample, str) or sample.strip() for sample in samples), "yields no sample that is not blank")
+
+
+@check("dataset")
+def yields_the_same_again(subject: Subject) -> None:
+    """Read twice, it yields the same samples in the same order, so that a run can be repeated."""
+    with _files(subject) as files:
+        first, again = _read(subject, *files), _read(subject, *files)
+    require(first == again, f"yields other samples the second time: {str(first)[:60]} and {str(again)[:60]}")
+
+
+@check("dataset")
+def can_be_read_without_options(subject: Subject) -> None:
+    """Every option has a default, so that its name alone can be given."""
+    with _files(subject):
+        required = [option.name for option in subject.catalog.datasets.options(subject.lookup_name) if option.to_dict()["required"]]
+    require(not required, f"needs the option '{next(iter(required), '')}'")
+
+
+@check("dataset")
+def refuses_damaged_files(subject: Subject) -> None:
+    """A damaged file gives samples or an error of quark's own that names the file, and no other error."""
+    if not _record(subject).suffixes:
+        raise NotApplicableError("it reads no files")
+    with _files(subject) as (file,):
+        file.write_bytes(_DAMAGED)
+        try:
+            _read(subject, file)
+        except QuarkError as error:
+            require(str(file) in str(error), f"refuses a damaged file without its name: {error}")
+        except Exception as error:
+            raise CheckFailedError(f"raises {type(error).__name__} for a damaged file: raise quark.errors.CalibrationError") from None

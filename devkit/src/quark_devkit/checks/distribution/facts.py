@@ -1,0 +1,115 @@
+"""Facts about a distribution: its plugins, their failures and records, its metadata, its source."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import importlib_metadata
+
+from quark.plugins.collection import Registered
+from quark.plugins.discovery import CORE, Source
+from quark.plugins.registry import Registry
+from quark_devkit.check import CheckFailedError, NotApplicableError
+from quark_devkit.expected_failures import find_pyproject
+from quark_devkit.subject import Subject
+
+__all__ = [
+    "claims_of",
+    "metadata_of",
+    "refuse_core",
+    "refuse_failures",
+    "refuse_left_out",
+    "requirements_of",
+    "source_directory",
+    "sources_of",
+]
+
+
+def refuse_left_out(subject: Subject) -> None:
+    """Raise NotApplicableError where the distribution is denied: nothing of it may run."""
+    denied = [variable for source, variable in subject.catalog.left_out.items() if source.distribution == subject.distribution]
+    if denied and not sources_of(subject):
+        raise NotApplicableError(f"{denied[0]} leaves it out, and nothing of it is run")
+
+
+def refuse_core(subject: Subject) -> None:
+    """Raise NotApplicableError for the core itself, which registers its own without an entry point."""
+    if subject.distribution == CORE:
+        raise NotApplicableError("it is the core itself, which other distributions require and register with")
+
+
+def sources_of(subject: Subject) -> list[Source]:
+    """Return its plugins, those that failed among them, without those that are left out."""
+    catalog = subject.catalog
+    sources = [*catalog.sources(), *(failure.source for failure in catalog.failures())]
+    return list(dict.fromkeys(source for source in sources if source.distribution == subject.distribution))
+
+
+def refuse_failures(subject: Subject, *stages: str) -> None:
+    """Raise CheckFailedError where its plugins failed at one of these stages (`quark.plugins.failures.STAGES`), with the first failure."""
+    catalog = subject.catalog
+    failures = [f for f in catalog.failures() if f.source.distribution == subject.distribution and f.stage in stages]
+    if failures:
+        more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+        raise CheckFailedError(f"fails: {failures[0].error}{more}. Fix: {failures[0].fix}")
+
+
+def claims_of(subject: Subject) -> list[tuple[Registry[Any], Registered]]:
+    """Return its records, each with the registry that it is in.
+
+    Raises:
+        NotApplicableError: It registers none.
+    """
+    refuse_left_out(subject)
+    found = [(registry, claim) for registry in subject.catalog.registries.values() for claim in registry.claims()]
+    own = [(registry, claim) for registry, claim in found if claim.source.distribution == subject.distribution]
+    if not own:
+        raise NotApplicableError("it registers no record")
+    return own
+
+
+def metadata_of(subject: Subject) -> importlib_metadata.Distribution:
+    """Return its metadata, as an installer left them.
+
+    Raises:
+        NotApplicableError: It is not installed: its plugin was added by the running program.
+    """
+    try:
+        return importlib_metadata.Distribution.from_name(subject.distribution)
+    except importlib_metadata.PackageNotFoundError:
+        raise NotApplicableError("it is not installed: the running program added its plugin") from None
+
+
+def source_directory(subject: Subject) -> Path:
+    """Return the directory of its ``pyproject.toml``.
+
+    Raises:
+        NotApplicableError: It is not known.
+    """
+    refuse_left_out(subject)
+    if subject.source_directory is not None:
+        return subject.source_directory
+    pyproject = find_pyproject(subject.distribution)
+    if pyproject is None:
+        reason = "its source is not known: run the check in its directory, or install it with pip install -e"
+        raise NotApplicableError(reason)
+    return pyproject.parent
+
+
+def requirements_of(subject: Subject) -> list[str]:
+    """Return what it requires, from its metadata, or else from its ``pyproject.toml``.
+
+    Raises:
+        NotApplicableError: Neither is known.
+        CheckFailedError: The ``pyproject.toml`` cannot be read.
+    """
+    try:
+        return list(metadata_of(subject).requires or ())
+    except NotApplicableError:
+        file = source_directory(subject) / "pyproject.toml"
+    try:
+        return [str(text) for text in tomllib.loads(file.read_text(encoding="utf-8"))["project"].get("dependencies", ())]
+    except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
+        raise CheckFailedError(f"has a pyproject.toml that cannot be read ({type(error).__name__}: {error})") from None

@@ -1,0 +1,147 @@
+"""Lists what plugins register, in a process of its own: by that it is known what importing them loads, prints and costs.
+
+The process imports this module as ``__main__``; nothing here may import torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from importlib_metadata import EntryPoint
+
+from quark.lazy import LazyRef
+from quark.plugins.discovery import GROUP, Candidate, Source
+from quark.plugins.records import Record, TemplateRecord
+from quark_devkit.checks.distribution.side_effects import side_effects
+
+if TYPE_CHECKING:
+    from quark.plugins.catalog import Catalog
+
+__all__ = ["Listing", "listed_alone", "modules_of"]
+
+HEAVY = ("torch", "transformers")
+"""Packages that a listing must not import: each takes seconds."""
+_TIMEOUT = 120
+
+
+@attrs.frozen
+class Listing:
+    """What was seen.
+
+    Attributes:
+        error: Why there is nothing to see, as a predicate; empty where the process ended well.
+        printed: What it wrote to stdout.
+        heavy: Packages of `HEAVY` that it imported.
+        seconds: Wall-clock time of importing the plugins and listing what they register.
+        cpu_seconds: Processor time of the same.
+        effects: What else that did (`side_effects`), each as a predicate.
+        records: What was registered, each as ``"schemes:acme_int3"``.
+        unloadable: Modules that records point at and that cannot be imported, each with the error; empty where none was asked for.
+    """
+
+    error: str = ""
+    printed: str = ""
+    heavy: tuple[str, ...] = ()
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    effects: tuple[str, ...] = ()
+    records: tuple[str, ...] = ()
+    unloadable: tuple[str, ...] = ()
+
+
+def listed_alone(sources: tuple[Source, ...], installed: Path | None = None) -> Listing:
+    """Return what listing these plugins, and no others, does in a fresh process with this one's import path.
+
+    Args:
+        sources: The plugins, each with the module of its entry point.
+        installed: A directory that comes first on the import path. All modules that records point at are then imported too.
+    """
+    path = tuple(entry or os.getcwd() for entry in sys.path)
+    return _listed(sources, path if installed is None else (str(installed), *path), installed is not None)
+
+
+def modules_of(record: Record) -> Iterator[str]:
+    """Yield the modules that a record points at."""
+    for value in (*(getattr(record, field.name) for field in attrs.fields(type(record))), *record.exports.values()):
+        if isinstance(value, LazyRef):
+            yield value.module
+    if isinstance(record, TemplateRecord) and record.modeling is not None:
+        yield record.modeling
+
+
+@lru_cache(maxsize=32)
+def _listed(sources: tuple[Source, ...], path: tuple[str, ...], loads: bool) -> Listing:
+    with tempfile.TemporaryDirectory() as directory:
+        out = Path(directory) / "listing.json"
+        arguments = [json.dumps([attrs.asdict(source) for source in sources]), str(out), "load" if loads else ""]
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("QUARK_")}
+        environment |= {"PYTHONPATH": os.pathsep.join(path), "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [sys.executable, "-m", __name__, *arguments]
+        try:
+            done = subprocess.run(
+                command, check=False, cwd=directory, env=environment, capture_output=True, timeout=_TIMEOUT, stdin=subprocess.DEVNULL
+            )
+        except subprocess.TimeoutExpired:
+            return Listing(error=f"is not listed within {_TIMEOUT} s")
+        if not out.is_file():
+            last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            return Listing(error=": ".join([f"ends the process that lists it, with exit code {done.returncode}", *last]))
+        seen: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+        seen = {key: tuple(value) if isinstance(value, list) else value for key, value in seen.items()}
+        return Listing(printed=done.stdout.decode(errors="replace"), **seen)
+
+
+def _main(plugins: str, out: str, loads: str) -> None:
+    """List the plugins, and write what is seen as JSON."""
+    from quark.plugins.catalog import Catalog
+    from quark.plugins.report import kind_report
+
+    sources = [Source(**row) for row in json.loads(plugins)]
+    with side_effects() as effects:
+        begin, cpu_begin = time.perf_counter(), time.process_time()
+        catalog = Catalog(Candidate(source, EntryPoint(source.entry_point, source.module, GROUP)) for source in sources)
+        for kind in catalog.registries:
+            kind_report(catalog, kind)
+        for name in catalog.algorithms.names():
+            with contextlib.suppress(Exception):  # another check loads every reference and says what is wrong
+                catalog.algorithms.options(name)
+        seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - cpu_begin
+    seen = {
+        "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
+        "effects": effects,
+        "heavy": [package for package in HEAVY if package in sys.modules],
+        "records": sorted(f"{kind}:{record.name}" for kind, record in _records(catalog, sources)),
+        "unloadable": _unloadable(catalog, sources) if loads else [],
+    }
+    Path(out).write_text(json.dumps(seen), encoding="utf-8")
+
+
+def _records(catalog: Catalog, sources: list[Source]) -> Iterator[tuple[str, Record]]:
+    for kind, registry in catalog.registries.items():
+        yield from ((kind, claim.record) for claim in registry.claims() if claim.source in sources)
+
+
+def _unloadable(catalog: Catalog, sources: list[Source]) -> list[str]:
+    complaints = []
+    for module in sorted({module for _, record in _records(catalog, sources) for module in modules_of(record)}):
+        try:
+            __import__(module)
+        except (Exception, SystemExit) as error:  # the module is anybody's code
+            complaints.append(f"{module} ({type(error).__name__}: {error})")
+    return complaints
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

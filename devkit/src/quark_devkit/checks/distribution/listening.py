@@ -1,0 +1,78 @@
+"""Checks of a distribution's event hook: it takes every event, quickly, and leaves stdout to the program."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import time
+from typing import Any
+
+import attrs
+
+from quark.plugins.events import EVENTS, Event
+from quark.plugins.listeners import Listener
+from quark_devkit.check import CheckFailedError, NotApplicableError, check, require
+from quark_devkit.checks.distribution.facts import refuse_left_out
+from quark_devkit.subject import Subject
+
+MOST_CPU_SECONDS = 0.02
+"""Longest that a listener may take for one event on average, in processor time: a block of a mixture has thousands of events."""
+_ROUNDS = 3
+
+
+@attrs.frozen(kw_only=True)
+class _LaterEvent(Event):
+    """An event of a version of quark that is not written yet."""
+
+    name = "event_of_a_later_version"
+
+
+def _examples() -> list[Event]:
+    """Return an event of each kind, as early events of a run are: what is not known yet is None or empty."""
+    values: dict[str, Any] = {"task": "quantize", "elapsed": 1.5}
+    return [*(kind(**values) for kind in EVENTS), _LaterEvent(**values)]
+
+
+def _listeners(subject: Subject) -> list[Listener]:
+    refuse_left_out(subject)
+    listeners = [own for whose, own in subject.catalog.listeners if getattr(whose, "distribution", None) == subject.distribution]
+    if not listeners:
+        raise NotApplicableError("it does not implement quark_on_event")
+    return listeners
+
+
+@check("distribution")
+def hears_every_event(subject: Subject) -> None:
+    """Its event hook takes every kind of event, and one of a name that it does not know, without raising."""
+    for listener in _listeners(subject):
+        for event in _examples():
+            try:
+                listener(event)
+            except (Exception, SystemExit) as error:
+                problem = f"{type(error).__name__}: {error}".rstrip(": ")
+                raise CheckFailedError(f"raises {problem} for '{event.name}': a listener ignores what it does not need") from error
+
+
+@check("distribution")
+def prints_nothing_when_it_hears(subject: Subject) -> None:
+    """Its event hook writes nothing to stdout, where it would spoil ``--json``."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        for listener in _listeners(subject):
+            for event in _examples():
+                listener(event)
+    require(not printed.getvalue(), f"writes {printed.getvalue()[:80]!r} to stdout when it hears of a run: use logging, or stderr")
+
+
+@check("distribution")
+def hears_quickly(subject: Subject) -> None:
+    """Its event hook takes next to no time, since the run waits for it."""
+    listeners, events = _listeners(subject), _examples()
+    begin = time.process_time()
+    for _ in range(_ROUNDS):
+        for listener in listeners:
+            for event in events:
+                listener(event)
+    took = (time.process_time() - begin) / (_ROUNDS * len(listeners) * len(events))
+    fix = "hand the work to a thread, or do it at the end of the run"
+    require(took <= MOST_CPU_SECONDS, f"takes {took:.3f} s of processor time for an event, where {MOST_CPU_SECONDS} s is the most: {fix}")

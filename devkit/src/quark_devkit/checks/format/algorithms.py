@@ -1,0 +1,102 @@
+"""Checks of formats under algorithms that choose codes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quark.config.algorithm import AlgoConfig
+from quark.config.layer import QLayerConfig
+from quark.config.model import QConfig
+from quark.errors import QuarkError
+from quark.quantizers import WeightGrid
+from quark.torch import ModelQuantizer
+from quark_devkit.check import NotApplicableError, check, require
+from quark_devkit.checks.format.cases import Case, weight_cases
+from quark_devkit.example_specs import SHAPE
+from quark_devkit.subject import Subject
+from quark_tiny_model import tiny_template
+
+
+class _Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = nn.Module()
+        self.mlp.down_proj = nn.Linear(SHAPE[1], SHAPE[0], bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.mlp.down_proj(x)  # type: ignore[operator]
+        return y
+
+
+class _Model(nn.Module):
+    """One linear layer with the name that it would have in the tiny model, for whose family algorithms have settings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Module()
+        self.model.layers = nn.ModuleList([_Block()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.model.layers[0](x)  # type: ignore[operator,index]
+        return y
+
+
+def _scaled_weight_cases(subject: Subject) -> list[Case]:
+    found = [case for case in weight_cases(subject) if not case.quantizer.is_float]
+    if not found:
+        raise NotApplicableError("the format casts, without scales")
+    return found
+
+
+def _roundings(subject: Subject) -> Iterator[tuple[str, AlgoConfig]]:
+    """Registered roundings with settings for the tiny model's family; those that have none are left out."""
+    algorithms, scheme = subject.catalog.algorithms, next(iter(subject.catalog.schemes.names()), "")
+    for name in algorithms.names():
+        record = algorithms.get(name)
+        if record.kind != "rounding" or record.processor is None:
+            continue
+        try:
+            settings = tiny_template().get_config(scheme, algorithm=name).algo_config
+        except QuarkError:
+            continue
+        for one in settings or ():
+            yield name, one
+
+
+@check("format")
+def serves_columns(subject: Subject) -> None:
+    """Algorithms that choose codes column by column get the values of round-to-nearest by `quark.quantizers.WeightGrid`."""
+    for case in _scaled_weight_cases(subject):
+        weight = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
+        transposed = weight.t().contiguous()
+        grid = WeightGrid([case.quantizer], [SHAPE[0]], transposed)
+        scales = grid.with_subscales(transposed, grid.fixed if grid.fixed is not None else grid.scales(transposed))
+        by_column = transposed.clone()
+        round_column = grid.rounder(scales)
+        for k in range(grid.columns):
+            round_column(by_column[k], k)
+        same = torch.allclose(by_column.t(), case.quantizer.fake_quantize(weight), rtol=1e-6, atol=0)
+        require(same, f"is rounded column by column to other values than as a whole ({case})")
+
+
+@check("format")
+def is_rounded_by_every_algorithm(subject: Subject) -> None:
+    """Each registered rounding leaves weights for which there are codes, near those of round-to-nearest, in every granularity."""
+    by_kind = {type(case.quantizer.granularity): case for case in _scaled_weight_cases(subject)}
+    for name, settings in _roundings(subject):
+        for case in by_kind.values():
+            torch.manual_seed(0)
+            model, data = _Model(), [torch.randn(2, 32, SHAPE[1]) for _ in range(2)]
+            weight = model.get_parameter("model.layers.0.mlp.down_proj.weight").detach().clone()
+            config = QConfig(global_quant_config=QLayerConfig(weight=case.example.spec), algo_config=[settings])
+            layer: Any = ModelQuantizer(config).quantize_model(model, data).get_submodule("model.layers.0.mlp.down_proj")
+            quantizer, qparams, rounded = case.quantizer, layer.weight_quantizer.qparams, layer.weight.detach()
+            exported = quantizer.dequantize(quantizer.codes_of(rounded, qparams), qparams)
+            require(torch.equal(exported, rounded), f"has values without codes once {name} has rounded them ({case})")
+            error = float((rounded - weight).norm())
+            nearest = float((quantizer.fake_quantize(weight) - weight).norm())
+            require(error <= 3 * nearest, f"is rounded by {name} with {error / nearest:.3g} times the error of the nearest values ({case})")

@@ -1,0 +1,152 @@
+"""What checks of number formats look at: accepted specs, all values of a format, and numbers to round."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.config.tensor import QTensorConfig
+from quark.quantizers import NumberFormat, TensorQuantizer
+from quark_devkit.check import NotApplicableError
+from quark_devkit.example_specs import Example, examples
+from quark_devkit.subject import Subject
+
+__all__ = ["COLUMNS", "Case", "all_codes", "all_values", "cases", "first_case", "numbers", "same_bits", "shares_bits", "weight_cases"]
+
+COLUMNS = 64
+"""Length of a row of values: every group size of the example specs divides it."""
+_MOST_BITS = 16
+_LARGEST = 1e38
+"""Above this, sums of two numbers are no float32 numbers."""
+
+
+@attrs.frozen(eq=False)
+class Case:
+    """A spec of the format.
+
+    Attributes:
+        example: The spec as written, and the quantizer of a weight with it.
+    """
+
+    example: Example
+
+    @property
+    def quantizer(self) -> TensorQuantizer:
+        """The quantizer of the whole tensor."""
+        return self.example.quantizer
+
+    @property
+    def format(self) -> NumberFormat:
+        """The format, with the spec's rounding."""
+        return self.quantizer.stored_level.format
+
+    @property
+    def spec(self) -> QTensorConfig:
+        """The canonical spec."""
+        return self.quantizer.stored_level.spec
+
+    @property
+    def max_magnitude(self) -> float:
+        """What the format says for the spec."""
+        return float(self.format.max_magnitude(self.spec))
+
+    @property
+    def is_scale(self) -> bool:
+        """Whether the format holds scales only, which are positive."""
+        return self.example.spec.is_scale_quant
+
+    def __str__(self) -> str:
+        return str(self.example)
+
+
+def loaded(subject: Subject) -> NumberFormat:
+    """The format value that the record points at."""
+    return subject.catalog.formats.load_format(subject.lookup_name)
+
+
+def cases(subject: Subject) -> list[Case]:
+    """A case for each granularity that the format accepts, with and without zero points.
+
+    Raises:
+        NotApplicableError: It accepts none of the example specs.
+    """
+    own = loaded(subject).name
+    found = [Case(example) for example in examples([subject.name]) if example.quantizer.stored_level.format.name == own]
+    if not found:
+        raise NotApplicableError("no example spec of this format is accepted")
+    return found
+
+
+def first_case(subject: Subject) -> Case:
+    """The first case without zero points, where there is one."""
+    return min(cases(subject), key=lambda case: case.spec.symmetric is False)
+
+
+def weight_cases(subject: Subject) -> list[Case]:
+    """The cases of formats that hold elements of tensors.
+
+    Raises:
+        NotApplicableError: The format holds scales only.
+    """
+    found = [case for case in cases(subject) if not case.is_scale]
+    if not found:
+        raise NotApplicableError("the format holds scales only")
+    return found
+
+
+def shares_bits(number_format: NumberFormat) -> bool:
+    """Whether neighbours share bits, so that an element cannot be rounded by itself."""
+    return number_format.element_format() is not number_format
+
+
+def all_codes(number_format: NumberFormat) -> Tensor | None:
+    """Every code, in the storage dtype; None where neighbours share bits, or where there are more than 2^16."""
+    dtype, count = number_format.storage_dtype, int(2**number_format.bits + 1e-6)
+    if shares_bits(number_format) or number_format.bits > _MOST_BITS:
+        return None
+    if dtype.is_floating_point:
+        whole: Any = torch.uint8 if dtype.itemsize == 1 else torch.int16
+        return torch.arange(1 << (8 * dtype.itemsize)).to(whole).view(dtype)
+    low = -(count // 2) if dtype.is_signed else 0
+    return torch.arange(low, low + count).to(dtype)
+
+
+def all_values(number_format: NumberFormat) -> Tensor | None:
+    """Every finite value, ascending, float32; None where `all_codes` gives none."""
+    codes = all_codes(number_format)
+    if codes is None:
+        return None
+    values = number_format.decode(codes)
+    return values[values.isfinite()].unique()
+
+
+def numbers(case: Case, *, beyond: float = 1.0) -> Tensor:
+    """Numbers to round, float32 ``[rows, COLUMNS]``: evenly spaced, of all sizes, and on and around values and midpoints; ascending.
+
+    Args:
+        case: Formats of scales get positive numbers only.
+        beyond: Times ``max_magnitude`` up to which they go; for formats that cast it is 1, since a cast does not saturate.
+    """
+    top = min(case.max_magnitude, _LARGEST) * (1 if case.quantizer.is_float else beyond)
+    values = all_values(case.format)
+    parts = [torch.linspace(-top, top, 2049), top * 2.0 ** -torch.linspace(0, 60, 400), -top * 2.0 ** -torch.linspace(0, 60, 400)]
+    if values is not None:
+        some = values[:: max(1, len(values) // 512)]
+        middle = ((some[1:].double() + some[:-1].double()) / 2).float()
+        parts += [some, middle, torch.nextafter(middle, torch.tensor(torch.inf)), torch.nextafter(middle, torch.tensor(-torch.inf))]
+    t = torch.cat([*parts, torch.zeros(1)]).clamp(-top, top)
+    if case.is_scale:
+        smallest = float(torch.finfo(torch.float32).tiny)
+        t = t.abs().clamp(min=smallest if values is None else max(smallest, float(values[values > 0].min())))
+    t = t.sort().values
+    return torch.cat([t, t[-1:].expand(-len(t) % COLUMNS)]).view(-1, COLUMNS)
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal in shape, dtype and every bit."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one.contiguous().reshape(-1).view(torch.uint8), other.contiguous().reshape(-1).view(torch.uint8))

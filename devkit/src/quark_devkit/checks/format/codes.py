@@ -1,0 +1,162 @@
+"""Checks of codes: values to codes and back, and codes to bytes and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from quark_devkit.check import check, require
+from quark_devkit.checks.format.cases import COLUMNS, Case, all_codes, cases, first_case, numbers, same_bits
+from quark_devkit.subject import Subject
+
+_ORDERS = ("reorder", "order")
+_LENGTHS = (*range(1, 36), 48, 61, 64, 67, 80, 96, 128, 160)
+
+
+def _values(case: Case, beyond: float = 2.0) -> Tensor:
+    """Values of the format, ``[rows, COLUMNS]``."""
+    return case.format.round_(numbers(case, beyond=beyond).clone())
+
+
+def _codes(case: Case) -> Tensor:
+    """Codes, each one of the format among them where they can be listed, ``[rows, COLUMNS]``."""
+    codes, listed = case.format.encode(_values(case)), all_codes(case.format)
+    if listed is None:
+        return codes
+    some = listed[:: max(1, len(listed) // (1 << 12))]
+    whole = some[torch.arange(-(-len(some) // COLUMNS) * COLUMNS) % len(some)]
+    return torch.cat([codes.view(torch.uint8), whole.view(-1, COLUMNS).view(torch.uint8)]).view(codes.dtype)
+
+
+@check("format")
+def encodes_in_the_storage_dtype(subject: Subject) -> None:
+    """Codes have the shape of the values and the dtype ``storage_dtype``; decoded they are float32."""
+    case = first_case(subject)
+    values = _values(case)
+    codes = case.format.encode(values.clone())
+    require(codes.dtype is case.format.storage_dtype, f"encodes to {codes.dtype}, and says storage_dtype={case.format.storage_dtype}")
+    require(codes.shape == values.shape, f"encodes values of shape {list(values.shape)} to codes of shape {list(codes.shape)}")
+    decoded = case.format.decode(codes)
+    require(decoded.dtype is torch.float32, f"decodes to {decoded.dtype}, where float32 is wanted")
+    require(decoded.shape == values.shape, f"decodes codes of shape {list(values.shape)} to values of shape {list(decoded.shape)}")
+
+
+@check("format")
+def decodes_what_it_encodes(subject: Subject) -> None:
+    """Every value that rounding gives, also of numbers far beyond the range, has a code that decodes to it."""
+    for case in cases(subject):
+        values = torch.cat([_values(case), _values(case, beyond=100.0)])
+        decoded = case.format.decode(case.format.encode(values.clone()))
+        wrong = values != decoded
+        require(not bool(wrong.any()), f"encodes {values[wrong][:1].tolist()} to a code that stands for {decoded[wrong][:1].tolist()}")
+
+
+@check("format")
+def gives_the_codes_of_rounded_values(subject: Subject) -> None:
+    """``codes(t)`` gives, and ``write_codes`` writes, the codes that ``encode(round_(t))`` gives."""
+    for case in cases(subject):
+        t = numbers(case, beyond=4)
+        one, other = case.format.codes(t.clone()), case.format.encode(case.format.round_(t.clone()))
+        require(same_bits(one, other), f"gives other codes in one step than by rounding first ({case})")
+        written = torch.empty_like(other)
+        case.format.write_codes(t.clone(), None, written)
+        require(same_bits(written, other), f"writes other codes in one step than by rounding first ({case})")
+
+
+@check("format")
+def leaves_values_and_codes_as_they_are(subject: Subject) -> None:
+    """Encoding does not change the values, nor decoding the codes."""
+    case = first_case(subject)
+    values = _values(case)
+    before = values.clone()
+    codes = case.format.encode(values)
+    require(torch.equal(values, before), "changes the values that it encodes")
+    held = codes.clone()
+    case.format.decode(codes)
+    require(same_bits(codes, held), "changes the codes that it decodes")
+
+
+def _shapes(case: Case) -> Iterator[tuple[int, ...]]:
+    """Shapes that the spec accepts: rows of many lengths, one row, a vector, three dimensions."""
+    for length in _LENGTHS:
+        for shape in ((3, length), (length,), (2, 3, length), (32, length), (1, length)):
+            if case.quantizer.shape_error(shape) is None:
+                yield shape
+
+
+@check("format")
+def packs_without_loss(subject: Subject) -> None:
+    """Codes come back from their packing to the bit: all of them, rows of any length that the spec accepts, in both orders."""
+    for case in cases(subject):
+        pool = _codes(case)
+        for shape in _shapes(case):
+            codes = _taken(pool, shape)
+            for order in _ORDERS:
+                packed = case.format.packing.pack(codes.clone(), case.quantizer.granularity, order)
+                back = case.format.packing.unpack(packed, case.quantizer.granularity, order, shape)
+                require(same_bits(back, codes), f"loses codes of shape {list(shape)} by packing them in the order '{order}' ({case})")
+        shape = (len(pool), COLUMNS)
+        if case.quantizer.shape_error(shape) is None:
+            packed = case.format.packing.pack(pool.clone(), case.quantizer.granularity, "reorder")
+            back = case.format.packing.unpack(packed, case.quantizer.granularity, "reorder", shape)
+            require(same_bits(back, pool), f"loses some of its codes by packing them ({case})")
+
+
+def _taken(pool: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Codes of a shape, from the beginning of rows, so that neighbours stay neighbours."""
+    rows, length = max(1, torch.Size(shape[:-1]).numel()), shape[-1]
+    wide = pool.view(torch.uint8).view(len(pool), -1).repeat(1, -(-length // COLUMNS))
+    picked = torch.arange(rows) * 7 % len(pool)
+    itemsize = pool.dtype.itemsize
+    return wide[picked][:, : length * itemsize].contiguous().view(pool.dtype).reshape(shape)
+
+
+@check("format")
+def packs_meta_tensors(subject: Subject) -> None:
+    """Packing works on meta tensors, codes and scales, and gives the shapes and dtypes that data have: it looks at no value."""
+    for case in cases(subject):
+        pool = _codes(case)
+        for shape in [s for s in _shapes(case) if len(s) == 2][::5]:
+            codes = _taken(pool, shape)
+            qparams = case.quantizer.empty_qparams(shape, "cpu")
+            for order in _ORDERS:
+                data = case.quantizer.pack(codes, qparams, order=order)
+                meta = case.quantizer.pack(codes.to("meta"), qparams.map(lambda x: x.to("meta")), order=order)
+                known, wanted = _described(meta), _described(data)
+                require(known == wanted, f"packs meta tensors of shape {list(shape)} to {known}, and data to {wanted} ({case})")
+
+
+def _described(tensors: dict[str, Tensor]) -> dict[str, tuple[list[int], str]]:
+    return {name or "codes": (list(tensor.shape), str(tensor.dtype)) for name, tensor in tensors.items()}
+
+
+@check("format")
+def stores_as_many_bits_as_it_says(subject: Subject) -> None:
+    """Packed codes take ``bits`` for an element, but for at most eight bytes at the end of each row."""
+    for case in cases(subject):
+        shape = (64, 64)
+        packed = case.format.packing.pack(_taken(_codes(case), shape), case.quantizer.granularity, "reorder")
+        stored, said = packed.numel() * packed.element_size() * 8, case.format.bits * 64 * 64
+        require(
+            said <= stored <= said + 64 * 64, f"stores {stored / 4096:.4g} bits for an element, and says bits={case.format.bits} ({case})"
+        )
+
+
+@check("format")
+def scales_survive_packing(subject: Subject) -> None:
+    """Scales and zero points come back from their packing to the bit, under names of their own."""
+    for case in cases(subject):
+        if case.quantizer.is_float or case.is_scale:
+            continue
+        shape = (64, 64)
+        x = torch.randn(shape) * 2.0 ** torch.linspace(-9, 9, 64)[:, None]
+        qparams = case.quantizer.find_qparams(x)
+        for order in _ORDERS:
+            packed = case.quantizer.pack_qparams(qparams, order=order)
+            require("" not in packed, f"stores scales under the name of the codes ({case})")
+            back = dict(case.quantizer.unpack_qparams(packed, shape, order=order).items())
+            for name, tensor in qparams.items():
+                same = name in back and back[name].shape == tensor.shape and torch.equal(back[name].float(), tensor.float())
+                require(same, f"loses the {name} of a tensor by packing it ({case})")

@@ -1,0 +1,81 @@
+"""Checks of what a format says of itself and of specs."""
+
+from __future__ import annotations
+
+import torch
+
+from quark.config.layer import levels
+from quark.config.tensor import QTensorConfig
+from quark.errors import QuarkError
+from quark.plugins.records import FormatRecord
+from quark.quantizers import NumberFormat, Packing, number_format
+from quark.quantizers.build import observer_class
+from quark_devkit.check import NotApplicableError, check, require
+from quark_devkit.checks.format.cases import cases, loaded, weight_cases
+from quark_devkit.example_specs import example_specs, odd_specs
+from quark_devkit.subject import Subject
+
+
+@check("format")
+def is_what_its_record_says(subject: Subject) -> None:
+    """The record points at a NumberFormat value with the record's name and bits, a torch storage dtype, a packing and a known observer."""
+    record, value = subject.record, loaded(subject)
+    assert isinstance(record, FormatRecord)
+    require(isinstance(value, NumberFormat), f"is {value!r} where a NumberFormat value is wanted")
+    require(value.name in (record.name, *record.aliases), f"is called '{value.name}', and its record '{record.name}'")
+    require(value.bits == record.bits, f"has bits={value.bits}, and its record says {record.bits}")
+    require(isinstance(value.storage_dtype, torch.dtype), f"has storage_dtype={value.storage_dtype!r}, where a torch dtype is wanted")
+    require(isinstance(value.is_cast, bool), f"has is_cast={value.is_cast!r}, where True or False is wanted")
+    require(isinstance(value.packing, Packing), f"has packing={value.packing!r}, where a Packing is wanted")
+    try:
+        observer_class(QTensorConfig(dtype=subject.name))
+    except QuarkError as error:
+        require(False, f"has a default_observer that is not there: {error}")
+
+
+@check("format")
+def serves_a_spec(subject: Subject) -> None:
+    """At least one spec of the format is accepted: a scheme's, or one of the usual granularities."""
+    try:
+        cases(subject)
+    except NotApplicableError:
+        require(False, "accepts no spec: neither those of registered schemes nor a plain one per tensor, channel, group or block")
+
+
+@check("format")
+def answers_odd_specs(subject: Subject) -> None:
+    """``spec_error`` gives None or a text for any spec of the format, and raises nothing."""
+    value = loaded(subject)
+    for spec in (*odd_specs([subject.name]), *example_specs(subject.name)):
+        answer = value.spec_error(spec)
+        require(answer is None or (isinstance(answer, str) and answer), f"answers {answer!r} where None or a reason is wanted ({spec})")
+
+
+@check("format")
+def refuses_unknown_scales(subject: Subject) -> None:
+    """A scale format, and a way of choosing scales, that the format does not know is refused and not ignored."""
+    for case in weight_cases(subject):
+        if case.quantizer.is_float:
+            raise NotApplicableError("the format casts, without scales")
+        for field in ("scale_format", "scale_calculation_mode"):
+            spec = case.spec.set(**{field: "no_such_thing"})
+            answer = case.format.spec_error(spec)
+            require(isinstance(answer, str) and answer, f"accepts {field}='no_such_thing' ({case})")
+
+
+@check("format")
+def canonicalizes_once(subject: Subject) -> None:
+    """``canonicalize`` changes nothing in a spec that it has returned, and does not change the spec that it is given."""
+    value = loaded(subject)
+    for spec in example_specs(subject.name):
+        before = spec.copied()
+        try:
+            canonical = value.canonicalize(spec)
+        except QuarkError:
+            continue
+        require(spec == before, f"changes the spec that it is given ({before})")
+        is_spec = all(isinstance(one, QTensorConfig) for one in (canonical if isinstance(canonical, tuple | list) else (canonical,)))
+        require(is_spec, f"makes {canonical!r} of a spec, where a QTensorConfig is wanted, or several ({before})")
+        for level in levels(canonical):
+            again = number_format(level.dtype).canonicalize(level)
+            require(again == level, f"changes a spec that is canonical already: {level} becomes {again}")

@@ -1,0 +1,245 @@
+"""Checks of whole tensors in a format: scales of any range, values that equal what is exported, hard data."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quark.config.enums import ScaleType
+from quark.quantizers import QParams
+from quark_devkit.accelerator_runs import accelerator
+from quark_devkit.check import NotApplicableError, check, require
+from quark_devkit.checks.format.cases import Case, cases, same_bits, weight_cases
+from quark_devkit.example_specs import SHAPE
+from quark_devkit.subject import Subject
+
+_WIDE = (None, ScaleType.float, ScaleType.float32)
+_RANGES = {
+    "zeros": (0.0, 0.0),
+    "positive values": (0.5, 3.0),
+    "negative values": (-3.0, -0.5),
+    "one value": (0.7, 0.7),
+    "both signs": (-1.0, 2.0),
+    "a subnormal range": (-1e-40, 1e-40),
+    "the smallest range": (-3e-44, 3e-44),
+    "a tiny range": (-1e-30, 1e-30),
+    "a large range": (-1e4, 1e4),
+}
+_SLACK = 0.07
+"""Relative error of a scale in the coarsest format of scales, with three bits of mantissa."""
+_HUGE = {"a huge range": (-1e38, 1e38)}
+
+
+def _data(seed: int = 0) -> Tensor:
+    x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed)) * 2.0 ** (torch.arange(SHAPE[0]) % 13 - 6)[:, None]
+    x[0], x[1], x[2] = 0.0, x[1].abs(), -x[2].abs()
+    return x
+
+
+def _scaled_cases(subject: Subject) -> list[Case]:
+    found = [case for case in cases(subject) if not case.quantizer.is_float]
+    if not found:
+        raise NotApplicableError("the format casts, without scales")
+    return found
+
+
+@check("format")
+def gives_usable_scales(subject: Subject) -> None:
+    """``qparams`` gives finite positive scales of the shape of the ranges for ranges of any kind: empty, one-sided, tiny, huge."""
+    for case in _scaled_cases(subject):
+        is_wide = case.spec.scale_type in _WIDE and case.spec.scale_format in (None, "float32", "e8m0")
+        for name, ends in {**_RANGES, **(_HUGE if is_wide else {})}.items():
+            low, high = (torch.full((3, 5), end) for end in ends)
+            held = low.clone(), high.clone()
+            qparams = case.format.qparams(low, high, case.spec)
+            require(torch.equal(low, held[0]) and torch.equal(high, held[1]), f"changes the ranges that it makes scales of ({case})")
+            require(isinstance(qparams, QParams), f"gives {qparams!r} where QParams are wanted ({case})")
+            scale = qparams.scale
+            require(tuple(scale.shape) == (3, 5), f"gives scales of shape {list(scale.shape)} for ranges of shape [3, 5] ({case})")
+            require(scale.dtype in (torch.float32, torch.float16, torch.bfloat16), f"gives scales in {scale.dtype} ({case})")
+            require(
+                bool(scale.float().isfinite().all()) and bool((scale > 0).all()),
+                f"gives the scale {float(scale[0, 0])} for {name} ({case})",
+            )
+
+
+@check("format")
+def has_scales_that_fit_the_range(subject: Subject) -> None:
+    """``max_magnitude`` times the scale is the larger end of the range, within a factor of two for scales that are powers of two."""
+    for case in _scaled_cases(subject):
+        for low, high in ((-1.0, 2.0), (-3.0, 3.0), (-5.5, 0.5)):
+            qparams = case.format.qparams(torch.full((4,), low), torch.full((4,), high), case.spec)
+            wanted = (high - low) / 2 if qparams.zero_point is not None else max(-low, high)
+            share = float(qparams.scale[0]) * case.max_magnitude / wanted
+            require(
+                0.5 * (1 - _SLACK) <= share <= 2 * (1 + _SLACK),
+                f"gives a scale that spans {share:.3g} times the range from {low} to {high} ({case})",
+            )
+
+
+@check("format")
+def simulates_what_it_exports(subject: Subject) -> None:
+    """Rounded values equal the dequantized codes, before and after packing, to the bit, in float32 and in 16-bit models."""
+    for case in weight_cases(subject):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            x = _data().to(dtype)
+            values, qparams = case.quantizer.round_to_nearest(x)
+            require(
+                values.dtype is dtype and values.shape == x.shape,
+                f"rounds {dtype} to {values.dtype} of shape {list(values.shape)} ({case})",
+            )
+            codes = case.quantizer.codes_of(values, qparams)
+            exported = case.quantizer.dequantize(codes, qparams).to(dtype)
+            require(torch.equal(exported, values), f"has other values in a {dtype} model than its codes stand for ({case})")
+            read, scales = case.quantizer.unpack(case.quantizer.pack(codes, qparams), SHAPE)
+            loaded = case.quantizer.dequantize(read, scales).to(dtype)
+            require(torch.equal(loaded, values), f"has other values after export and loading than before, in {dtype} ({case})")
+
+
+@check("format")
+def knows_which_codes_survive(subject: Subject) -> None:
+    """Where ``spacing`` says that codes survive a cast of the values, codes of a tensor are the codes of its rounded values."""
+    found = 0
+    for case in weight_cases(subject):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            for x in (_data(1).to(dtype), torch.rand(SHAPE, generator=torch.Generator().manual_seed(2)).to(dtype)):
+                values, qparams = case.quantizer.round_to_nearest(x)
+                if not case.quantizer.recovers_codes(dtype, qparams):
+                    continue
+                found += 1
+                same = same_bits(case.quantizer.quantize(x, qparams), case.quantizer.codes_of(values, qparams))
+                require(same, f"has a spacing by which codes survive a cast to {dtype}, and they do not ({case})")
+    if not found:
+        raise NotApplicableError("the format has no spacing")
+
+
+@check("format", level="advisory")
+def works_on_an_accelerator(subject: Subject) -> None:
+    """Values, codes and packed codes of a tensor on an accelerator, here a simulated one, are those of a CPU, to the bit, and lie there."""
+    for case in weight_cases(subject):
+        with accelerator() as device:
+            results = [_all_of(case, _data().to(place)) for place in (device.name, "cpu")]
+            found, expected = ({name: x for name, x in result.items() if x is not None} for result in results)
+            elsewhere = [name for name, x in found.items() if x.device.type != device.name]
+            require(not elsewhere, f"leaves {' and '.join(elsewhere)} on another device than the tensor ({case})")
+            different = [name for name, x in found.items() if not same_bits(x.cpu(), expected[name])]
+        require(not different, f"gives other {' and '.join(different)} on an accelerator ({case})")
+
+
+def _all_of(case: Case, x: Tensor) -> dict[str, Tensor | None]:
+    """Return all that is made of a weight, by name."""
+    values, qparams = case.quantizer.round_to_nearest(x)
+    codes = case.quantizer.codes_of(values, qparams)
+    packed = case.quantizer.pack(codes, qparams, order="reorder")
+    unpacked, _ = case.quantizer.unpack(packed, tuple(codes.shape), order="reorder")
+    stored = dict(packed.items()) if hasattr(packed, "items") else {}
+    values_of_codes = case.quantizer.dequantize(codes, qparams)
+    return {"values": values, "codes": codes, "unpacked codes": unpacked, "values of codes": values_of_codes, **stored}
+
+
+@check("format")
+def serves_a_vector(subject: Subject) -> None:
+    """A bias, a tensor of one dimension, is quantized, exported and read back wherever the spec accepts its shape."""
+    for case in weight_cases(subject):
+        x = _data()[5]
+        if case.quantizer.shape_error((64,)) is not None:
+            continue
+        values, qparams = case.quantizer.round_to_nearest(x)
+        codes = case.quantizer.codes_of(values, qparams)
+        read, scales = case.quantizer.unpack(case.quantizer.pack(codes, qparams), (64,))
+        require(torch.equal(case.quantizer.dequantize(read, scales), values), f"reads a vector back with other values ({case})")
+
+
+@check("format")
+def does_not_change_the_tensor(subject: Subject) -> None:
+    """Quantizing a tensor, or finding its scales, does not change it, and does not depend on its memory layout."""
+    for case in weight_cases(subject):
+        x = _data()
+        values, qparams = case.quantizer.round_to_nearest(x)
+        case.quantizer.quantize(x, qparams)
+        require(torch.equal(x, _data()), f"changes the tensor that it quantizes ({case})")
+        strided = torch.zeros(SHAPE[0], 2 * SHAPE[1])
+        strided[:, ::2] = x
+        require(torch.equal(case.quantizer.fake_quantize(strided[:, ::2]), values), f"rounds a strided tensor to other values ({case})")
+
+
+@check("format")
+def serves_hard_tensors(subject: Subject) -> None:
+    """Zeros stay zeros; constants, outliers, subnormal and huge values give finite values no more than three times as large."""
+    outlier = _data()
+    outlier[7, 9] = 1e4
+    hard = {
+        "a constant": torch.full(SHAPE, -0.7),
+        "an outlier": outlier,
+        "subnormal values": _data() * 1e-41,
+        "tiny values": _data() * 1e-30,
+        "values of 1e30": _data() * 1e30,
+    }
+    for case in weight_cases(subject):
+        zeros = case.quantizer.fake_quantize(torch.zeros(SHAPE))
+        require(not bool(zeros.any()), f"rounds a tensor of zeros to {float(zeros.abs().max())} ({case})")
+        for name, x in hard.items():
+            if name == "values of 1e30" and (case.quantizer.is_float or case.spec.scale_type not in _WIDE):
+                continue
+            values = case.quantizer.fake_quantize(x)
+            require(bool(values.isfinite().all()), f"rounds {name} to NaN or infinity ({case})")
+            most = 3 * float(x.abs().max()) + 1e-6  # scales may have a smallest value, which lifts tiny numbers so far
+            require(float(values.abs().max()) <= most, f"rounds {name} to values up to {float(values.abs().max()):.3g} ({case})")
+
+
+@check("format")
+def keeps_broken_values_visible(subject: Subject) -> None:
+    """A tensor with NaN or infinity is not rounded to finite values, and rows that share no scale with it are rounded as without it."""
+    for case in weight_cases(subject):
+        clean = case.quantizer.fake_quantize(_data())
+        for bad in (torch.nan, torch.inf, -torch.inf):
+            x = _data()
+            x[40, 7] = bad
+            values = case.quantizer.fake_quantize(x)
+            if bad == bad and case.quantizer.is_float:
+                require(float(values[40, 7]) == bad, f"casts {bad} to {float(values[40, 7])}")
+                continue
+            require(not bool(values.isfinite().all()), f"rounds a tensor with {bad} to finite values ({case})")
+            if case.quantizer.granularity.is_local:
+                require(torch.equal(values[:40], clean[:40]), f"rounds other rows to other values because one holds {bad} ({case})")
+
+
+@check("format")
+def serves_empty_tensors(subject: Subject) -> None:
+    """A tensor without rows is quantized to one of the same shape."""
+    for case in weight_cases(subject):
+        shape = (0, SHAPE[1])
+        values = case.quantizer.fake_quantize(torch.zeros(shape))
+        require(tuple(values.shape) == shape, f"rounds a tensor of shape {list(shape)} to shape {list(values.shape)} ({case})")
+
+
+@check("format", needs="zero_point", level="optional")
+def has_zero_points(subject: Subject) -> None:
+    """Asymmetric specs have zero points, whole ones in int32, with which one-sided data have a smaller error than without."""
+    asymmetric = [case for case in weight_cases(subject) if case.spec.symmetric is False]
+    require(asymmetric, "declares the capability zero_point, and accepts no asymmetric spec")
+    symmetric = {case.quantizer.granularity: case for case in weight_cases(subject) if case.spec.symmetric is not False}
+    x = torch.rand(SHAPE, generator=torch.Generator().manual_seed(0)) + 0.05
+    for case in asymmetric:
+        values, qparams = case.quantizer.round_to_nearest(x)
+        zero = qparams.zero_point
+        if zero is None:
+            require(False, f"gives no zero point for an asymmetric spec ({case})")
+            return
+        require(zero.shape == qparams.scale.shape, f"gives zero points of another shape than the scales ({case})")
+        require(zero.dtype in (torch.int32, torch.float32), f"gives zero points in {zero.dtype} ({case})")
+        other = symmetric.get(case.quantizer.granularity)
+        if other is not None:
+            errors = [float((y - x).norm()) for y in (values, other.quantizer.fake_quantize(x))]
+            require(errors[0] < errors[1], f"rounds positive values no better with a zero point than without one ({case})")
+
+
+@check("format")
+def has_no_undeclared_zero_points(subject: Subject) -> None:
+    """A format without the capability ``zero_point`` gives none, whatever the spec."""
+    if "zero_point" in subject.record.capabilities:  # type: ignore[union-attr]
+        raise NotApplicableError("it declares the capability zero_point")
+    for case in _scaled_cases(subject):
+        low, high = torch.full((4,), 0.3), torch.full((4,), 2.0)
+        has_zero = case.format.qparams(low, high, case.spec).zero_point is not None
+        require(not has_zero, f"gives a zero point, and its record does not declare the capability zero_point ({case})")

@@ -1,0 +1,141 @@
+"""Checks of operators of FX graph mode: they exist, and do with values what their records say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from quark.config.enums import Dtype, QuantizationMode
+from quark.config.layer import QLayerConfig
+from quark.config.model import QConfig
+from quark.config.tensor import QTensorConfig
+from quark.graph.capture import capture
+from quark.graph.normal_form import normal_form
+from quark.graph.operators import Operator, operators_in
+from quark.modules import QuantizerModule
+from quark.plugins.records import Record
+from quark.torch import ModelQuantizer
+from quark_devkit.check import NotApplicableError, check, require
+from quark_devkit.example_specs import registered_formats
+from quark_devkit.subject import Subject
+
+__all__: list[str] = []
+
+_QUANTIZED = 0.1
+"""Relative error of an output with 8-bit tensors that would be far too large."""
+
+
+def _example(subject: Subject) -> tuple[Any, tuple[Any, ...]]:
+    record = _record(subject)
+    if record.example is None:
+        raise NotApplicableError("the record names no example")
+    return subject.catalog.graph_ops.load_example(subject.lookup_name)(record.name)
+
+
+def _record(subject: Subject) -> Any:
+    assert isinstance(subject.record, Record)
+    return subject.record
+
+
+def _schemas(subject: Subject) -> dict[str, list[Any]]:
+    """The schemas of each operator, one for each overload that gives a new tensor."""
+    if _record(subject).example is not None:
+        _example(subject)  # whose module may define the operator
+    schemas = {}
+    for full_name in _record(subject).operators:
+        namespace, _, name = full_name.partition("::")
+        packet = getattr(getattr(torch.ops, namespace), name, None)
+        overloads = [] if packet is None else [getattr(packet, overload)._schema for overload in packet.overloads()]
+        schemas[full_name] = [schema for schema in overloads if not schema.is_mutable]
+    return schemas
+
+
+def _captured(subject: Subject) -> tuple[fx.GraphModule, Operator, tuple[Any, ...]]:
+    module, args = _example(subject)
+    graph = normal_form(capture(module, args)).model
+    operators = [operator for operator in operators_in(graph.graph) if operator.record.name == _record(subject).name]
+    require(operators, f"is not in the graph of its example, which has {', '.join(str(n.target) for n in graph.graph.nodes)}")
+    return graph, operators[0], args
+
+
+class _Recording(fx.Interpreter):
+    """Runs a graph and keeps what each node gives."""
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        super().__init__(graph)
+        self.values: dict[fx.Node, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.values[n] = super().run_node(n)
+        return self.values[n]
+
+
+@check("graph_op")
+def names_operators_of_torch(subject: Subject) -> None:
+    """Every operator of the record exists, written as torch's schemas write it, and gives a new tensor."""
+    missing = [name for name, schemas in _schemas(subject).items() if not schemas]
+    require(not missing, f"names {', '.join(missing)}, which torch does not have, or which only writes to its arguments")
+
+
+@check("graph_op")
+def names_arguments_of_its_operators(subject: Subject) -> None:
+    """Inputs, weight and bias are arguments of every operator."""
+    record = _record(subject)
+    names = [*record.inputs, *filter(None, [record.weight, record.bias])]
+    for operator, schemas in _schemas(subject).items():
+        of_operator = {argument.name for schema in schemas for argument in schema.arguments}
+        wrong = [name for name in names if name not in of_operator]
+        require(not wrong, f"names {', '.join(wrong)}, which {operator} does not have: it has {', '.join(sorted(of_operator))}")
+
+
+@check("graph_op")
+def names_a_layer_type(subject: Subject) -> None:
+    """The layer type is registered and has a quantized class."""
+    name = _record(subject).layer_type
+    if name is None:
+        raise NotApplicableError("it has no weight")
+    known = subject.catalog.layer_types
+    require(name in known and known.get(name).quantized is not None, f"names the layer type '{name}', which is none that is quantized")
+
+
+@check("graph_op")
+def is_in_its_example(subject: Subject) -> None:
+    """The graph of the example has the operator, on floating-point tensors, or on indices."""
+    _, operator, _ = _captured(subject)
+    require(operator.inputs or operator.is_lookup, "reads no floating-point tensor in its example")
+    require(operator.outputs, "gives no floating-point tensor in its example")
+
+
+@check("graph_op")
+def moves_values_if_it_says_so(subject: Subject) -> None:
+    """If the record says that the operator moves values, each of its outputs is one of its inputs, or 0."""
+    if not _record(subject).moves_values:
+        raise NotApplicableError("it computes new values")
+    graph, operator, args = _captured(subject)
+    run = _Recording(graph)
+    with torch.no_grad():
+        run.run(*args)
+    inputs = torch.cat([run.values[node].flatten() for node in operator.inputs] + [torch.zeros(1)])
+    outputs: Tensor = torch.cat([run.values[node].flatten() for node in operator.outputs])
+    require(bool(torch.isin(outputs, inputs).all()), "gives values that its inputs have not: leave moves_values out")
+
+
+@check("graph_op")
+def is_quantized(subject: Subject) -> None:
+    """With 8 bits for all its tensors, the example computes nearly what it did, and each quantizer has its scale."""
+    if Dtype.int8.name not in registered_formats():
+        raise NotApplicableError("no number format of 8-bit integers is installed")
+    spec = QTensorConfig(dtype=Dtype.int8, qscheme="per_tensor", symmetric=True, is_dynamic=False)
+    layer = QLayerConfig(input_tensors=spec, output_tensors=spec, weight=spec)
+    mode = QuantizationMode.fx_graph_mode
+    config = QConfig(global_quant_config=QLayerConfig(), layer_type_quant_config={_record(subject).name: layer}, quant_mode=mode)
+    module, args = _example(subject)
+    with torch.no_grad():
+        before = module(*args)
+    graph = ModelQuantizer(config).quantize_model(capture(module, args), [args])
+    quantizers = [module for module in graph.modules() if isinstance(module, QuantizerModule)]
+    require(quantizers and all(quantizer.scale is not None for quantizer in quantizers), "gets no quantizer, or one without a scale")
+    error = ((graph(*args) - before).norm() / before.norm().clamp(min=1e-6)).item()
+    require(error < _QUANTIZED, f"computes something else with 8 bits: the relative error is {error:.2g}")

@@ -1,0 +1,316 @@
+"""Checks of layer types: what a float layer becomes computes the same, keeps everything, and is quantized, exported and loaded.
+
+A layer of the class is made by calling it with a size for each argument that it needs; inputs are found by trying.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quark.config.enums import Dtype
+from quark.config.layer import QLayerConfig
+from quark.config.model import QConfig
+from quark.config.tensor import QTensorConfig
+from quark.modules import QuantizedLayer, counts_as, linear_weight
+from quark.modules.layer_types import layer_type_of_class
+from quark.plugins.records import LayerTypeRecord
+from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark_devkit.check import NotApplicableError, check, require
+from quark_devkit.example_specs import registered_formats
+from quark_devkit.subject import Subject
+
+_SIZES = (32, 48, 3, 1, 1)
+"""Values of the first arguments of a class: two sizes that differ, a kernel size, and more."""
+_TOLERANCE = 1e-12
+"""Of outputs in float64 in two orders of their sums: 2 K u times the sum of magnitudes of the products, for K = 48 inputs and a sum of 100.
+Another allocation or other strides may be another order: bits of products say nothing about a layer."""
+_SINGLE = 2.0**-15
+"""Relative error in norm of an output in float32 in another order of its sums: 2 K u = 2^-17, times 4 as the products cancel in part."""
+_QUANTIZED = 0.1
+"""Relative error of an output with 8-bit tensors that would be far too large."""
+
+
+class _Small(nn.Module):
+    """A model of one layer."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(x)
+
+
+def _record(subject: Subject) -> LayerTypeRecord:
+    assert isinstance(subject.record, LayerTypeRecord)
+    return subject.record
+
+
+def _float_layer(subject: Subject, *, groups: int = 1) -> nn.Module:
+    """A float layer with values in all its tensors, in evaluation mode."""
+    layer = _made(subject.catalog.layer_types.load_layer(subject.lookup_name), groups)
+    with torch.no_grad():
+        for tensor in (*layer.parameters(), *layer.buffers()):
+            if tensor.is_floating_point():
+                tensor.copy_(torch.randn(tensor.shape) * 0.3)
+    result: nn.Module = layer.eval()
+    return result
+
+
+def _made(layer_class: type[nn.Module], groups: int = 1) -> nn.Module:
+    """A layer made with a size for each argument without a default; with ``*args``, with as many sizes as it takes."""
+    named = {} if groups == 1 else {"groups": groups}
+    parameters = inspect.signature(layer_class).parameters.values()
+    needed = sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    most = len(_SIZES) if any(p.kind is p.VAR_POSITIONAL for p in parameters) else needed
+    torch.manual_seed(0)
+    for count in range(needed, most + 1):
+        try:
+            return layer_class(*_SIZES[:count], **named)
+        except Exception as error:  # of any kind, since any class may be registered
+            reason = f"{type(error).__name__}: {error}"
+    raise NotApplicableError(f"no layer can be made by {layer_class.__name__}{_SIZES[:needed]}: {reason}")
+
+
+def _quantized(subject: Subject, config: QLayerConfig, layer: nn.Module) -> QuantizedLayer:
+    if _record(subject).quantized is None:
+        raise NotApplicableError("layers of this type stay float")
+    quantized_class = subject.catalog.layer_types.load_quantized(subject.lookup_name)
+    quantized: QuantizedLayer = quantized_class.from_float(layer, config)
+    return quantized
+
+
+def _inputs() -> Iterator[Tensor]:
+    """Inputs to try: values of both sizes in every place where channels may be, then indices."""
+    for size in _SIZES[:2]:
+        yield from (torch.randn(2, 5, size), torch.randn(5, size), torch.randn(2, size, 8, 8), torch.randn(2, size, 8))
+        yield torch.randn(2, size, 4, 4, 4)
+    yield torch.arange(10).view(2, 5)
+
+
+def _input(layer: nn.Module) -> Tensor:
+    """The first input that the float layer takes, values or indices."""
+    for x in _inputs():
+        if _takes(layer, x):
+            return x
+    raise NotApplicableError("the float layer takes none of the inputs that were tried: values or indices of the usual shapes")
+
+
+def _grouped_layers(subject: Subject) -> Iterator[nn.Module]:
+    """The float layer in float64, and, where its class has groups, one with two of them."""
+    yield _float_layer(subject).double()
+    layer_class = subject.catalog.layer_types.load_layer(subject.lookup_name)
+    if "groups" in inspect.signature(layer_class).parameters:
+        yield _float_layer(subject, groups=2).double()
+
+
+def _wide_input(subject: Subject) -> Tensor:
+    """That input in float64 where it is no index."""
+    x = _input(_float_layer(subject))
+    return x.double() if x.is_floating_point() else x
+
+
+def _takes(layer: nn.Module, x: Tensor) -> bool:
+    try:
+        with torch.no_grad():
+            return isinstance(layer(x), Tensor)
+    except Exception:  # of any kind: an input of the wrong shape makes layers raise anything
+        return False
+
+
+def _int8(*, is_dynamic: bool) -> QTensorConfig:
+    if Dtype.int8.name not in registered_formats():
+        raise NotApplicableError("no number format of 8-bit integers is installed")
+    return QTensorConfig(dtype=Dtype.int8, qscheme="per_tensor", symmetric=True, is_dynamic=is_dynamic)
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE)
+
+
+def _differ(one: Tensor, other: Tensor) -> Tensor:
+    """Where two outputs in float64 differ by more than the order of their sums explains."""
+    return ~torch.isclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE)
+
+
+def _output(layer: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        y: Tensor = layer(x)
+    return y
+
+
+@check("layer_type")
+def is_found_by_its_class(subject: Subject) -> None:
+    """A layer of exactly the float class has this layer type, and no other claims the class."""
+    layer_class = subject.catalog.layer_types.load_layer(subject.lookup_name)
+    found = layer_type_of_class(layer_class)
+    require(found is not None and found.record is subject.record, f"is not what a {layer_class.__name__} is found to be")
+
+
+@check("layer_type")
+def is_planned_as_a_known_type(subject: Subject) -> None:
+    """``planned_as`` names a layer type that is planned as itself and can be quantized, and takes indices where this one does."""
+    record = _record(subject)
+    if record.planned_as is None:
+        raise NotApplicableError("it is planned as itself")
+    names = subject.catalog.layer_types.names()
+    require(record.planned_as in names, f"is planned as '{record.planned_as}', which is no layer type: there are {', '.join(names)}")
+    other = subject.catalog.layer_types.get(record.planned_as)
+    require(other.planned_as is None and other.quantized is not None, f"is planned as '{other.name}', which is not planned as itself")
+    require(other.lookup is record.lookup, f"says lookup={record.lookup}, and is planned as '{other.name}', which says otherwise")
+
+
+@check("layer_type")
+def says_whether_it_takes_indices(subject: Subject) -> None:
+    """``lookup`` is true of layers whose input is indices, and of no others."""
+    layer, lookup = _float_layer(subject), _record(subject).lookup
+    takes_indices = not _input(layer).is_floating_point()
+    require(lookup is takes_indices, f"says lookup={lookup}, and the layer takes {'indices' if takes_indices else 'values'}")
+
+
+@check("layer_type")
+def computes_what_the_layer_computes(subject: Subject) -> None:
+    """Without quantizers the quantized layer computes what the float layer does, in float64."""
+    layer = _float_layer(subject).double()
+    x = _wide_input(subject)
+    expected = _output(layer, x)
+    require(_close(_output(_quantized(subject, QLayerConfig(), layer), x), expected), "computes something else without any quantizer")
+
+
+@check("layer_type")
+def keeps_what_the_layer_has(subject: Subject) -> None:
+    """Other parameters and buffers, attributes, hooks and the mode of the float layer are the quantized layer's."""
+    layer = _float_layer(subject)
+    calls: list[object] = []
+    layer.register_forward_hook(lambda *_: calls.append(None))
+    layer.an_attribute_of_somebody = "kept"  # type: ignore[assignment]
+    quantized = _quantized(subject, QLayerConfig(), layer)
+    own = dict(quantized.named_parameters()) | dict(quantized.named_buffers())
+    for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
+        require(name in own, f"loses the tensor '{name}' of the float layer")
+        require(name == "weight" or own[name] is tensor, f"has a copy of the tensor '{name}', so that it is no longer tied to others")
+    weights: list[Any] = [quantized.weight, layer.weight]
+    require(weights[0].data_ptr() == weights[1].data_ptr(), "has a copy of the weight before anything is rounded")
+    require(getattr(quantized, "an_attribute_of_somebody", None) == "kept", "loses attributes of the float layer")
+    require(quantized.training is layer.training, "is in another mode (training or evaluation) than the float layer")
+    _output(quantized, _input(_float_layer(subject)))
+    require(calls, "loses the hooks of the float layer")
+
+
+@check("layer_type")
+def keeps_dtype_and_device(subject: Subject) -> None:
+    """The quantized layer of a bfloat16 layer, or of one on the meta device, is the same, without data being made up."""
+    for layer in (_float_layer(subject).bfloat16(), _float_layer(subject).to("meta")):
+        weight: Any = layer.weight
+        quantized: Any = _quantized(subject, QLayerConfig(), layer)
+        require(quantized.weight.dtype is weight.dtype, f"has a weight in {quantized.weight.dtype} for a layer in {weight.dtype}")
+        require(quantized.weight.device == weight.device, f"has a weight on {quantized.weight.device} for a layer on {weight.device}")
+
+
+@check("layer_type")
+def has_the_layout_it_says(subject: Subject) -> None:
+    """The weight is ``[out, in]`` for layers planned as linear, else as in the float class; ``transposed`` says where those differ."""
+    layer = _float_layer(subject).double()
+    quantized: Any = _quantized(subject, QLayerConfig(), layer)
+    require(quantized.weight.shape == linear_weight(layer).shape, "has a weight of another shape than `transposed` makes of the float one")
+    if counts_as(layer) is not nn.Linear:
+        return
+    x = _wide_input(subject)
+    expected = (x.shape[-1], _output(layer, x).shape[-1])
+    require(tuple(quantized.weight.shape[::-1]) == expected, f"has a weight {list(quantized.weight.shape)} for {expected[0]} inputs")
+    before = _output(quantized, x)
+    quantized.weight = nn.Parameter(torch.cat([quantized.weight[:1] + 1, quantized.weight[1:]]), requires_grad=False)
+    changed = _differ(_output(quantized, x), before).flatten(0, -2).any(0)
+    require(
+        bool(changed[0]) and not bool(changed[1:].any()), "has a weight of which a row is not that of one output: rounding takes it for one"
+    )
+
+
+@check("layer_type")
+def has_a_scale_for_each_output(subject: Subject) -> None:
+    """With ``ch_axis=0`` its weight has a scale for each output, also with ``groups``; that of a lookup for each token."""
+    spec = _int8(is_dynamic=False).set(qscheme="per_channel", ch_axis=0)
+    for layer in _grouped_layers(subject):
+        x = _input(layer.float())
+        x = x.double() if x.is_floating_point() else x
+        quantized: Any = _quantized(subject, QLayerConfig(weight=spec), layer.double())
+        before, after = _with_one_scale_doubled(quantized)
+        if not _record(subject).lookup:
+            before, after = (_outputs(quantized, values, x) for values in (before, after))
+        count, scales = before.shape[0], quantized.weight_quantizer.scale.numel()
+        require(scales == count, f"has {scales} scales where {count} are wanted")
+        changed = _differ(before, after).any(1)
+        require(bool(changed[1]) and int(changed.sum()) == 1, "has scales of channels of its weight that are not those of its outputs")
+
+
+def _with_one_scale_doubled(quantized: Any) -> tuple[Tensor, Tensor]:
+    """The rounded weight of a layer, and the values of its codes when its second scale is doubled."""
+    quantizer, weight = quantized.weight_quantizer.quantizer, quantized.weight.detach()
+    values, qparams = quantizer.round_to_nearest(weight)
+    quantized.weight_quantizer.set_qparams(qparams)
+    codes, doubled = quantizer.codes_of(values, qparams), qparams.map(torch.clone)
+    doubled.scale.view(-1)[1:2] *= 2
+    return quantizer.dequantize(codes, qparams).double(), quantizer.dequantize(codes, doubled).double()
+
+
+def _outputs(quantized: Any, weight: Tensor, x: Tensor) -> Tensor:
+    """The output for some weight as ``[channels, values]``: channels are last in a linear layer, else before the kernel's axes."""
+    quantized.weight = nn.Parameter(weight, requires_grad=False)
+    return _output(quantized, x).movedim(1 - weight.ndim, 0).flatten(1)
+
+
+@check("layer_type")
+def saves_what_the_float_layer_loads(subject: Subject) -> None:
+    """Without quantizers, its state dict has the names, shapes and values of the float layer's, and loads back."""
+    layer = _float_layer(subject)
+    quantized = _quantized(subject, QLayerConfig(), layer)
+    expected, state = layer.state_dict(), quantized.state_dict()
+    require(state.keys() == expected.keys(), f"saves {', '.join(state)} where the float layer saves {', '.join(expected)}")
+    differ = [name for name in expected if not torch.equal(state[name], expected[name])]
+    require(not differ, f"saves other values than the float layer in {', '.join(differ)}")
+    quantized.load_state_dict(expected)
+    x = _input(layer)
+    require(torch.allclose(_output(quantized, x), _output(layer, x), rtol=1e-5, atol=1e-6), "computes something else once it has loaded")
+
+
+@check("layer_type")
+def applies_its_quantizers(subject: Subject) -> None:
+    """The input quantizer rounds what the layer gets, and the output quantizer what it gives."""
+    if _record(subject).lookup:
+        raise NotApplicableError("its input is indices")
+    layer, spec, x = _float_layer(subject).double(), _int8(is_dynamic=True), _wide_input(subject)
+    quantized = _quantized(subject, QLayerConfig(input_tensors=spec), layer)
+    assert quantized.input_quantizer is not None
+    rounded = quantized.input_quantizer(x)
+    require(_close(_output(quantized, x), _output(layer, rounded)), "does not round its input, or changes it otherwise")
+    quantized = _quantized(subject, QLayerConfig(output_tensors=spec), layer)
+    assert quantized.output_quantizer is not None
+    require(_close(_output(quantized, x), quantized.output_quantizer(_output(layer, x))), "does not round its output")
+
+
+@check("layer_type")
+def is_quantized_exported_and_loaded(subject: Subject) -> None:
+    """In a model, its weight is rounded, its output stays near, and after export and loading it computes the same."""
+    if _record(subject).quantized is None:
+        raise NotApplicableError("layers of this type stay float")
+    model, x = _Small(_float_layer(subject)), _input(_float_layer(subject))
+    before, weight = _output(model, x), linear_weight(model.layer).clone()
+    config = QConfig(global_quant_config=QLayerConfig(), layer_quant_config={"layer": QLayerConfig(weight=_int8(is_dynamic=False))})
+    with TemporaryDirectory(prefix="quark-conformance-") as directory:
+        quantized: Any = ModelQuantizer(config).quantize_model(model)
+        after = _output(quantized, x)
+        require(isinstance(quantized.layer, QuantizedLayer), "is not quantized where a pattern names it")
+        require(not torch.equal(quantized.layer.weight, weight), "keeps its float weight where a weight quantizer is asked for")
+        error = float((after - before).norm() / before.norm())
+        require(error < _QUANTIZED, f"changes its output by {error:.0%} with an 8-bit weight")
+        export_safetensors(quantized, Path(directory) / "out")
+        loaded = import_model_from_safetensors(_Small(_float_layer(subject)), Path(directory) / "out", device="cpu")
+        again = float((_output(loaded, x) - after).norm() / after.norm())
+        require(again <= _SINGLE, "gives another output once it is exported and loaded")

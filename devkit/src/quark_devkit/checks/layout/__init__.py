@@ -1,0 +1,295 @@
+"""Checks of checkpoint layouts: what an exporter writes, and that nothing is left where it fails; and reading it back (`reading`)."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quark.checkpoint import AnnouncesTensors, CheckpointContent, ChecksModels, ExportOptions, ResumableExporter, StreamingExporter
+from quark.checkpoint.chosen_exporter import export_options, exporter_of
+from quark.checkpoint.content import content_of
+from quark.checkpoint.destination import COMPANIONS
+from quark.checkpoint.export import export_with
+from quark.checkpoint.shard_layout import ShardLayout
+from quark.errors import ConfigError, QuarkError, UnsupportedError
+from quark.plugins import exporters
+from quark.runs.run import plan_run
+from quark.runs.skeleton import quantized_skeleton
+from quark_devkit.check import NotApplicableError, check, require
+from quark_devkit.resumed_runs import require_same_when_resumed
+from quark_devkit.small_models import fitting_schemes, quantized, run_config, small_model
+from quark_devkit.stored_files import failing_open, largest_file, stored_tensors, wrong_index
+from quark_devkit.subject import Subject
+from quark_devkit.transformed_models import named_parts
+from quark_devkit.whole_runs import contents, require_same_from_disk
+
+PARTS = ("reading",)
+REFUSALS = (UnsupportedError, ConfigError)
+SHARD = 20_000
+"""Bytes of a shard that make several of the small model."""
+SIZES = (0, 100, 10_000)
+"""Sizes of files beyond which writing fails: nothing at all, in a header, in the middle."""
+
+
+@contextmanager
+def temporary() -> Iterator[Path]:
+    """Yield a directory that is there while the body runs."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def stored_exports(subject: Subject) -> Iterator[tuple[str, nn.Module, Path]]:
+    """Yield schemes that the layout stores, one for each way in which codes and scales are kept; those that it refuses are left out.
+
+    With each come the small model in that scheme, and the directory of its export, which is there until the next one.
+
+    Raises:
+        CheckFailedError: It refuses all.
+    """
+    stored, reasons = 0, []
+    for scheme in fitting_schemes():
+        model = quantized(run_config(scheme))
+        with temporary() as parent:
+            try:
+                export_with(subject.lookup_name, model, parent / "out")
+            except REFUSALS as error:
+                reasons.append(str(error))
+                continue
+            stored += 1
+            yield scheme, model, parent / "out"
+    require(stored, f"stores none of the schemes {', '.join(fitting_schemes())}: {reasons[0] if reasons else ''}")
+
+
+def stored_model(subject: Subject, dtype: torch.dtype = torch.float32) -> Any:
+    """Return the small model in the first scheme that the layout stores."""
+    return quantized(run_config(first_stored(subject)), dtype)
+
+
+def first_stored(subject: Subject) -> str:
+    """Return the first scheme that the layout stores, without trying the others."""
+    for scheme in fitting_schemes():
+        with temporary() as parent:
+            try:
+                export_with(subject.lookup_name, quantized(run_config(scheme)), parent / "out")
+            except REFUSALS:
+                continue
+            return scheme
+    raise NotApplicableError("it stores none of the schemes that fit the small model")
+
+
+@check("layout")
+def stores_or_refuses_every_scheme(subject: Subject) -> None:
+    """It stores at least one registered scheme, and refuses what it cannot store with a reason, before it writes a file.
+
+    Where it has the method ``check``, that refuses the same: a plan shows it.
+    """
+    stored = 0
+    for scheme in fitting_schemes():
+        model = quantized(run_config(scheme))
+        with temporary() as out:
+            try:
+                exporter_of(subject.lookup_name).export(content_of(model), out, ExportOptions())
+            except REFUSALS as error:
+                require(str(error).strip(), f"refuses the scheme '{scheme}' without a word")
+                files = sorted(contents(out))
+                require(not files, f"has written '{files[0] if files else ''}' before it refuses the scheme '{scheme}'")
+                require(_refuses_in_a_check(subject, model), f"refuses the scheme '{scheme}' when it writes, and not in its method check")
+                continue
+            except QuarkError:
+                raise
+            except Exception as error:
+                kind = type(error).__name__
+                require(False, f"raises {kind} for the scheme '{scheme}' ({error}): UnsupportedError with a reason is wanted")
+            stored += 1
+    require(stored, f"stores none of the schemes {', '.join(fitting_schemes())}")
+
+
+def _refuses_in_a_check(subject: Subject, model: Any) -> bool:
+    """Return whether an exporter with the method ``check`` refuses a model there; True where it has none."""
+    exporter = exporter_of(subject.lookup_name)
+    if not isinstance(exporter, ChecksModels):
+        return True
+    try:
+        exporter.check(content_of(model), model, ExportOptions())
+    except REFUSALS:
+        return True
+    return False
+
+
+@check("layout")
+def writes_sound_files(subject: Subject) -> None:
+    """Safetensors files hold what their headers and their index say, each tensor once, also in several shards."""
+    model = stored_model(subject)
+    for size in (ExportOptions().max_shard_bytes, SHARD):
+        with temporary() as parent:
+            export_with(subject.lookup_name, model, parent / "out", ExportOptions(max_shard_bytes=size))
+            tensors = stored_tensors(parent / "out")
+            wrong = wrong_index(parent / "out", tensors)
+            require(wrong is None, str(wrong))
+            if not tensors:
+                raise NotApplicableError("it writes no safetensors files")
+
+
+@check("layout")
+def writes_the_same_twice(subject: Subject) -> None:
+    """Two exports of one model are the same, byte for byte."""
+    model = stored_model(subject)
+    with temporary() as parent:
+        for name in ("one", "two"):
+            export_with(subject.lookup_name, model, parent / name)
+        one, two = contents(parent / "one"), contents(parent / "two")
+        different = sorted(file for file in {*one, *two} if one.get(file) != two.get(file))
+        require(not different, f"writes another '{different[0] if different else ''}' the second time")
+
+
+@check("layout")
+def leaves_nothing_after_a_failure(subject: Subject) -> None:
+    """Where a file cannot be written, whichever it is and wherever writing stops, the export raises and leaves nothing behind."""
+    model = stored_model(subject)
+    with temporary() as parent, failing_open(parent, 1_000_000) as seen:
+        export_with(subject.lookup_name, model, parent / "out")
+        largest = max(len(content) for content in contents(parent / "out").values())
+        steps = len(seen)
+    for number in range(steps):
+        with temporary() as parent:
+            with failing_open(parent, number):
+                raised = _raises(subject.lookup_name, model, parent / "out")
+            _nothing_left(parent, raised, f"its file number {number + 1} cannot be opened")
+    for size in (*(size for size in SIZES if size < largest), largest - 1):
+        with temporary() as parent:
+            with largest_file(size):
+                raised = _raises(subject.lookup_name, model, parent / "out")
+            _nothing_left(parent, raised, f"files cannot be larger than {size} bytes")
+
+
+def _raises(name: str, model: nn.Module, out: Path) -> bool:
+    try:
+        export_with(name, model, out)
+    except Exception:
+        return True
+    return False
+
+
+def _nothing_left(parent: Path, raised: bool, when: str) -> None:
+    require(raised, f"says nothing when {when}: what it leaves is no checkpoint")
+    left = sorted(path.name for path in parent.iterdir())
+    require(not left, f"leaves '{left[0] if left else ''}' behind when {when}")
+
+
+@check("layout")
+def writes_in_its_directory_alone(subject: Subject) -> None:
+    """Every file that it writes lies in the directory that it is given."""
+    model = stored_model(subject)
+    with temporary() as parent:
+        (parent / "out").mkdir()
+        with failing_open(parent, 1_000_000) as seen:
+            exporter_of(subject.lookup_name).export(content_of(model), parent / "out", ExportOptions())
+        outside = [path for path in seen if not path.resolve().is_relative_to((parent / "out").resolve())]
+        outside += [path for path in parent.iterdir() if path.name != "out"]
+        require(not outside, f"writes '{outside[0].name if outside else ''}' outside the directory that it is given")
+
+
+@check("layout")
+def leaves_the_model_as_it_is(subject: Subject) -> None:
+    """An export changes no tensor, module or hook of the model, and nothing of its configuration."""
+    model = stored_model(subject)
+    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    parts, config, own = named_parts(model), model.config.to_dict(), model.quant_config.to_dict()
+    with temporary() as parent:
+        export_with(subject.lookup_name, model, parent / "out")
+    after: dict[str, Tensor] = model.state_dict()
+    changed = [name for name, tensor in tensors.items() if name not in after or not torch.equal(tensor, after[name])]
+    require(not changed, f"changes the model's '{changed[0] if changed else ''}'")
+    require(named_parts(model) == parts, "changes the model's modules, parameters, buffers or hooks")
+    require(model.config.to_dict() == config, "changes the model's configuration")
+    require(model.quant_config.to_dict() == own, "changes the quantization configuration of the model")
+
+
+@check("layout")
+def declares_its_files(subject: Subject) -> None:
+    """``files`` of its record covers what it writes beside ``config.json``, safetensors files and companions such as a tokenizer."""
+    patterns = ("config.json", "model*.safetensors", "model.safetensors.index.json", *COMPANIONS, *subject.record.files)  # type: ignore[union-attr]
+    with temporary() as parent:
+        export_with(subject.lookup_name, stored_model(subject), parent / "out", ExportOptions(max_shard_bytes=SHARD))
+        for file in contents(parent / "out"):
+            known = any(fnmatchcase(file, pattern) for pattern in patterns)
+            require(
+                known, f"writes '{file}', which no pattern in files of its record covers: overwrite=True would not replace such an export"
+            )
+
+
+@check("layout")
+def declares_streaming(subject: Subject) -> None:
+    """It has the capabilities ``streaming`` and ``resumable`` if, and only if, its class has the methods ``stream`` and ``reopen``."""
+    for capability, method, protocol in (("streaming", "stream", StreamingExporter), ("resumable", "reopen", ResumableExporter)):
+        has_method = isinstance(exporter_of(subject.lookup_name), protocol)
+        declares = capability in subject.record.capabilities  # type: ignore[union-attr]
+        require(not declares or has_method, f"declares the capability '{capability}', and has no method {method}")
+        require(declares or not has_method, f"has a method {method}, and does not declare the capability '{capability}'")
+
+
+@check("layout")
+def writes_the_same_from_disk(subject: Subject) -> None:
+    """A checkpoint that is quantized from disk, block by block where it streams, has the bytes of an export from memory, in shards too."""
+    scheme = first_stored(subject)
+    for options in (None, ExportOptions(max_shard_bytes=SHARD)):
+        require_same_from_disk(run_config(scheme), subject.lookup_name, options)
+
+
+@check("layout")
+def announces_what_it_writes(subject: Subject) -> None:
+    """What it announces (`AnnouncesTensors`) are the tensors that it writes, and the sizes of the files that follow, in shards too."""
+    exporter = exporter_of(subject.lookup_name)
+    if not isinstance(exporter, AnnouncesTensors):
+        raise NotApplicableError("it does not announce its tensors: a plan does not tell the size of its files")
+    config = run_config(first_stored(subject))
+    floats, model = small_model(), quantized(config)
+    run = plan_run(floats, config)
+    content = CheckpointContent(floats, run.plan.config, run.plan)
+    for options in (ExportOptions(), ExportOptions(max_shard_bytes=SHARD)):
+        parts = list(exporter.announced(content, quantized_skeleton(floats, run.plan), options))
+        announced = {name: tuple(tensor.shape) for part in parts for name, tensor in part.items()}
+        with temporary() as parent:
+            export_with(subject.lookup_name, model, parent / "out", options)
+            written = {name: tensor.shape for name, tensor in stored_tensors(parent / "out").items()}
+            sizes = {path.name: path.stat().st_size for path in (parent / "out").iterdir()}
+        other = sorted(name for name in {*announced, *written} if announced.get(name) != written.get(name))
+        require(not other, f"does not write '{other[0] if other else ''}' as it announces it")
+        laid_out = ShardLayout.of(parts, options.max_shard_bytes).file_sizes()
+        wrong = sorted(file for file, size in laid_out.items() if sizes.get(file) != size)
+        require(not wrong, f"announces tensors that make '{wrong[0] if wrong else ''}' another size than it has")
+
+
+@check("layout", needs="resumable", level="optional")
+def resumes(subject: Subject) -> None:
+    """A run from disk that fails and is resumed writes the bytes of one that does not, and quantizes a damaged block again."""
+    scheme = first_stored(subject)
+    for options in (None, ExportOptions(max_shard_bytes=SHARD)):
+        require_same_when_resumed(run_config(scheme), subject.lookup_name, options)
+
+
+@check("layout")
+def refuses_unknown_options(subject: Subject) -> None:
+    """An option that it does not have is refused, by its class too, and the default of each own option is accepted."""
+    name, unknown = subject.lookup_name, "an_option_that_no_exporter_has"
+    try:
+        export_options(name, {unknown: 1})
+    except ConfigError:
+        pass
+    else:
+        require(False, f"takes the option '{unknown}'")
+    try:
+        exporters().load_exporter(name)(**{unknown: 1})
+    except (TypeError, ValueError, QuarkError):
+        pass
+    else:
+        require(False, f"has a class that takes the keyword argument '{unknown}': options that it does not have are to be refused")
+    for option in exporters().options(name):
+        exporter_of(name, ExportOptions(own={option.name: option.default}))

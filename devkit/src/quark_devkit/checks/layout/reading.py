@@ -1,0 +1,207 @@
+"""Checks of checkpoint layouts: what they wrote is recognized, and loads again; what lies beside the tensors is there."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark.checkpoint import ExportOptions, ReadsOwnFiles
+from quark.checkpoint.export import export_with
+from quark.checkpoint.inspection import inspect_checkpoint
+from quark.checkpoint.layouts import quantization_block, reader_of
+from quark.checkpoint.reader import import_model_from_safetensors
+from quark.checkpoint.transformers_loading import is_read_here, register_layouts
+from quark.hf.dequantized_tensors import DequantizedTensors
+from quark.hf.file_tensors import FileTensors
+from quark.hf.loading import load_model
+from quark.hf.quantized_source import float_tensors_of
+from quark.hf.shards import check_shards
+from quark.plugins import exporters
+from quark.runs import ModelQuantizer
+from quark_devkit.check import NotApplicableError, check, require
+from quark_devkit.checks.layout import REFUSALS, first_stored, stored_exports, stored_model, temporary
+from quark_devkit.small_models import batches, quantized, run_config, saved
+from quark_devkit.subject import Subject
+from quark_devkit.whole_runs import require_reload, require_same_logits
+
+WRITTEN = {"quantization_config", "dtype", "torch_dtype", "transformers_version", "architectures", "_name_or_path"}
+"""Keys of config.json that an export sets by itself."""
+
+
+def _with_reader(subject: Subject) -> None:
+    if subject.record.reader is None:  # type: ignore[union-attr]
+        raise NotApplicableError("its record names no reader")
+
+
+def _from_pretrained(directory: Path) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    model: nn.Module = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True)
+    return model
+
+
+@check("layout")
+def is_recognized(subject: Subject) -> None:
+    """By ``quant_methods`` and ``marks`` of its record its checkpoints are told from those of all other registered layouts."""
+    _with_reader(subject)
+    with temporary() as parent:
+        export_with(subject.lookup_name, stored_model(subject), parent / "out")
+        block = quantization_block(parent / "out")
+        names = exporters().fitting(block)
+        method = block.get("quant_method")
+        require(subject.name in names, f"writes checkpoints of the quant_method {method!r}, by which its record does not recognize them")
+        require(len(names) == 1, f"writes checkpoints that are also taken for the layout '{[n for n in names if n != subject.name][:1]}'")
+
+
+@check("layout")
+def reloads_to_the_same_logits(subject: Subject) -> None:
+    """What it wrote is read back to a model with the same logits, to the bit, in every scheme that it stores, and in 16 bits.
+
+    One model has biases and a head that is tied to its embedding; another one has fused projections and a head of its own.
+    A layout with the capability ``rounds_scales`` does so once its scales are rounded: with a model that was read.
+    """
+    _with_reader(subject)
+    schemes = []
+    for scheme, model, out in stored_exports(subject):
+        schemes.append(scheme)
+        if _rounds_scales(subject):
+            require_reload(import_model_from_safetensors(None, out, device="cpu"), subject.lookup_name)
+        else:
+            require_same_logits(model, out)
+    model = quantized(run_config(schemes[0]), torch.bfloat16)
+    require_reload(_with_scales_as_stored(subject, model), subject.lookup_name)
+    with suppress(*REFUSALS):  # it may refuse a family
+        model = _with_scales_as_stored(subject, quantized(run_config(schemes[0]), is_fused=True))
+        require_reload(model, subject.lookup_name)
+
+
+@check("layout", needs="rounds_scales", level="optional")
+def keeps_codes_and_rounds_scales(subject: Subject) -> None:
+    """Of the weights that are read back each is off by no more than a scale that is rounded to 8 bits, in every scheme that it stores."""
+    _with_reader(subject)
+    for scheme, model, out in stored_exports(subject):
+        one, other = model.state_dict(), import_model_from_safetensors(None, out, device="cpu").state_dict()
+        for name in (name for name in one if name.endswith(".weight") and name in other):
+            near = torch.allclose(one[name], other[name], rtol=2.0**-8, atol=0)
+            require(near, f"reads '{name}' of a checkpoint in '{scheme}' as a weight of other codes than were written")
+
+
+def _rounds_scales(subject: Subject) -> bool:
+    return "rounds_scales" in subject.record.capabilities  # type: ignore[union-attr]
+
+
+def _with_scales_as_stored(subject: Subject, model: nn.Module) -> nn.Module:
+    """Return a model whose scales the layout keeps to the bit: itself, or where the layout rounds them, as it is read back."""
+    if not _rounds_scales(subject):
+        return model
+    with temporary() as parent:
+        export_with(subject.lookup_name, model, parent / "out")
+        return import_model_from_safetensors(None, parent / "out", device="cpu")
+
+
+@check("layout")
+def dequantizes_what_it_wrote(subject: Subject) -> None:
+    """What its dequantizer makes of a checkpoint are the weights of the model that is read back, to the bit, in every scheme."""
+    _with_reader(subject)
+    if subject.record.dequantizer is None:  # type: ignore[union-attr]
+        raise NotApplicableError("its record names no dequantizer")
+    for scheme, model, out in stored_exports(subject):
+        shards = check_shards(out)
+        tensors = DequantizedTensors(FileTensors(shards), float_tensors_of(out, shards) or (), out)
+        loaded = import_model_from_safetensors(None, out, device="cpu").state_dict()
+        with tensors.reading(torch.device("cpu")) as read:
+            for name in tensors.meta:
+                weight = loaded.get(name)
+                same = weight is None or torch.equal(read(name, weight.dtype).to(weight.dtype), weight)
+                require(same, f"makes '{name}' of a checkpoint in '{scheme}' that is not the weight of the model that is read")
+        missing = [name for name, _ in model.named_parameters() if name.endswith(".weight") and name not in tensors.meta]
+        require(not missing, f"does not make '{missing[0] if missing else ''}' of a checkpoint in '{scheme}'")
+
+
+@check("layout")
+def is_inspected(subject: Subject) -> None:
+    """Its inspector finds nothing missing in what it wrote, and says for each runtime what computes its layers, or why it refuses them."""
+    if subject.record.inspector is None:  # type: ignore[union-attr]
+        raise NotApplicableError("its record names no inspector")
+    for scheme, _, out in stored_exports(subject):
+        inspection = inspect_checkpoint(out)
+        require(not inspection.damage, f"takes its own checkpoint in '{scheme}' for damaged: {inspection.damage[:1]}")
+        require(inspection.runtimes, f"says of no runtime what it makes of a checkpoint in '{scheme}'")
+        for support in inspection.runtimes:
+            said = support.methods or support.refusals
+            require(said, f"says neither what computes a checkpoint in '{scheme}' in {support.runtime} nor why nothing does")
+
+
+@check("layout")
+def transformers_reads_it(subject: Subject) -> None:
+    """``from_pretrained`` of transformers gives the same logits too, where it calls the reader: not for files or methods of its own."""
+    _with_reader(subject)
+    if isinstance(reader_of(subject.lookup_name), ReadsOwnFiles):
+        raise NotApplicableError("its reader reads files of its own, which transformers cannot")
+    register_layouts()
+    if not any(map(is_read_here, subject.record.quant_methods)):  # type: ignore[union-attr]
+        raise NotApplicableError("transformers has a reader of its own for this quant_method, and does not call this one")
+    model = _with_scales_as_stored(subject, stored_model(subject))
+    require_reload(model, subject.lookup_name, _from_pretrained)
+
+
+@check("layout")
+def honours_or_refuses_common_options(subject: Subject) -> None:
+    """With each common option, it is read back to the same logits; or it refuses the option with a reason."""
+    _with_reader(subject)
+    model = _with_scales_as_stored(subject, stored_model(subject))
+    given = ({"pack_method": "order"}, {"weight_format": "fake_quantized"}, {"max_shard_bytes": 20_000}, {"zero_points": False})
+    for fields in given:
+        options = ExportOptions(**fields)
+        try:
+            require_reload(model, subject.lookup_name, options=options)
+        except REFUSALS as error:
+            require(str(error).strip(), f"refuses {fields} without a word")
+
+
+@check("layout")
+def keeps_the_configuration(subject: Subject) -> None:
+    """``config.json`` says of the model what its float checkpoint says; only the quantization, and how it was written, are new."""
+    with temporary() as parent:
+        source = saved(parent / "float")
+        model = ModelQuantizer(run_config(first_stored(subject))).quantize_model(load_model(source), batches())
+        export_with(subject.lookup_name, model, parent / "out")
+        path = parent / "out" / "config.json"
+        if not path.is_file():
+            raise NotApplicableError("it writes no config.json")
+        before: dict[str, Any] = json.loads((source / "config.json").read_text(encoding="utf-8"))
+        after: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        different = sorted(key for key in before if key not in WRITTEN and after.get(key) != before[key])
+        key = different[0] if different else ""
+        require(not different, f"writes {key}={after.get(key)!r} to config.json, which was {before.get(key)!r} in the float checkpoint")
+
+
+@check("layout", level="advisory")
+def brings_the_tokenizer(subject: Subject) -> None:
+    """Tokenizer files beside the float checkpoint lie beside the quantized one, or a tokenizer that is passed is saved there."""
+    if "tokenizer_inside" in subject.record.capabilities:  # type: ignore[union-attr]
+        raise NotApplicableError("it writes the tokenizer into its own file")
+    with temporary() as parent:
+        source = saved(parent / "float")
+        (source / "tokenizer.json").write_text('{"kept": "as it is"}', encoding="utf-8")
+        model = ModelQuantizer(run_config(first_stored(subject))).quantize_model(load_model(source), batches())
+        export_with(subject.lookup_name, model, parent / "out")
+        copied = parent / "out" / "tokenizer.json"
+        same = copied.is_file() and copied.read_bytes() == (source / "tokenizer.json").read_bytes()
+        require(same, "does not copy tokenizer.json, which lies beside the float checkpoint")
+        export_with(subject.lookup_name, model, parent / "with", ExportOptions(tokenizer=_Tokenizer()))
+        require((parent / "with" / _Tokenizer.file).is_file(), "does not save the tokenizer that it is given")
+
+
+class _Tokenizer:
+    """As much of a tokenizer as exporters use."""
+
+    file = "added_tokens.json"
+
+    def save_pretrained(self, save_directory: str | Path, /) -> None:
+        (Path(save_directory) / self.file).write_text("{}", encoding="utf-8")

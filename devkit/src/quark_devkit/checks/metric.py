@@ -1,0 +1,87 @@
+"""Checks of metrics: one finite number for each token, of that token alone; nothing is changed, nothing is random."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quark.plugins.records import MetricRecord
+from quark_devkit.check import check, require
+from quark_devkit.subject import Subject
+
+__all__: list[str] = []
+
+_TOKENS, _VOCABULARY = 12, 7
+_TOLERANCE = 1e-6
+"""Relative difference that float32 sums over a small vocabulary may have when rows are computed in other groups."""
+
+
+def _example() -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities of a model and of a reference, and right tokens."""
+    generator = torch.Generator().manual_seed(0)
+    log_q, log_p = (torch.randn(_TOKENS, _VOCABULARY, generator=generator).log_softmax(-1) for _ in range(2))
+    return log_q, torch.arange(_TOKENS) % _VOCABULARY, log_p
+
+
+def _metric(subject: Subject) -> Callable[[Tensor, Tensor, Tensor], Any]:
+    """The metric, which is given the reference only where its record says that it needs it."""
+    assert isinstance(subject.record, MetricRecord)
+    metric, needs_reference = subject.catalog.metrics.load_metric(subject.lookup_name), subject.record.needs_reference
+    return lambda log_q, targets, log_p: metric(log_q, targets, log_p if needs_reference else None)
+
+
+def _require_numbers(values: Any, tokens: int) -> None:
+    shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+    require(isinstance(values, Tensor) and shape == (tokens,), f"gives {shape} for {tokens} tokens: give a tensor with a number for each")
+    require(bool(values.isfinite().all()), "gives NaN or Inf")
+
+
+@check("metric")
+def gives_a_number_for_each_token(subject: Subject) -> None:
+    """The result is one finite number for each token."""
+    log_q, targets, log_p = _example()
+    _require_numbers(_metric(subject)(log_q, targets, log_p), _TOKENS)
+
+
+@check("metric")
+def takes_excluded_tokens(subject: Subject) -> None:
+    """A token of the vocabulary that a model excludes, with the log-probability −Inf, leaves the result finite."""
+    log_q, targets, log_p = _example()
+    for log in (log_q, log_p):
+        log[:, 0] = -torch.inf
+        log.copy_(log.log_softmax(-1))
+    targets = targets.clamp(min=1)
+    _require_numbers(_metric(subject)(log_q, targets, log_p), _TOKENS)
+
+
+@check("metric")
+def looks_at_each_token_alone(subject: Subject) -> None:
+    """The number of a token does not depend on the tokens beside it, which are a matter of the batch."""
+    log_q, targets, log_p = _example()
+    metric = _metric(subject)
+    together = metric(log_q, targets, log_p)
+    apart = torch.cat([metric(log_q[i : i + 5], targets[i : i + 5], log_p[i : i + 5]) for i in range(0, _TOKENS, 5)])
+    require(
+        together.shape == apart.shape and torch.allclose(together.double(), apart.double(), rtol=_TOLERANCE, atol=_TOLERANCE),
+        "gives other numbers where the same tokens come in other batches",
+    )
+
+
+@check("metric")
+def changes_no_argument(subject: Subject) -> None:
+    """It changes none of its arguments, which other metrics get after it."""
+    example, again = _example(), _example()
+    _metric(subject)(*example)
+    names = ("log_q", "targets", "log_p")
+    changed = [name for name, tensor, before in zip(names, example, again, strict=True) if not torch.equal(tensor, before)]
+    require(not changed, f"changes its argument {', '.join(changed)}")
+
+
+@check("metric")
+def gives_the_same_again(subject: Subject) -> None:
+    """Measured twice, it gives the same numbers."""
+    metric = _metric(subject)
+    require(torch.equal(metric(*_example()), metric(*_example())), "gives other numbers the second time")

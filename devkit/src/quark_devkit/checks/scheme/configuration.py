@@ -1,0 +1,149 @@
+"""Checks of a scheme's configuration: how it is built, its options, its JSON form."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from quark.config.layer import QLayerConfig, TensorSpec, levels
+from quark.config.tensor import QTensorConfig
+from quark.errors import ConfigError
+from quark.lazy import LazyRef
+from quark.plugins.options import REQUIRED
+from quark.plugins.records import SchemeRecord
+from quark_devkit.check import NotApplicableError, check, require
+from quark_devkit.option_effects import require_effects
+from quark_devkit.subject import Subject
+from quark_tiny_model import tiny_template
+
+_NO_OPTION = "an_option_that_no_scheme_has"
+_CALLS = 100
+
+
+def _builds(subject: Subject) -> dict[str, Callable[..., Any]]:
+    """The functions of the record, by field."""
+    registry, name, record = subject.catalog.schemes, subject.lookup_name, subject.record
+    assert isinstance(record, SchemeRecord)
+    functions: dict[str, Callable[..., Any]] = {"config": registry.load_config(name)}
+    if record.kv_cache is not None:
+        functions["kv_cache"] = registry.load_kv_cache(name)
+    if record.attention is not None:
+        functions["attention"] = registry.load_attention(name)
+    return functions
+
+
+def _specs(built: Any) -> list[TensorSpec]:
+    """The specs in a configuration of a layer or of a tensor."""
+    if isinstance(built, QLayerConfig):
+        return [spec for spec in (built.weight, built.input_tensors, built.output_tensors, built.bias) if spec is not None]
+    return [built]
+
+
+@check("scheme")
+def builds_a_configuration(subject: Subject) -> None:
+    """Called without arguments, its functions build a QLayerConfig that quantizes something, and a QTensorConfig for parts of attention."""
+    for field, build in _builds(subject).items():
+        built = build()
+        wanted = QLayerConfig if field == "config" else QTensorConfig
+        require(isinstance(built, wanted), f"builds {built!r} as {field}, where a {wanted.__name__} is wanted")
+        require(field != "config" or _specs(built), "builds a configuration that quantizes nothing")
+
+
+@check("scheme")
+def builds_it_afresh(subject: Subject) -> None:
+    """Each call builds an equal configuration of its own, after many calls too: what happens to one does not reach the next."""
+    for field, build in _builds(subject).items():
+        first = build()
+        for _ in range(_CALLS):
+            second = build()
+            require(first == second, f"builds another {field} the next time")
+        shared = {id(level) for spec in _specs(first) for level in levels(spec)} & {
+            id(level) for spec in _specs(second) for level in levels(spec)
+        }
+        require(
+            first is not second and not shared, f"builds its {field} once and gives it out again: whoever changes it changes the scheme"
+        )
+
+
+@check("scheme")
+def imports_no_torch(subject: Subject) -> None:
+    """The configuration is built without importing torch, so that listings are quick."""
+    record = subject.record
+    assert isinstance(record, SchemeRecord)
+    if not isinstance(record.config, LazyRef):
+        raise NotApplicableError("it is registered as an object, not by name")
+    program = (
+        "import importlib, operator, sys\n"
+        f"build = operator.attrgetter({record.config.attribute!r})(importlib.import_module({record.config.module!r}))\n"
+        "build()\n"
+        "print('torch' in sys.modules)"
+    )
+    # Packages that are imported may lie where only this process looks.
+    loaded = getattr(sys.modules.get(record.config.module.partition(".")[0]), "__path__", ())
+    places = [*(str(Path(place).parent) for place in loaded), *filter(None, sys.path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False)
+    require(run.returncode == 0, f"cannot be built in a fresh process: {run.stderr.strip().splitlines()[-1:]}")
+    require(run.stdout.split()[-1] == "False", f"imports torch when {record.config} is imported or called")
+
+
+@check("scheme")
+def refuses_unknown_options(subject: Subject) -> None:
+    """An option that it does not have is refused, by name."""
+    try:
+        tiny_template().get_config(subject.lookup_name, scheme_options={_NO_OPTION: 1})
+    except ConfigError as error:
+        require(_NO_OPTION in str(error), f"refuses an unknown option without naming it: {error}")
+    else:
+        require(False, f"accepts the option '{_NO_OPTION}'")
+    try:
+        subject.catalog.schemes.load_config(subject.lookup_name)(**{_NO_OPTION: 1})
+    except TypeError:
+        return
+    require(False, f"has a function that takes any keyword, also '{_NO_OPTION}'")
+
+
+@check("scheme")
+def lists_its_options(subject: Subject) -> None:
+    """Every option has a default; passing it by its default builds the configuration that leaving it out builds."""
+    options = subject.catalog.schemes.options(subject.lookup_name)
+    build = subject.catalog.schemes.load_config(subject.lookup_name)
+    for option in options:
+        require(option.default is not REQUIRED, f"has the option '{option.name}' without a default")
+        require(option.help, f"has the option '{option.name}', of which the docstring says nothing under Args")
+        same = build(**{option.name: option.default}) == build()
+        require(same, f"builds another configuration with {option.name}={option.default!r}, its default, than without it")
+        chosen = tiny_template().get_config(subject.lookup_name, scheme_options={option.name: option.default})
+        require(chosen.global_quant_config == build(), f"is not reached by {option.name}={option.default!r} through scheme_options")
+
+
+@check("scheme", since=2)
+def heeds_its_options(subject: Subject) -> None:
+    """Another value of each option builds another configuration, is refused, or is declared to change cost alone."""
+    registry, name = subject.catalog.schemes, subject.lookup_name
+    build = registry.load_config(name)
+    require_effects(registry.options(name), lambda values: [build(**values)])
+
+
+@check("scheme")
+def comes_back_from_json(subject: Subject) -> None:
+    """The configurations survive JSON, by which a checkpoint holds them."""
+    for field, build in _builds(subject).items():
+        built = build()
+        back = type(built).from_dict(json.loads(json.dumps(built.to_dict())))
+        require(back == built, f"has a {field} that JSON changes: {built} becomes {back}")
+
+
+@check("scheme")
+def describes_itself(subject: Subject) -> None:
+    """The record has a summary of one line, and names each client once."""
+    record = subject.record
+    assert isinstance(record, SchemeRecord)
+    require(record.summary.strip() and "\n" not in record.summary, f"has the summary {record.summary!r}, where one line is wanted")
+    require(all(client.strip() for client in record.clients), "has a client without a name")
+    require(len(set(record.clients)) == len(record.clients), f"names a client twice: {', '.join(record.clients)}")

@@ -1,0 +1,202 @@
+"""Checks of the tiny model quantized by a scheme, exported and loaded."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import weakref
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
+from typing import Any
+
+import attrs
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from quark.config.describe import effective_bits
+from quark.config.layer import levels
+from quark.config.model import QConfig
+from quark.errors import CalibrationError
+from quark.planning.plan import QuantPlan, static_activations
+from quark.planning.plan_row import PlanRow
+from quark.plugins import Catalog
+from quark.plugins.records import SchemeRecord
+from quark.runs import quantize_checkpoint
+from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark_devkit.check import NotApplicableError, check, require
+from quark_devkit.checks.scheme.tensors import config_of
+from quark_devkit.subject import Subject
+from quark_devkit.whole_runs import contents
+from quark_tiny_model import calibration_batches, tiny_model, tiny_model_dir, tiny_template
+
+_WIDTH = 128
+_SHARED_BITS = 0.6
+"""Bits for an element of a layer of the tiny model, 256 × 256, that scales of tensors and channels, and their zero points, may take."""
+
+
+@attrs.frozen(eq=False, slots=False)
+class Finished:
+    """The tiny model, quantized in memory and exported.
+
+    Attributes:
+        model: The quantized model.
+        logits: Its logits for `_tokens`.
+        path: Directory of the checkpoint, in a temporary one of its own that goes with this object.
+    """
+
+    model: nn.Module
+    logits: Tensor
+    path: Path
+
+    def __attrs_post_init__(self) -> None:
+        weakref.finalize(self, shutil.rmtree, self.path.parent, ignore_errors=True)
+
+
+def _first_row(finished: Finished) -> PlanRow:
+    """The plan of the first layer that is quantized, in the order of the model."""
+    plan: QuantPlan = finished.model.quark_plan  # type: ignore[assignment]
+    return plan.quantized[0]
+
+
+def _tokens() -> list[Tensor]:
+    return calibration_batches(2, 32)
+
+
+def _logits(model: nn.Module) -> Tensor:
+    with torch.no_grad():
+        return torch.cat([model(tokens).logits for tokens in _tokens()])
+
+
+def _model_config(subject: Subject, **parts: Any) -> QConfig:
+    return tiny_template().get_config(subject.lookup_name, **parts)
+
+
+def _finished(subject: Subject) -> Finished:
+    """The finished model of the scheme.
+
+    Raises:
+        NotApplicableError: The scheme's groups are too wide for the tiny model.
+    """
+    layer = config_of(subject)
+    sizes = [level.group_size or 1 for spec in (layer.weight, layer.input_tensors) for level in levels(spec)]
+    if wide := [size for size in sizes if size > 0 and _WIDTH % size]:
+        raise NotApplicableError(f"its groups of {wide[0]} do not divide the tiny model's layers, whose widths are multiples of {_WIDTH}")
+    return _quantized(subject.lookup_name, subject.catalog, subject.catalog.schemes.revision)
+
+
+@lru_cache(maxsize=2)
+def _quantized(name: str, plugins: Catalog, revision: object) -> Finished:
+    """Quantize and export once for all checks of a scheme."""
+    config = tiny_template().get_config(name)
+    model: nn.Module = ModelQuantizer(config).quantize_model(tiny_model(torch.bfloat16), _tokens())
+    finished = Finished(model, _logits(model), Path(mkdtemp(prefix="quark-conformance-")) / "memory")
+    export_safetensors(model, finished.path)
+    return finished
+
+
+def _loaded(path: Path) -> Any:
+    return import_model_from_safetensors(None, path, device="cpu")
+
+
+@check("scheme")
+def quantizes_a_model(subject: Subject) -> None:
+    """The tiny model is quantized by it: every planned layer has that configuration, and logits are finite and not the float model's."""
+    finished = _finished(subject)
+    require(bool(finished.logits.isfinite().all()), "gives logits that are NaN or infinite")
+    plan: Any = finished.model.quark_plan
+    require(plan.quantized, "quantizes no layer of the tiny model")
+    other = [row.name for row in plan.quantized if row.config != config_of(subject)]
+    require(not other, f"gives {len(other)} layers another configuration than its own, the first is '{''.join(other[:1])}'")
+    require(not torch.equal(finished.logits, _logits(tiny_model(torch.bfloat16))), "leaves the logits of the model as they were")
+
+
+@check("scheme")
+def loads_to_the_same_logits(subject: Subject) -> None:
+    """An exported model, loaded again, gives the same logits to the bit."""
+    finished = _finished(subject)
+    difference = float((_logits(_loaded(finished.path)) - finished.logits).abs().max())
+    require(difference == 0, f"gives logits that differ by {difference:.3g} once the export is loaded")
+
+
+@check("scheme")
+def streams_to_the_same_bytes(subject: Subject) -> None:
+    """Quantized from disk, block by block, the model becomes the checkpoint that an export from memory writes, byte for byte."""
+    finished = _finished(subject)
+    out = finished.path.with_name("streamed")
+    shutil.rmtree(out, ignore_errors=True)
+    quantize_checkpoint(tiny_model_dir(), out, _model_config(subject), _tokens())
+    one, other = contents(finished.path), contents(out)
+    require(one.keys() == other.keys(), "writes other files from disk than from memory")
+    differ = [name for name in one if one[name] != other[name]]
+    require(not differ, f"writes other bytes from disk than from memory in {', '.join(differ)}")
+
+
+@check("scheme")
+def stores_its_effective_bits(subject: Subject) -> None:
+    """A stored weight takes the bits for an element that listings say, but for scales of whole tensors and channels."""
+    weight, formats = config_of(subject).weight, subject.catalog.formats
+    said = effective_bits(weight, lambda name: float(formats.get(name).bits))
+    if said is None:
+        raise NotApplicableError("it leaves weights float")
+    finished = _finished(subject)
+    row = _first_row(finished)
+    stored = 0
+    for file in finished.path.glob("*.safetensors"):
+        with safe_open(file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - no mapping
+                if name.startswith(f"{row.name}.weight"):
+                    tensor = tensors.get_tensor(name)
+                    stored += tensor.numel() * tensor.element_size() * 8
+    bits = stored / math.prod(row.shape)
+    require(said <= bits * 1.001 and bits <= said + _SHARED_BITS, f"stores {bits:.4g} bits for an element, and listings say {said:.4g}")
+
+
+@check("scheme")
+def calibrates_static_activations(subject: Subject) -> None:
+    """Static input scales are those of the calibration data, and a run without data is refused."""
+    layer = config_of(subject)
+    if not list(static_activations(layer)) or layer.input_tensors is None:
+        raise NotApplicableError("it has no static input scales")
+    try:
+        ModelQuantizer(_model_config(subject)).quantize_model(tiny_model(torch.bfloat16))
+    except CalibrationError:
+        pass
+    else:
+        require(False, "has static input scales, and runs without calibration data")
+    finished = _finished(subject)
+    name = _first_row(finished).name
+    module: Any = finished.model.get_submodule(name).input_quantizer
+    # Nothing that is quantized lies before the first layer, so that its input is the float model's.
+    observer, model = module.quantizer.observer(), tiny_model(torch.bfloat16)
+    hook = model.get_submodule(name).register_forward_pre_hook(lambda _, args: observer.observe(args[0]))
+    _logits(model)
+    hook.remove()
+    wanted, seen = module.quantizer.qparams_from(observer).scale.float(), module.qparams.scale.float()
+    require(
+        torch.allclose(seen, wanted, rtol=1e-6),
+        f"has the input scale {seen.flatten()[:1].tolist()}, data give {wanted.flatten()[:1].tolist()}",
+    )
+
+
+@check("scheme")
+def serves_parts_of_attention(subject: Subject) -> None:
+    """A cache or attention in this scheme, where its record offers one, is quantized, exported and loaded to the same logits."""
+    record = subject.record
+    assert isinstance(record, SchemeRecord)
+    offered = {"kv_cache_scheme": record.kv_cache, "attention_scheme": record.attention}
+    parts = [part for part, reference in offered.items() if reference is not None]
+    if not parts:
+        raise NotApplicableError("its record offers neither kv_cache nor attention")
+    for part in parts:
+        with TemporaryDirectory(prefix="quark-conformance-") as directory:
+            config = _model_config(subject, **{part: subject.lookup_name})
+            model = ModelQuantizer(config).quantize_model(tiny_model(torch.bfloat16), _tokens())
+            export_safetensors(model, Path(directory) / "out")
+            logits = _logits(model)
+            require(bool(logits.isfinite().all()), f"gives logits that are NaN or infinite as {part}")
+            require(not torch.equal(logits, _finished(subject).logits), f"changes nothing as {part}")
+            require(
+                torch.equal(_logits(_loaded(Path(directory) / "out")), logits), f"gives other logits as {part} once the export is loaded"
+            )

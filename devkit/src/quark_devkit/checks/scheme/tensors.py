@@ -1,0 +1,184 @@
+"""Checks of tensors quantized by a scheme: weights and activations, of whatever formats and levels it is made."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from quark.config.layer import QLayerConfig, levels
+from quark.config.model import QConfig
+from quark.errors import ConfigError
+from quark.modules import QuantizerModule
+from quark.quantizers import TensorQuantizer, quantizer_for
+from quark.torch import ModelQuantizer
+from quark_devkit.check import NotApplicableError, check, require
+from quark_devkit.subject import Subject
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_WIDTH = 4096
+_LEAST_ERROR = 0.07
+_ERROR_OF_ONE_BIT = 4.5
+_MOST_ERROR = 0.9
+
+
+def config_of(subject: Subject) -> QLayerConfig:
+    """The configuration of a layer."""
+    layer: QLayerConfig = subject.catalog.schemes.load_config(subject.lookup_name)()
+    return layer
+
+
+def _data(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def _weight_quantizer(subject: Subject) -> TensorQuantizer:
+    weight = config_of(subject).weight
+    if weight is None:
+        raise NotApplicableError("it leaves weights float")
+    return quantizer_for(weight, activation=False)
+
+
+def _fitting(quantizer: TensorQuantizer, rows: int) -> tuple[int, int]:
+    """The smallest power-of-two shape, from 256 columns on, that the weight's spec accepts."""
+    columns = 256
+    while quantizer.shape_error((rows, columns)) is not None and columns < _WIDTH:
+        rows, columns = max(rows, min(columns, 256)), 2 * columns
+    if (error := quantizer.shape_error((rows, columns))) is not None:
+        require(False, f"accepts no weight of up to [{rows}, {columns}]: {error}")
+    return rows, columns
+
+
+def _most_error(quantizer: TensorQuantizer) -> float:
+    """Relative error of normal values that steps of a format's bits allow, uniform ones or logarithmic ones."""
+    return min(_MOST_ERROR, max(_LEAST_ERROR, _ERROR_OF_ONE_BIT * 2.0 ** -float(quantizer.stored_level.format.bits)))
+
+
+@check("scheme")
+def says_the_same_in_values_codes_and_bytes(subject: Subject) -> None:
+    """Rounded weights equal the dequantized codes, before and after packing in either order, to the bit."""
+    quantizer = _weight_quantizer(subject)
+    shape = _fitting(quantizer, 16)
+    for dtype in _DTYPES:
+        values, qparams = quantizer.round_to_nearest(_data(*shape).to(dtype))
+        codes = quantizer.codes_of(values, qparams)
+        require(
+            torch.equal(quantizer.dequantize(codes, qparams).to(dtype), values), f"has other values in {dtype} than its codes stand for"
+        )
+        for order in ("order", "reorder"):
+            read, scales = quantizer.unpack(quantizer.pack(codes, qparams, order=order), shape, order=order)
+            same = torch.equal(quantizer.dequantize(read, scales).to(dtype), values)
+            require(same, f"reads other values back from bytes in the order '{order}' than it wrote")
+
+
+@check("scheme")
+def serves_hard_weights(subject: Subject) -> None:
+    """Zeros stay zeros, empty weights empty, tiny and one-sided values give finite values of their size, NaN and infinity stay visible."""
+    quantizer = _weight_quantizer(subject)
+    shape = _fitting(quantizer, 16)
+    require(not bool(quantizer.fake_quantize(torch.zeros(shape)).any()), "rounds a weight of zeros to something else")
+    require(tuple(quantizer.fake_quantize(torch.zeros(0, shape[1])).shape) == (0, shape[1]), "does not keep the shape of an empty weight")
+    for name, x in {
+        "tiny values": _data(*shape) * 1e-30,
+        "positive values": _data(*shape).abs(),
+        "a constant": torch.full(shape, -0.3),
+    }.items():
+        values = quantizer.fake_quantize(x)
+        require(bool(values.isfinite().all()), f"rounds {name} to NaN or infinity")
+        # A floor of scales may lift tiny values a little.
+        require(
+            float(values.abs().max()) <= 3 * float(x.abs().max()) + 1e-6, f"rounds {name} to values up to {float(values.abs().max()):.3g}"
+        )
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        x = _data(*shape)
+        x[3, 7] = bad
+        require(not bool(quantizer.fake_quantize(x).isfinite().all()), f"rounds a weight with {bad} to finite values")
+
+
+@check("scheme")
+def rounds_weights(subject: Subject) -> None:
+    """A normal weight is not left as it was, and keeps a part of itself: the relative error is below 1 and not nothing."""
+    error = _error_of_weights(_weight_quantizer(subject))
+    require(error > 1e-6, "does not round at all")  # what a division and a product leave in float32
+    require(error < 1, f"rounds a normal weight with a relative error of {error:.3g}: zeros are as near")
+
+
+@check("scheme", level="advisory")
+def errs_as_its_bits_allow(subject: Subject) -> None:
+    """The relative error of a normal weight is what evenly spaced steps of that many bits allow."""
+    quantizer = _weight_quantizer(subject)
+    error, most = _error_of_weights(quantizer), _most_error(quantizer)
+    require(error <= most, f"rounds a normal weight with a relative error of {error:.3g}; for its bits at most {most:.3g} is wanted")
+
+
+def _error_of_weights(quantizer: TensorQuantizer) -> float:
+    x = _data(*_fitting(quantizer, 64))
+    return float((quantizer.fake_quantize(x) - x).norm() / x.norm())
+
+
+@check("scheme")
+def serves_activations(subject: Subject) -> None:
+    """Inputs of any rank, dtype and memory layout, empty ones too, are quantized to the same shape and dtype, near what they were."""
+    spec = config_of(subject).input_tensors
+    if spec is None:
+        raise NotApplicableError("it leaves activations float")
+    width = max(256, *(level.group_size or 0 for level in levels(spec)))
+    for dtype in _DTYPES:
+        x = _data(2, 3, 4, width).to(dtype)
+        module = _input_module(spec, x)
+        whole = module(x)
+        require(whole.shape == x.shape and whole.dtype is dtype, f"makes {whole.dtype} of shape {list(whole.shape)} of an input in {dtype}")
+        require(bool(whole.isfinite().all()), f"makes NaN or infinity of an input in {dtype}")
+        error = float((whole - x).float().norm() / x.float().norm())
+        most = _most_error(module.quantizer)
+        require(error <= most, f"changes a normal input by {error:.3g}; for its bits at most {most:.3g} is wanted")
+        for part in (x[0], x[0, 0], x[:, :, 0], x[:0]):
+            require(module(part).shape == part.shape, f"does not keep the shape {list(part.shape)} of an input")
+        same = torch.equal(module(x.transpose(0, 1)), whole.transpose(0, 1))
+        require(same, "quantizes a transposed input to other values than the input")
+
+
+def _input_module(spec: object, x: Tensor) -> QuantizerModule:
+    """An input quantizer, calibrated on ``x`` where it is static."""
+    module = QuantizerModule(spec, activation=True)  # type: ignore[arg-type]
+    if not module.quantizer.is_dynamic and not module.quantizer.is_float:
+        observer = module.quantizer.observer()
+        observer.observe(x)
+        module.set_qparams(module.quantizer.qparams_from(observer))
+    return module
+
+
+@check("scheme")
+def refuses_or_serves_ragged_groups(subject: Subject) -> None:
+    """A layer whose width the groups or blocks do not divide is refused when the plan is made, with its name and both numbers; or rounded.
+
+    Its ragged columns are then as near to what they were as the others, in values, codes and bytes alike.
+    """
+    layer = config_of(subject)
+    sizes = [size for level in levels(layer.weight) for size in (level.group_size, *(level.block_size or ())) if size and size > 1]
+    if not sizes:
+        raise NotApplicableError("it has no groups")
+    width = 250 if all(250 % size for size in sizes) else 251
+    model = nn.ModuleDict({"fits_badly": nn.Linear(width, width, bias=False)})
+    try:
+        ModelQuantizer(QConfig(global_quant_config=layer)).plan(model)
+    except ConfigError as error:
+        for words in ("fits_badly", str(width), str(sizes[0])):
+            require(words in str(error), f"is refused for a layer of {width} inputs without naming {words}: {error}")
+        return
+    planned = f"is planned for a layer of {width} inputs, which groups of {sizes[0]} do not divide"
+    quantizer, x = _weight_quantizer(subject), _data(width, width)
+    values, qparams = quantizer.round_to_nearest(x)
+    codes = quantizer.codes_of(values, qparams)
+    read, scales = quantizer.unpack(quantizer.pack(codes, qparams, order="order"), (width, width), order="order")
+    same = torch.equal(quantizer.dequantize(codes, qparams), values) and torch.equal(quantizer.dequantize(read, scales), values)
+    require(same, f"{planned}, and its codes or bytes stand for other values than the rounded ones")
+    worst, most = float(((values - x).norm(dim=0) / x.norm(dim=0)).max()), _most_error(quantizer)
+    require(worst <= most, f"{planned}, and changes a column by {worst:.3g}; for its bits at most {most:.3g} is wanted")
+
+
+@check("scheme")
+def shares_global_scales_that_are_there(subject: Subject) -> None:
+    """A record that says ``shares_global_scale`` has weights with one scale over the whole tensor."""
+    if not subject.record.shares_global_scale:  # type: ignore[union-attr]
+        raise NotApplicableError("its record does not say shares_global_scale")
+    require(_weight_quantizer(subject).has_tensor_scale, "says shares_global_scale, and its weights have no scale over the whole tensor")

@@ -1,0 +1,145 @@
+"""Checks of selectors: they choose for every group, within the budget, the same each time, and leave the model as it was."""
+
+from __future__ import annotations
+
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from torch import nn
+
+from quark.selection import FLOAT, Budget, Selection, SelectionProblem, select_schemes, selector_of
+from quark_devkit.check import NotApplicableError, check, require
+from quark_devkit.small_models import batches, coarse_scheme, run_config, saved, small_model
+from quark_devkit.subject import Subject
+
+SHARES = (0.0, 0.3, 0.7, 1.0)
+"""Budgets that are asked for: places between the fewest and the most bytes that the groups can take."""
+
+
+@attrs.define
+class _Asked:
+    """Stands between the selection and the selector: keeps what is asked and answered, and passes on a choice that is valid."""
+
+    selector: Any
+    problem: SelectionProblem | None = None
+    selection: Any = None
+
+    def select(self, problem: SelectionProblem) -> Selection:
+        self.problem = problem
+        self.selection = self.selector.select(problem)
+        return Selection({name: min(sizes, key=lambda one: sizes[one]) for name, sizes in problem.sizes.items()})
+
+
+def _asked(subject: Subject, share: float = 0.3, model: nn.Module | Path | None = None) -> tuple[SelectionProblem, Any]:
+    """Return a problem, whose budget is at that place, and what the selector answers."""
+    scheme = coarse_scheme()
+    whole = small_model() if model is None else model
+    asked = _Asked(selector_of(subject.lookup_name)[1])
+    low, high = _range(scheme, whole)
+    size = low + int(share * (high - low))
+    select_schemes(whole, [scheme, FLOAT], Budget(size=size), batches(2), base=run_config(scheme), selector=asked)
+    assert asked.problem is not None  # the selection has asked
+    return asked.problem, asked.selection
+
+
+def _range(scheme: str, model: nn.Module | Path) -> tuple[int, int]:
+    """Return the fewest and the most bytes of the checkpoint."""
+    seen: list[SelectionProblem] = []
+
+    class Looks:
+        def select(self, problem: SelectionProblem) -> Selection:
+            seen.append(problem)
+            return Selection(dict.fromkeys(problem.sizes, FLOAT))
+
+    select_schemes(model, [scheme, FLOAT], Budget(kl=1.0), batches(1), base=run_config(scheme), selector=Looks())
+    return seen[0].smallest + seen[0].other_bytes, seen[0].largest + seen[0].other_bytes
+
+
+@check("selector")
+def is_made_without_options(subject: Subject) -> None:
+    """It is made without options, and has a method ``select``."""
+    selector_of(subject.lookup_name)
+
+
+@check("selector")
+def chooses_for_every_group(subject: Subject) -> None:
+    """It returns a Selection that has for each group one of the candidates that fit it."""
+    problem, selection = _asked(subject)
+    require(isinstance(selection, Selection), f"returns a {type(selection).__name__}: return a quark.selection.Selection")
+    for name, sizes in problem.sizes.items():
+        chosen = selection.choices.get(name)
+        require(chosen in sizes, f"chooses {chosen!r} for '{name}', for which there are {', '.join(sizes)}")
+
+
+@check("selector")
+def keeps_the_budget(subject: Subject) -> None:
+    """What it chooses takes no more bytes than the budget allows, from the fewest bytes that can be reached to the most."""
+    for share in SHARES:
+        problem, selection = _asked(subject, share)
+        most, taken = problem.most_bytes or 0, problem.bytes_of(selection.choices)
+        require(taken <= most, f"chooses {taken:,} bytes where {most:,} are allowed")
+
+
+@check("selector")
+def chooses_the_same_again(subject: Subject) -> None:
+    """Asked the same twice, it answers the same."""
+    first, second = (_asked(subject)[1].choices for _ in range(2))
+    different = [name for name in first if first[name] != second.get(name)]
+    require(not different, f"chooses another candidate for '{different[0] if different else ''}' the second time")
+
+
+@check("selector")
+def leaves_the_model_as_it_was(subject: Subject) -> None:
+    """Parameters, whether they want gradients, modules, hooks and modes are what they were."""
+    model = small_model().requires_grad_(True)
+    before = _state(model)
+    _asked(subject, model=model)
+    after = _state(model)
+    require(before.keys() == after.keys(), "adds something to the model, or takes something away")
+    changed = [name for name, value in before.items() if not _is_same(value, after[name])]
+    require(not changed, f"leaves '{changed[0] if changed else ''}' changed")
+
+
+@check("selector")
+def chooses_the_same_from_disk(subject: Subject) -> None:
+    """From a checkpoint, whose tensors it loads block by block, it chooses what it does for the model in memory."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = saved(Path(directory), torch.float32)
+        from_disk = _asked(subject, model=path)[1].choices
+    in_memory = _asked(subject)[1].choices
+    different = [name for name, chosen in in_memory.items() if from_disk.get(name) != chosen]
+    require(not different, f"chooses another candidate for '{different[0] if different else ''}' from disk than in memory")
+
+
+@check("selector")
+def gives_an_ordered_curve(subject: Subject) -> None:
+    """Points of its curve, where it gives one, have rising sizes, falling losses, and the bytes that their choices take."""
+    problem, selection = _asked(subject)
+    if not selection.curve:
+        raise NotApplicableError("it gives no curve")
+    for point in selection.curve:
+        taken = problem.bytes_of(point.choices)
+        require(taken == point.group_bytes, f"has a point of {point.group_bytes:,} bytes whose choices take {taken:,}")
+    for smaller, larger in pairwise(selection.curve):
+        require(smaller.group_bytes < larger.group_bytes, "has points that are not in the order of their sizes")
+        require(smaller.loss >= larger.loss, f"has a point of {larger.group_bytes:,} bytes with a larger loss than one of fewer bytes")
+
+
+def _state(model: nn.Module) -> dict[str, Any]:
+    """Return everything of a model that a selector might change."""
+    state: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        hooks = [len(value) for key, value in sorted(vars(module).items()) if key.endswith("hooks")]
+        state[f"{name} ({type(module).__name__})"] = (module.training, hooks, "forward" in vars(module))
+    for name, parameter in model.named_parameters():
+        state[name] = parameter.detach().clone()
+        state[f"requires_grad of {name}"] = (parameter.requires_grad, parameter.grad is None)
+    return state
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other

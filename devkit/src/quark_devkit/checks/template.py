@@ -1,0 +1,396 @@
+"""Checks of templates: every fact about a family holds on a tiny model of it, every algorithm runs or says why not, exports reload."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from itertools import zip_longest
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from quark.algorithms import NamesLayers
+from quark.checkpoint import import_model_from_safetensors
+from quark.checkpoint.export import export_with
+from quark.config.algorithm import AlgoConfig
+from quark.config.architecture import Architecture
+from quark.errors import QuarkError
+from quark.modules import counts_as, linear_weight
+from quark.planning.family import text_config
+from quark.plugins import algorithms
+from quark.runs import ModelQuantizer
+from quark.runs.run import plan_run
+from quark.runs.selected_algorithms import algorithms_of
+from quark.templates.algorithms import derived_config, refusal
+from quark_devkit.check import NotApplicableError, check, require
+from quark_devkit.example_models import (
+    IDS,
+    blocks_of,
+    coarse_config,
+    example_of,
+    facts_of,
+    float_logits,
+    named_by,
+    of_experts,
+    readers_of_norms,
+    rows_of,
+    separated,
+)
+from quark_devkit.subject import Subject
+from quark_devkit.whole_runs import readable_layout
+
+TOLERANCE = 1e-9
+"""Far above float64 rounding in two or three blocks, far below the effect of a scale."""
+EFFECT = 1e-6
+"""What a scale that is not undone changes at least, of the largest logit."""
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().max() / other.abs().max())
+
+
+def _linears(module: nn.Module) -> list[str]:
+    return [name for name, part in module.named_modules() if counts_as(part) is nn.Linear]
+
+
+def _in_a_block(subject: Subject) -> Iterator[tuple[str, str]]:
+    """Names in a block that the facts state, each with the fact that does; patterns of experts have a star."""
+    facts = facts_of(subject)
+    stated: dict[str, str | tuple[str, ...] | None] = {
+        "attention_inputs": facts.attention_inputs,
+        "attention_inner": facts.attention_inner,
+        "attention_output": facts.attention_output,
+        "attention_norm": facts.attention_norm,
+        "attention_value": facts.attention_value,
+        "attention_output_norm": facts.attention_output_norm,
+        "query_projections": facts.query_projections,
+        "key_projections": facts.key_projections,
+        "value_projections": facts.value_projections,
+        "mixer": facts.mixer,
+        "mixer_context": facts.mixer_context,
+        "mlp_inputs": facts.mlp_inputs,
+        "mlp_output": facts.mlp_output,
+        "mlp_norm": facts.mlp_norm,
+        "mlp_value": facts.mlp_value,
+        "mlp_output_norm": facts.mlp_output_norm,
+        "experts": facts.experts,
+        "experts_norm": facts.experts_norm,
+        "router": facts.router,
+        "shared_experts": facts.shared_experts,
+        "shared_expert_value": facts.shared_expert_value,
+        "shared_expert_gate": facts.shared_expert_gate,
+    }
+    for fact, names in stated.items():
+        yield from ((fact, name) for name in ((names,) if isinstance(names, str) else names or ()))
+    for norm, readers in facts.attention_inner_norms:
+        yield from (("attention_inner_norms", name) for name in (norm, *readers))
+    experts = (("expert_inputs", facts.expert_inputs), ("expert_output", (facts.expert_output,)))
+    yield from ((fact, pattern) for fact, names in experts for pattern in of_experts(facts, *names))
+    if facts.expert_value:
+        yield from (("expert_value", pattern) for pattern in of_experts(facts, facts.expert_value))
+
+
+@check("template")
+def is_named_as_its_model_type(subject: Subject) -> None:
+    """The record's name, ``model_type`` of its facts and of the family's configuration are one."""
+    stated = facts_of(subject).model_type
+    require(stated == subject.name, f"states facts of the model type '{stated}' under the name '{subject.name}'")
+    seen = example_of(subject).config.model_type
+    require(seen == subject.name, f"has an example of the model type '{seen}' under the name '{subject.name}'")
+
+
+@check("template")
+def names_the_decoder_blocks(subject: Subject) -> None:
+    """``decoder_blocks`` is the list of all decoder blocks, as many as the configuration says."""
+    facts, model = facts_of(subject), example_of(subject)
+    if facts.decoder_blocks is None:
+        raise NotApplicableError("it states no decoder blocks: the whole model is one")
+    blocks = blocks_of(model, facts)
+    wanted = getattr(text_config(model), "num_hidden_layers", len(blocks))
+    require(
+        len(blocks) == wanted, f"names {len(blocks)} modules in '{facts.decoder_blocks}' as decoder blocks, of a model that has {wanted}"
+    )
+    entered = []
+    for block in blocks:
+        block.register_forward_pre_hook(lambda module, *_: entered.append(module))
+    with torch.no_grad():
+        model(input_ids=IDS)
+    require(entered, f"names modules in '{facts.decoder_blocks}' as decoder blocks, none of which the model calls")
+
+
+@check("template")
+def names_embeddings_and_head(subject: Subject) -> None:
+    """``embeddings`` and ``head`` are the modules that the model gives as its input and output embeddings."""
+    facts, model = facts_of(subject), example_of(subject)
+    for names, wanted in ((facts.embeddings, model.get_input_embeddings()), ((facts.head,), model.get_output_embeddings())):
+        for name in filter(None, names):
+            module = dict(model.named_modules()).get(name)
+            require(module is not None, f"names the module '{name}', which its model does not have")
+            require(wanted is None or module is wanted, f"names '{name}' where the model has another module for that")
+
+
+@check("template")
+def names_modules_that_there_are(subject: Subject) -> None:
+    """Every module that a fact names is in the model, or in at least one block of it."""
+    facts, model = facts_of(subject), separated(subject)
+    modules = dict(model.named_modules())
+    for fact in ("final_norm", "embedding_norm", "position_embeddings"):
+        name = getattr(facts, fact)
+        require(name is None or name in modules, f"states {fact}='{name}', which its model does not have")
+    inserted = [pattern for pattern in facts.inserted_embeddings if not any(fnmatchcase(name, pattern) for name in modules)]
+    require(not inserted, f"states inserted_embeddings='{inserted[0] if inserted else ''}', which its model does not have")
+    blocks = blocks_of(model, facts)
+    for fact, name in _in_a_block(subject):
+        require(any(named_by(block, name) for block in blocks), f"states {fact}='{name}', which none of its model's blocks has")
+
+
+@check("template")
+def names_every_projection(subject: Subject) -> None:
+    """Each linear layer of a block is named by a fact, and each linear layer that is neither is excluded from quantization or named."""
+    facts, model = facts_of(subject), separated(subject)
+    patterns = [name for _, name in _in_a_block(subject)]
+    excluded = facts.with_modules(facts.exclude_layers_name)
+    blocks = {name: module for name, module in model.named_modules() if any(module is block for block in blocks_of(model, facts))}
+    for prefix, block in blocks.items():
+        for name in _linears(block):
+            full = f"{prefix}.{name}" if prefix else name
+            known = any(fnmatchcase(name, pattern) for pattern in patterns) or any(fnmatchcase(full, pattern) for pattern in excluded)
+            require(known, f"says nothing of the layer '{name}' of its blocks: algorithms would pass it over")
+
+
+@check("template")
+def patterns_match_layers(subject: Subject) -> None:
+    """Each pattern of ``kv_layers_name`` and ``q_layer_name``, or its pair in ``module_patterns``, matches a layer of a decoder block."""
+    facts, model = facts_of(subject), separated(subject)
+    inside = f"{facts.decoder_blocks}." if facts.decoder_blocks else ""
+    names = [name for name in _linears(model) if name.startswith(inside)]
+    queries = (facts.q_layer_name,) if isinstance(facts.q_layer_name, str) else facts.q_layer_name or ()
+    for fact, patterns in (("kv_layers_name", facts.kv_layers_name or ()), ("q_layer_name", queries)):
+        for pattern in patterns:
+            spellings = facts.with_modules([pattern])
+            found = any(fnmatchcase(name, each) for name in names for each in spellings)
+            require(found, f"states the pattern '{pattern}' in {fact}, which matches no linear layer of a block of its model")
+
+
+@check("template")
+def caches_no_queries(subject: Subject) -> None:
+    """A layer that both ``kv_layers_name`` and ``q_layer_name`` match is fused: it puts out more than the attention's output reads."""
+    facts, model = facts_of(subject), separated(subject)
+    queries = (facts.q_layer_name,) if isinstance(facts.q_layer_name, str) else facts.q_layer_name or ()
+    both = [facts.with_modules(patterns) for patterns in (facts.kv_layers_name or (), queries)]
+    if not facts.attention_output or not all(both):
+        raise NotApplicableError("it does not state the patterns of the cache and of queries, or no output projection of attention")
+    for block in blocks_of(model, facts):
+        outputs = [block.get_submodule(name) for name in named_by(block, facts.attention_output)]
+        read = min((linear_weight(layer).shape[1] for layer in outputs), default=0)
+        for name in _linears(block):
+            if outputs and all(any(fnmatchcase(f".{name}", pattern) for pattern in patterns) for patterns in both):
+                rows = linear_weight(block.get_submodule(name)).shape[0]
+                require(rows > read, f"takes '{name}' for keys and values, whose {rows} outputs are those of queries alone")
+
+
+@check("template")
+def excludes_head_and_routers(subject: Subject) -> None:
+    """The output head, routers and gates of shared experts match a pattern of ``exclude_layers_name``: in few bits they cost most."""
+    facts, model = facts_of(subject), separated(subject)
+    patterns = facts.with_modules(facts.exclude_layers_name)
+    own = {facts.head, *(f"{facts.decoder_blocks}.*.{name}" for name in (facts.router, facts.shared_expert_gate) if name)}
+    for name in _linears(model):
+        if any(each and fnmatchcase(name, each) for each in own):
+            require(any(fnmatchcase(name, each) for each in patterns), f"excludes {', '.join(patterns)}, and not '{name}'")
+
+
+@check("template")
+def input_groups_read_one_tensor(subject: Subject) -> None:
+    """Layers of an input group (``attention_inputs``, ``mlp_inputs``, ``expert_inputs`` of each expert) receive the same tensor."""
+    facts, model = facts_of(subject), separated(subject)
+    groups: list[list[nn.Module]] = []
+    for block in blocks_of(model, facts):
+        for names in (facts.attention_inputs, facts.mlp_inputs):
+            if names and all(named_by(block, name) for name in names):
+                groups.append([block.get_submodule(name) for name in names])
+        by_expert = zip(*(named_by(block, pattern) for pattern in of_experts(facts, *facts.expert_inputs)), strict=False)
+        groups += [[block.get_submodule(name) for name in names] for names in by_expert]
+    received: dict[nn.Module, Tensor] = {}
+    for module in (module for group in groups for module in group):
+        module.register_forward_pre_hook(lambda layer, args: received.__setitem__(layer, args[0]))
+    float_logits(model)
+    names_of = {module: name for name, module in model.named_modules()}
+    for group in groups:
+        same = all(received.get(module) is received.get(group[0]) for module in group)
+        require(same, f"puts '{names_of[group[0]]}' into one input group with layers that receive another tensor")
+
+
+@check("template")
+def norms_feed_what_is_said(subject: Subject) -> None:
+    """A scale taken from a norm and given to the layers that are said to read it leaves the logits as they are; given to none it does not.
+
+    Scales are powers of two. So no other layer reads the norm, ``norm_has_unit_offset`` is right, and it has a weight if that is said.
+    """
+    facts, model = facts_of(subject), separated(subject)
+    expected = float_logits(model)
+    for norm, patterns in readers_of_norms(facts):
+        places = [
+            (block.get_submodule(norm), readers)
+            for block in blocks_of(model, facts)
+            if named_by(block, norm) and (readers := [block.get_submodule(n) for p in patterns for n in named_by(block, p)])
+        ]
+        places = [(module, readers) for module, readers in places if getattr(module, "weight", None) is not None]
+        if not facts.norm_has_weight:
+            require(not places, f"says that norms have no weight, and '{norm}' has one")
+            continue
+        require(places, f"says that '{norm}' feeds {', '.join(patterns)}, which no block has, or the norm has no weight")
+        factors = [_powers(len(module.weight), i) for i, (module, _) in enumerate(places)]  # type: ignore[arg-type]
+        for (module, _), factor in zip(places, factors, strict=True):
+            _scale_rows(module, torch.arange(len(factor)), 1 / factor, float(facts.norm_has_unit_offset))
+        require(_distance(float_logits(model), expected) > EFFECT, f"says that '{norm}' feeds layers, and nothing reads it")
+        for (_, readers), factor in zip(places, factors, strict=True):
+            for reader in readers:
+                with torch.no_grad():
+                    rows_of(reader).mul_(factor)
+        error = _distance(float_logits(model), expected)
+        also = "another layer reads it too, one of these does not, or norm_has_unit_offset is wrong"
+        require(
+            error < TOLERANCE,
+            f"says that '{norm}' feeds {', '.join(patterns)}; a scale moved there changes the logits by {error:.2g}: {also}",
+        )
+
+
+@check("template")
+def values_pass_linearly(subject: Subject) -> None:
+    """A scale taken from the rows of ``attention_value``, ``mlp_value`` or their like is undone by the projection that reads them."""
+    facts, model = facts_of(subject), separated(subject)
+    expected, heads = float_logits(model), int(getattr(text_config(model), "num_attention_heads", 1))
+    pairs = [
+        (facts.attention_value, facts.attention_output, facts.attention_value_rows),
+        (facts.mlp_value, facts.mlp_output, facts.mlp_value_rows),
+        (facts.shared_expert_value, next(iter(facts.shared_experts[-1:]), None), facts.shared_expert_value_rows),
+    ]
+    if facts.expert_value:
+        pairs += [(of, to, "all") for of in of_experts(facts, facts.expert_value) for to in of_experts(facts, facts.expert_output)]
+    pairs = [pair for pair in pairs if pair[0] and pair[1]]
+    if not pairs:
+        raise NotApplicableError("it states no projection whose output reaches another one linearly")
+    for value, output, rows in pairs:
+        for block in blocks_of(model, facts):
+            for source, target in zip(named_by(block, str(value)), named_by(block, str(output)), strict=False):
+                _move_value(block.get_submodule(source), block.get_submodule(target), rows, heads, of_heads=value == facts.attention_value)
+        error = _distance(float_logits(model), expected)
+        require(
+            error < TOLERANCE,
+            f"says that '{value}' (rows: {rows}) reaches '{output}' linearly; a scale moved there changes the logits by {error:.2g}",
+        )
+
+
+def _move_value(source: nn.Module, target: nn.Module, rows: str, heads: int, *, of_heads: bool) -> None:
+    """Divide the rows that are values by powers of two, and multiply the input channels that read them."""
+    outputs, columns = rows_of(source).shape[0], rows_of(target).shape[1]
+    repeats = 1
+    if rows == "last_of_each_head":
+        of_each, values = outputs // heads, columns // heads
+        which = torch.arange(outputs).view(heads, of_each)[:, of_each - values :].flatten()
+    elif of_heads:
+        count = outputs if rows == "all" else (outputs - columns) // 2  # before them: queries, as many as columns, and keys
+        which, repeats = torch.arange(outputs - count, outputs), columns // count
+    else:
+        which = torch.arange(0 if rows == "all" else outputs - columns, outputs)
+    factor = _powers(len(which), outputs)
+    _scale_rows(source, which, 1 / factor)
+    spread = factor.view(-1, columns // heads).repeat_interleave(repeats, 0).flatten() if repeats > 1 else factor
+    with torch.no_grad():
+        rows_of(target).mul_(spread)
+
+
+def _powers(count: int, seed: int) -> Tensor:
+    return 2.0 ** torch.randint(-1, 2, (count,), generator=torch.Generator().manual_seed(seed)).double()
+
+
+def _scale_rows(module: nn.Module, rows: Tensor, by: Tensor, offset: float = 0.0) -> None:
+    """Multiply output channels; ``offset`` is 1 for norms that multiply by ``1 + weight``."""
+    with torch.no_grad():
+        weight = rows_of(module)
+        factor = by if weight.ndim == 1 else by[:, None]
+        weight[rows] = (weight[rows] + offset) * factor - offset
+        bias: Tensor | None = getattr(module, "bias", None)
+        if bias is not None:
+            bias[rows] *= by
+
+
+@check("template")
+def every_algorithm_fits_or_says_why_not(subject: Subject) -> None:
+    """For each registered algorithm there are settings by which a run can be planned and which name layers that there are, or a reason."""
+    facts = facts_of(subject)
+    for record in algorithms():
+        reason = refusal(record.name, facts)
+        require(reason is None or reason.strip(), f"refuses the algorithm '{record.name}' without a reason")
+    for name, settings in _fitting(facts):
+        _planned(subject, name, settings)
+
+
+def _fitting(facts: Architecture) -> Iterator[tuple[str, AlgoConfig]]:
+    """Each algorithm that does not refuse the family, with its settings; one that derives none says nothing of the family.
+
+    Tunings are left out: they take what the others have made of a block, and ask nothing of the family.
+    """
+    for record in algorithms():
+        if record.processor is not None and record.kind != "block_tuning" and refusal(record.name, facts) is None:
+            settings = derived_config(record.name, facts)
+            if settings is not None:
+                yield record.name, settings
+
+
+def _planned(subject: Subject, name: str, settings: AlgoConfig) -> None:
+    model, config = example_of(subject), coarse_config(subject)
+    config.algo_config = [settings]
+    try:
+        run = plan_run(model, config)
+    except QuarkError as error:
+        require(False, f"cannot be planned with the algorithm '{name}', for which it states no reason in unsupported: {error}")
+        return
+    rounding = algorithms_of(config).rounding
+    if isinstance(rounding, NamesLayers):
+        told = [line for line in run.plan.warnings if f"'{name}' names layers" in line]
+        require(not told, f"leads to settings that name layers which there are not: {told[0] if told else ''}")
+
+
+@check("template")
+def every_algorithm_runs(subject: Subject) -> None:
+    """Each algorithm that fits quantizes the model, whose logits stay finite; one of each role in a run."""
+    for together in _runs_of_all(subject):
+        model, config = example_of(subject), coarse_config(subject)
+        config.algo_config = together
+        model = ModelQuantizer(config).quantize_model(model, list(IDS.split(1)))
+        with torch.no_grad():
+            finite = bool(model(input_ids=IDS).logits.isfinite().all())
+        require(finite, f"gives logits that are not finite with {' and '.join(repr(settings.name) for settings in together)}")
+
+
+@check("template")
+def quantizes_and_reloads(subject: Subject) -> None:
+    """A model quantized with its template, with a transform of each role and a rounding that fit it, reads back to the same logits."""
+    facts, layout = facts_of(subject), readable_layout()
+    model, config = example_of(subject), coarse_config(subject)
+    with torch.no_grad():
+        before: Tensor = model(input_ids=IDS).logits
+    config.algo_config = next(iter(_runs_of_all(subject)), None)
+    model = ModelQuantizer(config).quantize_model(model, list(IDS.split(1)))
+    with torch.no_grad():
+        expected: Tensor = model(input_ids=IDS).logits
+    require(bool(expected.isfinite().all()), "gives logits that are not finite once it is quantized")
+    require(not torch.equal(expected, before), f"excludes every layer: {', '.join(facts.exclude_layers_name)}")
+    with tempfile.TemporaryDirectory() as directory, torch.no_grad():
+        export_with(layout, model, Path(directory) / "out")
+        again = import_model_from_safetensors(None, Path(directory) / "out", device="cpu")
+        require(torch.equal(again(input_ids=IDS).logits, expected), "gives other logits after its export is read back")
+
+
+def _runs_of_all(subject: Subject) -> list[list[AlgoConfig]]:
+    """Settings of all algorithms that fit, in as few runs as hold them: of the first of each kind and role, then of the second ones."""
+    by_role: dict[object, list[AlgoConfig]] = {}
+    for name, settings in _fitting(facts_of(subject)):
+        record = algorithms().get(name)
+        role = name if record.kind == "transform" and record.role is None else record.role
+        by_role.setdefault((record.kind, role), []).append(settings)
+    return [[settings for settings in together if settings is not None] for together in zip_longest(*by_role.values())]

@@ -1,0 +1,238 @@
+"""Checks of transforms: they keep the function of a small model, leave nothing behind that is not put back, and compose with others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+import torch
+
+from quark.algorithms import RoundToNearest, ValidatedTransform, Validation
+from quark.calibration.plugin_checks import refuse_strange
+from quark.config.algorithm import AlgoConfig
+from quark.errors import ConfigError
+from quark.plugins import AlgorithmRecord
+from quark.plugins.attribution import origin
+from quark.runs.selected_algorithms import in_order
+from quark_devkit import settings_checks
+from quark_devkit.accelerator_runs import require_run_on_accelerator
+from quark_devkit.algorithm_runs import HARM, logit_error, others, schemes, valid_settings
+from quark_devkit.check import NotApplicableError, check, require
+from quark_devkit.option_effects import digest
+from quark_devkit.random_states import random_states_kept
+from quark_devkit.settings_checks import processor_of, settings_of
+from quark_devkit.small_models import logits, quantized, run_config, with_cache
+from quark_devkit.subject import Subject
+from quark_devkit.transformed_models import distance, float64_logits, named_parts, transformed
+from quark_devkit.whole_runs import (
+    readable_layout,
+    require_reload,
+    require_same_after_resume,
+    require_same_by_two_ranks,
+    require_same_from_disk,
+)
+
+TOLERANCE = 1e-9
+"""Far above float64 rounding in two blocks, far below the effect of a scale."""
+
+
+def _keeps_function(scheme: str, *settings: AlgoConfig, exclude: tuple[str, ...] = (), is_fused: bool = False) -> None:
+    result = transformed(scheme, *settings, exclude=exclude, is_fused=is_fused)
+    error = distance(float64_logits(result.model), float64_logits(result.before))
+    names = " and ".join(f"'{one.name}'" for one in settings[1:])
+    also = f", together with {names}" if names else ", with layers excluded" if exclude else ", with fused projections" if is_fused else ""
+    require(error < TOLERANCE, f"changes what the model computes, by {error:.2g} of its largest logit in float64{also} ({scheme})")
+
+
+@check("transform")
+def is_made_of_its_settings(subject: Subject) -> None:
+    """The processor, called with settings, gives an object with the members of a transform, whose ``needs`` are statistics."""
+    refuse_strange(processor_of(subject), "transform", origin("algorithms", subject.lookup_name))
+
+
+@check("transform", level="advisory", since=2)
+def declares_calibration(subject: Subject) -> None:
+    """A transform that needs statistics has the capability ``calibration``, which listings show."""
+    settings_checks.calibration_is_declared(subject)
+
+
+@check("transform")
+def default_settings_are_valid(subject: Subject) -> None:
+    """There are settings without a user's choices, under the record's name; each option accepts its own default."""
+    settings_checks.default_is_valid(subject)
+
+
+@check("transform")
+def settings_survive_json(subject: Subject) -> None:
+    """Settings, also changed ones, are read back from their JSON form as they were."""
+    settings_checks.survive_json(subject)
+
+
+@check("transform")
+def refuses_unknown_settings(subject: Subject) -> None:
+    """Settings with a key that the algorithm does not have are refused."""
+    settings_checks.refuses_unknown_keys(subject)
+
+
+@check("transform")
+def describes_its_settings(subject: Subject) -> None:
+    """Each option has a line of help, which listings show."""
+    settings_checks.options_have_help(subject)
+
+
+@check("transform", since=2)
+def heeds_its_options(subject: Subject) -> None:
+    """Another value of each option changes what it leaves of the small model, is refused, or is declared to change cost alone."""
+
+    def results(settings: AlgoConfig) -> Iterator[object]:
+        for scheme in schemes():
+            model = transformed(scheme, settings).model
+            yield digest(named_parts(model), *model.state_dict().values())
+        transform, worse = processor_of(subject, settings), Validation(1.0, 2.0, 0.1, 10, is_held_out=True)
+        yield isinstance(transform, ValidatedTransform) and transform.accepts(worse)
+        yield digest(logits(quantized(with_cache(run_config(schemes()[0], settings)))))
+
+    settings_checks.options_have_effects(subject, results)
+
+
+@check("transform")
+def has_a_place_among_the_others(subject: Subject) -> None:
+    """Its ``role``, ``before`` and ``after`` give an order with each other registered transform, and with all that go together."""
+    record: AlgorithmRecord = subject.record  # type: ignore[assignment]
+    together = {record.name: record}
+    for other, _ in others(subject, "transform"):
+        try:
+            in_order({record.name: record, other.name: other})
+        except ConfigError as error:
+            require(False, f"has no place in a run with '{other.name}': {error}")
+        together.setdefault(other.role or other.name, other)
+    in_order({each.name: each for each in together.values()})
+
+
+@check("transform", level="advisory")
+def changes_something(subject: Subject) -> None:
+    """It changes parameters of the small model, which has channels of large activations, on the way to at least one scheme."""
+    changed = any(transformed(scheme, valid_settings(subject)).changed for scheme in schemes())
+    require(changed, f"leaves every parameter as it is on the way to {' and to '.join(schemes())}: other checks show little of it")
+
+
+@check("transform")
+def keeps_the_function(subject: Subject) -> None:
+    """In float64 the changed model gives the logits that it gave before, to rounding; also one of fused q/k/v and gate/up, with biases."""
+    for scheme in schemes():
+        _keeps_function(scheme, valid_settings(subject))
+    with suppress(NotApplicableError):  # it may refuse a family
+        fused = valid_settings(subject, is_fused=True)
+        for scheme in schemes():
+            _keeps_function(scheme, fused, is_fused=True)
+
+
+@check("transform")
+def keeps_the_function_with_layers_excluded(subject: Subject) -> None:
+    """It does so too where some layers of each block stay float, whatever the scale or rotation that would pass through them."""
+    for exclude in (("*.q_proj",), ("*.o_proj", "*.down_proj"), ("*.layers.0.*",)):
+        _keeps_function(schemes()[0], valid_settings(subject), exclude=exclude)
+
+
+@check("transform")
+def leaves_nothing_behind(subject: Subject) -> None:
+    """Modules, parameters, buffers and hooks of the model are what they were, but for what its restorer puts back in a loaded model."""
+    for scheme in schemes():
+        result = transformed(scheme, valid_settings(subject))
+        runs = any(one.name == settings_of(subject).name and one.runs_with_model() for one in result.settings)
+        if runs:
+            has_restorer = subject.record.restorer is not None  # type: ignore[union-attr]
+            require(has_restorer, "has settings that say runs_with_model(), and its record has no restorer that puts back what runs")
+            continue
+        before, after = named_parts(result.before), named_parts(result.model)
+        for kind, names in after.items():
+            strange = [name for name in {*names, *before[kind]} if names.count(name) != before[kind].count(name)]
+            require(not strange, f"leaves another {kind} {strange[0] if strange else ''}, and its settings do not say runs_with_model()")
+
+
+@check("transform")
+def is_deterministic(subject: Subject) -> None:
+    """Two runs give the same parameters, to the bit, and leave the random states of the process as they are."""
+    scheme = schemes()[0]
+    with random_states_kept():
+        first, second = (dict(transformed(scheme, valid_settings(subject)).model.named_parameters()) for _ in range(2))
+    different = [name for name, parameter in first.items() if name not in second or not torch.equal(parameter, second[name])]
+    require(not different, f"changes '{different[0] if different else ''}' differently the second time")
+
+
+@check("transform")
+def composes_with_other_transforms(subject: Subject) -> None:
+    """With each registered transform of another role it keeps the function, and the order in which they are named does not matter."""
+    scheme = schemes()[-1]
+    for _, other in others(subject, "transform"):
+        _keeps_function(scheme, valid_settings(subject), other)
+        own = valid_settings(subject)
+        one, reverse = (dict(transformed(scheme, *pair).model.named_parameters()) for pair in ((own, other), (other, own)))
+        same = one.keys() == reverse.keys() and all(torch.equal(p, reverse[name]) for name, p in one.items())
+        order = "its record says with before= or after= which goes first"
+        require(same, f"gives another model when a configuration names it after '{other.name}' instead of before it: {order}")
+
+
+@check("transform")
+def composes_with_roundings(subject: Subject) -> None:
+    """A run with it and each registered rounding finishes, and comes as near the float model's logits as round-to-nearest alone."""
+    scheme = schemes()[0]
+    nearest = logit_error(scheme)
+    for record, rounding in others(subject, "rounding"):
+        ratio = logit_error(scheme, valid_settings(subject), rounding) / nearest
+        require(ratio <= HARM, f"makes logits {ratio:.3g} times as wrong, together with the rounding '{record.name}', as round-to-nearest")
+
+
+@check("transform")
+def does_no_harm(subject: Subject) -> None:
+    """Weights rounded to nearest after it lose no more than without it: what does harm it takes back, or is left out by its validation."""
+    for scheme in schemes():
+        ratio = logit_error(scheme, valid_settings(subject)) / logit_error(scheme)
+        require(ratio <= HARM, f"makes logits {ratio:.3g} times as wrong as without it ({scheme})")
+
+
+@check("transform", level="advisory")
+def works_on_an_accelerator(subject: Subject) -> None:
+    """A run on a model of an accelerator, here a simulated one, finishes, leaves all tensors there, and is as good as on a CPU."""
+    for scheme in schemes():
+        require_run_on_accelerator(scheme, valid_settings(subject))
+
+
+@check("transform")
+def reloads_to_the_same_logits(subject: Subject) -> None:
+    """What is exported after it, with what runs with the model, reads back to the same logits, to the bit."""
+    for scheme in schemes():
+        require_reload(quantized(run_config(scheme, valid_settings(subject))), readable_layout())
+
+
+@check("transform")
+def streams_to_the_same_bytes(subject: Subject) -> None:
+    """A checkpoint that is quantized from disk, block by block where it ``works_by_block``, has the bytes of one made in memory."""
+    require_same_from_disk(run_config(schemes()[-1], valid_settings(subject)))
+
+
+@check("transform")
+def resumes_to_the_same_bytes(subject: Subject) -> None:
+    """A run that fails between two blocks and is resumed writes the bytes of one that does not: what goes on to the next block is learned.
+
+    What a transform at work keeps from one block to the next is what its `learned()` gives and its `recall()` takes; the blocks that are
+    finished do not pass it again.
+    """
+    if not processor_of(subject).works_by_block:
+        raise NotApplicableError("it changes the whole model before a block is written: its runs start from the beginning")
+    require_same_after_resume(run_config(schemes()[0], valid_settings(subject)))
+
+
+@check("transform")
+def is_the_same_on_two_ranks(subject: Subject) -> None:
+    """Two processes that share a deterministic run, each with half of the data, change weights as one does, to the bit."""
+    require_same_by_two_ranks(run_config(schemes()[-1], valid_settings(subject)))
+
+
+@check("transform")
+def its_rounding_is_one(subject: Subject) -> None:
+    """``rounding()`` gives None, or an object with the members of a rounding, which goes with it where a run names none."""
+    rounding = processor_of(subject).rounding()
+    if rounding is None or isinstance(rounding, RoundToNearest):
+        raise NotApplicableError("it goes with round-to-nearest")
+    refuse_strange(rounding, "rounding", origin("algorithms", subject.lookup_name))

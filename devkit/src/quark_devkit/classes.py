@@ -1,0 +1,212 @@
+"""Test classes: one line in an author's tests runs every check of one record or distribution.
+
+::
+
+    from quark_devkit import SchemeConformance
+
+    class TestAcmeInt3(SchemeConformance):
+        subject = "acme_int3"
+
+Every check is a test method, ``test_`` and its name. A subclass can neither override nor remove one: what fails for a good reason is
+declared with that reason in ``pyproject.toml``, see `quark_devkit.expected_failures`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import unittest
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+from quark.plugins.catalog import catalog
+from quark_devkit.catalogue import checks_of
+from quark_devkit.check import Check, CheckFailedError
+from quark_devkit.expected_failures import expected_failures, find_pyproject
+from quark_devkit.runner import Result, run_check
+from quark_devkit.subject import KINDS, find_subject
+
+__all__ = [
+    "BlockTuningConformance",
+    "Conformance",
+    "DatasetConformance",
+    "DistributionConformance",
+    "FormatConformance",
+    "GraphOpConformance",
+    "LayerTypeConformance",
+    "LayoutConformance",
+    "MetricConformance",
+    "ObserverConformance",
+    "RoundingConformance",
+    "SchemeConformance",
+    "SelectorConformance",
+    "TemplateConformance",
+    "TransformConformance",
+    "raise_for",
+]
+
+
+class Conformance:
+    """Base of the test classes; use the one of your kind.
+
+    Attributes:
+        kind: Kind of the subject; set by the class of that kind.
+        subject: Registered name of the record, or name of the distribution.
+
+    Raises:
+        TypeError: When a subclass is defined: it names no subject, or overrides or removes a check.
+    """
+
+    kind: ClassVar[str] = ""
+    subject: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.__dict__.get("kind") in KINDS and Conformance in cls.__bases__:
+            for check in checks_of(cls.kind):
+                setattr(cls, f"test_{check.name}", _test_of(check))
+            return
+        changed = [
+            name for name in cls.__dict__ if name in ("kind", "run_one") or (name.startswith("test_") and hasattr(super(cls, cls), name))
+        ]
+        if changed:
+            raise TypeError(
+                f"{cls.__name__} changes '{changed[0]}' of the conformance suite: declare an expected failure, with the reason, under "
+                "[tool.quark.conformance.expected-failures] of pyproject.toml instead"
+            )
+        if not cls.subject:
+            raise TypeError(f"{cls.__name__} names no subject: write subject = 'the registered name'")
+
+    def run_one(self, check: Check) -> Result:
+        """Run one check on the subject among the plugins of this process."""
+        subject = find_subject(catalog(), self.kind, self.subject)
+        pyproject = find_pyproject(subject.distribution, Path(inspect.getfile(type(self))).parent)
+        expected = expected_failures(pyproject)
+        return run_check(subject, check, expected.get(f"{subject.id}:{check.name}"))
+
+    def test_every_check_is_there(self) -> None:
+        """No check of the kind was taken away, and each is the catalogue's own."""
+        missing = [
+            check.name
+            for check in checks_of(self.kind)
+            if getattr(getattr(type(self), f"test_{check.name}", None), "check", None) is not check
+        ]
+        if missing:
+            raise CheckFailedError(f"{type(self).__name__} lacks or replaces the checks {', '.join(missing)}")
+
+
+def raise_for(result: Result) -> None:
+    """Turn a result into what a test says: nothing, a skipped test, an expected failure, or CheckFailedError.
+
+    Raises:
+        CheckFailedError: The check failed, or passed against expectation.
+        unittest.SkipTest: The check is not applicable.
+    """
+    __tracebackhide__ = True  # pytest: the message says it all
+    if result.is_failure:
+        raise CheckFailedError(f"{result.subject}: {result.message}\nwanted: {result.check.sentence}\n{result.details}".rstrip())
+    if result.outcome == "not applicable":
+        raise unittest.SkipTest(result.message)
+    if result.outcome == "expected":
+        import pytest  # these classes are run by pytest; importing this module must do without it
+
+        pytest.xfail(result.message)
+    if result.outcome == "advised":
+        import warnings
+
+        warnings.warn(f"{result.subject}: {result.message} (advisory: {result.check.sentence})", stacklevel=2)
+
+
+def _test_of(check: Check) -> Callable[[Conformance], None]:
+    def test(self: Conformance) -> None:
+        __tracebackhide__ = True
+        raise_for(self.run_one(check))
+
+    test.__name__ = f"test_{check.name}"
+    test.__doc__ = check.sentence
+    test.check = check  # type: ignore[attr-defined]  # by which a replaced test is told from the suite's own
+    return test
+
+
+class FormatConformance(Conformance):
+    """Every check of a number format."""
+
+    kind = "format"
+
+
+class ObserverConformance(Conformance):
+    """Every check of an observer."""
+
+    kind = "observer"
+
+
+class SchemeConformance(Conformance):
+    """Every check of a scheme."""
+
+    kind = "scheme"
+
+
+class RoundingConformance(Conformance):
+    """Every check of a rounding."""
+
+    kind = "rounding"
+
+
+class TransformConformance(Conformance):
+    """Every check of a transform."""
+
+    kind = "transform"
+
+
+class BlockTuningConformance(Conformance):
+    """Every check of a tuning."""
+
+    kind = "block_tuning"
+
+
+class TemplateConformance(Conformance):
+    """Every check of a template."""
+
+    kind = "template"
+
+
+class LayoutConformance(Conformance):
+    """Every check of a checkpoint layout: its exporter and its reader."""
+
+    kind = "layout"
+
+
+class SelectorConformance(Conformance):
+    """Every check of a selector of schemes."""
+
+    kind = "selector"
+
+
+class LayerTypeConformance(Conformance):
+    """Every check of a layer type."""
+
+    kind = "layer_type"
+
+
+class DatasetConformance(Conformance):
+    """Every check of a source of text."""
+
+    kind = "dataset"
+
+
+class MetricConformance(Conformance):
+    """Every check of a metric."""
+
+    kind = "metric"
+
+
+class GraphOpConformance(Conformance):
+    """Every check of an operator of FX graph mode."""
+
+    kind = "graph_op"
+
+
+class DistributionConformance(Conformance):
+    """Every check of a distribution as a whole; its ``subject`` is the distribution's name."""
+
+    kind = "distribution"

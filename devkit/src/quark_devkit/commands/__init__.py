@@ -1,0 +1,1 @@
+"""The commands of this distribution: ``quark check`` and ``quark new-plugin``."""

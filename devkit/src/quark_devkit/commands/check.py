@@ -1,0 +1,86 @@
+"""``quark check DISTRIBUTION``: the conformance suite without pytest."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from quark_devkit.check import Check
+    from quark_devkit.runner import Result
+    from quark_devkit.subject import Subject
+
+__all__ = ["check"]
+
+
+def check(
+    distribution: Annotated[str, typer.Argument(help="An installed distribution with quark plugins, such as acme-quant.")],
+    kind: Annotated[list[str] | None, typer.Option(help="Only subjects of this kind; can be repeated.")] = None,
+    name: Annotated[list[str] | None, typer.Option(help="Only the subject of this name; can be repeated.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    junit: Annotated[Path | None, typer.Option(help="Write the report as JUnit XML to this file.")] = None,
+    badge: Annotated[bool, typer.Option("--badge", help="Print one line for a badge.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print checks that passed too.")] = False,
+    pyproject: Annotated[Path | None, typer.Option(help="File with the expected failures; by default the distribution's own.")] = None,
+) -> None:
+    """Check that what a distribution registers keeps the contracts of quark's plugin API; exit code 1 where it does not."""
+    from quark_devkit import report
+    from quark_devkit.runner import is_conformant
+
+    results = _results(distribution, kind or [], name or [], pyproject, show=not as_json and not badge, verbose=verbose)
+    if junit is not None:
+        junit.write_text(report.as_junit(distribution, results), encoding="utf-8")
+    if as_json:
+        print(json.dumps(report.as_json(distribution, results), indent=2))
+    elif badge:
+        print(report.badge(distribution, results))
+    else:
+        print(report.summary(results))
+    if not is_conformant(results):
+        sys.exit(1)
+
+
+def _results(distribution: str, kinds: list[str], names: list[str], pyproject: Path | None, *, show: bool, verbose: bool) -> list[Result]:
+    """Run the checks, and print each subject's lines as soon as it is done."""
+    from quark_devkit import report
+    from quark_devkit.runner import run_checks
+
+    results: list[Result] = []
+    subjects, expected = _selected(distribution, kinds, names, pyproject)
+    for subject, checks in subjects:
+        own = list(run_checks(subject, checks, expected))
+        results += own
+        if show:
+            print(*report.lines_of(own, verbose=verbose), sep="\n", flush=True)
+    return results
+
+
+def _selected(
+    distribution: str, kinds: list[str], names: list[str], pyproject: Path | None
+) -> tuple[list[tuple[Subject, tuple[Check, ...]]], dict[str, str]]:
+    """Return the subjects with their checks, and the expected failures.
+
+    Raises:
+        ConfigError: A kind, a name or an expected failure is none; or the distribution registers nothing of that kind.
+    """
+    from quark.errors import ConfigError
+    from quark.plugins.catalog import recorded_catalog  # a plugin that fails gets a report instead of an error, in strict mode too
+    from quark_devkit.catalogue import checks_of
+    from quark_devkit.expected_failures import expected_failures, find_pyproject, refuse_unknown
+    from quark_devkit.subject import KINDS, subjects
+
+    file = pyproject or find_pyproject(distribution)
+    expected = expected_failures(file)
+    everything = list(subjects(recorded_catalog(), distribution, kinds or KINDS, None if file is None else file.parent))
+    if not kinds:
+        refuse_unknown(expected, (f"{subject.id}:{check.name}" for subject in everything for check in checks_of(subject.kind)))
+    if unknown := [name for name in names if name not in {subject.name for subject in everything}]:
+        raise ConfigError(f"{distribution} registers nothing of the name '{unknown[0]}'{' and that kind' if kinds else ''}")
+    chosen = [subject for subject in everything if not names or subject.name in names]
+    if not chosen:
+        raise ConfigError(f"{distribution} registers nothing of the kind {' or '.join(kinds)}: there is nothing to check")
+    return [(subject, checks_of(subject.kind)) for subject in chosen], expected

@@ -1,0 +1,156 @@
+"""Tiny models of families: what a template's example gives, or one of a small configuration; and what runs through them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quark.config.architecture import Architecture
+from quark.config.model import QConfig
+from quark.modules import linear_weight
+from quark.planning.decoder_blocks import decoder_blocks
+from quark.planning.mixtures import separate_experts
+from quark.plugins import templates
+from quark.plugins.records import TemplateRecord
+from quark_devkit.check import NotApplicableError
+from quark_devkit.float64 import InFloat64
+from quark_devkit.small_models import run_config_of
+from quark_devkit.subject import Subject
+
+__all__ = [
+    "IDS",
+    "blocks_of",
+    "coarse_config",
+    "example_of",
+    "facts_of",
+    "float_logits",
+    "named_by",
+    "of_experts",
+    "readers_of_norms",
+    "rows_of",
+    "separated",
+]
+
+IDS = torch.arange(3, 63).reshape(3, 20)
+"""What example models are run on: their vocabulary has at least 64 tokens."""
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+"""Sizes of a model of a family without an example, as far as its configuration has the name."""
+
+
+def facts_of(subject: Subject) -> Architecture:
+    """Return the facts that a template states."""
+    facts: Architecture = templates().load_architecture(subject.lookup_name)
+    return facts
+
+
+def example_of(subject: Subject) -> Any:
+    """Return a tiny float32 model of a template's family, the caller's own.
+
+    Raises:
+        NotApplicableError: The record has no example, and transformers does not know the family.
+    """
+    record = subject.record
+    assert isinstance(record, TemplateRecord)
+    return deepcopy(_built(record))
+
+
+def separated(subject: Subject, dtype: torch.dtype = torch.float64) -> Any:
+    """Return the example with its experts as separate layers, as a run has it, its parameters of another dtype."""
+    model = example_of(subject)
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtype)
+    separate_experts(model, coarse_config(subject))
+    return model.requires_grad_(False)
+
+
+def coarse_config(subject: Subject) -> QConfig:
+    """Return a configuration in coarse weights of everything but what the template excludes."""
+    return run_config_of(facts_of(subject))
+
+
+def blocks_of(model: nn.Module, facts: Architecture) -> list[nn.Module]:
+    """Return the decoder blocks of a model."""
+    return [block.module for block in decoder_blocks(model, facts)]
+
+
+def named_by(module: nn.Module, pattern: str) -> list[str]:
+    """Return the names of submodules that a name, or a pattern with a star for the number of an expert, stands for."""
+    return [name for name, _ in module.named_modules() if fnmatchcase(name, pattern) and name.count(".") == pattern.count(".")]
+
+
+def of_experts(facts: Architecture, *names: str) -> tuple[str, ...]:
+    """Return names within an expert as patterns within a block; none without experts."""
+    return tuple(f"{facts.experts}.*.{name}" for name in names) if facts.experts else ()
+
+
+def readers_of_norms(facts: Architecture) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield norms of a block with the names or patterns of all that read each."""
+    mixer = tuple(name for name in facts.mixer[:-1] if name not in facts.mixer_context)
+    experts = of_experts(facts, *facts.expert_inputs)
+    mixture = (*facts.shared_experts[:-1], *(() if facts.experts_norm else (*experts, facts.router)), facts.shared_expert_gate)
+    mlp = tuple(name for name in (*facts.mlp_inputs, *mixture) if name)
+    attention = (*facts.attention_inputs, *mixer)
+    if facts.attention_norm == facts.mlp_norm and facts.attention_norm is not None:
+        yield facts.attention_norm, (*attention, *mlp)
+    else:
+        yield from ((norm, readers) for norm, readers in ((facts.attention_norm, attention), (facts.mlp_norm, mlp)) if norm and readers)
+    yield from facts.attention_inner_norms
+    if facts.experts_norm:
+        yield facts.experts_norm, experts
+
+
+def rows_of(module: nn.Module) -> Tensor:
+    """Return a view of a weight with one row for each output; of norms their weight itself."""
+    weight: Any = module.weight
+    return weight if weight.ndim != 2 else linear_weight(module)
+
+
+def float_logits(model: Any) -> Tensor:
+    """Return the logits of a float64 model, computed in float64 throughout."""
+    with torch.no_grad(), InFloat64():
+        found: Tensor = model(input_ids=IDS).logits
+    return found
+
+
+@lru_cache(maxsize=4)
+def _built(record: TemplateRecord) -> Any:
+    if record.example is not None:
+        return record.example.load()(record.name).eval()
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        if record.modeling is not None:
+            import_module(record.modeling)
+        default = AutoConfig.for_model(record.name)
+        known = {*default.to_dict(), *default.attribute_map}
+        config = AutoConfig.for_model(record.name, **{name: size for name, size in SIZES.items() if name in known})
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    except Exception as error:
+        raise NotApplicableError(
+            f"no tiny model of '{record.name}' can be built: its record names no example, and of a small configuration transformers makes "
+            f"none ({type(error).__name__}): write a function that returns one, and TemplateRecord(example='package.module:function')"
+        ) from None
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.15 + float(parameter.ndim == 1))
+    return model

@@ -1,0 +1,152 @@
+"""Example specs: the configurations of a tensor that a number format or an observer accepts, found by trying."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+import attrs
+
+from quark.config.enums import Dtype
+from quark.config.layer import levels
+from quark.config.tensor import QTensorConfig
+from quark.errors import QuarkError
+from quark.plugins import Catalog, formats, observers, schemes
+from quark.plugins.catalog import catalog
+from quark.quantizers import TensorQuantizer, quantizer_for
+
+__all__ = ["SHAPE", "Example", "example_specs", "examples", "odd_specs", "registered_formats"]
+
+SHAPE = (64, 64)
+"""Shape of a tensor that every example spec divides."""
+_GRANULARITIES: tuple[dict[str, Any], ...] = (
+    {"qscheme": "per_tensor"},
+    {"qscheme": "per_channel", "ch_axis": 0},
+    {"qscheme": "per_group", "ch_axis": -1, "group_size": 32},
+    {"qscheme": "per_group", "ch_axis": -1, "group_size": 16},
+    {"qscheme": "per_block", "block_size": (32, 32)},
+)
+_SCALES: tuple[dict[str, Any], ...] = ({}, {"scale_format": "e8m0", "scale_calculation_mode": "even"}, {"scale_type": "float32"})
+
+
+@attrs.frozen(eq=False)
+class Example:
+    """A spec that is accepted, and its quantizer.
+
+    Attributes:
+        spec: As written.
+        quantizer: Of a weight with that spec.
+    """
+
+    spec: QTensorConfig
+    quantizer: TensorQuantizer
+
+    def __str__(self) -> str:
+        level = self.quantizer.stored_level
+        zero = " asymmetric" if level.spec.symmetric is False else ""
+        return f"{self.spec.dtype.name}{zero}" if level.is_float else f"{self.spec.dtype.name} {level.granularity}{zero}"
+
+
+def example_specs(dtype: str) -> Iterator[QTensorConfig]:
+    """Yield specs of a number format to try, of every granularity, with and without zero points; not all of them are valid.
+
+    The first ones are those of registered schemes, whose authors know which further fields the format needs. The last one is of scales,
+    for formats that hold nothing else.
+    """
+    yield from (spec for spec in _specs_of_schemes(*_state()) if spec.dtype is Dtype(dtype))
+    yield from _tried({"dtype": dtype})
+    for granularity, symmetric, scale in product(_GRANULARITIES, (True, False, None), _SCALES):
+        yield from _tried({"dtype": dtype, **granularity, **scale, "symmetric": symmetric, "is_dynamic": False})
+    yield from _tried({"dtype": dtype, "mx_element_dtype": Dtype.int8, "ch_axis": -1, "group_size": 32})
+    yield from _tried({"dtype": dtype, "qscheme": "per_tensor", "symmetric": True, "is_dynamic": False, "is_scale_quant": True})
+
+
+def examples(dtypes: Iterable[str], observer_cls: str | None = None) -> tuple[Example, ...]:
+    """Return the valid ones of `example_specs` with their quantizers, one of each granularity and symmetry.
+
+    Args:
+        dtypes: Names of number formats.
+        observer_cls: Class name of the observer; None for that of the format.
+    """
+    return _examples(tuple(dtypes), observer_cls, *_state())
+
+
+def odd_specs(dtypes: Iterable[str]) -> Iterator[QTensorConfig]:
+    """Yield specs that somebody may write and few formats or observers accept: fields missing, contradictory or unknown to them."""
+    odd: tuple[dict[str, Any], ...] = (
+        {},
+        {"is_dynamic": True},
+        {"qscheme": "per_tensor"},
+        {"qscheme": "per_tensor", "symmetric": False, "is_dynamic": False},
+        {"qscheme": "per_channel", "ch_axis": 5, "symmetric": True, "is_dynamic": False},
+        {"qscheme": "per_group", "ch_axis": 0, "group_size": 3, "symmetric": True},
+        {"qscheme": "per_group", "ch_axis": -1, "group_size": -1, "symmetric": None, "is_dynamic": True},
+        {"qscheme": "per_block", "block_size": (7, 3), "symmetric": True},
+        {"qscheme": "per_tensor", "symmetric": True, "is_dynamic": False, "scale_format": "no_such_format"},
+        {"qscheme": "per_tensor", "symmetric": True, "is_dynamic": False, "scale_calculation_mode": "no_such_mode"},
+        {"qscheme": "per_tensor", "symmetric": True, "is_dynamic": False, "is_scale_quant": True},
+        {"qscheme": "per_tensor", "symmetric": True, "is_dynamic": False, "round_method": "floor"},
+        {"qscheme": "per_tensor", "symmetric": False, "is_dynamic": False, "zero_point_type": "float32"},
+        {"qscheme": "per_tensor", "symmetric": True, "is_dynamic": False, "scale_type": "float16"},
+        {"qscheme": "per_tensor", "symmetric": True, "is_dynamic": False, "observer_options": {"percentile": "many"}},
+        {"qscheme": "per_tensor", "symmetric": True, "is_dynamic": False, "observer_options": {"percentile": None}},
+        {"mx_element_dtype": Dtype.int8, "observer_cls": "NoSuchObserver"},
+    )
+    for dtype, fields in product(dtypes, odd):
+        yield from _tried({"dtype": dtype, **fields})
+
+
+def registered_formats() -> list[str]:
+    """Names of all registered number formats."""
+    return formats().names()
+
+
+def _state() -> tuple[Catalog, tuple[object, ...]]:
+    """Return the plugins of this process, and a value that differs whenever what they have registered differs."""
+    return catalog(), (formats().revision, observers().revision, schemes().revision)
+
+
+@lru_cache(maxsize=256)
+def _examples(dtypes: tuple[str, ...], observer_cls: str | None, plugins: Catalog, revision: object) -> tuple[Example, ...]:
+    if observer_cls is not None:
+        others = (example.spec.set(observer_cls=observer_cls) for example in _examples(dtypes, None, plugins, revision))
+        return tuple(Example(spec, quantizer) for spec in others if (quantizer := _accepted(spec)) is not None)
+    found: dict[tuple[object, ...], Example] = {}
+    for dtype in dtypes:
+        for spec in example_specs(dtype):
+            if (quantizer := _accepted(spec)) is not None:
+                level = quantizer.stored_level
+                key = (dtype, level.format.name, level.granularity, level.spec.symmetric is False, spec.is_scale_quant)
+                found.setdefault(key, Example(spec, quantizer))
+    used_for_elements = {example.spec.dtype for example in found.values() if not example.spec.is_scale_quant}
+    return tuple(e for e in found.values() if not (e.spec.is_scale_quant and e.spec.dtype in used_for_elements))
+
+
+def _accepted(spec: QTensorConfig) -> TensorQuantizer | None:
+    try:
+        quantizer = quantizer_for(spec, activation=False)
+        return quantizer if quantizer.shape_error(SHAPE) is None else None
+    except Exception:  # of any kind: a plugin that breaks here is found by the checks of its own
+        return None
+
+
+def _tried(fields: dict[str, Any]) -> Iterator[QTensorConfig]:
+    try:
+        yield QTensorConfig(**fields)
+    except (QuarkError, ValueError, TypeError):
+        return
+
+
+@lru_cache(maxsize=32)
+def _specs_of_schemes(plugins: Catalog, revision: object) -> tuple[QTensorConfig, ...]:
+    specs: list[QTensorConfig] = []
+    for name in schemes().names():
+        try:
+            layer = schemes().load_config(name)()
+            written = [level for spec in (layer.weight, layer.input_tensors) for level in levels(spec) if not level.is_scale_quant]
+        except Exception:  # of any kind: a scheme that cannot be built is found by the checks of schemes
+            continue
+        specs += (level.set(is_dynamic=False) if level.is_dynamic else level for level in written)
+    return tuple(specs)

@@ -1,0 +1,125 @@
+"""Work in a fresh process with this one's plugins: what code keeps in classes and modules is there as after an import, and lost afterwards.
+
+One server for the life of this process has torch and transformers imported, and is forked for each piece of work.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Any, TypeVar
+
+import importlib_metadata
+
+from quark.plugins import Catalog, Record, Source, hookimpl, using
+from quark.plugins.catalog import catalog
+from quark.plugins.discovery import GROUP, Candidate
+from quark.plugins.kinds import KINDS
+from quark_devkit.check import NotApplicableError
+
+__all__ = ["in_fresh_process"]
+
+T = TypeVar("T")
+
+_PRELOADED = ("quark.runs", "quark_devkit.whole_runs", "transformers.models.llama.modeling_llama")
+_TIMEOUT = 600
+"""Seconds after which a process is given up."""
+
+
+def in_fresh_process(work: Callable[..., T], *arguments: Any) -> T:
+    """Return what a function gives in a process in which nothing has been run before, with the plugins of this one.
+
+    Args:
+        work: A function of a module; it, its arguments and its result are pickled.
+        *arguments: Of it.
+
+    Raises:
+        NotApplicableError: A plugin of this process is an object that cannot be pickled.
+        BaseException: What ``work`` raises.
+    """
+    sources = tuple(source for source in catalog().sources() if source.module)
+    try:
+        added = ForkingPickler.dumps(_added(catalog()))
+    except Exception as error:  # a plugin's objects are anybody's
+        raise NotApplicableError(f"a plugin of the running program cannot be taken to another process ({error})") from None
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(_PRELOADED))
+    with ProcessPoolExecutor(1, mp_context=context, initializer=_look_in, initargs=(_places(),)) as process:
+        with _without_main():
+            result = process.submit(_work, sources, bytes(added), work, arguments)
+        answer: T = result.result(_TIMEOUT)
+        return answer
+
+
+def _view_of(mapping: dict[Any, Any]) -> Mapping[Any, Any]:
+    return MappingProxyType(mapping)
+
+
+def _reduced(view: Any) -> tuple[Any, ...]:
+    return _view_of, (dict(view),)
+
+
+ForkingPickler.register(MappingProxyType, _reduced)
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Let processes that are started in the body not import the program of this one, which may do its work when it is imported."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _added(plugins: Catalog) -> list[tuple[Source, list[Record]]]:
+    """Return the records of plugins that no distribution announces: those that the running program has added."""
+    by_source: dict[Source, list[Record]] = {}
+    for registry in plugins.registries.values():
+        for claim in registry.claims():
+            if not claim.source.module:
+                by_source.setdefault(claim.source, []).append(claim.record)
+    return list(by_source.items())
+
+
+def _places() -> list[str]:
+    """Return the directories in which this process looks for packages, and those of packages that it has imported from elsewhere."""
+    packages = [module for name, module in list(sys.modules.items()) if "." not in name]
+    places = {str(Path(place).parent) for module in packages for place in getattr(module, "__path__", ())}
+    return [*sys.path, *sorted(places.difference(sys.path))]
+
+
+def _look_in(places: Sequence[str]) -> None:
+    sys.path.extend(place for place in places if place not in sys.path)
+
+
+def _work(sources: Sequence[Source], added: bytes, work: Callable[..., T], arguments: Sequence[Any]) -> T:
+    from quark_devkit.quiet import quietly
+
+    entry_points = [importlib_metadata.EntryPoint(source.entry_point, source.module, GROUP) for source in sources]
+    plugins = Catalog(Candidate(source, point) for source, point in zip(sources, entry_points, strict=True))
+    for source, records in ForkingPickler.loads(added):
+        plugins.add(_plugin_of(records), source)
+    with using(plugins), quietly():
+        return work(*arguments)
+
+
+def _plugin_of(records: Sequence[Record]) -> object:
+    """Return a plugin that registers these records."""
+    hooks: dict[str, Any] = {}
+    for kind in KINDS:
+        own = [record for record in records if isinstance(record, kind.record)]
+
+        def hook(self: object, own: Sequence[Record] = tuple(own)) -> Sequence[Record]:
+            return own
+
+        hook.__name__ = kind.hook
+        hooks[kind.hook] = hookimpl(hook)
+    return type("AddedPlugin", (), hooks)()

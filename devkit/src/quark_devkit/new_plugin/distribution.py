@@ -1,0 +1,170 @@
+"""Writes a distribution: its files by path, rendered from the templates of this package, into a directory of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from quark.errors import ConfigError, OutputError
+from quark.plugins.api_version import API_VERSION
+from quark.version import VERSION
+from quark_devkit.new_plugin.kinds import PLUGIN_KINDS, PluginKind
+from quark_devkit.new_plugin.naming import Naming
+
+__all__ = ["LINE_LENGTH", "new_distribution", "rendered"]
+
+LINE_LENGTH = 120
+"""Longest line of generated code, as the generated pyproject.toml has it."""
+_TEMPLATES = files("quark_devkit.new_plugin") / "templates"
+_SUFFIX = ".template"
+_PARTS = ("record.py", "about.md")
+"""Of a kind: what goes into plugin.py and into the README. The other templates of its folder are modules."""
+_WHOLE = {
+    "pyproject.toml": "pyproject.toml",
+    "README.md": "README.md",
+    "gitignore": ".gitignore",
+    "ci.yml": ".github/workflows/ci.yml",
+    "__init__.py": "src/{package}/__init__.py",
+    "plugin.py": "src/{package}/plugin.py",
+    "test_conformance.py": "tests/test_conformance.py",
+}
+"""Templates of whole files of every distribution, and where they are written."""
+
+
+def new_distribution(name: str, kinds: Iterable[str], directory: Path | None = None) -> Path:
+    """Write a distribution with a plugin of each kind, and return its directory.
+
+    Args:
+        name: Of the distribution, such as ``"acme-quant"``.
+        kinds: Names of `PLUGIN_KINDS`, at least one.
+        directory: Where to write; None for a directory of the distribution's name in the working directory.
+
+    Raises:
+        ConfigError: The name is none, or there is no such kind, or no kind at all.
+        OutputError: The directory is not empty, or is a file, or cannot be written.
+    """
+    naming, chosen = Naming.of(name), _chosen(kinds)
+    out = Path(naming.distribution) if directory is None else directory
+    if out.exists() and not out.is_dir():
+        raise OutputError(f"'{out}' is a file: choose a directory that does not exist yet")
+    if out.is_dir() and any(out.iterdir()):
+        raise OutputError(f"the directory '{out}' is not empty: choose another; nothing is ever overwritten")
+    texts = rendered(naming, chosen)
+    try:
+        for path, text in texts.items():
+            (out / path).parent.mkdir(parents=True, exist_ok=True)
+            (out / path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"'{out}' cannot be written ({error.strerror or error}): choose a directory that can") from error
+    return out
+
+
+def rendered(naming: Naming, kinds: Sequence[PluginKind]) -> dict[str, str]:
+    """Return the text of every file of a distribution, by its path."""
+    values = _values(naming, kinds)
+    texts = {path.format(package=naming.package): _render(f"distribution/{name}", values) for name, path in _WHOLE.items()}
+    texts[f"src/{naming.package}/py.typed"] = ""
+    for kind in kinds:
+        for module in _modules(kind):
+            texts[f"src/{naming.package}/{module}"] = _render(f"{kind.name}/{module}", values)
+    return texts
+
+
+def _chosen(kinds: Iterable[str]) -> list[PluginKind]:
+    """Return the kinds of these names, each once, in the order of `PLUGIN_KINDS`."""
+    names = set(kinds)
+    known = [kind.name for kind in PLUGIN_KINDS]
+    if unknown := sorted(names - set(known)):
+        raise ConfigError(f"there is no kind of plugin '{unknown[0]}': there are {', '.join(known)}")
+    if not names:
+        raise ConfigError(f"nothing to write: choose at least one of {', '.join(kind.option for kind in PLUGIN_KINDS)}")
+    return [kind for kind in PLUGIN_KINDS if kind.name in names]
+
+
+def _values(naming: Naming, kinds: Sequence[PluginKind]) -> dict[str, str]:
+    """Return what the templates have names for."""
+    names = {
+        "distribution": naming.distribution,
+        "package": naming.package,
+        "prefix": naming.prefix,
+        "Prefix": naming.class_prefix,
+        "PREFIX": naming.prefix.upper(),
+    }
+    classes = {kind.conformance for kind in kinds} | {"DistributionConformance"}
+    return names | {
+        "api": str((API_VERSION, API_VERSION)),
+        "kinds": _capitalized(_enumerated([_with_article(kind.name.replace("_", " ")) for kind in kinds])),
+        "dependencies": "\n".join(f'  "{requirement}",' for requirement in _requirements(kinds)),
+        "hooks": _hooks(kinds, names),
+        "tests": "".join(_test(kind, naming) for kind in kinds).rstrip("\n"),
+        "plugin_imports": _import("quark.plugins", {kind.hooked.record.__name__ for kind in kinds} | {"hookimpl"}),
+        "test_imports": _import("quark_devkit", classes),
+        "files": "\n".join(_file_row(kind, module, names) for kind in kinds for module in _modules(kind)),
+        "abouts": "\n".join(_render(f"{kind.name}/about.md", names) for kind in kinds),
+    }
+
+
+def _hooks(kinds: Sequence[PluginKind], names: Mapping[str, str]) -> str:
+    """Return the hooks of plugin.py: one for each registry, with the records of all kinds in it."""
+    texts = []
+    for registry in dict.fromkeys(kind.registry for kind in kinds):
+        members = [kind for kind in kinds if kind.registry == registry]
+        hooked = members[0].hooked
+        records = "".join(_render(f"{kind.name}/record.py", names) for kind in members).rstrip("\n")
+        things = hooked.name if len(members) == 1 else hooked.plural.replace("_", " ")
+        values = {"hook": hooked.hook, "record": hooked.record.__name__, "things": things, "records": records}
+        texts.append(_render("distribution/hook.py", {**names, **values}))
+    return "".join(texts).rstrip("\n")
+
+
+def _test(kind: PluginKind, naming: Naming) -> str:
+    values = {
+        "record_class": naming.class_of(kind.ending),
+        "conformance": kind.conformance,
+        "record_name": f"{naming.prefix}_{kind.ending}",
+    }
+    return _render("distribution/test_of_record.py", values)
+
+
+def _requirements(kinds: Sequence[PluginKind]) -> list[str]:
+    """Return the requirements in their order; those of this project from its version on, below the next major one."""
+    bound = f">={VERSION},<{int(VERSION.partition('.')[0]) + 1}"
+    names = {"quark-core", *(name for kind in kinds for name in kind.requires)}
+    return sorted(f"{name}{bound}" if name.startswith("quark-") else name for name in names)
+
+
+def _import(module: str, names: Iterable[str]) -> str:
+    """Return an import as formatters write it: on one line where that is short enough."""
+    ordered = sorted(names)
+    line = f"from {module} import {', '.join(ordered)}"
+    return line if len(line) <= LINE_LENGTH else "\n".join([f"from {module} import (", *(f"    {name}," for name in ordered), ")"])
+
+
+def _modules(kind: PluginKind) -> list[str]:
+    """Return the names of the modules of a kind."""
+    names = sorted(file.name.removesuffix(_SUFFIX) for file in (_TEMPLATES / kind.name).iterdir() if file.name.endswith(_SUFFIX))
+    return [name for name in names if name not in _PARTS]
+
+
+def _file_row(kind: PluginKind, module: str, names: Mapping[str, str]) -> str:
+    """Return the row of a module in the README's table: the first sentence of the module."""
+    first = _render(f"{kind.name}/{module}", names).splitlines()[0].strip('"')
+    return f"| `src/{names['package']}/{module}` | {first.partition('. ')[0].rstrip('.')} |"
+
+
+def _render(name: str, values: Mapping[str, str]) -> str:
+    return Template((_TEMPLATES / f"{name}{_SUFFIX}").read_text(encoding="utf-8")).substitute(values)
+
+
+def _with_article(noun: str) -> str:
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+
+
+def _enumerated(texts: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
+
+
+def _capitalized(text: str) -> str:
+    return text[0].upper() + text[1:]

@@ -1,0 +1,34 @@
+"""The random states that all code of a process shares: who draws from one, or seeds it, changes what everybody else draws."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from quark_devkit.check import require
+
+__all__ = ["random_states_kept"]
+
+
+@contextmanager
+def random_states_kept() -> Iterator[None]:
+    """Require that the body leaves the random states of torch, Python and numpy as they were; puts them back."""
+    before, python = _states(), random.getstate()
+    with torch.random.fork_rng(devices=[]):
+        yield
+        changed = [name for name, state in _states().items() if state != before.get(name, state)]
+    random.setstate(python)
+    require(not changed, f"changes the random state of {' and '.join(changed)}, which others draw from: use a generator of its own")
+
+
+def _states() -> dict[str, object]:
+    states: dict[str, object] = {"torch": torch.get_rng_state().numpy().tobytes(), "Python": random.getstate()}
+    if "numpy" in sys.modules:
+        numpy: Any = sys.modules["numpy"]
+        states["numpy"] = repr(numpy.random.get_state())
+    return states

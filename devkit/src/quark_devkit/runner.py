@@ -1,0 +1,124 @@
+"""Runs checks: each by itself, with a random state of its own, so that its outcome does not depend on the others."""
+
+from __future__ import annotations
+
+import random
+import time
+import traceback
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import attrs
+import torch
+
+from quark.errors import QuarkError
+from quark.plugins import using
+from quark_devkit.check import Check, CheckFailedError, NotApplicableError
+from quark_devkit.quiet import quietly
+from quark_devkit.subject import Subject
+
+__all__ = ["OUTCOMES", "Result", "is_conformant", "run_check", "run_checks"]
+
+OUTCOMES = {
+    "passed": "the requirement is met",
+    "failed": "it is not",
+    "advised": "it is not, and the check is advisory",
+    "expected": "it is not, as the author's pyproject.toml says, with the reason",
+    "unexpected": "it is met, though the author's pyproject.toml says that it is not",
+    "not applicable": "it cannot be asked of this subject",
+}
+"""What a check can end in, and what that means."""
+_FAILURES = {"failed", "unexpected"}
+
+
+@attrs.frozen
+class Result:
+    """What one check said of one subject.
+
+    Attributes:
+        subject: The subject.
+        check: The check.
+        outcome: One of `OUTCOMES`.
+        message: What was seen and what is wanted; the reason where it was expected, or is not applicable; empty where it passed.
+        seconds: How long it took.
+        details: Traceback of an exception that is not a `quark.errors.QuarkError`; empty for the others.
+    """
+
+    subject: Subject
+    check: Check
+    outcome: str
+    message: str = ""
+    seconds: float = 0.0
+    details: str = ""
+
+    @property
+    def id(self) -> str:
+        """The subject's id and the check's name: ``"scheme:acme_int3:export_reloads"``; by it a failure is declared as expected."""
+        return f"{self.subject.id}:{self.check.name}"
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the subject is not conformant for it."""
+        return self.outcome in _FAILURES
+
+
+def run_checks(subject: Subject, checks: Iterable[Check], expected: Mapping[str, str] | None = None) -> Iterator[Result]:
+    """Run checks on a subject, one after the other, and yield each result as it is known.
+
+    Args:
+        subject: The subject, of the kind of the checks.
+        checks: The checks.
+        expected: Reasons of expected failures by `Result.id`.
+    """
+    for check in checks:
+        yield run_check(subject, check, (expected or {}).get(f"{subject.id}:{check.name}"))
+
+
+def run_check(subject: Subject, check: Check, reason: str | None = None) -> Result:
+    """Run one check on one subject.
+
+    Args:
+        subject: The subject.
+        check: The check, of the same kind.
+        reason: Why it is expected to fail; None where it is not.
+    """
+    begin = time.perf_counter()
+    outcome, message, details = _outcome(subject, check)
+    if reason is not None:
+        if outcome in ("failed", "advised"):
+            outcome, message, details = "expected", reason, message
+        elif outcome == "passed":
+            outcome, message = (
+                "unexpected",
+                f"passes, though it is declared as an expected failure ({reason}): take that out of pyproject.toml",
+            )
+    return Result(subject, check, outcome, message, time.perf_counter() - begin, details)
+
+
+def is_conformant(results: Sequence[Result]) -> bool:
+    """Return whether something has passed, or failed as declared, and nothing else has failed."""
+    return any(result.outcome in ("passed", "expected") for result in results) and not any(result.is_failure for result in results)
+
+
+def _outcome(subject: Subject, check: Check) -> tuple[str, str, str]:
+    """Outcome, message and details, without regard to expected failures."""
+    if check.needs is not None and check.needs not in (subject.record.capabilities if subject.record else ()):
+        return "not applicable", f"the record does not declare the capability '{check.needs}'", ""
+    failed = "advised" if check.level == "advisory" else "failed"
+    python_state = random.getstate()
+    try:
+        with using(subject.catalog), torch.random.fork_rng(devices=[]), warnings.catch_warnings(), quietly():
+            warnings.simplefilter("ignore")
+            torch.manual_seed(0)
+            check.run(subject)
+    except NotApplicableError as error:
+        return "not applicable", str(error), ""
+    except CheckFailedError as error:
+        return failed, str(error), ""
+    except QuarkError as error:
+        return failed, f"raises {type(error).__name__}: {error}", ""
+    except (Exception, SystemExit) as error:  # whatever a plugin does must not end the report on it
+        return failed, f"raises {type(error).__name__}: {error}", traceback.format_exc()
+    finally:
+        random.setstate(python_state)
+    return "passed", "", ""

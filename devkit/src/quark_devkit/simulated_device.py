@@ -1,0 +1,335 @@
+"""A simulated accelerator: a torch device of its own, whose tensors have real values that the CPU computes.
+
+Code that works on an accelerator can be run without one: models move to the device ``"simulated"``, and everything computes there,
+autograd and autocast included. The device is a stand-in of a GPU in what goes wrong on one:
+
+- an operator that mixes tensors of the device with tensors of the CPU raises, as on a GPU (a CPU tensor without dimensions may be an
+  operand of an elementwise operator);
+- what makes the host wait for the device is counted with the place in the code: values that Python reads, shapes that depend on values,
+  and copies between host and device;
+- the bytes of tensors that are alive, and their peak, are counted.
+
+Results equal those of the CPU bit for bit where the code computes the same. What is not simulated: streams, memory inside of an operator,
+the kernels of a GPU and the order of their sums. torch keeps the device until the process ends; importing this module makes none.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any, ClassVar
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.errors import UnsupportedError
+from quark_devkit.device_rules import NAME, Wait, WaitKind, refuse_mixed, wait_of
+
+__all__ = ["CAPACITY", "NAME", "SimulatedDevice", "SimulatedTensor", "Wait", "simulated_device"]
+
+CAPACITY = 1 << 34
+"""Bytes of memory that the device says it has."""
+_ALIGNED = 512
+"""Bytes that memory is given out in, as by torch's allocator for GPUs."""
+_LOWER_PRECISION = ("addbmm", "addmm", "baddbmm", "bmm", "linear", "matmul", "mm", "scaled_dot_product_attention")
+"""Operators that autocast computes in the lower precision: those of its list for CPUs that language models use."""
+_WHOLE = ("silu_backward",)
+"""Operators of which CPUs and GPUs have kernels, and torch composes others for all other devices, with other last bits."""
+_AUTOCAST: Any = getattr(torch._C.DispatchKey, "AutocastPrivateUse1")  # noqa: B009  (its type stub does not have all)
+
+
+@attrs.define(eq=False)
+class SimulatedDevice:
+    """What happens on the device while `simulated_device` is entered.
+
+    Attributes:
+        name: For ``tensor.to`` and ``device=``.
+        waits: In the order in which they happened.
+        bytes: Of the tensors that are alive, also of those that were there before.
+        peak: The most that `bytes` has been.
+    """
+
+    name: str = NAME
+    waits: list[Wait] = attrs.field(factory=list)
+    bytes: int = 0
+    peak: int = 0
+
+    @property
+    def device(self) -> torch.device:
+        """The device."""
+        return torch.device(NAME, 0)
+
+    def counted(self, *kinds: WaitKind, within: str = "") -> dict[str, int]:
+        """Return how often each place has waited, most often first.
+
+        Args:
+            kinds: Those that count; all where none is given.
+            within: Part of the places that count.
+        """
+        counts = Counter(wait.place for wait in self.waits if (not kinds or wait.kind in kinds) and within in wait.place)
+        return dict(counts.most_common())
+
+    def reset_peak(self) -> None:
+        """Count the peak from now on."""
+        self.peak = self.bytes
+
+    def allocate(self, size: int) -> None:
+        """Count memory."""
+        self.bytes += size
+        self.peak = max(self.peak, self.bytes)
+
+
+@contextmanager
+def simulated_device() -> Iterator[SimulatedDevice]:
+    """Yield the record of a fresh device ``"simulated"``; tensors may be on it while the body runs, and after.
+
+    Raises:
+        UnsupportedError: A package has registered a device of its own with torch, which has a place for one.
+    """
+    _register()
+    record = SimulatedDevice(bytes=sum(_Backend.sizes.values()))
+    record.peak = record.bytes
+    before, _Backend.record = _Backend.record, record
+    try:
+        # Autograd starts threads for the devices that it knows when it is first used, and may have been used before.
+        with torch.autograd.set_multithreading_enabled(False):
+            yield record
+    finally:
+        _Backend.record = before
+
+
+class SimulatedTensor(Tensor):
+    """A tensor on the device; ``inside`` has its values, on the CPU."""
+
+    inside: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, inside: Tensor) -> SimulatedTensor:
+        """Return a tensor of the shape, strides and dtype of ``inside``, which it shares memory with."""
+        made: SimulatedTensor = Tensor._make_wrapper_subclass(
+            cls,
+            inside.size(),
+            strides=inside.stride(),
+            storage_offset=inside.storage_offset(),
+            dtype=inside.dtype,
+            device=torch.device(NAME, 0),
+        )
+        made.inside = inside
+        _Backend.see(inside)
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """Run an operator on the values, and wrap its results."""
+        return _dispatched(func, args, kwargs or {})
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        """Return the values, and where they are."""
+        return f"SimulatedTensor({self.inside!r})"
+
+    def __format__(self, spec: str) -> str:
+        """Format a number, as of any other tensor."""
+        return format(self.item(), spec) if self.dim() == 0 else repr(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        """Return a copy of a leaf, a parameter of a parameter."""
+        if id(self) not in memo:
+            copied = self.detach().clone()
+            is_parameter = isinstance(self, torch.nn.Parameter)
+            memo[id(self)] = torch.nn.Parameter(copied, self.requires_grad) if is_parameter else copied.requires_grad_(self.requires_grad)
+        return memo[id(self)]
+
+    def tolist(self) -> Any:
+        """Return the values."""
+        return self.cpu().tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Raise TypeError, as tensors of GPUs do."""
+        if force:
+            return self.detach().cpu().numpy()
+        raise TypeError(f"can't convert {NAME}:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first.")
+
+    def data_ptr(self) -> int:
+        """Return the address of the values."""
+        return self.inside.data_ptr()
+
+    @property
+    def data(self) -> Tensor:
+        """The tensor without its history; what is set takes the place of shape and values."""
+        return self.detach()
+
+    @data.setter
+    def data(self, new: Tensor) -> None:
+        if not isinstance(new, SimulatedTensor):
+            raise TypeError("a tensor of the simulated device cannot get the data of a tensor of another one")
+        Tensor.data.__set__(self, new)  # type: ignore[attr-defined]
+        self.inside = new.inside
+
+
+class _Backend:
+    """The device as torch sees it, and its memory."""
+
+    record: ClassVar[SimulatedDevice] = SimulatedDevice()
+    sizes: ClassVar[dict[int, int]] = {}
+
+    @classmethod
+    def see(cls, inside: Tensor) -> None:
+        """Count the memory of a tensor until no tensor has it any more."""
+        storage = inside.untyped_storage()
+        key = storage._cdata
+        if key in cls.sizes:
+            return
+        size = -(-storage.nbytes() // _ALIGNED) * _ALIGNED
+        cls.sizes[key] = size
+        cls.record.allocate(size)
+        weakref.finalize(storage, cls.forget, key).atexit = False
+
+    @classmethod
+    def forget(cls, key: int) -> None:
+        cls.record.bytes -= cls.sizes.pop(key, 0)
+
+    # What torch asks the module of a device for.
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_device(self) -> int:
+        return 0
+
+    def device_count(self) -> int:
+        return 1
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def manual_seed_all(self, seed: int) -> None:
+        return None
+
+    def synchronize(self, device: Any = None) -> None:
+        return None
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
+        return CAPACITY - self.record.bytes, CAPACITY
+
+    def max_memory_allocated(self, device: Any = None) -> int:
+        return self.record.peak
+
+    def reset_peak_memory_stats(self, device: Any = None) -> None:
+        self.record.reset_peak()
+
+    def empty_cache(self) -> None:
+        return None
+
+
+@cache
+def _register() -> tuple[torch.library.Library, ...]:
+    """Make the device known to torch, once in a process; what is returned has to be kept."""
+    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+    if (taken := torch._C._get_privateuse1_backend_name()) != "privateuseone":
+        raise UnsupportedError(f"there is no room for a simulated device in this process: torch has one place, and '{taken}' has it")
+    _setup_privateuseone_for_python_backend(NAME, _Backend())
+    made = torch.library.Library("aten", "IMPL")
+    made.impl("empty.memory_format", _empty, "PrivateUse1")
+    made.impl("empty_strided", _empty_strided, "PrivateUse1")
+    made.impl("_copy_from", _copy_from, "PrivateUse1")
+    for name in _WHOLE:
+        made.impl(name, partial(_run, getattr(torch.ops.aten, name).default), "PrivateUse1")
+    for name in _LOWER_PRECISION:
+        made.impl(name, partial(_in_lower_precision, getattr(torch.ops.aten, name).default), "AutocastPrivateUse1")
+    others = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")
+    others.fallback(torch.library.fallthrough_kernel)
+    return made, others
+
+
+def _empty(size: Sequence[int], *, dtype: Any = None, memory_format: Any = None, **_: Any) -> Tensor:
+    return SimulatedTensor(torch.empty(size, dtype=dtype, memory_format=memory_format or torch.contiguous_format, device="cpu"))
+
+
+def _empty_strided(size: Sequence[int], stride: Sequence[int], *, dtype: Any = None, **_: Any) -> Tensor:
+    return SimulatedTensor(torch.empty_strided(size, stride, dtype=dtype, device="cpu"))
+
+
+def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+    """Copy where torch calls no dispatcher of tensors: in `torch.tensor`."""
+    return _dispatched(torch.ops.aten.copy_.default, (target, source, non_blocking), {})
+
+
+def _run(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return what an operator returns."""
+    return _dispatched(operator, args, kwargs)
+
+
+def _in_lower_precision(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run an operator under autocast."""
+    dtype = torch.get_autocast_dtype(NAME)
+
+    def cast(x: Tensor) -> Tensor:
+        return x.to(dtype) if x.is_floating_point() and x.dtype is not torch.float64 and x.device.type == NAME else x
+
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_AUTOCAST)):
+        return operator(*_map(cast, args), **{key: _map(cast, value) for key, value in kwargs.items()})
+
+
+def _dispatched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Return what an operator returns, computed on the CPU; refuse what no GPU computes, and count what waits."""
+    tensors: list[Tensor] = []
+    _map(tensors.append, (args, tuple(kwargs.values())))
+    own = [x for x in tensors if isinstance(x, SimulatedTensor)]
+    name = func._schema.name.removeprefix("aten::")
+    refuse_mixed(func, name, tensors, args, kwargs)
+    if (wait := wait_of(func, name, args, kwargs)) is not None:
+        _Backend.record.waits.append(wait)
+    args, kwargs = _map(_inside, args), {key: _map(_inside, value) for key, value in kwargs.items()}
+    to_cpu = False
+    if kwargs.get("device") is not None:
+        to_cpu = torch.device(kwargs["device"]).type == "cpu"
+        if torch.device(kwargs["device"]).type in (NAME, "cpu"):
+            kwargs["device"] = "cpu"
+    with torch._C._DisableAutocast():
+        result = _KERNELS.get(str(func), func)(*args, **kwargs)
+    known = {id(x.inside): x for x in own}
+
+    def wrapped(x: Tensor) -> Tensor:
+        made = known.get(id(x))
+        if made is None:
+            return x if to_cpu or x.is_meta else SimulatedTensor(x)
+        if made.shape != x.shape or made.stride() != x.stride():
+            made.data = SimulatedTensor(x)  # an operator has given it the size of its result
+        return made
+
+    if to_cpu and any(result is x.inside for x in own):
+        return result.clone()
+    if name == "copy_" and not isinstance(result, SimulatedTensor) and id(result) not in known:
+        return result  # to a tensor of the CPU
+    return _map(wrapped, result)
+
+
+def _map(function: Callable[[Tensor], Any], value: Any) -> Any:
+    """Return a value with what a function makes of the tensors in it, which are by themselves, in lists or in tuples."""
+    if isinstance(value, Tensor):
+        return function(value)
+    return type(value)([_map(function, item) for item in value]) if type(value) in (list, tuple) else value
+
+
+def _inside(x: Tensor) -> Tensor:
+    return x.inside if isinstance(x, SimulatedTensor) else x
+
+
+def _product_in(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tensor:
+    """Return ``a b`` of 16-bit matrices in float32, which only GPUs have an operator for."""
+    return a.to(out_dtype) @ b.to(out_dtype)
+
+
+_KERNELS: dict[str, Callable[..., Any]] = {"aten.mm.dtype": _product_in}
+"""Operators that have kernels for GPUs alone."""

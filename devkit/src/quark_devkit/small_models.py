@@ -1,0 +1,217 @@
+"""A small language model of random weights, what it is run on, and configurations that quantize it: for checks that need a whole model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from quark.config.algorithm import AlgoConfig
+from quark.config.architecture import Architecture
+from quark.config.layer import QLayerConfig, levels
+from quark.config.model import QConfig
+from quark.errors import QuarkError
+from quark.plugins import formats, schemes, templates
+from quark.quantizers import quantizer_for
+from quark.runs import ModelQuantizer
+from quark.templates import LLMTemplate
+from quark_devkit.check import NotApplicableError
+
+__all__ = [
+    "batches",
+    "coarse_scheme",
+    "fitting_schemes",
+    "logits",
+    "quantized",
+    "run_config",
+    "run_config_of",
+    "saved",
+    "scheme_with_inputs",
+    "small_family",
+    "small_model",
+    "with_cache",
+]
+
+VOCABULARY, HIDDEN, INTERMEDIATE, BLOCKS, HEADS, KV_HEADS = 96, 64, 128, 2, 4, 2
+OUTLIERS = (3, 17, 40)
+"""Channels of the residual stream that norms make large, as in trained models: what equalization is for."""
+
+
+def small_model(dtype: torch.dtype = torch.float32, *, is_fused: bool = False) -> nn.Module:
+    """Return a model of two decoder blocks, with grouped queries, norms far from 1 and a few channels of large activations.
+
+    Its layers have biases, and its head is tied to the embedding. The other one has fused q/k/v and gate/up projections without biases,
+    and a head of its own.
+
+    Args:
+        dtype: Of its parameters.
+        is_fused: Whether to return the one with fused projections.
+
+    Raises:
+        NotApplicableError: No installed template knows its family.
+    """
+    config, kind = _small_config(is_fused)
+    with torch.random.fork_rng(devices=[]):
+        whole: Any = kind(config).eval().requires_grad_(False)
+    generator, of_biases = torch.Generator().manual_seed(0), torch.Generator().manual_seed(5)
+    for name, parameter in whole.named_parameters():
+        if name.endswith(".bias"):
+            parameter.copy_(torch.randn(parameter.shape, generator=of_biases) * 0.1)
+        elif parameter.ndim == 1:
+            parameter.copy_(0.6 + 0.8 * torch.rand(parameter.shape, generator=generator))
+            parameter[list(OUTLIERS)] *= 12
+        else:
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.7 / parameter.shape[1] ** 0.5)
+    for parameter in whole.parameters():
+        parameter.data = parameter.data.to(dtype)  # and no buffer: those of rotary embeddings are float32 in every loaded model
+    model: nn.Module = whole
+    return model
+
+
+def _small_config(is_fused: bool = False) -> tuple[Any, Any]:
+    """Return the configuration of the small model, or of that with fused projections, and the class of the model."""
+    from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
+
+    config: Any
+    kind: Any
+    config, kind = (Phi3Config, Phi3ForCausalLM) if is_fused else (LlamaConfig, LlamaForCausalLM)
+    if config.model_type not in templates():
+        raise NotApplicableError("no installed template knows the family of the small model: install quark-templates")
+    with_biases = {} if is_fused else {"attention_bias": True, "mlp_bias": True}
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTERMEDIATE,
+        "num_hidden_layers": BLOCKS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "max_position_embeddings": 64,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    return config(**sizes, **with_biases, tie_word_embeddings=not is_fused), kind
+
+
+def batches(count: int = 4, length: int = 48, seed: int = 0) -> list[Tensor]:
+    """Return sequences of tokens, each ``[1, length]``, the same each time; of another seed, other ones."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, VOCABULARY, (1, length), generator=generator) for _ in range(count)]
+
+
+def saved(directory: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
+    """Write the small model as a checkpoint in Hugging Face form, and return the directory."""
+    model: Any = small_model(dtype)
+    model.save_pretrained(directory)
+    return directory
+
+
+def coarse_scheme() -> str:
+    """Return the name of the registered scheme that quantizes weights alone, to the fewest bits, of all that fit the small model.
+
+    Raises:
+        NotApplicableError: There is none.
+    """
+    found = [(_bits(config), name) for name, config in _fitting() if config.input_tensors is None]
+    if not found:
+        raise NotApplicableError("no registered scheme quantizes weights alone and fits a model with 64 channels")
+    return min(found)[1]
+
+
+def scheme_with_inputs() -> str | None:
+    """Return the name of a registered scheme that quantizes inputs with static scales, and fits the small model; None if there is none."""
+    found = ((name, levels(config.input_tensors)) for name, config in _fitting())
+    return next((name for name, specs in found if len(specs) == 1 and specs[0].is_dynamic is False), None)
+
+
+def fitting_schemes() -> list[str]:
+    """Return one registered scheme of weights that fit the small model for each number format, granularity and way of storing scales.
+
+    Those with float inputs come first, and those with codes of few bits before others.
+    """
+    found: dict[object, tuple[bool, float, str]] = {}
+    for name, config in _fitting(most_levels=9):
+        kind = tuple((s.dtype, s.qscheme, s.symmetric, s.scale_format, s.is_scale_quant) for s in levels(config.weight))
+        candidate = (config.input_tensors is not None, _bits(config), name)
+        found[kind] = min(found.get(kind, candidate), candidate)
+    return [name for *_, name in sorted(found.values())]
+
+
+def run_config_of(facts: Architecture, columns: int = 32) -> QConfig:
+    """Return a configuration of everything but what a family excludes, in the coarsest scheme of weights alone that fits so many columns.
+
+    Raises:
+        NotApplicableError: There is none.
+    """
+    found = []
+    for name, config in _fitting():
+        weight = config.weight
+        if (
+            config.input_tensors is None
+            and weight is not None
+            and quantizer_for(weight, activation=False).shape_error((8, columns)) is None
+        ):
+            found.append((_bits(config), name))
+    if not found:
+        raise NotApplicableError(f"no registered scheme quantizes weights alone and fits layers with {columns} input channels")
+    return QConfig(global_quant_config=schemes().load_config(min(found)[1])(), exclude=facts.with_modules(facts.exclude_layers_name))
+
+
+def small_family(*, is_fused: bool = False) -> Architecture:
+    """Return the facts about the family of the small model, or of that with fused projections."""
+    facts: Architecture = templates().load_architecture(_small_config(is_fused)[0].model_type)
+    return facts
+
+
+def run_config(scheme: str | QLayerConfig, *algorithms: AlgoConfig, exclude: tuple[str, ...] = ()) -> QConfig:
+    """Return the configuration of a run on the small model: everything in one scheme but its head, and further layers to leave out."""
+    layer = schemes().load_config(scheme)() if isinstance(scheme, str) else scheme
+    head = small_family().exclude_layers_name
+    return QConfig(global_quant_config=layer, exclude=[*head, *exclude], algo_config=list(algorithms) or None)
+
+
+def with_cache(config: QConfig) -> QConfig:
+    """Return a configuration in which keys and values are quantized too, as attention gets them, where a scheme offers that."""
+    name = next((record.name for record in schemes() if record.kv_cache is not None), None)
+    if name is None:
+        return config
+    cached = LLMTemplate.get(small_family().model_type).get_config(name, kv_cache_scheme=name)
+    cache: dict[str, Any] = {"kv_cache_quant_config": cached.kv_cache_quant_config, "kv_cache_group": cached.kv_cache_group}
+    return attrs.evolve(config, **cache, kv_cache_post_rope=True)
+
+
+def quantized(config: QConfig, dtype: torch.dtype = torch.float32, data: list[Tensor] | None = None, *, is_fused: bool = False) -> Any:
+    """Return the small model, or that with fused projections, quantized."""
+    return ModelQuantizer(config).quantize_model(small_model(dtype, is_fused=is_fused), batches() if data is None else data)
+
+
+@torch.no_grad()
+def logits(model: nn.Module, data: list[Tensor] | None = None) -> Tensor:
+    """Return the model's logits, ``[tokens, vocabulary]``; by default on tokens that no calibration sees."""
+    return torch.cat([model(x).logits[0] for x in (batches(4, seed=1) if data is None else data)])
+
+
+def _bits(config: QLayerConfig) -> float:
+    return formats().get(levels(config.weight)[-1].dtype.name).bits
+
+
+def _fitting(most_levels: int = 1) -> list[tuple[str, QLayerConfig]]:
+    """Schemes, of no more levels of scales than that, whose weights fit every layer of the small model."""
+    found = []
+    for name in schemes().names():
+        try:
+            config = schemes().load_config(name)()
+            if config.weight is not None and len(levels(config.weight)) <= most_levels and _fits(config):
+                found.append((name, config))
+        except (QuarkError, ValueError, TypeError):  # a broken scheme is not what is checked here
+            continue
+    return found
+
+
+def _fits(config: QLayerConfig) -> bool:
+    assert config.weight is not None
+    shapes = ((HIDDEN, HIDDEN), (HIDDEN, INTERMEDIATE))
+    return all(quantizer_for(config.weight, activation=False).shape_error(shape) is None for shape in shapes)

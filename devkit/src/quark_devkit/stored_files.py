@@ -1,0 +1,139 @@
+"""What lies in a checkpoint's safetensors files, read without safetensors; and writes that fail, to see what an exporter leaves."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import io
+import json
+import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from quark_devkit.check import require
+
+__all__ = ["StoredTensor", "failing_open", "largest_file", "stored_tensors", "wrong_index"]
+
+BITS = {"BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32}
+BITS |= {"U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+"""Bits of an element by the name of its dtype. Source: the format description of safetensors."""
+
+
+@attrs.frozen
+class StoredTensor:
+    """One tensor as a file's header has it.
+
+    Attributes:
+        file: Name of the file.
+        dtype: As written there.
+        shape: Sizes.
+        begin: First byte, after the header.
+        end: The byte behind the last one.
+    """
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
+    """Return every tensor of the safetensors files in a directory.
+
+    Raises:
+        CheckFailedError: A header is damaged, sizes and shapes disagree, bytes belong to no tensor, or a name is there twice.
+    """
+    found: dict[str, StoredTensor] = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        content = path.read_bytes()
+        length = int.from_bytes(content[:8], "little")
+        require(8 + length <= len(content), f"writes '{path.name}', which is shorter than its header says")
+        header: dict[str, Any] = json.loads(content[8 : 8 + length])
+        header.pop("__metadata__", None)
+        position = 0
+        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+            begin, end = entry["data_offsets"]
+            elements = 1
+            for size in entry["shape"]:
+                elements *= size
+            require(entry["dtype"] in BITS, f"writes '{name}' in the dtype {entry['dtype']}, which safetensors does not have")
+            right = begin == position and (end - begin) * 8 == elements * BITS[entry["dtype"]]
+            require(right, f"writes '{path.name}' in which the bytes of '{name}' are {begin} to {end}: shape {entry['shape']}")
+            require(
+                name not in found,
+                f"writes the tensor '{name}' twice, in '{path.name}' and in '{found[name].file if name in found else ''}'",
+            )
+            found[name] = StoredTensor(path.name, entry["dtype"], tuple(entry["shape"]), begin, end)
+            position = end
+        require(8 + length + position == len(content), f"writes '{path.name}' with bytes that belong to no tensor")
+    return found
+
+
+def wrong_index(directory: Path, tensors: dict[str, StoredTensor]) -> str | None:
+    """Return what is wrong with the index of the shards in a directory, as a predicate; None where nothing is."""
+    files = {tensor.file for tensor in tensors.values()}
+    path = directory / "model.safetensors.index.json"
+    if not path.is_file():
+        return f"writes {len(files)} files of tensors and no index" if len(files) > 1 else None
+    index = json.loads(path.read_text(encoding="utf-8"))
+    places: dict[str, str] = index["weight_map"]
+    for name, file in places.items():
+        if name not in tensors or tensors[name].file != file:
+            return f"writes an index in which '{name}' lies in '{file}', where it does not"
+    if unlisted := sorted(tensors.keys() - places.keys()):
+        return f"writes the tensor '{unlisted[0]}', which is not in the index"
+    size = sum(tensor.end - tensor.begin for tensor in tensors.values())
+    total = index.get("metadata", {}).get("total_size")
+    return None if total == size else f"writes an index that says total_size {total} for {size} bytes"
+
+
+@contextmanager
+def failing_open(below: Path, number: int) -> Iterator[list[Path]]:
+    """Let Python's opening of files for writing below a directory fail from one call on, as on a full disk; yields the files that it saw.
+
+    Args:
+        below: The directory.
+        number: How many calls succeed.
+    """
+    seen: list[Path] = []
+
+    def wrapped(function: Callable[..., Any], writes: Callable[..., bool]) -> Callable[..., Any]:
+        def opened(file: Any, *args: Any, **named: Any) -> Any:
+            path = Path(os.fsdecode(file)) if isinstance(file, str | bytes | os.PathLike) else None
+            if path is not None and path.resolve().is_relative_to(below.resolve()) and writes(*args, **named) and path.suffix != ".lock":
+                seen.append(path)
+                if len(seen) > number:
+                    raise OSError(errno.ENOSPC, "no space left (on purpose)", str(path))
+            return function(file, *args, **named)
+
+        return opened
+
+    def by_mode(mode: str = "r", *_: Any, **__: Any) -> bool:
+        return any(letter in mode for letter in "wax+")
+
+    def by_flags(flags: int = 0, *_: Any, **__: Any) -> bool:
+        return bool(flags & (os.O_WRONLY | os.O_RDWR)) and not flags & os.O_DIRECTORY
+
+    kept = builtins.open, io.open, os.open
+    builtins.open, io.open, os.open = wrapped(kept[0], by_mode), wrapped(kept[1], by_mode), wrapped(kept[2], by_flags)
+    try:
+        yield seen
+    finally:
+        builtins.open, io.open, os.open = kept
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Let every write beyond that size of a file fail, whatever language it comes from."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -1,0 +1,143 @@
+"""A small model that transforms have changed and nothing has been rounded in, in float64: whether it computes what it did can be seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from quark.algorithms import Metrics, RoundingTask, Statistic
+from quark.calibration.report import CalibrationReport
+from quark.config.algorithm import AlgoConfig
+from quark.config.layer import QLayerConfig
+from quark.runs.quantize_block import quantize_blocks, start_transforms
+from quark.runs.run import StartedRun, plan_run
+from quark_devkit.float64 import InFloat64
+from quark_devkit.small_models import batches, run_config, small_model
+
+__all__ = ["TransformedModel", "distance", "float64_logits", "named_parts", "transformed"]
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+@attrs.frozen(eq=False)
+class TransformedModel:
+    """A model after the transforms of a run.
+
+    Attributes:
+        model: In float64, its layers float.
+        before: The same model as it was.
+        report: What the transforms reported.
+        settings: As the run resolved them for this model.
+    """
+
+    model: nn.Module
+    before: nn.Module
+    report: CalibrationReport
+    settings: Sequence[AlgoConfig]
+
+    @property
+    def changed(self) -> list[str]:
+        """Names of parameters that have another value, or that only one of the two models has."""
+        one, other = dict(self.before.named_parameters()), dict(self.model.named_parameters())
+        return sorted(n for n in {*one, *other} if n not in one or n not in other or not _equal(one[n], other[n]))
+
+
+class _LeaveFloat:
+    """A rounding that leaves weights as they are."""
+
+    needs: ClassVar[Sequence[type[Statistic]]] = ()
+
+    def applies_to(self, name: str) -> bool:
+        return True
+
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        return {}
+
+
+class _Discard:
+    """A sink that lets the model keep its float layers."""
+
+    needs_values = True
+
+    def finished(self, block: Any) -> None:
+        """Return None: every block is transformed."""
+
+    def wants(self, block: Any) -> bool:
+        """Return True: all blocks are transformed."""
+        return True
+
+    def accept(self, layers: Mapping[str, Any]) -> None:
+        """Forget the quantized layers."""
+
+    def read(self, block: Any) -> None:
+        """Do nothing."""
+
+    def end_block(self, block: Any, result: Any) -> None:
+        """Do nothing."""
+
+    def finish(self, content: Any) -> None:
+        """Do nothing."""
+
+
+def transformed(
+    scheme: str | QLayerConfig, *settings: AlgoConfig, exclude: tuple[str, ...] = (), is_fused: bool = False
+) -> TransformedModel:
+    """Return the small model as the transforms of these settings leave it on the way to a scheme.
+
+    Validation that comes before a run, and would leave a transform out, is left out here.
+
+    Args:
+        scheme: Name of a scheme, or a configuration of layers.
+        *settings: Of the transforms.
+        exclude: Patterns of layers that stay float.
+        is_fused: Whether to take the model with fused projections.
+    """
+    model = _with_biases(is_fused)
+    data = batches()
+    run = plan_run(model, run_config(scheme, *settings, exclude=exclude)).with_data(model, data, torch.device("cpu"))
+    transforms = start_transforms(model, run.plan, run.algorithms.checked_transforms(run.plan.config))
+    leaving = attrs.evolve(run, algorithms=attrs.evolve(run.algorithms, rounding=_LeaveFloat(), rounding_name=None))
+    report = quantize_blocks(StartedRun(leaving, model, transforms=transforms), _Discard())
+    return TransformedModel(model, _with_biases(is_fused), report, tuple(run.plan.config.algo_config or ()))
+
+
+def _with_biases(is_fused: bool) -> nn.Module:
+    """Return the small model in float64, with biases in the layers of its blocks also where its family has none."""
+    model = small_model(torch.float64, is_fused=is_fused)
+    generator = torch.Generator().manual_seed(1)
+    layers: dict[str, Any] = {n: layer for n, layer in model.named_modules() if isinstance(layer, nn.Linear) and ".layers." in n}
+    for layer in layers.values():
+        if layer.bias is None:
+            bias = torch.randn(len(layer.weight), generator=generator, dtype=torch.float64) * 0.1
+            layer.bias = nn.Parameter(bias, requires_grad=False)
+    return model
+
+
+@torch.no_grad()
+def float64_logits(model: nn.Module) -> Tensor:
+    """Return the logits of a float64 model on tokens that it was not calibrated on, computed in float64 throughout."""
+    with InFloat64():
+        return torch.cat([model(x).logits[0] for x in batches(3, seed=2)])
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """Return the largest difference, relative to the largest value of ``other``."""
+    return float((one - other).abs().max() / other.abs().max())
+
+
+def named_parts(model: nn.Module) -> dict[str, list[str]]:
+    """Return names of all modules, parameters (a tied one by each name) and buffers, and of modules with hooks, once for each hook."""
+    return {
+        "module": [f"{name} ({type(module).__name__})" for name, module in model.named_modules()],
+        "parameter": [f"{name} {list(p.shape)} {p.dtype}" for name, p in model.named_parameters(remove_duplicate=False)],
+        "buffer": [f"{name} {list(b.shape)} {b.dtype}" for name, b in model.named_buffers()],
+        "hook": [f"of '{name}'" for name, module in model.named_modules() for kind in HOOKS for _ in getattr(module, kind) or ()],
+    }
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)

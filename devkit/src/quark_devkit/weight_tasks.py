@@ -1,0 +1,163 @@
+"""Rounding tasks by themselves: a few layers, statistics of their input, and tokens that these have not seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from quark.algorithms import HeldOut, Rounding, RoundingTask, RoundToNearest, Statistic, float_weight
+from quark.config.layer import QLayerConfig, levels
+from quark.errors import QuarkError
+from quark.modules import QuantizedLayer, quantized_class
+from quark.plugins import schemes
+from quark.quantizers import quantizer_for
+from quark.quantizers.on_grid import grid_error
+from quark_devkit.check import NotApplicableError
+from quark_devkit.subject import Subject
+
+__all__ = [
+    "COLUMNS",
+    "Inputs",
+    "inputs",
+    "layers_of",
+    "one_scheme_of_each_kind",
+    "rounded",
+    "schemes_to_round",
+    "statistics",
+    "wrong_weight",
+]
+
+COLUMNS, ROWS, TOKENS = 128, 32, 384
+
+
+@attrs.frozen(eq=False)
+class Inputs:
+    """Inputs of layers.
+
+    Attributes:
+        x: In the quantized model, ``[tokens, COLUMNS]``.
+        reference: In the float model, likewise.
+    """
+
+    x: Tensor
+    reference: Tensor
+
+    def __getitem__(self, tokens: slice) -> Inputs:
+        return Inputs(self.x[tokens], self.reference[tokens])
+
+
+@cache
+def inputs(seed: int, tokens: int = TOKENS, columns: int = COLUMNS) -> Inputs:
+    """Return tokens of one distribution, whose channels are correlated and differ in size; not to be changed.
+
+    Values are multiples of 1/8 and of moderate size: float32 sums of their products are exact, in any order.
+    """
+    generator = torch.Generator().manual_seed(99)
+    mixing = torch.randn(columns, columns, generator=generator) * torch.logspace(0, -1.5, columns) / 4
+    base = torch.randn(tokens, columns, generator=torch.Generator().manual_seed(seed)) @ mixing
+    return Inputs((base * 8).round() / 8, (base * 8 + 0.5).floor() / 8)
+
+
+def layers_of(
+    config: QLayerConfig, count: int = 2, rows: int = ROWS, columns: int = COLUMNS, dtype: torch.dtype = torch.float32
+) -> dict[str, QuantizedLayer]:
+    """Return layers to round, with biases, by name; their weights are the same each time."""
+    found = {}
+    for number in range(count):
+        generator = torch.Generator().manual_seed(number)
+        layer = nn.Linear(columns, rows, dtype=dtype)
+        with torch.no_grad():
+            layer.weight.copy_(torch.randn(rows, columns, generator=generator) * columns**-0.5)
+            layer.bias.copy_(torch.randn(rows, generator=generator))
+        found[f"blocks.0.layer_{number}"] = quantized_class(layer).from_float(layer.requires_grad_(False), config)
+    return found
+
+
+def statistics(rounding: Rounding, parts: Sequence[Inputs], columns: int = COLUMNS) -> dict[type[Statistic], Statistic]:
+    """Return the statistics that a rounding declares: one of each part, merged."""
+    merged = {kind: kind(columns, torch.device("cpu")) for kind in rounding.needs}
+    for kind, whole in merged.items():
+        for i, part in enumerate(parts):
+            own = whole if i == 0 else kind(columns, torch.device("cpu"))
+            own.update(part.x.clone(), part.reference.clone() if kind.wants_float else None)
+            if i:
+                whole.merge(own)
+    return merged
+
+
+def rounded(
+    rounding: Rounding,
+    layers: Mapping[str, QuantizedLayer],
+    data: Inputs | None = None,
+    held_out: Inputs | None = None,
+    given: Mapping[type[Statistic], Statistic] | None = None,
+) -> Mapping[str, Mapping[str, object]]:
+    """Round the layers and return what the rounding returns.
+
+    Args:
+        rounding: The rounding.
+        layers: Changed.
+        data: Their inputs; None for `inputs`.
+        held_out: Tokens to validate on; None for none.
+        given: Statistics in place of those of ``data``.
+    """
+    columns = int(float_weight(next(iter(layers.values()))).shape[1])
+    made = statistics(rounding, [inputs(0, columns=columns) if data is None else data], columns) if given is None else given
+    validation = None if held_out is None else HeldOut(held_out.x, held_out.reference)
+    return rounding.round(RoundingTask(layers, made, held_out=validation))
+
+
+def to_nearest(layers: Mapping[str, QuantizedLayer]) -> None:
+    """Round the layers to nearest."""
+    RoundToNearest().round(RoundingTask(layers))
+
+
+def wrong_weight(layer: QuantizedLayer) -> str | None:
+    """Return what is wrong with a rounded weight and its scales, as a predicate; None where nothing is."""
+    module = layer.weight_quantizer
+    assert module is not None
+    if module.qparams is None and not module.quantizer.is_float:
+        return "has no scales"
+    return grid_error(module.quantizer, module.qparams, float_weight(layer))
+
+
+def schemes_to_round(subject: Subject) -> dict[str, QLayerConfig]:
+    """Return registered schemes with quantized weights, but for those that the record excludes.
+
+    Raises:
+        NotApplicableError: There is none.
+    """
+    found = {}
+    for name in schemes().names():
+        if name in subject.record.excluded_schemes:  # type: ignore[union-attr]
+            continue
+        try:
+            config = schemes().load_config(name)()
+            usable = config.weight is not None and quantizer_for(config.weight, activation=False).shape_error((ROWS, COLUMNS)) is None
+        except (QuarkError, ValueError, TypeError):  # a broken scheme is not what is checked here
+            continue
+        if usable:
+            found[name] = config
+    if not found:
+        raise NotApplicableError("there is no scheme to round by it")
+    return found
+
+
+def one_scheme_of_each_kind(subject: Subject) -> dict[str, QLayerConfig]:
+    """Return the first scheme of each number of levels, granularity, symmetry and way of storing scales."""
+    found: dict[object, tuple[str, QLayerConfig]] = {}
+    for name, config in schemes_to_round(subject).items():
+        kind = tuple((s.qscheme, s.symmetric, s.scale_format, s.is_scale_quant) for s in levels(config.weight))
+        found.setdefault(kind, (name, config))
+    return dict(found.values())
+
+
+def mean_square_of(layers: Mapping[str, QuantizedLayer], weights: Iterable[Tensor], data: Inputs) -> Tensor:
+    """Return the squared error of each token's outputs, summed over the layers, ``[tokens]``, against float ``weights``."""
+    held_out = HeldOut(data.x, data.reference)
+    errors = [held_out.output_error(w, layer.weight.detach()) for layer, w in zip(layers.values(), weights, strict=True)]  # type: ignore[operator]
+    return torch.stack(errors).sum(0)

@@ -1,0 +1,180 @@
+"""Whole runs on the small model: from disk or in memory, by one rank or two, at once or resumed; and through a checkpoint and back."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quark.calibration.report import CalibrationReport
+from quark.checkpoint import ExportOptions, import_model_from_safetensors
+from quark.checkpoint.destination import RUN_FILE
+from quark.checkpoint.export import export_with
+from quark.config.model import QConfig
+from quark.hf.loading import load_model
+from quark.plugins import exporters
+from quark.ranks import Ranks
+from quark.runs import ModelQuantizer, quantize_checkpoint
+from quark.runs.quantize_run import quantize_run
+from quark.runs.run import plan_run
+from quark.runs.sink import InPlaceSink
+from quark_devkit.check import NotApplicableError, require
+from quark_devkit.fresh_process import in_fresh_process
+from quark_devkit.interrupted_runs import interrupted_behind
+from quark_devkit.small_models import batches, logits, saved, small_model
+from quark_devkit.threads import in_threads
+
+__all__ = [
+    "contents",
+    "readable_layout",
+    "require_reload",
+    "require_same_after_resume",
+    "require_same_by_two_ranks",
+    "require_same_from_disk",
+    "require_same_logits",
+    "shared_report",
+]
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Return every file of an export by its path relative to it, but for that which says which run has written it."""
+    paths = [path for path in sorted(directory.rglob("*")) if path.is_file() and path.name != RUN_FILE]
+    return {str(path.relative_to(directory)): path.read_bytes() for path in paths}
+
+
+def readable_layout() -> str:
+    """Return the name of a registered layout that streams and is read back; one that keeps all values and can be resumed, if there is one.
+
+    Raises:
+        NotApplicableError: There is none.
+    """
+    found = [record for record in exporters() if record.reader is not None and "streaming" in record.capabilities]
+    if not found:
+        raise NotApplicableError("no registered checkpoint layout streams and is read back: install quark-exporters")
+    return max(found, key=lambda record: ("resumable" in record.capabilities, "rounds_scales" not in record.capabilities)).name
+
+
+def require_same_from_disk(config: QConfig, layout: str | None = None, options: ExportOptions | None = None) -> None:
+    """Require that a checkpoint that is quantized block by block has the bytes of one that is quantized in memory.
+
+    Args:
+        config: Of the run.
+        layout: Name of an exporter; None for `readable_layout`.
+        options: Of the export.
+    """
+    layout = readable_layout() if layout is None else layout
+    with tempfile.TemporaryDirectory() as temporary:
+        source = saved(Path(temporary) / "float")
+        disk, memory = Path(temporary) / "disk", Path(temporary) / "memory"
+        quantize_checkpoint(source, disk, config, batches(), exporter=layout, options=options)
+        model = ModelQuantizer(config).quantize_model(load_model(source), batches())
+        export_with(layout, model, memory, options)
+        one, other = contents(disk), contents(memory)
+        different = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
+        require(not different, f"gives another {different[0] if different else ''} when it is run from disk than in memory")
+
+
+def require_same_after_resume(config: QConfig) -> None:
+    """Require that a run from disk that fails behind its first block, and is resumed, gives the bytes of one that does not.
+
+    Each of the three is a process of its own: what code has kept in a class or a module is lost where a run stops.
+
+    Args:
+        config: Of the run.
+
+    Raises:
+        NotApplicableError: No registered layout that is read back can be resumed.
+    """
+    layout = readable_layout()
+    if "resumable" not in exporters().get(layout).capabilities:
+        raise NotApplicableError(f"an export in the layout '{layout}' cannot be resumed")
+    with tempfile.TemporaryDirectory() as temporary:
+        source = saved(Path(temporary) / "float")
+        whole, resumed = Path(temporary) / "whole", Path(temporary) / "resumed"
+        for out, part in ((whole, "whole"), (resumed, "first"), (resumed, "rest")):
+            in_fresh_process(_run_part, source, out, config, layout, part)
+        one, other = contents(whole), contents(resumed)
+        different = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
+        require(not different, f"gives another {different[0] if different else ''} when its run is resumed behind the first block")
+
+
+def _run_part(source: Path, out: Path, config: QConfig, layout: str, part: str) -> None:
+    """Quantize a checkpoint: ``"whole"``; ``"first"``, up to a failure behind the first block; or ``"rest"``, what that has left."""
+    with interrupted_behind(1) if part == "first" else nullcontext():
+        quantize_checkpoint(source, out, config, batches(), exporter=layout, resume=part == "rest")
+
+
+def require_same_by_two_ranks(config: QConfig) -> None:
+    """Require that two ranks, each with half of the data, come to the tensors and the report of one, to the bit.
+
+    Args:
+        config: Of the run, which is deterministic.
+    """
+
+    def quantized_by(ranks: Ranks, model: nn.Module) -> dict[str, Any]:
+        run = plan_run(model, config).with_data(model, batches(), torch.device("cpu"), ranks)
+        content = quantize_run(run, model, InPlaceSink(model)).content
+        return {**model.state_dict(), "the report": shared_report(model.quark_report), "the plan": content.plan.to_dict()}  # type: ignore[arg-type]
+
+    results = []
+    for size in (1, 2):
+        models = [small_model() for _ in range(size)]
+        results += in_threads(partial(_by_rank, quantized_by, models), size, is_deterministic=True)
+    alone, *others = results
+    for rank, other in enumerate(others):
+        different = sorted(name for name in {*alone, *other} if not _equal(alone.get(name), other.get(name)))
+        require(not different, f"gives another {different[0] if different else ''} on rank {rank} of two than on one")
+
+
+def shared_report(report: CalibrationReport) -> dict[str, Any]:
+    """Return what the reports of all ranks agree on: without times, and without figures of a rank's own samples."""
+    of_a_rank = ("weights", "histograms", "blocks", "seconds")
+    return {**{name: value for name, value in report.to_dict().items() if name not in of_a_rank}, "figures of": sorted(report.weights)}
+
+
+def _by_rank(work: Callable[[Ranks, nn.Module], dict[str, Any]], models: Sequence[nn.Module], ranks: Ranks) -> dict[str, Any]:
+    return work(ranks, models[ranks.rank])
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.dtype is other.dtype and torch.equal(one, other)
+    return bool(one == other)
+
+
+def require_reload(
+    model: nn.Module, layout: str, read: Callable[[Path], nn.Module] | None = None, options: ExportOptions | None = None
+) -> None:
+    """Require that a quantized model, exported and read back, gives the same logits to the bit.
+
+    Args:
+        model: The quantized model.
+        layout: Name of an exporter.
+        read: Reads the checkpoint; None for quark's own reader.
+        options: Of the export.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        out = Path(temporary) / "out"
+        export_with(layout, model, out, options)
+        require_same_logits(model, out, read, "" if options is None else f" ({options})")
+
+
+def require_same_logits(model: nn.Module, directory: Path, read: Callable[[Path], nn.Module] | None = None, how: str = "") -> None:
+    """Require that an export, read back, gives the logits of the quantized model to the bit.
+
+    Args:
+        model: The quantized model.
+        directory: Of its export.
+        read: Reads the checkpoint; None for quark's own reader.
+        how: It was exported, for the message.
+    """
+    again = import_model_from_safetensors(None, directory, device="cpu") if read is None else read(directory)
+    one, other = logits(model), logits(again)
+    difference = float((one.float() - other.float()).abs().max())
+    require(torch.equal(one, other), f"gives logits that differ by up to {difference:.3g} after its export is read back{how}")

@@ -1,0 +1,53 @@
+"""Every check of the conformance suite catches a broken plugin, and passes a healthy one."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from quark_devkit import all_checks, run_check
+from quark_devkit.runner import OUTCOMES
+from quark_devkit.subject import KINDS
+
+from .mutant import Mutant, subject_among
+
+MODULES = {kind: importlib.import_module(f".{kind}_mutants", __package__) for kind in KINDS}
+MUTANTS: list[Mutant] = [mutant for module in MODULES.values() for mutant in module.MUTANTS]
+
+
+def test_every_check_has_a_mutant() -> None:
+    proven = {mutant.check for mutant in MUTANTS}
+    proven |= {f"{kind}:can_be_checked" for kind in KINDS}  # one function for all kinds: core/tests/testing/test_catalogue.py
+    assert [check for check in all_checks() if check not in proven] == []
+    assert len(MUTANTS) >= len(all_checks())
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.id)
+def test_the_check_catches_the_mutant(mutant: Mutant, tmp_path: Path) -> None:
+    check = all_checks()[mutant.check]
+    if mutant.subject is not None:
+        with mutant.subject(tmp_path) as subject:
+            result = run_check(subject, check)
+    else:
+        plugin = mutant.registers() if mutant.registers is not None else None
+        result = run_check(subject_among(check.kind, mutant.records, plugin), check)
+    wanted = "advised" if check.level == "advisory" else "failed"
+    assert result.outcome == wanted, f"{mutant.about}: {OUTCOMES[result.outcome]}"
+    assert result.message
+
+
+def test_a_transform_that_moves_values_as_it_should_passes() -> None:
+    subject = subject_among("transform", MODULES["transform"].MOVES_VALUES)
+    result = run_check(subject, all_checks()["transform:keeps_the_function"])
+    assert result.outcome == "passed", result.message
+
+
+@pytest.mark.parametrize("check", all_checks().values(), ids=lambda check: check.id)
+def test_the_check_passes_the_healthy_plugin(check: object) -> None:
+    healthy = MODULES[check.kind].HEALTHY  # type: ignore[attr-defined]
+    if healthy is None:
+        pytest.skip("the healthy subject of this kind is a real distribution, which its own tests check")
+    result = run_check(subject_among(check.kind, healthy), check)  # type: ignore[attr-defined, arg-type]
+    assert result.outcome in ("passed", "not applicable"), result.message
