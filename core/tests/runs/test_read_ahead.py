@@ -1,4 +1,4 @@
-"""`quark.runs.read_ahead`, and what `CheckpointSource` reads ahead: one block, errors where the block is loaded, no thread left."""
+"""`quark.runs.source.ReadAhead`, and what `CheckpointSource` reads ahead: one block, errors where the block is loaded, no thread left."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from quark.errors import CheckpointError
 from quark.hf.stored_tensors import StoredTensors
 from quark.planning.decoder_blocks import Block
 from quark.runs import quantize_checkpoint, source
-from quark.runs.read_ahead import ReadAhead
-from quark.runs.source import CheckpointSource
+from quark.runs.source import CheckpointSource, ReadAhead
 from quark.torch import LLMTemplate
 from quark_tiny_model import tiny_model_dir
 

@@ -22,7 +22,7 @@ from quark.calibration.expert_pools import PooledExperts, pooled_experts
 from quark.calibration.input_statistics import Collector
 from quark.calibration.lockstep import Forward, current_forward, replaced_forward
 from quark.calibration.pause_points import PausePoint, number_of_tokens, tokens_of
-from quark.calibration.rounding_without_data import round_to_nearest
+from quark.calibration.rounding_tasks import round_to_nearest
 
 __all__ = ["BlockRounding"]
 

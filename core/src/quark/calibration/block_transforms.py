@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from quark.algorithms import BlockContext, FinishesBlocks, LearnsFromBlocks, Metrics, OutputError, Statistic, Transform, TransformRun
-from quark.calibration.common_groups import common_groups
-from quark.calibration.input_groups import InputGroups
+from quark.calibration.input_groups import InputGroups, common_groups
 from quark.calibration.lockstep import BlockRun, Forward, current_forward
 from quark.calibration.output_error import as_rounded, configs_of, tensor_of
 from quark.calibration.pause_points import tokens_of

@@ -197,16 +197,17 @@ class LockStep:
 class BlockRun:
     """All forwards at one block, from the moment they wait at its entry until they have left it.
 
-    Its states, in this order:
+    Its state says where the forwards are; a method that does not belong to it is refused with a RuntimeError::
 
-    - ``"entry"``: every forward waits in front of the block, with its own arguments. `replay` lets forwards compute the block and wait
-      here again, as often as wanted; `release` lets some go through it ahead of the others; `enter` lets all in; `rehearse` lets all in,
-      and they come back; `leave` lets all go on with outputs that they have computed before.
-    - ``"inside"``: forwards are in the middle of the block, stopped by `LockStep.stop`, such as at layers that are not rounded yet.
-      `stopped` says where each waits, and `go_on` lets them run on.
-    - ``"left"``: no forward is inside. They wait at the next block, or have ended.
+        ┌─ replay: compute the block, come back    ┌─ go_on: to the next place
+        ▼                                          ▼
+      "entry" ──────── enter, rehearse ────────▶ "inside" ──── go_on: the last ────▶ "left"
+        │ ▲                                                                           │ ▲
+        │ └───────────────── end_rehearsal: all come back, as before ─────────────────┘ │
+        └───────── leave: with outputs computed before; release: some, ahead ───────────┘
 
-    What does not belong to the state is refused with a RuntimeError.
+    In ``"entry"`` every forward waits in front of the block, with its own arguments. In ``"inside"`` some are stopped by `stop`, such as at
+    layers that are not rounded yet; `stopped` has the place of each. In ``"left"`` all wait at the next block, or have ended.
 
     Args:
         steps: The forwards.

@@ -1,14 +1,16 @@
-"""Rounding tasks: which layers are rounded together."""
+"""Rounding tasks: which layers are rounded together; and roundings that need no calibration data."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from quark.algorithms import HeldOut, RoundingTask, Statistic
+from quark.algorithms import HeldOut, Rounding, RoundingTask, RoundToNearest, Statistic
+from quark.calibration.report import CalibrationReport
+from quark.calibration.rounding_validation import round_validated
 from quark.modules import QuantizedLayer
 from quark.ranks import ALONE, Ranks
 
-__all__ = ["rounding_tasks"]
+__all__ = ["round_to_nearest", "round_without_statistics", "rounding_tasks"]
 
 
 def rounding_tasks(
@@ -45,3 +47,23 @@ def rounding_tasks(
 
 def _has_tensor_scale(layer: QuantizedLayer) -> bool:
     return layer.weight_quantizer is not None and layer.weight_quantizer.quantizer.has_tensor_scale
+
+
+def round_without_statistics(
+    rounding: Rounding, layers: Mapping[str, QuantizedLayer], siblings: Sequence[Sequence[str]], report: CalibrationReport
+) -> set[str]:
+    """Round layers by a rounding without ``needs``; returns their names, and puts its metrics into the report."""
+    for task in rounding_tasks(layers, siblings):
+        report.add({name: metrics for name, metrics in round_validated(rounding, task).items() if metrics})
+    return set(layers)
+
+
+def round_to_nearest(layers: Mapping[str, QuantizedLayer], siblings: Sequence[Sequence[str]], *, defers: bool = False) -> set[str]:
+    """Round the weights of layers to nearest, those of siblings with one scale; returns the layers' names.
+
+    ``defers`` is as of `quark.algorithms.RoundToNearest`.
+    """
+    nearest = RoundToNearest(defers=defers)
+    for task in rounding_tasks(layers, siblings):
+        nearest.round(task)
+    return set(layers)

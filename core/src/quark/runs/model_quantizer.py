@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from quark.calibration.finite import refuse_non_finite
 from quark.checkpoint.chosen_exporter import exporter_of
@@ -23,11 +23,12 @@ from quark.graph import GraphPlan, plan_graph, quantize_graph
 from quark.hf.quantized_model import QuantizedModel
 from quark.log import get_logger
 from quark.modules.coded_layer import CodedLayer
+from quark.names import folded
 from quark.planning.kept_layers import CodesOf
 from quark.planning.one_layer import as_model, put_back
 from quark.planning.plan import QuantPlan
+from quark.planning.plan_row import PlanRow
 from quark.runs.estimate import Estimate, estimate
-from quark.runs.fit_model import refuse_no_model, refuse_unfit
 from quark.runs.from_disk import quantize_checkpoint
 from quark.runs.quantize_run import quantize_run
 from quark.runs.run import Data, Run, plan_run
@@ -36,9 +37,11 @@ from quark.runs.sink import InPlaceSink
 from quark.runs.source import InMemorySource
 from quark.runs.workload import Calibration
 
-__all__ = ["M", "ModelQuantizer", "several_devices"]
+__all__ = ["M", "ModelQuantizer", "refuse_no_model", "refuse_unfit", "several_devices"]
 
 M = TypeVar("M", bound=nn.Module)
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class ModelQuantizer:
@@ -255,3 +258,63 @@ def several_devices(wish: str) -> str:
         f"{wish}: the model is on one of {count} devices. Its blocks go to all of them from disk, with one block in the memory of each: "
         f"torchrun --nproc-per-node {count} -m quark quantize MODEL OUT --device cuda --scheme …"
     )
+
+
+def refuse_no_model(model: object) -> None:
+    """Check that a model is a ``torch.nn.Module`` that runs its own Python code.
+
+    Raises:
+        ConfigError: The object is no module; or the module, or a submodule, is compiled. Calibration pauses forwards inside a model, which
+            compiled code does not allow, and compiled code would keep the graph of the float layers.
+    """
+    if not isinstance(model, nn.Module):
+        what = "None" if model is None else f"the string {model!r}" if isinstance(model, str) else f"a {type(model).__name__}"
+        raise ConfigError(
+            f"a model is a torch.nn.Module, not {what}: load it first, or give its directory to quark.runs.quantize_checkpoint"
+        )
+    for name, module in model.named_modules():
+        if _is_compiled(module):
+            what = f"'{name}' is" if name else "this model is"
+            raise ConfigError(
+                f"{what} compiled (torch.compile): quantize the original module, its _orig_mod, or a model whose compile() was not "
+                "called, and compile the result"
+            )
+
+
+def refuse_unfit(model: nn.Module, rows: Iterable[PlanRow]) -> None:
+    """Check the parameters of every layer that will be quantized; layers may differ in their dtypes.
+
+    Raises:
+        ConfigError: A parameter is not loaded, or no dense floating-point tensor of 16 bits or more, or a layer's parameters differ in
+            dtype.
+    """
+    layers_of: dict[str, list[str]] = {}
+    for row in rows:
+        for error in _errors(model.get_submodule(row.name)):
+            layers_of.setdefault(error, []).append(row.name)
+    if layers_of:
+        errors = "; ".join(f"{len(names)} layer(s) ({folded(names)}) have {error}" for error, names in layers_of.items())
+        raise ConfigError(f"this {type(model).__name__} cannot be quantized: {errors}. Nothing has been changed")
+
+
+def _errors(layer: nn.Module) -> Iterator[str]:
+    parameters = dict(layer.named_parameters(recurse=False))
+    for name, parameter in parameters.items():
+        if parameter.is_meta:
+            yield f"a {name} on the meta device, without values: load it, or use quark.runs.quantize_checkpoint"
+        elif parameter.layout is not torch.strided:
+            yield f"a sparse {name} ({parameter.layout}): make it dense, with to_dense()"
+        elif parameter.dtype not in _FLOATS:
+            yield f"a {name} of {_short(parameter)}, which is quantized already or no number to round: use the float model, or exclude them"
+    dtypes = {_short(p) for p in parameters.values()}
+    if len(dtypes) > 1 and all(p.dtype in _FLOATS for p in parameters.values()):
+        yield f"a weight and a bias of different dtypes ({', '.join(sorted(dtypes))}), with which they cannot run: convert one of them"
+
+
+def _short(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    # torch.compile(module) wraps the module in a class of dynamo, which need not be imported; module.compile() sets an attribute.
+    return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None

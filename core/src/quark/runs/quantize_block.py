@@ -23,7 +23,7 @@ from quark.calibration.lockstep import BlockRun, LockStep, without_cache
 from quark.calibration.observation import counting
 from quark.calibration.phases import PhaseClock
 from quark.calibration.report import CalibrationReport
-from quark.calibration.rounding_without_data import round_to_nearest, round_without_statistics
+from quark.calibration.rounding_tasks import round_to_nearest, round_without_statistics
 from quark.calibration.two_passes import TwoPasses
 from quark.errors import CheckpointError
 from quark.modules import QuantizedLayer, quantized_class

@@ -35,9 +35,8 @@ from quark.planning.plan_text import plan_lines, warning_lines
 from quark.plugins.attribution import attributed
 from quark.plugins.events import RunPlanned
 from quark.ranks import ALONE, Ranks
-from quark.runs.excluded_schemes import refuse_excluded_schemes
 from quark.runs.memory import SHARE, free_bytes, held_bytes, held_probabilities, tokens_in
-from quark.runs.selected_algorithms import Algorithms, algorithms_of, own_settings
+from quark.runs.selected_algorithms import Algorithms, algorithms_of, own_settings, refuse_excluded_schemes
 from quark.runs.source import InMemorySource, RunSource
 
 __all__ = [

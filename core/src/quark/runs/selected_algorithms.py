@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -10,13 +10,19 @@ import attrs
 from quark.algorithms import Rounding, RoundToNearest, Transform, Tuning
 from quark.calibration.plugin_checks import CheckedRounding, CheckedTransform, CheckedTuning, refuse_strange
 from quark.config.algorithm import AlgoConfig, StoredAlgoConfig
+from quark.config.layer import levels
 from quark.config.model import QConfig
+from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, UnsupportedError
-from quark.plugins import AlgorithmRecord, algorithms
+from quark.planning.plan_row import PlanRow
+from quark.plugins import AlgorithmRecord, algorithms, schemes
 from quark.plugins.attribution import attributed, origin
 from quark.templates.algorithms import algo_config_from_dict
 
-__all__ = ["Algorithms", "algorithms_of", "in_order", "own_settings", "settings_told"]
+__all__ = ["Algorithms", "algorithms_of", "in_order", "own_settings", "refuse_excluded_schemes", "settings_told"]
+
+
+Kind = tuple[tuple[object, ...], ...]
 
 
 @attrs.frozen(eq=False)
@@ -219,3 +225,39 @@ def _processor(settings: AlgoConfig) -> Any:
 def settings_told(config: QConfig) -> dict[str, Any]:
     """Return what listeners hear about a configuration when a run begins, as fields of `quark.plugins.RunStarted`."""
     return {"scheme": config.scheme, "algorithms": tuple(str(settings.name) for settings in config.algo_config or ())}
+
+
+def refuse_excluded_schemes(rounding: str, rows: Iterable[PlanRow]) -> None:
+    """Raise where a rounding would round weights of a scheme that its record excludes.
+
+    A configuration does not say which scheme it comes from: weights are those of a scheme where number formats, granularities, symmetry and
+    scale formats of all levels are, whatever the group size.
+
+    Args:
+        rounding: Name of the rounding.
+        rows: Of the plan.
+
+    Raises:
+        UnsupportedError: That is so; the message names the scheme, a layer and the reason.
+    """
+    record = algorithms().get(rounding)
+    excluded = {name: reason for name, reason in record.excluded_schemes.items() if name in schemes()}
+    if not excluded:
+        return
+    kinds = {_kind(schemes().load_config(name)().weight): name for name in excluded}
+    for row in rows:
+        if row.algorithm is None or row.config is None:
+            continue
+        name = kinds.get(_kind(row.config.weight))
+        if name is not None:
+            raise UnsupportedError(
+                f"the rounding '{rounding}' cannot round '{row.name}', whose weight is of the scheme '{name}': {excluded[name]}. Choose "
+                "another scheme for this layer, or leave the algorithm out"
+            )
+
+
+def _kind(weight: QTensorConfig | Sequence[QTensorConfig] | None) -> Kind:
+    """Return what tells the weights of one scheme from those of another."""
+    if weight is None:
+        return ()
+    return tuple((level.dtype, level.qscheme, level.symmetric, level.scale_format, level.is_scale_quant) for level in levels(weight))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,14 +22,59 @@ from quark.planning.mixtures import FusedMixture, fused_mixtures
 from quark.planning.plan import QuantPlan
 from quark.planning.plan_row import PlanRow
 from quark.runs.memory import free_bytes
-from quark.runs.read_ahead import ReadAhead
 
-__all__ = ["BlockSource", "CheckpointSource", "InMemorySource", "RunSource"]
+__all__ = ["BlockSource", "CheckpointSource", "InMemorySource", "ReadAhead", "RunSource"]
 
 PAGE = 4096
 """Bytes of a page of memory, or a part of one."""
 LEAST_ROOM = 4
 """How many times the size of a block has to be free for it to be read ahead: what works on the block before needs memory too."""
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class ReadAhead(Generic[K, V]):
+    """Reads at most one thing ahead.
+
+    The thread lives from `start` to `take`, so that none is left where a run fails in between; what it raises, `take` raises.
+
+    Args:
+        read: Reads the thing of a key.
+    """
+
+    def __init__(self, read: Callable[[K], V]) -> None:
+        self._read = read
+        self._ahead: tuple[K, Future[V]] | None = None
+
+    def start(self, key: K) -> None:
+        """Begin to read the thing of a key in a thread; what was read ahead and not taken is dropped."""
+        self.stop()
+        executor = ThreadPoolExecutor(1, thread_name_prefix="quark-read-ahead")
+        self._ahead = key, executor.submit(self._read, key)
+        executor.shutdown(wait=False)  # the thread ends when it has read
+
+    def take(self, key: K) -> V:
+        """Return the thing of a key, which is read now if it was not read ahead."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead[0] != key:
+            if ahead is not None:
+                _ended(ahead[1])
+            return self._read(key)
+        return ahead[1].result()
+
+    def stop(self) -> None:
+        """Wait for the thread, and drop what it has read."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            _ended(ahead[1])
+
+
+def _ended(future: Future[V]) -> None:
+    """Wait until a thread has ended, whatever it raised: nobody wants its result."""
+    if not future.cancel():
+        future.exception()
 
 
 class BlockSource(Protocol):

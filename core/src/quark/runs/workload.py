@@ -163,7 +163,7 @@ def _attention(model: nn.Module, layers: int, length: int) -> float:
 def _tasks(run: Run, block: Block, rows: Sequence[PlanRow], tokens: int, share: float, experts: ExpertNames) -> Iterator[Task]:
     """Yield the input groups of the rounding in one block."""
     own = {r.name.removeprefix(block.prefix): r for r in rows if r.algorithm}
-    if not own or not run.algorithms.rounding.needs:
+    if not own or not run.algorithms.compensates:
         return
     groups = InputGroups(run.plan.architecture, run.plan.config.shared_scale_groups).expected(list(own))
     seen: set[str] = set()
