@@ -8,7 +8,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import MappingProxyType
 
-from quark.errors import NotOfferedError
+from quark.errors import MissingPluginError, NotOfferedError
 
 __all__ = ["AbsentModules", "install", "refuse_absent"]
 
@@ -51,6 +51,8 @@ _MODULES: Mapping[str, str] = MappingProxyType(
     }
 )
 """By module; for all below it too."""
+_MOVED = MappingProxyType({"quark.testing": "pip install quark-devkit, and import quark_devkit; the tiny model is quark_tiny_model"})
+"""Modules that were part of the core, with where they are."""
 _NAMES: Mapping[str, str] = MappingProxyType(
     {
         "ModelPruner": _PRUNING,
@@ -80,6 +82,8 @@ class AbsentModules(MetaPathFinder):
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
         """Return None, or where a plugin brings part of the module. Raises NotOfferedError (an ImportError) for one that does not come."""
+        if fullname in _MOVED:
+            raise MissingPluginError(f"the module {fullname} is not part of quark-core: {_MOVED[fullname]}", name=fullname)
         for module in (fullname, *(fullname.rsplit(".", count)[0] for count in range(1, fullname.count(".") + 1))):
             if module in _MODULES:
                 from quark.compat.plugin_modules import PluginModules  # not above: `import quark` stays free of plugins
