@@ -9,11 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = sorted(
-    p
-    for pattern in ("core/src", "plugins/*/src", "examples/*/src", "tiny_model/src", "devkit/src")
-    for p in ROOT.glob(f"{pattern}/**/*.py")
-)
+SOURCES = sorted(p for pattern in ("*/src", "plugins/*/src", "examples/*/src") for p in ROOT.glob(f"{pattern}/**/*.py"))
 DOCUMENTS = sorted(
     p for p in ROOT.rglob("*.md") if not any(part.startswith(".") and part != ".github" for part in p.relative_to(ROOT).parts)
 )
