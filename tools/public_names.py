@@ -22,7 +22,7 @@ CHECKS = "devkit/src/quark_devkit/checks"
 
 def modules(root: Path = ROOT) -> list[Path]:
     """All modules of the distributions, but private ones and `CHECKS`."""
-    folders = [root / "core", *sorted(root.glob("plugins/*")), root / "tiny_model", *sorted(root.glob("examples/*"))]
+    folders = [root / "core", *sorted(root.glob("plugins/*")), root / "tiny_model", root / "devkit", *sorted(root.glob("examples/*"))]
     paths = [path for folder in folders for path in sorted((folder / "src").rglob("*.py"))]
     public = [path for path in paths if not path.stem.startswith("_") or path.stem == "__init__"]
     return [path for path in public if not path.is_relative_to(root / CHECKS)]

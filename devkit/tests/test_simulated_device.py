@@ -94,7 +94,7 @@ MIXED: dict[str, Callable[[Tensor, Tensor], object]] = {
 
 @pytest.mark.parametrize("kind", MIXED)
 def test_operators_of_both_devices_are_refused_and_the_place_is_named(kind: str, device: SimulatedDevice) -> None:
-    with pytest.raises(RuntimeError, match=r"device.*testing/test_simulated_device.py:\d+ <lambda>"):
+    with pytest.raises(RuntimeError, match=r"device.*tests/test_simulated_device.py:\d+ <lambda>"):
         MIXED[kind](*on_device(3, 3))
 
 
@@ -135,7 +135,7 @@ def test_what_makes_the_host_wait_is_counted_with_its_place(what: str, device: S
     device.waits.clear()
     work(there)
     assert [wait.kind for wait in device.waits] == kinds
-    assert all(place.startswith("testing/test_simulated_device.py:") for place in device.counted())
+    assert all(place.startswith("tests/test_simulated_device.py:") for place in device.counted())
     assert sum(device.counted("value", within="test_simulated").values()) == kinds.count("value")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quark.cli.main import program
+from quark.cli.commands import typer_command
 from quark_tiny_model import tiny_model_dir
 from tests.integration.program import run
 
@@ -16,9 +16,7 @@ OPTIONS = ("--scheme", "int4_wo_64", "--algorithm", "gptq", "--no-probe")
 
 
 def test_the_options_are_those_of_quantize() -> None:
-    import typer
-
-    commands = typer.main.get_command(program()).commands  # type: ignore[attr-defined]
+    commands = {name: typer_command(name) for name in ("plan", "quantize")}
     names = {command: {p.name for p in commands[command].params} for command in ("plan", "quantize")}
     writing = {"out", "dry_run", "resume", "restart", "report", "no_report", "deterministic"}
     selection = {"mixed", "target_bits", "target_size", "kl_budget", "selector", "selector_option", "runtime", "curve"}

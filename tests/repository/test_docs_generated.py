@@ -14,7 +14,7 @@ import pytest
 
 import quark.plugins
 from benchmarks.results import Measurement, add_run
-from quark.cli.main import program
+from quark.cli.commands import typer_command
 from quark.plugins import QuarkHooks, formats
 from quark.plugins.catalog import catalog
 from quark.plugins.events import EVENTS
@@ -102,10 +102,8 @@ def test_text_of_a_record_cannot_become_markup() -> None:
 
 
 def test_every_command_and_option_of_the_program_is_in_the_reference() -> None:
-    import typer
-
     text = command_line.reference()
-    commands = typer.main.get_command(program()).commands  # type: ignore[attr-defined]
+    commands = {name: typer_command(name) for name in catalog().commands.names()}
     assert len(commands) >= 10
     for name, command in commands.items():
         section = text.partition(f"## quark {name}\n")[2].partition("\n## ")[0]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = [ROOT / "core/src", *sorted(ROOT.glob("plugins/*/src"))]
+SOURCES = [ROOT / "core/src", *sorted(ROOT.glob("plugins/*/src")), ROOT / "tiny_model/src", ROOT / "devkit/src"]
 
 
 def modules_with_examples() -> list[str]:

@@ -13,7 +13,7 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[2]
 # The distributions of this repository, by folder.
-DISTRIBUTIONS = ["core", *sorted(f"plugins/{p.parent.name}" for p in ROOT.glob("plugins/*/pyproject.toml")), "tiny_model"]
+DISTRIBUTIONS = ["core", *sorted(f"plugins/{p.parent.name}" for p in ROOT.glob("plugins/*/pyproject.toml")), "tiny_model", "devkit"]
 SOURCES = sorted(p for d in DISTRIBUTIONS for p in (ROOT / d / "src").rglob("*.py"))
 TEXTS = sorted(p for p in ROOT.rglob("*.py") if not any(part == "build" or part.startswith(".") for part in p.relative_to(ROOT).parts))
 

@@ -1,10 +1,12 @@
 """The wheels: what they hold, what they say of themselves, and that they work where nothing of this checkout can be seen."""
 
+import ast
 import os
 import subprocess
 import sys
 import sysconfig
 import zipfile
+from collections.abc import Iterator
 from email.message import Message
 from email.parser import Parser
 from pathlib import Path
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DISTRIBUTIONS = ["core", *sorted(f"plugins/{p.parent.name}" for p in ROOT.glob("plugins/*/pyproject.toml")), "tiny_model"]
+DISTRIBUTIONS = ["core", *sorted(f"plugins/{p.parent.name}" for p in ROOT.glob("plugins/*/pyproject.toml")), "tiny_model", "devkit"]
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +111,29 @@ def test_each_wheel_depends_only_on_wheels_of_this_repository_and_the_core_on_no
         folder: [r for r in metadata(wheel).get_all("Requires-Dist") or [] if "extra ==" not in r] for folder, wheel in wheels.items()
     }
     assert not any(requirement.startswith("quark-") for requirement in required["core"])
-    assert required["tiny_model"] == []
+    own = {folder: [r.partition("=")[0] for r in texts if r.startswith("quark-")] for folder, texts in required.items()}
+    assert (own["tiny_model"], own["devkit"]) == (["quark-core"], ["quark-core", "quark-tiny-model"])
     plugins = [folder for folder in wheels if folder.startswith("plugins/")]
-    assert all([r.partition("=")[0] for r in required[folder] if r.startswith("quark-")] == ["quark-core"] for folder in plugins)
+    assert all(own[folder] == ["quark-core"] for folder in plugins)
+
+
+def test_machinery_of_tests_is_in_the_wheel_of_the_devkit_alone(wheels: dict[str, Path]) -> None:
+    for folder, wheel in wheels.items():
+        with zipfile.ZipFile(wheel) as archive:
+            modules = [n for n in archive.namelist() if n.endswith(".py")]
+            imports = {n.name.partition(".")[0] for m in modules for n in imported(ast.parse(archive.read(m)))}
+            entry_points = [archive.read(n).decode() for n in archive.namelist() if n.endswith("entry_points.txt")]
+        assert (folder == "devkit") == bool(imports & {"pytest", "quark_devkit"}), folder
+        assert (folder == "devkit") == any("[pytest11]" in text for text in entry_points), folder
+
+
+def imported(tree: ast.AST) -> Iterator[ast.alias]:
+    """The modules that code imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from node.names
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield ast.alias(node.module)
 
 
 def test_the_core_wheel_is_code_alone(wheels: dict[str, Path]) -> None:

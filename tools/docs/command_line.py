@@ -8,9 +8,9 @@ import re
 import shlex
 from typing import Any
 
-import typer
-
+from quark.cli.commands import typer_command
 from quark.cli.main import program
+from quark.plugins import commands
 from quark_tiny_model import tiny_model_dir
 from tools.docs.tables import cell, code, markdown_table
 
@@ -19,8 +19,7 @@ __all__ = ["plan_of_the_tiny_model", "reference"]
 
 def reference() -> str:
     """Return a section for each command: what it does, its arguments and its options."""
-    commands: dict[str, Any] = typer.main.get_command(program()).commands  # type: ignore[attr-defined]
-    return "\n\n".join(_command(name, command) for name, command in commands.items())
+    return "\n\n".join(_command(name, typer_command(name)) for name in commands().in_order())
 
 
 def _command(name: str, command: Any) -> str:

@@ -43,6 +43,7 @@ _COLUMNS: dict[str, dict[str, str]] = {
     "datasets": {"dataset": "name", "files": "suffixes", "downloaded": "is_online", "summary": "summary"},
     "metrics": {"metric": "name", "reference model": "needs_reference", "summary": "summary"},
     "graph_ops": {"operator": "name", "operators of torch": "operators", "modules": "modules", "moves values": "moves_values"},
+    "commands": {"command": "name", "heading": "group", "does": "summary"},
 }
 """For each kind: the title of a column, and the key of `quark.plugins.report.kind_report` that it shows. The first is the name."""
 _YES = ("needs_calibration", "kv_cache", "exporter", "reader", "dequantizer", "is_online", "needs_reference", "moves_values")

@@ -79,10 +79,10 @@ class Result:
 def packages_of(tree: Path) -> dict[str, list[str]]:
     """Returns the source files of each package, by its name."""
     packages: dict[str, list[str]] = defaultdict(list)
-    for path in sorted([*tree.glob("core/src/quark/**/*.py"), *tree.glob("plugins/*/src/**/*.py")]):
+    for path in sorted([*tree.glob("*/src/**/*.py"), *tree.glob("plugins/*/src/**/*.py")]):
         file = path.relative_to(tree)
-        loose = file.parts[0] == "core" and len(file.parts) == 4
-        name = file.parts[1] if file.parts[0] == "plugins" else "core" if loose else f"core/{file.parts[3]}"
+        loose = file.parts[0] != "core" or len(file.parts) == 4
+        name = file.parts[1] if file.parts[0] == "plugins" else file.parts[0] if loose else f"core/{file.parts[3]}"
         packages[name].append(str(file))
     return packages
 

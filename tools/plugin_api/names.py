@@ -21,6 +21,7 @@ from quark.plugins.api_version import API_VERSION
 __all__ = ["Signature", "breaks", "current", "imports_of", "path_of", "recorded"]
 
 ROOT = Path(__file__).resolve().parents[2]
+_PACKAGES = ("quark", "quark_devkit", "quark_tiny_model")
 Signature = str | None
 """Parameters: ``"x, y="``, of which y has a default, ``"*z"`` by keyword alone; None of what is no function."""
 
@@ -63,7 +64,7 @@ def breaks(before: Mapping[str, Signature], now: Mapping[str, Signature]) -> lis
 def imports_of(code: str) -> Iterator[tuple[str, str]]:
     """Yield modules of quark that code imports from, each with a name."""
     for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.partition(".")[0] == "quark":
+        if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.partition(".")[0] in _PACKAGES:
             yield from ((node.module, alias.name) for alias in node.names)
 
 
@@ -100,7 +101,7 @@ def _is_module(module: str) -> bool:
 
 def _members(kind: type) -> Iterator[tuple[str, Any]]:
     """Yield the public attributes that a class and its bases within quark define; but checks, which have a policy of their own."""
-    names = {name for base in kind.__mro__ if base.__module__.startswith("quark.") for name in (*vars(base), *_annotated(base))}
+    names = {name for base in kind.__mro__ if base.__module__.partition(".")[0] in _PACKAGES for name in (*vars(base), *_annotated(base))}
     yield from ((name, getattr(kind, name, None)) for name in sorted(names) if not name.startswith(("_", "test_")))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from quark.errors import NotOfferedError
+from quark.errors import MissingPluginError, NotOfferedError
 from quark.torch import absent
 
 STATEMENTS = [
@@ -33,6 +33,12 @@ def test_importing_what_does_not_come_says_so_and_names_the_page(statement: str)
     with pytest.raises(NotOfferedError, match=r"of AMD Quark is not here: .*docs/how-to/from-amd-quark\.md") as caught:
         exec(statement)
     assert isinstance(caught.value, ImportError)
+
+
+@pytest.mark.parametrize("statement", ["import quark.testing", "from quark.testing import SchemeConformance", "import quark.testing.tiny"])
+def test_what_has_left_the_core_says_where_it_is(statement: str) -> None:
+    with pytest.raises(MissingPluginError, match="pip install quark-devkit, and import quark_devkit"):
+        exec(statement)
 
 
 def test_it_is_said_in_a_fresh_process_too() -> None:

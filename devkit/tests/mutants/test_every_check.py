@@ -19,7 +19,7 @@ MUTANTS: list[Mutant] = [mutant for module in MODULES.values() for mutant in mod
 
 def test_every_check_has_a_mutant() -> None:
     proven = {mutant.check for mutant in MUTANTS}
-    proven |= {f"{kind}:can_be_checked" for kind in KINDS}  # one function for all kinds: core/tests/testing/test_catalogue.py
+    proven |= {f"{kind}:can_be_checked" for kind in KINDS}  # one function for all kinds: devkit/tests/test_catalogue.py
     assert [check for check in all_checks() if check not in proven] == []
     assert len(MUTANTS) >= len(all_checks())
 

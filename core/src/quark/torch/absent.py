@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from quark.errors import NotOfferedError
+from quark.errors import MissingPluginError, NotOfferedError
 
 __all__ = ["refuse_absent", "refuse_absent_module"]
 
@@ -48,6 +48,8 @@ _MODULES: Mapping[str, str] = MappingProxyType(
     }
 )
 """By module; for all below it too."""
+_MOVED = MappingProxyType({"quark.testing": "pip install quark-devkit, and import quark_devkit; the tiny model is quark_tiny_model"})
+"""Modules that were part of the core, with where they are."""
 _NAMES: Mapping[str, str] = MappingProxyType(
     {
         "ModelPruner": _PRUNING,
@@ -73,7 +75,13 @@ _NAMES: Mapping[str, str] = MappingProxyType(
 
 
 def refuse_absent_module(name: str) -> None:
-    """Raise NotOfferedError (an ImportError) for a public module of AMD Quark that does not come, or one below it."""
+    """Raise NotOfferedError (an ImportError) for a public module of AMD Quark that does not come, or one below it.
+
+    Raises:
+        MissingPluginError: A distribution that is not installed has the module.
+    """
+    if name in _MOVED:
+        raise MissingPluginError(f"the module {name} is not part of quark-core: {_MOVED[name]}", name=name)
     for module in (name, *(name.rsplit(".", count)[0] for count in range(1, name.count(".") + 1))):
         if module in _MODULES:
             raise NotOfferedError(f"the module {name} of AMD Quark is not here: {_MODULES[module]} ({PAGE})", name=name)
