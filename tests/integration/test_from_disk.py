@@ -319,7 +319,7 @@ def test_what_stays_float_outside_the_blocks_is_written_first_and_once(head: boo
             written.append(list(part.meta))
             super().write_beside(part)
 
-    monkeypatch.setattr("quark_exporters.directory_exporter.ShardWriter", Recorded)
+    monkeypatch.setattr("quark.checkpoint.checkpoint_exporter.ShardWriter", Recorded)
     source = checkpoint(tmp_path / "in", "llama", tie_word_embeddings=False)
     quantize_checkpoint(source, tmp_path / "out", config("llama", scheme="int4_wo_32", exclude_layers=[] if head else ["lm_head"]))
     first, names = {"model.embed_tokens.weight", "model.norm.weight"}, [name for part in written for name in part]

@@ -1,4 +1,4 @@
-"""StorageExporter: base of exporters whose layers are stored by a `quark_exporters.layer_storage.LayerStorage`."""
+"""StorageExporter: base of exporters whose layers are stored by a `quark.checkpoint.layer_storage.LayerStorage`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from quark.checkpoint.checkpoint_exporter import DirectoryExporter
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import ExportOptions
+from quark.checkpoint.layer_storage import LayerStorage, storage_parts
+from quark.checkpoint.region import WHOLE, Region
 from quark.checkpoint.shard_writer import Part
 from quark.config.layer import QLayerConfig, TensorSpec
 from quark.errors import UnsupportedError
@@ -16,10 +19,7 @@ from quark.names import folded
 from quark.planning.plan import QuantPlan
 from quark.planning.plan_row import PlanRow
 from quark.quantizers import canonicalize
-from quark_exporters.directory_exporter import DirectoryExporter
 from quark_exporters.float_layers import is_float, routers
-from quark_exporters.layer_storage import LayerStorage, storage_parts
-from quark_exporters.region import WHOLE, Region
 
 __all__ = ["StorageExporter", "coded_rows", "float_names"]
 

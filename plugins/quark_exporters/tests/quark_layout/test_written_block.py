@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from quark.checkpoint import ExportOptions, export_safetensors
 from quark.checkpoint.content import content_of
+from quark.checkpoint.region import WHOLE
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.modules import QuantizedLayer
 from quark.torch import ModelQuantizer
 from quark.torch.quantization import Int8PerChannelSpec
 from quark_exporters.quark_layout.written_block import read_block
-from quark_exporters.region import WHOLE
 
 ROWS = Int8PerChannelSpec(ch_axis=0, symmetric=True)
 CHANNELS = Int8PerChannelSpec(ch_axis=1, symmetric=True, is_dynamic=False)

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from quark.checkpoint import FloatTensor
+from quark.checkpoint.layer_storage import empty_layer, layer_codes
 from quark.config.layer import QLayerConfig
 from quark.errors import CheckpointError
 from quark.quantizers import cast_finite, quantizer_for
 from quark_exporters.awq.reader import awq_config
 from quark_exporters.awq.storage import AwqStorage
-from quark_exporters.layer_storage import empty_layer, layer_codes
 
 __all__ = ["AwqDequantizer"]
 

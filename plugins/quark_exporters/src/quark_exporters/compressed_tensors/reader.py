@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from quark.checkpoint.storage_reader import StorageReader
 from quark.config.layer import QLayerConfig
 from quark_exporters.compressed_tensors.arguments import layer_config
 from quark_exporters.compressed_tensors.scheme import refuse_other_transforms
 from quark_exporters.compressed_tensors.storage import CompressedTensorsStorage
-from quark_exporters.storage_reader import StorageReader
 
 __all__ = ["CompressedTensorsReader"]
 
@@ -20,7 +20,7 @@ class CompressedTensorsReader(StorageReader):
     storage = CompressedTensorsStorage()
 
     def layers(self, block: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
-        """As `quark_exporters.storage_reader.StorageReader.layers`."""
+        """As `quark.checkpoint.storage_reader.StorageReader.layers`."""
         refuse_other_transforms(block)
         return {name: layer_config(block, name, stored) for name in _names(stored)}
 

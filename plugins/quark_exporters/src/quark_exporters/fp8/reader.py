@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from quark.checkpoint.storage_reader import StorageReader
 from quark.config.layer import QLayerConfig
 from quark_exporters.fp8.scheme import layer_config
 from quark_exporters.fp8.storage import Fp8Storage
-from quark_exporters.storage_reader import StorageReader
 
 __all__ = ["Fp8Reader"]
 
@@ -19,7 +19,7 @@ class Fp8Reader(StorageReader):
     storage = Fp8Storage()
 
     def layers(self, block: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
-        """As `quark_exporters.storage_reader.StorageReader.layers`."""
+        """As `quark.checkpoint.storage_reader.StorageReader.layers`."""
         config = layer_config(block)
         scales = (".weight_scale", ".weight_scale_inv")
         names = [name.removesuffix(suffix) for name in stored for suffix in scales if name.endswith(suffix)]

@@ -17,6 +17,7 @@ from torch import nn
 from quark.checkpoint.companions import save_companions
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import BlockStream, ExportOptions
+from quark.checkpoint.region import Region
 from quark.errors import ConfigError, MissingPluginError, UnsupportedError
 from quark.log import get_logger
 from quark.planning.decoder_blocks import Block, decoder_blocks
@@ -24,7 +25,6 @@ from quark_exporters.gguf_layout.families import family_of
 from quark_exporters.gguf_layout.metadata import rotary_factors, write_metadata
 from quark_exporters.gguf_layout.tensors import FLOAT_TYPES, GgufTensor, TensorWriter, floats
 from quark_exporters.gguf_layout.vocabulary import write_vocabulary
-from quark_exporters.region import Region
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter

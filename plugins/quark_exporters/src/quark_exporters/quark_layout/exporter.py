@@ -9,18 +9,18 @@ from typing import Any
 
 from torch import nn
 
+from quark.checkpoint.checkpoint_exporter import DirectoryExporter, DirectoryStream
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import ExportOptions, ResumableStream
+from quark.checkpoint.region import WHOLE, Region
 from quark.checkpoint.shard_writer import Part
 from quark.errors import UnsupportedError
 from quark.log import get_logger
 from quark.planning.decoder_blocks import Block
 from quark.planning.plan import QuantPlan
-from quark_exporters.directory_exporter import DirectoryExporter, DirectoryStream
 from quark_exporters.quark_layout.layout import quantized_parts
 from quark_exporters.quark_layout.quantization_config import quantization_config
 from quark_exporters.quark_layout.written_block import read_block
-from quark_exporters.region import WHOLE, Region
 
 __all__ = ["SafetensorsExporter"]
 

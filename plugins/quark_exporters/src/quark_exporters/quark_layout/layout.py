@@ -6,18 +6,18 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from quark.calibration.activation_scales import kv_scale_groups, merge_kv_scales
 from quark.checkpoint.exporter import ExportOptions
+from quark.checkpoint.model_tensors import activation_tensors, attention_quantizers, holds_values, is_stored, plain_parts, state_parts
+from quark.checkpoint.region import WHOLE, Region
 from quark.checkpoint.shard_writer import Part
 from quark.config.slot import PARAMETERS, Slot
 from quark.modules import QuantizedLayer, QuantizerModule
 from quark.modules.attention import PROBABILITIES
 from quark.modules.packed_layers import packed_meta, stored_tensors
+from quark.planning.kv_scales import kv_scale_groups, merge_kv_scales
 from quark.planning.plan import QuantPlan
 from quark.quantizers import QParams
-from quark_exporters.model_tensors import activation_tensors, attention_quantizers, holds_values, is_stored, plain_parts, state_parts
 from quark_exporters.quark_layout.tensor_names import checkpoint_name, probabilities_name
-from quark_exporters.region import WHOLE, Region
 
 __all__ = ["output_quantizers", "quantized_parts"]
 

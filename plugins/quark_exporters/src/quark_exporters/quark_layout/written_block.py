@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from quark.checkpoint.exporter import ExportOptions
+from quark.checkpoint.model_tensors import attention_quantizers, state_name
+from quark.checkpoint.region import Region
 from quark.config.slot import PARAMETERS, Slot
 from quark.modules import QuantizedLayer, QuantizerModule
 from quark.modules.attention import PROBABILITIES
@@ -17,10 +19,8 @@ from quark.modules.layer_shape import LayerShape
 from quark.modules.packed_layers import packed_meta
 from quark.planning.plan import QuantPlan
 from quark.quantizers import cast_finite
-from quark_exporters.model_tensors import attention_quantizers, state_name
 from quark_exporters.quark_layout.layout import output_quantizers
 from quark_exporters.quark_layout.tensor_names import checkpoint_name, probabilities_name
-from quark_exporters.region import Region
 
 __all__ = ["WrittenTensors", "read_block"]
 

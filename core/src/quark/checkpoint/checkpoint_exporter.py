@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from quark.checkpoint.companions import save_companions
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import ExportOptions, SharedStream
+from quark.checkpoint.model_tensors import holds_values, is_tied_apart
+from quark.checkpoint.region import WHOLE, Region
 from quark.checkpoint.shard_layout import ShardLayout
 from quark.checkpoint.shard_writer import Part, ShardWriter, create_shards
 from quark.planning.decoder_blocks import Block, decoder_blocks
 from quark.planning.plan import QuantPlan
-from quark_exporters.model_tensors import holds_values, is_tied_apart
-from quark_exporters.region import WHOLE, Region
 
 __all__ = ["DirectoryExporter", "DirectoryStream"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from quark.checkpoint.layer_storage import LayerStorage, empty_layer
 from quark.config.layer import QLayerConfig
 from quark.modules import QuantizedLayer, quantized_class
 from quark.modules.layers import linear_weight
 from quark.modules.packed import Packed
 from quark.modules.packed_layers import without_weights
-from quark_exporters.layer_storage import LayerStorage, empty_layer
 
 __all__ = ["StoredLayer"]
 

@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from torch import Tensor, nn
 
-from quark.calibration.activation_scales import merge_kv_scales
 from quark.checkpoint.exporter import ExportOptions
 from quark.checkpoint.shard_writer import Part
 from quark.modules import QuantizerModule
 from quark.modules.attention import PROBABILITIES, QUERY, STATES, STORED_STATES
 from quark.planning.attention import AttentionRow
+from quark.planning.kv_scales import merge_kv_scales
 from quark.planning.precedence import first_match
 from quark.quantizers import QParams
 

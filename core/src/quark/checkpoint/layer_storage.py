@@ -1,7 +1,7 @@
 """LayerStorage: how a layout names and packs the tensors of a quantized linear layer, and back. Writing and reading share one.
 
 A layout with a vocabulary of its own (``qweight``, ``weight_packed``, …) implements `LayerStorage`; `storage_parts` and
-`quark_exporters.stored_layer` do the rest, for whole models.
+`quark.checkpoint.stored_layer` do the rest, for whole models.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from quark.checkpoint import LayerCodes
 from quark.checkpoint.exporter import ExportOptions
+from quark.checkpoint.model_tensors import attention_quantizers, plain_parts, state_parts
+from quark.checkpoint.region import WHOLE, Region
 from quark.checkpoint.shard_writer import Part
 from quark.config.layer import QLayerConfig, TensorSpec
 from quark.modules import QuantizedLayer, QuantizerModule
@@ -22,8 +24,6 @@ from quark.modules.coded_layer import CodedLayer
 from quark.modules.packed_layers import checked_codes
 from quark.planning.plan import QuantPlan
 from quark.quantizers import QParams, quantizer_for
-from quark_exporters.model_tensors import attention_quantizers, plain_parts, state_parts
-from quark_exporters.region import WHOLE, Region
 
 __all__ = ["CodedLayer", "LayerStorage", "empty_layer", "layer_codes", "storage_parts"]
 

@@ -1,4 +1,4 @@
-"""StorageReader: base of readers of layouts whose layers are stored by a `quark_exporters.layer_storage.LayerStorage`."""
+"""StorageReader: base of readers of layouts whose layers are stored by a `quark.checkpoint.layer_storage.LayerStorage`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any
 
 from torch import nn
 
+from quark.checkpoint.layer_storage import LayerStorage
 from quark.checkpoint.layout_reader import StoredConfig
 from quark.checkpoint.packed_model import pack_model
+from quark.checkpoint.stored_layer import StoredLayer
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
@@ -19,8 +21,6 @@ from quark.errors import CheckpointError
 from quark.hf.shards import check_shards
 from quark.names import matches, without_numbers
 from quark.planning.plan import QuantPlan
-from quark_exporters.layer_storage import LayerStorage
-from quark_exporters.stored_layer import StoredLayer
 
 __all__ = ["StorageReader", "by_pattern"]
 
