@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from quark.algorithms import Hessian, RoundToNearest
-from quark.checkpoint import CheckpointContent, ExportOptions
+from quark.checkpoint import CheckpointContent, Exporter, ExportOptions
 from quark.checkpoint.export import export_with
 from quark.checkpoint.shard_writer import Part, ShardWriter
 from quark.config.model import QConfig
@@ -198,7 +198,7 @@ def test_the_documented_method_refuses_presharded_weights(tmp_path: Path) -> Non
         ModelQuantizer(config("llama", scheme="int4_wo_64")).direct_quantize_checkpoint("in", "out", presharded_weights={"a": 1})
 
 
-class WholeModels:
+class WholeModels(Exporter):
     """An exporter of a third party, which knows nothing of blocks."""
 
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:

@@ -1,9 +1,12 @@
-"""Tensors of a quantized model that several layouts write alike: those that are not quantized, and scales of activations and attention."""
+"""The tensors of a region of a model that layouts write alike: those that are not quantized, and scales of activations and attention."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Protocol
 
+import attrs
 from torch import Tensor, nn
 
 from quark.checkpoint.exporter import ExportOptions
@@ -16,15 +19,49 @@ from quark.planning.precedence import first_match
 from quark.quantizers import QParams
 
 __all__ = [
+    "STORED_PROBABILITIES",
+    "Region",
+    "WrittenTensors",
     "activation_tensors",
     "attention_quantizers",
-    "holds_values",
     "is_stored",
     "is_tied_apart",
     "plain_parts",
-    "state_name",
+    "probability_parts",
+    "scale_suffixes",
+    "set_attention_scales",
     "state_parts",
 ]
+
+STORED_PROBABILITIES = "prob_output"
+"""First words of the names of the tensors of attention probabilities: ``prob_output_scale``. Source: checkpoints of AMD Quark 0.13."""
+
+
+@attrs.frozen
+class Region:
+    """A part of a model, whose tensors are written together: what lies under one module, except under some of its descendants.
+
+    Attributes:
+        root: Full name of the module; empty for the model itself.
+        without: Full names of the modules that do not belong to it.
+    """
+
+    root: str = ""
+    without: tuple[str, ...] = ()
+
+    def modules(self, model: nn.Module) -> dict[str, nn.Module]:
+        """Return its modules by full name, in the model's order."""
+        modules = model.get_submodule(self.root).named_modules(prefix=self.root)
+        return {name: module for name, module in modules if not self._excludes(name)}
+
+    def state(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return its parameters and persistent buffers by full name, in the model's order; tied ones are one object."""
+        prefix = f"{self.root}." if self.root else ""
+        state = model.get_submodule(self.root).state_dict(keep_vars=True, prefix=prefix)
+        return {name: tensor for name, tensor in state.items() if not self._excludes(name)}
+
+    def _excludes(self, name: str) -> bool:
+        return f"{name}.".startswith(tuple(f"{module}." for module in self.without))
 
 
 def is_tied_apart(model: nn.Module) -> bool:
@@ -33,40 +70,6 @@ def is_tied_apart(model: nn.Module) -> bool:
         return False
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()  # type: ignore[operator]
     return head is not None and head.weight is not embedding.weight
-
-
-def attention_quantizers(modules: Mapping[str, nn.Module]) -> dict[str, QuantizerModule]:
-    """Return quantizers of attention modules by full name: of probabilities, and of states, whose scales are stored with projections."""
-    return {n: m for n, m in modules.items() if isinstance(m, QuantizerModule) and n.rpartition(".")[2] in (PROBABILITIES, *STATES)}
-
-
-def state_name(attention: str, state: str, suffix: str) -> str:
-    """Return the name of a tensor of queries, keys or values stored with attention: ``….self_attn`` + keys + scale → ``….k_scale``."""
-    return f"{attention}.{STORED_STATES[state]}_{suffix}"
-
-
-def state_parts(model: nn.Module, attentions: Iterable[AttentionRow], layers: Collection[str], options: ExportOptions) -> Iterator[Part]:
-    """Yield the parts of scales of queries, keys and values that are stored with the attention module.
-
-    Args:
-        model: The quantized model.
-        attentions: The attention modules whose states are stored so.
-        layers: Names of the quantized layers of the region that is written.
-        options: Of the export.
-    """
-    for row in attentions:
-        here = [state for state, (layer, _) in row.states.items() if layer in layers]
-        states = {state: getattr(model.get_submodule(row.name), state) for state in here}
-        cached = [q.scale for state, q in states.items() if state != QUERY and q.scale is not None and q.scale.numel() == 1]
-        is_merged = any(first_match(layer, options.kv_cache_group) for layer, _ in row.states.values())
-        merged = QParams(merge_kv_scales(cached, options.min_kv_scale)) if cached and is_merged else None
-        tensors = {
-            state_name(row.name, state, suffix): tensor
-            for state, quantizer in states.items()
-            for suffix, tensor in activation_tensors(quantizer, None if state == QUERY else merged, options).items()
-        }
-        if tensors:
-            yield Part({name: t.to("meta") for name, t in tensors.items()}, lambda tensors=tensors: tensors)  # type: ignore[misc]
 
 
 def plain_parts(state: Mapping[str, Tensor], elsewhere: Iterable[str], others: Collection[str]) -> list[Part]:
@@ -106,6 +109,106 @@ def is_stored(suffix: str, module: QuantizerModule, options: ExportOptions) -> b
     return options.zero_points or not suffix.startswith("zero_point") or module.zero_point is not None
 
 
-def holds_values(options: ExportOptions) -> bool:
-    """Return whether rounded values are stored, and not their codes."""
-    return options.weight_format == "fake_quantized"
+def scale_suffixes(module: QuantizerModule | None, options: ExportOptions, shape: tuple[int, ...] = (1,)) -> list[str]:
+    """Return the suffixes that `activation_tensors` may give of an activation of that shape, a batch of one; none if it is not static."""
+    if module is None or module.quantizer.is_dynamic or module.quantizer.is_float:
+        return []
+    return list(module.quantizer.pack_qparams(module.quantizer.empty_qparams(shape, "meta"), order=options.pack_method))
+
+
+def attention_quantizers(modules: Mapping[str, nn.Module]) -> dict[str, QuantizerModule]:
+    """Return quantizers of attention modules by full name: of probabilities, and of states, whose scales are stored with projections."""
+    return {n: m for n, m in modules.items() if isinstance(m, QuantizerModule) and n.rpartition(".")[2] in (PROBABILITIES, *STATES)}
+
+
+def probability_parts(quantizers: Mapping[str, QuantizerModule], options: ExportOptions) -> Iterator[Part]:
+    """Yield the parts of scales of attention probabilities; ``quantizers`` are those of attention by full name."""
+    for name, module in quantizers.items():
+        attention, _, attribute = name.rpartition(".")
+        tensors = activation_tensors(module, None, options) if attribute == PROBABILITIES else {}
+        if tensors:
+            yield _scales({_probabilities_name(attention, suffix): t for suffix, t in tensors.items()})
+
+
+def _probabilities_name(attention: str, suffix: str) -> str:
+    """Return the name of a tensor of attention probabilities: ``….self_attn`` + scale → ``….self_attn.prob_output_scale``."""
+    return f"{attention}.{STORED_PROBABILITIES}_{suffix}"
+
+
+def state_parts(
+    model: nn.Module, attentions: Iterable[AttentionRow], layers: Collection[str], options: ExportOptions, *, as_vectors: bool = False
+) -> Iterator[Part]:
+    """Yield the parts of scales of queries, keys and values that are stored with the attention module.
+
+    Args:
+        model: The quantized model.
+        attentions: The attention modules whose states are stored so.
+        layers: Names of the quantized layers of the region that is written.
+        options: Of the export.
+        as_vectors: Whether a scale has the shape ``[1]``, and not ``[]``.
+    """
+    for row in attentions:
+        here = [state for state, (layer, _) in row.states.items() if layer in layers]
+        states = {state: getattr(model.get_submodule(row.name), state) for state in here}
+        cached = [q.scale for state, q in states.items() if state != QUERY and q.scale is not None and q.scale.numel() == 1]
+        is_merged = any(first_match(layer, options.kv_cache_group) for layer, _ in row.states.values())
+        merged = QParams(merge_kv_scales(cached, options.min_kv_scale)) if cached and is_merged else None
+        tensors = {
+            _state_name(row.name, state, suffix): tensor.reshape(1) if as_vectors else tensor
+            for state, quantizer in states.items()
+            for suffix, tensor in activation_tensors(quantizer, None if state == QUERY else merged, options).items()
+        }
+        if tensors:
+            yield _scales(tensors)
+
+
+def _scales(tensors: Mapping[str, Tensor]) -> Part:
+    return Part({name: t.to("meta") for name, t in tensors.items()}, lambda: tensors)
+
+
+def _state_name(attention: str, state: str, suffix: str) -> str:
+    """Return the name of a tensor of queries, keys or values stored with attention: ``….self_attn`` + keys + scale → ``….k_scale``."""
+    return f"{attention}.{STORED_STATES[state]}_{suffix}"
+
+
+class WrittenTensors(Protocol):
+    """The tensors of an export that have been written."""
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether a tensor of that full name is among them."""
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor, on the CPU."""
+
+    def names_under(self, module: str) -> Sequence[str]:
+        """Return the names of the tensors that belong to a module itself, without its full name."""
+
+
+def set_attention_scales(
+    quantizers: Mapping[str, QuantizerModule],
+    attentions: Iterable[AttentionRow],
+    written: WrittenTensors,
+    options: ExportOptions,
+    *,
+    as_vectors: bool = False,
+) -> None:
+    """Set scales of attention to those that `probability_parts` and `state_parts` have given.
+
+    Args:
+        quantizers: Quantizers of attention by full name, without scales.
+        attentions: The attention modules whose states are stored with them.
+        written: The tensors.
+        options: Of the export.
+        as_vectors: As of `state_parts`.
+    """
+    owners = [name.rpartition(".")[0] for name in quantizers if name.rpartition(".")[2] == PROBABILITIES]
+    places = {f"{owner}.{PROBABILITIES}": partial(_probabilities_name, owner) for owner in owners}
+    places |= {f"{row.name}.{state}": partial(_state_name, row.name, state) for row in attentions for state in row.states}
+    for name, name_of in places.items():
+        module = quantizers.get(name)
+        if module is None or not (suffixes := scale_suffixes(module, options)):
+            continue
+        tensors = {suffix: written.read(name_of(suffix)) for suffix in suffixes if name_of(suffix) in written}
+        if as_vectors:
+            tensors = {suffix: tensor.reshape(()) for suffix, tensor in tensors.items()}
+        module.set_qparams(module.quantizer.unpack_qparams(tensors, (1,), order=options.pack_method))

@@ -16,7 +16,7 @@ from torch import nn
 
 from quark.calibration.batches import Call
 from quark.checkpoint.content import CheckpointContent
-from quark.checkpoint.exporter import Exporter, ExportOptions, StreamingExporter
+from quark.checkpoint.exporter import Exporter, ExportOptions
 from quark.errors import QuarkError
 from quark.log import get_logger, silenced
 from quark.planning.decoder_blocks import Block, decoder_blocks
@@ -126,7 +126,7 @@ def _seconds(
     began = time.perf_counter()
     started = own.start(model)
     before = time.perf_counter() - began
-    if isinstance(exporter, StreamingExporter) and own.works_by_block:
+    if exporter.streams and own.works_by_block:
         _streamed(started, exporter, options)
     else:
         started.quantize(InPlaceSink(model))
@@ -136,7 +136,7 @@ def _seconds(
     return seconds
 
 
-def _streamed(started: StartedRun, exporter: StreamingExporter, options: ExportOptions) -> None:
+def _streamed(started: StartedRun, exporter: Exporter, options: ExportOptions) -> None:
     content = CheckpointContent(started.model, started.plan.config, started.plan)
     with (
         tempfile.TemporaryDirectory() as directory,

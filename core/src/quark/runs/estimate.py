@@ -13,7 +13,7 @@ import attrs
 from torch import Tensor, nn
 
 from quark.checkpoint.content import CheckpointContent
-from quark.checkpoint.exporter import AnnouncesTensors, Exporter, ExportOptions, StreamingExporter
+from quark.checkpoint.exporter import Exporter, ExportOptions
 from quark.checkpoint.shard_layout import ShardLayout
 from quark.planning.decoder_blocks import decoder_blocks, rows_by_block
 from quark.planning.family import text_config
@@ -155,13 +155,11 @@ def estimate(
         block: From `quark.runs.block_probe.measured_block`; without one, the time follows from the rates of the machine.
         in_memory: Whether the model is loaded: it is part of what the program holds, and rounded weights come beside it.
     """
-    parts = None
-    if isinstance(exporter, AnnouncesTensors):
-        content = CheckpointContent(model, run.plan.config, run.plan)
-        parts = list(exporter.announced(content, quantized_skeleton(model, run.plan), options))
+    content = CheckpointContent(model, run.plan.config, run.plan)
+    parts = exporter.announced(content, quantized_skeleton(model, run.plan), options)
     output = None if parts is None else output_of(model, run, parts, options.max_shard_bytes)
     work = workload_of(model, run, calibration)
-    is_streamed = isinstance(exporter, StreamingExporter) and run.works_by_block
+    is_streamed = exporter.streams and run.works_by_block
     written = sorted((sum(t.nbytes for t in part.values()) for part in parts or ()), reverse=True)[:2]
     memory = _memory(model, run, calibration, work, sum(written), is_streamed=is_streamed, in_memory=in_memory)
     size = 0 if output is None else output.bytes

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from quark.checkpoint.layer_storage import CodedLayer
+from quark.checkpoint import CodedLayer
 from quark.config.layer import QLayerConfig
 from quark.config.tensor import QTensorConfig
 from quark.errors import CheckpointError

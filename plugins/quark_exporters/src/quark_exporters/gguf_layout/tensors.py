@@ -10,7 +10,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.checkpoint.region import Region
+from quark.checkpoint.model_tensors import Region
 from quark.errors import UnsupportedError
 from quark.modules import QuantizedLayer, QuantizerModule
 from quark.names import folded
