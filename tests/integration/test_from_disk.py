@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from quark.algorithms import Hessian, RoundToNearest
-from quark.checkpoint import CheckpointContent, ExportOptions
+from quark.checkpoint import CheckpointContent, Exporter, ExportOptions
 from quark.checkpoint.export import export_with
 from quark.checkpoint.shard_writer import Part, ShardWriter
 from quark.config.model import QConfig
@@ -198,7 +198,7 @@ def test_the_documented_method_refuses_presharded_weights(tmp_path: Path) -> Non
         ModelQuantizer(config("llama", scheme="int4_wo_64")).direct_quantize_checkpoint("in", "out", presharded_weights={"a": 1})
 
 
-class WholeModels:
+class WholeModels(Exporter):
     """An exporter of a third party, which knows nothing of blocks."""
 
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
@@ -319,7 +319,7 @@ def test_what_stays_float_outside_the_blocks_is_written_first_and_once(head: boo
             written.append(list(part.meta))
             super().write_beside(part)
 
-    monkeypatch.setattr("quark_exporters.directory_exporter.ShardWriter", Recorded)
+    monkeypatch.setattr("quark.checkpoint.checkpoint_exporter.ShardWriter", Recorded)
     source = checkpoint(tmp_path / "in", "llama", tie_word_embeddings=False)
     quantize_checkpoint(source, tmp_path / "out", config("llama", scheme="int4_wo_32", exclude_layers=[] if head else ["lm_head"]))
     first, names = {"model.embed_tokens.weight", "model.norm.weight"}, [name for part in written for name in part]

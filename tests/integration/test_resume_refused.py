@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quark.checkpoint import CheckpointContent, ExportOptions
+from quark.checkpoint import CheckpointContent, Exporter, ExportOptions
 from quark.checkpoint.atomic_directory import JOURNAL, building
 from quark.checkpoint.export import export_with
 from quark.errors import ConfigError, NonFiniteError, OutputError, ResumeError, UnsupportedError
@@ -147,7 +147,7 @@ def test_the_documented_method_resumes_too(source: Path, tmp_path: Path, quantiz
     assert quantized == ["model.layers.2"]
 
 
-class WholeModels:
+class WholeModels(Exporter):
     """An exporter that knows nothing of blocks."""
 
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:

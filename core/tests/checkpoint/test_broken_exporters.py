@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from quark.checkpoint import CheckpointContent, ExportOptions, export_safetensors
+from quark.checkpoint import CheckpointContent, Exporter, ExportOptions, export_safetensors
 from quark.checkpoint.destination import RUN_FILE
 from quark.checkpoint.export import export_with
 from quark.errors import ConfigError, OutputError, PluginError
@@ -23,24 +23,24 @@ from quark_tiny_model import tiny_model, tiny_model_dir
 CONFIG = LLMTemplate.get("llama").get_config(scheme="int4_wo_64")
 
 
-class Sound:
+class Sound(Exporter):
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
         (out / "a.bin").write_bytes(b"a")
 
 
-class RaisesHalfWay:
+class RaisesHalfWay(Exporter):
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
         (out / "a.bin").write_bytes(b"a")
         (out / "inner").mkdir()
         raise RuntimeError("half way")
 
 
-class WritesNothing:
+class WritesNothing(Exporter):
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
         """Nothing."""
 
 
-class DiskFull:
+class DiskFull(Exporter):
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
         (out / "a.bin").write_bytes(b"a")
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -48,6 +48,11 @@ class DiskFull:
 
 class NoExport:
     """No exporter."""
+
+
+class NotDerived:
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+        (out / "a.bin").write_bytes(b"a")
 
 
 class CannotBeMade(Sound):
@@ -109,7 +114,11 @@ def test_a_full_disk_is_no_fault_of_the_plugin(registered: None, write: Callable
 
 @pytest.mark.parametrize(
     ("registered", "complaint"),
-    [("NoExport", "which has no 'export'"), ("CannotBeMade", "raised ValueError: no luck")],
+    [
+        ("NoExport", "which has no 'export'"),
+        ("NotDerived", "does not derive from quark.checkpoint.Exporter"),
+        ("CannotBeMade", "raised ValueError: no luck"),
+    ],
     indirect=["registered"],
 )
 def test_one_that_cannot_work_is_refused_before_any_work(registered: None, complaint: str, tmp_path: Path) -> None:

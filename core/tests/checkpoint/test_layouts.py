@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from quark.checkpoint import StoredConfig, export_safetensors, import_model_from_safetensors, map_to_quark
+from quark.checkpoint import Exporter, StoredConfig, export_safetensors, import_model_from_safetensors, map_to_quark
 from quark.checkpoint.layouts import layout_for
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
@@ -24,7 +24,7 @@ from quark_tiny_model import tiny_model
 PATH = Path("config.json")
 
 
-class Writer:
+class Writer(Exporter):
     def export(self, *_: Any) -> None:
         """Nothing is written by these tests."""
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quark.algorithms import Hessian, Metrics, RoundingTask, RoundToNearest, Statistic
-from quark.checkpoint import ExportOptions, ResumableExporter
+from quark.checkpoint import ExportOptions
 from quark.checkpoint.atomic_directory import finished_blocks
 from quark.config.model import QConfig
 from quark.errors import QuarkError
@@ -104,8 +104,8 @@ def _quantize(
 ) -> _Interrupted:
     """Quantize a checkpoint as `quark.runs.quantize_checkpoint` does, with a rounding that may fail, and return that."""
     output = Output.of(out, layout, options, resume=resume)
-    if not isinstance(output.writer, ResumableExporter):
-        raise NotApplicableError("it has no method reopen: its runs start from the beginning")
+    if not output.writer.resumes:
+        raise NotApplicableError("it does not resume: its runs start from the beginning")
     rounding = _Interrupted(most)
     shards, tensors = opened_checkpoint(source)
     run = attrs.evolve(plan_run(tensors.model, config), algorithms=Algorithms(rounding=rounding))

@@ -18,7 +18,7 @@ from quark.checkpoint.destination import RUN_FILE
 from quark.checkpoint.export import export_with
 from quark.config.model import QConfig
 from quark.hf.loading import load_model
-from quark.plugins import exporters
+from quark.plugins import ExporterRecord, exporters
 from quark.ranks import Ranks
 from quark.runs import ModelQuantizer, quantize_checkpoint
 from quark.runs.quantize_run import quantize_run
@@ -49,7 +49,9 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 def readable_layout() -> str:
-    """Return the name of a registered layout that streams and is read back; one that keeps all values and can be resumed, if there is one.
+    """Return the name of a registered layout that streams and is read back, the one that can do most.
+
+    If there is one, it can be resumed, keeps all values, and its checkpoints can be the source of a run.
 
     Raises:
         NotApplicableError: There is none.
@@ -57,7 +59,11 @@ def readable_layout() -> str:
     found = [record for record in exporters() if record.reader is not None and "streaming" in record.capabilities]
     if not found:
         raise NotApplicableError("no registered checkpoint layout streams and is read back: install quark-exporters")
-    return max(found, key=lambda record: ("resumable" in record.capabilities, "rounds_scales" not in record.capabilities)).name
+
+    def completeness(record: ExporterRecord) -> tuple[bool, bool, bool]:
+        return "resumable" in record.capabilities, "rounds_scales" not in record.capabilities, record.dequantizer is not None
+
+    return max(found, key=completeness).name
 
 
 def require_same_from_disk(config: QConfig, layout: str | None = None, options: ExportOptions | None = None) -> None:

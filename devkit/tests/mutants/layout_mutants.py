@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from quark.checkpoint import BlockStream, CheckpointContent, ExportOptions, FloatTensor, ResumableStream, StoredConfig
+from quark.checkpoint import BlockStream, CheckpointContent, Exporter, ExportOptions, FloatTensor, StoredConfig
 from quark.checkpoint.inspection import RuntimeSupport
 from quark.errors import UnsupportedError
 from quark.lazy import ObjectRef
@@ -36,7 +36,7 @@ def changed_json(path: Path, change: Any) -> None:
     path.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-class Plain:
+class Plain(Exporter):
     """The built-in layout under another ``quant_method``: the healthy layout from which the mutants differ in one thing."""
 
     method = METHOD
@@ -50,6 +50,8 @@ class Plain:
 
 
 class Streaming(Plain):
+    streams = True
+
     @contextmanager
     def stream(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
         with SafetensorsExporter().stream(content, skeleton, out, options) as stream:
@@ -58,19 +60,42 @@ class Streaming(Plain):
 
 
 class Announcing(Streaming):
-    def announced(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> list[dict[str, Tensor]]:
+    def announced(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> list[Mapping[str, Tensor]]:
         return [dict(part) for part in SafetensorsExporter().announced(content, skeleton, options)]
 
 
 class Resuming(Announcing):
+    resumes = True
+
     @contextmanager
-    def reopen(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[ResumableStream]:
+    def reopen(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
         with SafetensorsExporter().reopen(content, skeleton, out, options) as stream:
             yield self.reopened(stream)
         self.named(out)
 
     def reopened(self, stream: Any) -> Any:
         return stream
+
+
+class Sharing(Resuming):
+    shares = True
+
+    @contextmanager
+    def join(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
+        with SafetensorsExporter().join(content, skeleton, out, options) as stream:
+            yield stream
+
+
+class LosesBlocks(Sharing):
+    """What a process writes that has joined is not in the files, and it says that all is."""
+
+    @contextmanager
+    def join(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
+        with super().join(content, skeleton, out, options) as stream:
+            names = frozenset(name for part in self.announced(content, skeleton, options) for name in part)
+            stream.write = lambda block: None  # type: ignore[method-assign]
+            stream.written = lambda: names  # type: ignore[method-assign]
+            yield stream
 
 
 class Reader(QuarkReader):
@@ -98,8 +123,8 @@ class RenamesWhatItMakes(Dequantizer):
 
 
 def record_of(exporter: Any = Streaming, **fields: Any) -> ExporterRecord:
-    methods = {"stream": "streaming", "reopen": "resumable"}
-    streaming = {"capabilities": {capability for method, capability in methods.items() if hasattr(exporter, method)}}
+    named = {"streaming": exporter.streams, "resumable": exporter.resumes}
+    streaming = {"capabilities": {capability for capability, is_able in named.items() if is_able}}
     read = {"reader": ObjectRef(Reader), "dequantizer": ObjectRef(Dequantizer), "quant_methods": (METHOD,)}
     return ExporterRecord(name="mutant_layout", exporter=ObjectRef(exporter), **{**streaming, **read, **fields})
 
@@ -190,14 +215,14 @@ class StreamsOtherwise(Streaming):
 
 
 class ForgetsToAnnounce(Announcing):
-    def announced(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> list[dict[str, Tensor]]:
+    def announced(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> list[Mapping[str, Tensor]]:
         return super().announced(content, skeleton, options)[1:]
 
 
 class AnnouncesFloats(Announcing):
     """Announces scales in another dtype than it writes them in."""
 
-    def announced(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> list[dict[str, Tensor]]:
+    def announced(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> list[Mapping[str, Tensor]]:
         parts = super().announced(content, skeleton, options)
         return [{name: t.double() if name.endswith("_scale") else t for name, t in part.items()} for part in parts]
 
@@ -205,7 +230,7 @@ class AnnouncesFloats(Announcing):
 class AnnouncesAnotherOrder(Announcing):
     """What it announces last it writes first, so that shards are of other sizes."""
 
-    def announced(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> list[dict[str, Tensor]]:
+    def announced(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> list[Mapping[str, Tensor]]:
         return super().announced(content, skeleton, options)[::-1]
 
 
@@ -247,7 +272,7 @@ class NeverStores(Resuming):
     @contextmanager
     def stream(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
         with super().stream(content, skeleton, out, options) as stream:
-            stream.when_stored = lambda then: None  # type: ignore[attr-defined]
+            stream.when_stored = lambda then: None  # type: ignore[method-assign]
             yield stream
 
 
@@ -347,7 +372,7 @@ class SaysYes:
         yield RuntimeSupport("acme", "a runtime", {"a kernel": "all layers"})
 
 
-HEALTHY = (record_of(Resuming, inspector=ObjectRef(SaysYes)),)
+HEALTHY = (record_of(Sharing, inspector=ObjectRef(SaysYes)),)
 
 
 def _mutant(check: str, about: str, exporter: Any = Streaming, **fields: Any) -> Mutant:
@@ -375,6 +400,7 @@ MUTANTS = (
     _mutant("announces_what_it_writes", "leaves tensors out of what it announces", ForgetsToAnnounce),
     _mutant("announces_what_it_writes", "announces another dtype", AnnouncesFloats),
     _mutant("announces_what_it_writes", "announces tensors in another order", AnnouncesAnotherOrder),
+    _mutant("is_written_by_two_processes", "loses the blocks of one", LosesBlocks),
     _mutant("resumes", "reads no finished block", ReadsNothing),
     _mutant("resumes", "reads weights with less precision", ReadsAnotherDtype),
     _mutant("resumes", "does not notice damage", TrustsItsFiles),

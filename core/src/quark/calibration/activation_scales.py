@@ -1,7 +1,7 @@
 """Static scales of activations: inputs, outputs, pooled experts, the KV cache; which activations share a scale, and when it is set.
 
 No other module sets activation scales. A layer's scales are set before its weight is rounded, so that rounding sees the quantized input of
-the exported layer; exporters merge KV scales by the same functions, `kv_scale_groups` and `merge_kv_scales`.
+the exported layer; exporters merge KV scales by the same functions (`quark.planning.kv_scales`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from quark.modules import QuantizedLayer, QuantizerModule
 from quark.modules.attention import QUERY
 from quark.names import folded
 from quark.planning.attention import AttentionRow
+from quark.planning.kv_scales import kv_scale_groups, merge_kv_scales
 from quark.planning.mixtures import ExpertNames
-from quark.planning.precedence import first_match
 from quark.quantizers import QParams
 from quark.ranks import ALONE, Ranks
 
-__all__ = ["INPUT", "OUTPUT", "ActivationScales", "Key", "kv_scale_groups", "merge_kv_scales", "static_input"]
+__all__ = ["INPUT", "OUTPUT", "ActivationScales", "Key", "static_input"]
 
 INPUT, OUTPUT = Slot.input_tensors, Slot.output_tensors
 
@@ -249,23 +249,3 @@ def static_input(layer: QuantizedLayer) -> QuantizerModule | None:
     """Return the quantizer of a layer's input where its scale is static, that is, set by calibration; else None."""
     module = layer.input_quantizer
     return None if module is None or module.quantizer.is_dynamic or module.quantizer.is_float else module
-
-
-def kv_scale_groups(names: Iterable[str], patterns: Sequence[str], *, separate: bool = False) -> list[tuple[str, ...]]:
-    """Return the layers that feed the KV cache, in groups that share a scale: keys and values of one attention.
-
-    Args:
-        names: Full names of layers with one static scale for their output.
-        patterns: Patterns of layers that feed the cache.
-        separate: Whether each layer keeps its own scale.
-    """
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        if first_match(name, patterns) is not None:
-            groups.setdefault(name if separate else name.rpartition(".")[0], []).append(name)
-    return [tuple(members) for members in groups.values()]
-
-
-def merge_kv_scales(scales: Sequence[Tensor], floor: float) -> Tensor:
-    """Return the largest of some scales ``[]``, and at least ``floor``; shape ``[]``."""
-    return torch.stack([scale.reshape(()) for scale in scales]).amax().clamp(min=floor)

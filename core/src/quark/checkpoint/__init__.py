@@ -1,53 +1,39 @@
 """Writing quantized models and reading them back: protocols of layouts, streamed safetensors, AMD Quark's public functions."""
 
+from quark.checkpoint.checkpoint_exporter import CheckpointExporter
 from quark.checkpoint.companions import save_companions
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.export import ModelExporter, export_safetensors
-from quark.checkpoint.exporter import (
-    AnnouncesTensors,
-    BlockStream,
-    ChecksModels,
-    EarlyStream,
-    EncodingStream,
-    Exporter,
-    ExportOptions,
-    ResumableExporter,
-    ResumableStream,
-    SharedExporter,
-    SharedStream,
-    StreamingExporter,
-)
+from quark.checkpoint.exported_layer import ExportedLayer
+from quark.checkpoint.exporter import BlockStream, Exporter, ExportOptions
+from quark.checkpoint.layer_storage import LayerStorage
 from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, RenamesTensors, StoredConfig
 from quark.checkpoint.packed_model import pack_model
 from quark.checkpoint.reader import import_model_from_safetensors, map_to_quark
+from quark.checkpoint.storage_reader import StorageReader
 from quark.checkpoint.transformers_loading import register_layouts
 from quark.hf.dequantizer import Dequantizer, FloatTensor, LayerCodes
 from quark.modules.coded_layer import CodedLayer
 from quark.modules.packed_layers import stored_tensors
 
 __all__ = [
-    "AnnouncesTensors",
     "BlockStream",
     "CheckpointContent",
-    "ChecksModels",
+    "CheckpointExporter",
     "CodedLayer",
     "Dequantizer",
-    "EarlyStream",
-    "EncodingStream",
     "ExportOptions",
+    "ExportedLayer",
     "Exporter",
     "FloatTensor",
     "LayerCodes",
+    "LayerStorage",
     "LayoutReader",
     "ModelExporter",
     "ReadsOwnFiles",
     "RenamesTensors",
-    "ResumableExporter",
-    "ResumableStream",
-    "SharedExporter",
-    "SharedStream",
+    "StorageReader",
     "StoredConfig",
-    "StreamingExporter",
     "export_safetensors",
     "import_model_from_safetensors",
     "map_to_quark",

@@ -22,7 +22,7 @@ def exporter_of(name: str, options: ExportOptions | None = None) -> Exporter:
     Raises:
         UnknownNameError: No exporter has that name.
         ConfigError: (a ValueError) The exporter has no such option, or refuses its value.
-        PluginError: The registered class cannot be called, or has no method ``export``.
+        PluginError: The registered class cannot be called, or does not derive from `Exporter`.
     """
     own = {} if options is None else options.own
     try:
@@ -33,8 +33,8 @@ def exporter_of(name: str, options: ExportOptions | None = None) -> Exporter:
     whose = origin("exporters", name)
     with attributed("being made", whose):
         exporter: Exporter = called(str(whose), kind, checked(f"the exporter '{name}'", exporters().options(name), own)) if own else kind()
-    if not callable(getattr(exporter, "export", None)):
-        raise whose.error("has no method 'export'")
+    if not isinstance(exporter, Exporter):
+        raise whose.error("does not derive from quark.checkpoint.Exporter, and so cannot say whether it streams, nor check a model")
     return exporter
 
 

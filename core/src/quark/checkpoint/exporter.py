@@ -1,14 +1,16 @@
-"""Interface of exporters, which write a checkpoint layout.
+"""Exporter: base class of what writes a quantized model; and BlockStream, an export that is written while the model is being quantized.
 
-Third parties implement `Exporter` and name the class as ``exporter`` of an `ExporterRecord`.
+Third parties derive from `Exporter`, or, where their layout lies in safetensors files, from `quark.checkpoint.CheckpointExporter`, which
+streams, resumes and shares; they name the class as ``exporter`` of an `ExporterRecord`.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, NoReturn, Protocol
 
 import attrs
 from torch import Tensor, nn
@@ -16,21 +18,7 @@ from torch import Tensor, nn
 from quark.checkpoint.content import CheckpointContent
 from quark.planning.decoder_blocks import Block
 
-__all__ = [
-    "AnnouncesTensors",
-    "BlockStream",
-    "ChecksModels",
-    "EarlyStream",
-    "EncodingStream",
-    "ExportOptions",
-    "Exporter",
-    "ResumableExporter",
-    "ResumableStream",
-    "SharedExporter",
-    "SharedStream",
-    "StreamingExporter",
-    "Tokenizer",
-]
+__all__ = ["BlockStream", "ExportOptions", "Exporter", "Tokenizer"]
 
 
 class Tokenizer(Protocol):
@@ -69,34 +57,28 @@ class ExportOptions:
     tokenizer: Tokenizer | None = None
     input_args: Any = None
 
+    @property
+    def stores_values(self) -> bool:
+        """Whether rounded values are stored, and not their codes."""
+        return self.weight_format == "fake_quantized"
 
-class Exporter(Protocol):
-    """Writes a quantized model.
 
-    Implementations are classes that can be called without arguments; keyword arguments with defaults are options of the exporter.
-    The output directory is temporary: it is renamed to its final place if the export succeeds, and removed if it fails.
+class BlockStream(ABC):
+    """An export that is written while the model is being quantized. The methods from `when_stored` on serve runs that resume and share.
+
+    Attributes:
+        encodes: Whether it takes the codes of all weights from their quantizers, as `quark.modules.packed_layers.stored_tensors` does.
+            Layers then may have float weights, where their quantizers say so (`quark.modules.QuantizerModule.is_deferred`): rounded
+            values that nobody reads are not computed.
     """
 
-    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
-        """Write a quantized model to the directory ``out``, which exists and is empty. An export that writes no file counts as failed.
+    encodes: bool = False
 
-        Args:
-            content: The model, its configuration and its plan. Exporters use these and not the attributes that users find on the model.
-            out: The output directory.
-            options: The options of the export.
-
-        Raises:
-            UnsupportedError: The layout cannot express this model or these options.
-            OutputError: The directory cannot be written.
-        """
-
-
-class BlockStream(Protocol):
-    """An export that is written while the model is being quantized."""
-
+    @abstractmethod
     def write(self, block: Block | None) -> None:
         """Write the tensors of a finished block, or with None those outside all blocks; the caller may release them afterwards."""
 
+    @abstractmethod
     def finish(self, content: CheckpointContent) -> None:
         """Write the remaining files, after every block and None have been written.
 
@@ -104,96 +86,23 @@ class BlockStream(Protocol):
             content: The final content of the run: plan and configuration no longer name algorithms that changed nothing.
         """
 
+    def write_float(self) -> None:  # noqa: B027 - a stream may write everything in order
+        """Begin to write the tensors outside the blocks that belong to no quantized layer; called once, before any block is written.
 
-@runtime_checkable
-class EncodingStream(BlockStream, Protocol):
-    """A stream that takes codes of weights from their quantizers, as `quark.modules.packed_layers.stored_tensors` does.
-
-    Attributes:
-        encodes: Whether it does so for all weights. Layers then may have float weights, where their quantizers say so
-            (`quark.modules.QuantizerModule.is_deferred`): rounded values that nobody reads are not computed.
-    """
-
-    encodes: bool
-
-
-@runtime_checkable
-class EarlyStream(BlockStream, Protocol):
-    """A stream that is told when the tensors outside the blocks whose layers stay float have their final values: before the first block.
-
-    They are often the largest of a model, and can be on the disk long before the last block is finished.
-    """
-
-    def write_float(self) -> None:
-        """Begin to write the tensors outside the blocks that belong to no quantized layer; called once, before any block is written."""
-
-
-@runtime_checkable
-class StreamingExporter(Exporter, Protocol):
-    """An exporter that does not need the whole model in memory. Exporters without `stream` get complete models."""
-
-    def stream(
-        self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions
-    ) -> AbstractContextManager[BlockStream]:
-        """Return the context of a streamed export to the directory ``out``, which exists and is empty.
-
-        The files are the same as those of `Exporter.export` for the same model; they are complete when the context ends without an error.
-
-        Args:
-            content: The content with the float model, whose weights are on the meta device except those of the current block.
-            skeleton: The quantized skeleton of the model: its layers and scales on the meta device, with the final shapes and dtypes.
-            out: The output directory.
-            options: As for `Exporter.export`.
-
-        Raises:
-            UnsupportedError: As by `Exporter.export`, and before any file is written where possible.
-            OutputError: The directory cannot be written.
+        They have their final values then, are often the largest of a model, and can be on the disk long before the last block is
+        finished. By default they are written with the others outside the blocks.
         """
-
-
-@runtime_checkable
-class AnnouncesTensors(Protocol):
-    """An exporter that writes with `quark.checkpoint.shard_writer.ShardWriter`, so that a plan can tell the size of its files."""
-
-    def announced(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> Iterable[Mapping[str, Tensor]]:
-        """Return what the writer of an export is told: meta tensors by full name, for each part, in the order of the files.
-
-        Args:
-            content: The content with the float model.
-            skeleton: As of `StreamingExporter.stream`.
-            options: As for `Exporter.export`.
-        """
-
-
-@runtime_checkable
-class ChecksModels(Protocol):
-    """An exporter that says before any work whether its layout can hold a model; `quark plan` shows what it says."""
-
-    def check(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:
-        """Check a model, without a look at weights.
-
-        Args:
-            content: The content with the float model, or with the quantized one.
-            skeleton: As of `StreamingExporter.stream`; or the quantized model.
-            options: As for `Exporter.export`.
-
-        Raises:
-            UnsupportedError: The layout cannot express this model or these options.
-        """
-
-
-@runtime_checkable
-class ResumableStream(BlockStream, Protocol):
-    """A stream of a `ResumableExporter`: its finished blocks outlast the process, and can be read again.
-
-    Checksums are by name of whatever the exporter stores, such as tensors, and mean something to the exporter alone; a run keeps them.
-    """
 
     def when_stored(self, then: Callable[[Mapping[str, str]], None]) -> None:
         """Call ``then`` when everything that has been written is on the disk, with its checksums: at once, or later from another thread.
 
         What an earlier call has got is left out. An error of ``then`` is raised here, or by the next method that is called.
+
+        Args:
+            then: Gets checksums by name of whatever the exporter stores, such as tensors. They mean something to the exporter alone; a
+                run keeps them.
         """
+        _lacking(self, "when_stored", "resumes")
 
     def adopt(self, block: Block, checksums: Mapping[str, str]) -> Sequence[str]:
         """Count a block as written, and return the names of what no longer has its checksum: where there are any, the block is not written.
@@ -202,6 +111,7 @@ class ResumableStream(BlockStream, Protocol):
             block: A block that an earlier process has written to the same directory.
             checksums: What `when_stored` gave for it.
         """
+        _lacking(self, "adopt", "resumes")
 
     def read(self, block: Block) -> None:
         """Set the values of a block to those that were written: the inverse of `write`.
@@ -211,15 +121,100 @@ class ResumableStream(BlockStream, Protocol):
                 and the quantizers of its attention, are in the model as for `write`, but without scales, and with float weights.
                 Everything that was written is replaced by new tensors.
         """
+        _lacking(self, "read", "resumes")
+
+    def skip(self, block: Block) -> None:
+        """Leave a block to another process."""
+        _lacking(self, "skip", "shares")
+
+    def written(self) -> frozenset[str]:
+        """Return the names of what this process has written, all of which is in the files."""
+        _lacking(self, "written", "shares")
+
+    def count_as_written(self, names: Iterable[str]) -> None:
+        """Note what other processes have written, before `finish`."""
+        _lacking(self, "count_as_written", "shares")
 
 
-@runtime_checkable
-class ResumableExporter(StreamingExporter, Protocol):
-    """An exporter whose streams go on after their process was killed. `stream` returns a `ResumableStream` too."""
+class Exporter(ABC):
+    """Writes a quantized model. One that writes whole models has one method, `export`.
+
+    Classes can be called without arguments; keyword arguments with defaults are options of the exporter. The output directory is
+    temporary: it is renamed to its final place if the export succeeds, and removed if it fails.
+
+    Attributes:
+        streams: Whether it writes block by block, by `stream`; others get complete models. Its record has the capability ``streaming``.
+        resumes: Whether its streams go on after their process was killed, by `reopen`; those of `stream` have the methods for it. Its
+            record has the capability ``resumable``.
+        shares: Whether several processes can write to its streams, by `join`; those of `stream` have the methods for it.
+    """
+
+    streams: ClassVar[bool] = False
+    resumes: ClassVar[bool] = False
+    shares: ClassVar[bool] = False
+
+    @abstractmethod
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+        """Write a quantized model to the directory ``out``, which exists and is empty. An export that writes no file counts as failed.
+
+        Args:
+            content: The model, its configuration and its plan. Exporters use these and not the attributes that users find on the model.
+            out: The output directory.
+            options: The options of the export.
+
+        Raises:
+            UnsupportedError: The layout cannot express this model or these options; `check` says so too.
+            OutputError: The directory cannot be written.
+        """
+
+    def check(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:  # noqa: B027 - a layout may hold all
+        """Check before any work whether the layout can hold a model, without a look at weights. By default it holds every model.
+
+        `quark plan` shows what this says, runs are refused with it, and the message names the installed layouts that can.
+
+        Args:
+            content: The content with the float model, or with the quantized one.
+            skeleton: As for `stream`; or the quantized model.
+            options: As for `export`.
+
+        Raises:
+            UnsupportedError: The layout cannot express this model or these options.
+        """
+
+    def announced(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> list[Mapping[str, Tensor]] | None:
+        """Return meta tensors by full name, for each part of an export in the order of its files, so that a plan tells their size.
+
+        None, as by default, leaves it open: the files are written otherwise than by `quark.checkpoint.shard_writer.ShardWriter`.
+
+        Args:
+            content: The content with the float model.
+            skeleton: As for `stream`.
+            options: As for `export`.
+        """
+        return None
+
+    def stream(
+        self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions
+    ) -> AbstractContextManager[BlockStream]:
+        """Return the context of a streamed export to the directory ``out``, which exists and is empty.
+
+        The files are the same as those of `export` for the same model; they are complete when the context ends without an error.
+
+        Args:
+            content: The content with the float model, whose weights are on the meta device except those of the current block.
+            skeleton: The quantized skeleton of the model: its layers and scales on the meta device, with the final shapes and dtypes.
+            out: The output directory.
+            options: As for `export`.
+
+        Raises:
+            UnsupportedError: As by `export`, and before any file is written where possible.
+            OutputError: The directory cannot be written.
+        """
+        _lacking(self, "stream", "streams")
 
     def reopen(
         self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions
-    ) -> AbstractContextManager[ResumableStream]:
+    ) -> AbstractContextManager[BlockStream]:
         """Return the context of a streamed export that was begun by `stream` in another process, with the same arguments.
 
         Args:
@@ -232,27 +227,14 @@ class ResumableExporter(StreamingExporter, Protocol):
             UnsupportedError: With these options, blocks cannot be read again.
             OutputError: As by `stream`.
         """
-
-
-@runtime_checkable
-class SharedStream(BlockStream, Protocol):
-    """An export to which several processes write, each some of the blocks. One of them has opened it, and finishes it."""
-
-    def skip(self, block: Block) -> None:
-        """Leave a block to another process."""
-
-    def written(self) -> frozenset[str]:
-        """Return the names of what this process has written, all of which is in the files."""
-
-    def count_as_written(self, names: Iterable[str]) -> None:
-        """Note what other processes have written, before `finish`."""
-
-
-@runtime_checkable
-class SharedExporter(StreamingExporter, Protocol):
-    """An exporter to whose streams several processes can write. Those of `stream` are `SharedStream` too."""
+        _lacking(self, "reopen", "resumes")
 
     def join(
         self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions
-    ) -> AbstractContextManager[SharedStream]:
+    ) -> AbstractContextManager[BlockStream]:
         """Return the context of an export that another process has opened by `stream`, with the same arguments."""
+        _lacking(self, "join", "shares")
+
+
+def _lacking(owner: object, method: str, promise: str) -> NoReturn:
+    raise NotImplementedError(f"{type(owner).__name__} has no method '{method}', which an exporter with {promise}=True needs")

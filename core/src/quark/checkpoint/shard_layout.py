@@ -108,6 +108,14 @@ class ShardLayout:
         index = self.index()
         return sizes if index is None else {**sizes, INDEX: len(index.encode())}
 
+    @cached_property
+    def names_under(self) -> Mapping[str, list[str]]:
+        """The names of tensors by the full name of the module that they belong to, without that name, in the order of the files."""
+        names: dict[str, list[str]] = {}
+        for owner, _, name in (place.rpartition(".") for place in self.places):
+            names.setdefault(owner, []).append(name)
+        return names
+
     def index(self) -> str | None:
         """Return the text of the index that readers of several files need; None for a single file."""
         if len(self.files) == 1:

@@ -188,6 +188,10 @@ class ShardWriter:
             return torch.empty(place.meta.shape, dtype=place.meta.dtype)
         return torch.frombuffer(data, dtype=torch.uint8).view(place.meta.dtype).reshape(place.meta.shape)
 
+    def names_under(self, module: str) -> Sequence[str]:
+        """Return the names of the announced tensors that belong to a module itself, without its full name."""
+        return self._layout.names_under.get(module, ())
+
     def written(self) -> set[str]:
         """Return the names of the tensors that are in the files, after waiting for those that are being written."""
         self._wait(for_disk=True)

@@ -6,7 +6,7 @@ from torch import nn
 
 from quark.checkpoint.chosen_exporter import exporter_of
 from quark.checkpoint.content import CheckpointContent
-from quark.checkpoint.exporter import AnnouncesTensors, ChecksModels, Exporter, ExportOptions
+from quark.checkpoint.exporter import Exporter, ExportOptions
 from quark.errors import UnsupportedError
 from quark.log import get_logger
 from quark.planning.plan import QuantPlan
@@ -16,7 +16,7 @@ __all__ = ["layouts_that_hold", "refuse_unstorable"]
 
 
 def refuse_unstorable(name: str, exporter: Exporter, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:
-    """Check that a layout can hold a model; exporters that cannot be asked beforehand are not.
+    """Check that a layout can hold a model.
 
     Args:
         name: Name of the exporter.
@@ -29,7 +29,7 @@ def refuse_unstorable(name: str, exporter: Exporter, content: CheckpointContent,
         UnsupportedError: It cannot; the message says why, and which installed layouts can.
     """
     try:
-        _check(exporter, content, skeleton, options)
+        exporter.check(content, skeleton, options)
     except UnsupportedError as error:
         others = layouts_that_hold(content, skeleton, besides=name)
         can = f"Layouts that hold this model: {', '.join(others)}" if others else "No other installed layout holds this model"
@@ -56,18 +56,8 @@ def layouts_that_hold(content: CheckpointContent, skeleton: nn.Module, *, beside
 
 def _holds(name: str, content: CheckpointContent, skeleton: nn.Module) -> bool:
     try:
-        return _check(exporter_of(name), content, skeleton, ExportOptions())
+        exporter_of(name).check(content, skeleton, ExportOptions())
     except Exception as error:  # whatever is wrong with another layout must not hide what is wrong with the one that was asked for
         get_logger(__name__).debug(f"The layout '{name}' does not hold this model: {error}")
-        return False
-
-
-def _check(exporter: Exporter, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> bool:
-    """Return whether an exporter could be asked; raises UnsupportedError where it cannot hold the model."""
-    if isinstance(exporter, ChecksModels):
-        exporter.check(content, skeleton, options)
-    elif isinstance(exporter, AnnouncesTensors):
-        list(exporter.announced(content, skeleton, options))
-    else:
         return False
     return True

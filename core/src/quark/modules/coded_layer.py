@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import attrs
+import torch
 from torch import Tensor, nn
 
 from quark.config.layer import QLayerConfig
 from quark.modules.layers import QuantizedLayer
 from quark.modules.stored_scales import refuse_bad_scales
-from quark.quantizers import QParams, cast_finite
+from quark.quantizers import QParams, cast_finite, quantizer_for
 
 __all__ = ["CodedLayer"]
 
@@ -28,6 +31,17 @@ class CodedLayer:
     codes: Tensor
     qparams: QParams
     input: QParams | None = None
+
+    @classmethod
+    def empty(cls, config: QLayerConfig, shape: tuple[int, ...]) -> Self:
+        """Return a layer with a weight of that shape on the meta device."""
+        assert config.weight is not None
+        quantizer = quantizer_for(config.weight, activation=False)
+        qparams = quantizer.empty_qparams(shape, "meta")
+        codes = quantizer.quantize(torch.empty(shape, dtype=torch.float32, device="meta"), qparams)
+        inputs = None if config.input_tensors is None else quantizer_for(config.input_tensors, activation=True)
+        is_static = inputs is not None and not inputs.is_dynamic and not inputs.is_float
+        return cls(config, codes, qparams, inputs.empty_qparams((1,), "meta") if inputs is not None and is_static else None)
 
     def put_into(self, layer: QuantizedLayer, name: str, *, keeps_codes: bool) -> None:
         """Set the weight of a layer, and its scales, to what is stored.

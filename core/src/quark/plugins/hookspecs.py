@@ -199,7 +199,8 @@ class QuarkHooks:
     def quark_register_exporters(self) -> Iterable[ExporterRecord]:  # type: ignore[empty-body]
         """Return the checkpoint layouts of a plugin.
 
-        Each record points at a class with the protocol `quark.checkpoint.Exporter` that writes the layout; keyword arguments of the class
+        Each record points at a class that writes the layout: a `quark.checkpoint.Exporter`, or, for safetensors files, a
+        `quark.checkpoint.CheckpointExporter`, which streams, resumes and shares runs. Keyword arguments of the class
         are the exporter's options (``--exporter-option level=9``). ``reader`` names a class with the protocol
         `quark.checkpoint.LayoutReader`, ``dequantizer`` one with the protocol `quark.checkpoint.Dequantizer`, by which a checkpoint of the
         layout can be the source of a run, and ``quant_methods`` the checkpoints that both are for. ``inspector`` names a class with the
@@ -215,9 +216,11 @@ class QuarkHooks:
                 yield ExporterRecord(name="acme_names", summary="the names of all tensors", exporter="acme_quant.names:NamesExporter")
 
             # acme_quant/names.py
-            class NamesExporter:
-                def export(self, model, out, options):
-                    (out / "names.txt").write_text("\\n".join(model.state_dict()))
+            from quark.checkpoint import Exporter
+
+            class NamesExporter(Exporter):
+                def export(self, content, out, options):
+                    (out / "names.txt").write_text("\\n".join(content.model.state_dict()))
         """
 
     @hookspec

@@ -17,7 +17,7 @@ from torch import nn
 
 from quark.calibration.batches import Call
 from quark.checkpoint.content import CheckpointContent
-from quark.checkpoint.exporter import Exporter, ExportOptions, StreamingExporter
+from quark.checkpoint.exporter import Exporter, ExportOptions
 from quark.errors import QuarkError
 from quark.log import get_logger, silenced
 from quark.planning.decoder_blocks import Block, decoder_blocks
@@ -147,7 +147,7 @@ def _seconds(
     began = time.perf_counter()
     started = start_run(own, model)
     before = time.perf_counter() - began
-    if isinstance(exporter, StreamingExporter) and own.works_by_block:
+    if exporter.streams and own.works_by_block:
         finished = _streamed(started, exporter, options)
     else:
         finished = quantize_started(started, InPlaceSink(model))
@@ -157,7 +157,7 @@ def _seconds(
     return seconds
 
 
-def _streamed(started: StartedRun, exporter: StreamingExporter, options: ExportOptions) -> FinishedRun:
+def _streamed(started: StartedRun, exporter: Exporter, options: ExportOptions) -> FinishedRun:
     content = CheckpointContent(started.model, started.plan.config, started.plan)
     with (
         tempfile.TemporaryDirectory() as directory,

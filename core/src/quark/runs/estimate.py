@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from quark.checkpoint.content import CheckpointContent
-from quark.checkpoint.exporter import AnnouncesTensors, Exporter, ExportOptions, StreamingExporter
+from quark.checkpoint.exporter import Exporter, ExportOptions
 from quark.checkpoint.shard_layout import ShardLayout
 from quark.planning.decoder_blocks import decoder_blocks, rows_by_block
 from quark.planning.family import text_config
@@ -155,13 +155,11 @@ def estimate(
         in_memory: Whether the model is loaded: it is part of what the program holds, and rounded weights come beside it.
         probing: Whether a block is measured, in a few seconds, for the time.
     """
-    parts = None
-    if isinstance(exporter, AnnouncesTensors):
-        content = CheckpointContent(model, run.plan.config, run.plan)
-        parts = list(exporter.announced(content, quantized_skeleton(model, run.plan), options))
+    content = CheckpointContent(model, run.plan.config, run.plan)
+    parts = exporter.announced(content, quantized_skeleton(model, run.plan), options)
     output = None if parts is None else output_of(model, run, parts, options.max_shard_bytes)
     work = workload_of(model, run, calibration)
-    is_streamed = isinstance(exporter, StreamingExporter) and run.works_by_block
+    is_streamed = exporter.streams and run.works_by_block
     written = sorted((sum(t.nbytes for t in part.values()) for part in parts or ()), reverse=True)[:2]
     memory = _memory(model, run, calibration, work, sum(written), is_streamed=is_streamed, in_memory=in_memory)
     block = measured_block(model, run, calibration.length, exporter, options, device) if probing else None

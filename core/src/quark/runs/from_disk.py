@@ -17,7 +17,7 @@ from quark.checkpoint.chosen_exporter import exporter_of
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.destination import refuse_used_directory
 from quark.checkpoint.export import exporting
-from quark.checkpoint.exporter import Exporter, ExportOptions, ResumableExporter, ResumableStream, StreamingExporter
+from quark.checkpoint.exporter import Exporter, ExportOptions
 from quark.checkpoint.inspection import refuse_incomplete_export
 from quark.checkpoint.storable import refuse_unstorable
 from quark.config.model import QConfig
@@ -156,9 +156,9 @@ def _quantize(
     with closing(tensors):
         if output.is_finished(identity):
             return run.plan
-        if not run.works_by_block or not isinstance(output.writer, StreamingExporter):
+        if not run.works_by_block or not output.writer.streams:
             return _whole(run, tensors, output)
-        if is_divided(run, output.ranks) or not isinstance(output.writer, ResumableExporter):
+        if is_divided(run, output.ranks) or not output.writer.resumes:
             return _streamed(run, tensors, output, output.writer)
         return quantize_with_journal(run, tensors, output, output.writer, identity)
 
@@ -228,7 +228,7 @@ class Output:
 
     def refuse_to_resume(self, run: Run) -> None:
         """Raise UnsupportedError if finished blocks of an earlier run are to be used, and the run keeps no journal of any."""
-        has_journal = run.works_by_block and isinstance(self.writer, ResumableExporter) and not is_divided(run, self.ranks)
+        has_journal = run.works_by_block and self.writer.resumes and not is_divided(run, self.ranks)
         if self.leftover != "resume" or has_journal:
             return
         reason = f"the exporter '{self.exporter}' cannot go on with an export that another process has begun (it has no method 'reopen')"
@@ -259,7 +259,7 @@ def opened_checkpoint(
     return shards, CheckpointSource(model, StoredTensors(model, shards, source, converters, float_tensors_of(source, shards)), target)
 
 
-def _streamed(run: Run, tensors: CheckpointSource, output: Output, writer: StreamingExporter) -> QuantPlan:
+def _streamed(run: Run, tensors: CheckpointSource, output: Output, writer: Exporter) -> QuantPlan:
     """Write each block as soon as it is quantized."""
     started = start_run(run, tensors.model, tensors)
     with output.opened() as directory:
@@ -270,9 +270,7 @@ def _streamed(run: Run, tensors: CheckpointSource, output: Output, writer: Strea
     return finished.content.plan
 
 
-def quantize_with_journal(
-    run: Run, tensors: CheckpointSource, output: Output, writer: ResumableExporter, identity: RunIdentity
-) -> QuantPlan:
+def quantize_with_journal(run: Run, tensors: CheckpointSource, output: Output, writer: Exporter, identity: RunIdentity) -> QuantPlan:
     """Write each block as soon as it is quantized, and enter it in a journal; go on from the journal of an earlier run.
 
     Of several ranks, the first writes the output and the journal. The others read finished blocks from its files.
@@ -304,8 +302,6 @@ def quantize_with_journal(
         open_stream = writer.stream if journal is None else writer.reopen
         with open_stream(content, quantized_skeleton(model, started.plan), directory, output.options) as stream:
             ranks.barrier()  # the files are there now
-            if not isinstance(stream, ResumableStream):
-                raise origin("exporters", output.exporter).error("has a method 'reopen', and its method 'stream' gives no ResumableStream")
             journal = journal or Journal.begin(directory, identity, two_passes=run.two_passes)
             sink = JournaledSink(model, stream, journal, decoder_blocks(model, started.plan.architecture))
             sink.begin()

@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from quark.checkpoint.content import CheckpointContent
-from quark.checkpoint.exporter import ExportOptions, ResumableExporter, ResumableStream, SharedExporter, SharedStream, StreamingExporter
+from quark.checkpoint.exporter import BlockStream, Exporter, ExportOptions
 from quark.errors import OutputError
 from quark.planning.decoder_blocks import Block, decoder_blocks
 from quark.ranks import Ranks, owners
@@ -41,13 +41,11 @@ def directory_of_first(ranks: Ranks) -> Path:
 
 
 @contextmanager
-def opened_sink(
-    started: StartedRun, is_divided: bool, directory: Path, writer: StreamingExporter, options: ExportOptions
-) -> Iterator[BlockSink]:
+def opened_sink(started: StartedRun, is_divided: bool, directory: Path, writer: Exporter, options: ExportOptions) -> Iterator[BlockSink]:
     """Yield the sink that a rank hands its blocks to; nothing is entered in a journal.
 
     In a run with calibration data every rank comes to the same layers, and the first one writes them. Without, each block is one rank's,
-    which reads, rounds and writes it; if the exporter cannot share its files (`quark.checkpoint.SharedExporter`), all are the first one's.
+    which reads, rounds and writes it; if the exporter cannot share its files (`quark.checkpoint.Exporter.shares`), all are the first one's.
 
     Args:
         started: Has the ranks.
@@ -61,15 +59,15 @@ def opened_sink(
     if ranks.is_first:
         with writer.stream(content, quantized_skeleton(model, started.plan), directory, options) as stream:
             ranks.barrier()  # the files are there now
-            is_shared = is_divided and isinstance(writer, SharedExporter)
-            sink = _SharedSink(started, stream) if is_shared else CheckpointSink(model, stream)  # type: ignore[arg-type]
+            is_shared = is_divided and writer.shares
+            sink = _SharedSink(started, stream) if is_shared else CheckpointSink(model, stream)
             sink.begin()
             yield sink
         return
     ranks.barrier()
     if not is_divided:
         yield InPlaceSink(model)
-    elif isinstance(writer, SharedExporter):
+    elif writer.shares:
         with writer.join(content, quantized_skeleton(model, started.plan), directory, options) as shared:
             yield _SharedSink(started, shared)
     else:
@@ -77,7 +75,7 @@ def opened_sink(
 
 
 @contextmanager
-def sink_of_other(started: StartedRun, directory: Path, writer: ResumableExporter | None, options: ExportOptions) -> Iterator[BlockSink]:
+def sink_of_other(started: StartedRun, directory: Path, writer: Exporter | None, options: ExportOptions) -> Iterator[BlockSink]:
     """Yield the sink of another rank than the first, which alone writes the output, with a journal.
 
     Args:
@@ -104,7 +102,7 @@ class _ReadingSink(InPlaceSink):
         stream: The export, from which this rank only reads.
     """
 
-    def __init__(self, model: nn.Module, stream: ResumableStream) -> None:
+    def __init__(self, model: nn.Module, stream: BlockStream) -> None:
         super().__init__(model)
         self._stream = stream
 
@@ -121,9 +119,8 @@ class _SharedSink(CheckpointSink):
         stream: The export.
     """
 
-    def __init__(self, started: StartedRun, stream: SharedStream) -> None:
+    def __init__(self, started: StartedRun, stream: BlockStream) -> None:
         super().__init__(started.model, stream)
-        self._shared = stream
         self._ranks = started.run.ranks
         blocks = decoder_blocks(started.model, started.plan.architecture)
         self._owner_of = _owners(started.model, blocks, self._ranks)
@@ -142,10 +139,10 @@ class _SharedSink(CheckpointSink):
 
     def finish(self, content: CheckpointContent) -> None:
         """Complete the export on the first rank, when all have written their blocks."""
-        written = self._ranks.gather(self._shared.written())
+        written = self._ranks.gather(self._stream.written())
         if self._ranks.is_first:
             for names in written:
-                self._shared.count_as_written(names)
+                self._stream.count_as_written(names)
             super().finish(content)
 
 

@@ -9,7 +9,7 @@ import attrs
 from torch import nn
 
 from quark.checkpoint.content import CheckpointContent
-from quark.checkpoint.exporter import BlockStream, EarlyStream, EncodingStream, ResumableStream
+from quark.checkpoint.exporter import BlockStream
 from quark.log import get_logger
 from quark.modules import QuantizedLayer
 from quark.names import folded
@@ -106,12 +106,11 @@ class CheckpointSink(InPlaceSink):
     def __init__(self, model: nn.Module, stream: BlockStream) -> None:
         super().__init__(model)
         self._stream = stream
-        self.needs_values = not (isinstance(stream, EncodingStream) and stream.encodes)
+        self.needs_values = not stream.encodes
 
     def begin(self) -> None:
         """Begin with the tensors that are final before the first block, if the export takes them so early; on one rank only."""
-        if isinstance(self._stream, EarlyStream):
-            self._stream.write_float()
+        self._stream.write_float()
 
     def end_block(self, block: Block | None, result: BlockResult) -> None:
         """Write the block to the export."""
@@ -130,14 +129,13 @@ class JournaledSink(CheckpointSink):
 
     Args:
         model: The model that contains the layers.
-        stream: The export, which has been opened.
+        stream: The export, which has been opened; of an exporter that resumes.
         journal: That of the run.
         blocks: All blocks of the run, in order.
     """
 
-    def __init__(self, model: nn.Module, stream: ResumableStream, journal: Journal, blocks: list[Block]) -> None:
+    def __init__(self, model: nn.Module, stream: BlockStream, journal: Journal, blocks: list[Block]) -> None:
         super().__init__(model, stream)
-        self._resumable = stream
         self._journal = journal
         self._finished: dict[str, BlockResult] = {}
         for number, (entry, block) in enumerate(zip(journal.finished, blocks, strict=False)):
@@ -158,11 +156,11 @@ class JournaledSink(CheckpointSink):
 
     def read(self, block: Block) -> None:
         """Read the block from the export."""
-        self._resumable.read(block)
+        self._stream.read(block)
 
     def end_block(self, block: Block | None, result: BlockResult) -> None:
         """Write the block to the export, and to the journal when it is on the disk."""
         super().end_block(block, result)
         if block is not None:
             name = block.name
-            self._resumable.when_stored(lambda checksums: self._journal.add(FinishedBlock(name, checksums, result.report, result.learned)))
+            self._stream.when_stored(lambda checksums: self._journal.add(FinishedBlock(name, checksums, result.report, result.learned)))

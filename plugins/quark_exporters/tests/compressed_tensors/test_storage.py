@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from quark.checkpoint import CodedLayer
 from quark.config.layer import QLayerConfig
 from quark.config.tensor import QTensorConfig
 from quark.errors import CheckpointError
 from quark.quantizers import quantizer_for
 from quark_exporters.compressed_tensors.storage import CompressedTensorsStorage
-from quark_exporters.layer_storage import CodedLayer
 
 ROWS, COLUMNS, GROUP = 16, 64, 32
 COMMON: dict[str, Any] = {"is_dynamic": False, "scale_type": "float", "round_method": "half_even", "zero_point_type": "int32"}

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from quark.checkpoint import ExportOptions, export_safetensors
 from quark.checkpoint.content import content_of
+from quark.checkpoint.model_tensors import Region
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.modules import QuantizedLayer
 from quark.torch import ModelQuantizer
 from quark.torch.quantization import Int8PerChannelSpec
-from quark_exporters.quark_layout.written_block import read_block
-from quark_exporters.region import WHOLE
+from quark_exporters.quark_layout.exporter import SafetensorsExporter
 
 ROWS = Int8PerChannelSpec(ch_axis=0, symmetric=True)
 CHANNELS = Int8PerChannelSpec(ch_axis=1, symmetric=True, is_dynamic=False)
@@ -32,6 +32,9 @@ LAYERS = {
 class Written(dict[str, Tensor]):
     def read(self, name: str) -> Tensor:
         return self[name]
+
+    def names_under(self, module: str) -> list[str]:
+        return [name.rpartition(".")[2] for name in self if name.rpartition(".")[0] == module]
 
 
 def quantized(layer: nn.Module, seed: int) -> nn.Module:
@@ -61,7 +64,7 @@ def test_scales_for_each_channel_of_activations_come_back(kind: str, tmp_path: P
         for quantizer in (layer.weight_quantizer, layer.input_quantizer, layer.output_quantizer):
             assert quantizer is not None
             quantizer.scale = quantizer.zero_point = None
-    read_block(second, content.plan, options, WHOLE, Written(load_file(tmp_path / "model.safetensors")))
+    SafetensorsExporter().read(second, content.plan, options, Region(), Written(load_file(tmp_path / "model.safetensors")))
     expected, state = first.state_dict(), second.state_dict()
     assert expected.keys() == state.keys()
     assert expected["0.input_quantizer.scale"].numel() > 1

@@ -16,6 +16,7 @@ def quark_register_exporters() -> Iterator[ExporterRecord]:
         exporter="third_party.box:BoxExporter",
         reader="third_party.box:BoxReader",
         quant_methods=("third-party-box",),
+        capabilities={"resumable", "streaming"},
     )
     yield ExporterRecord(
         name="single_file",

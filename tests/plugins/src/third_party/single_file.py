@@ -2,22 +2,69 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from quark.checkpoint import CheckpointContent, ExportOptions
-from third_party.box import BoxReader, tensors_of, write_companions, write_config
+from quark.checkpoint import CheckpointContent, Exporter, ExportOptions
+from quark.checkpoint.destination import COMPANIONS
+from quark.hf.internals import source_of
+from quark.modules import QuantizedLayer
+from quark.modules.packed_layers import stored_tensors
+from third_party.box import METHOD, BoxExporter, BoxReader
 
 FILE = "tensors.pt"
 
 
-class SingleFileExporter:
+def tensors_of(content: CheckpointContent, order: str) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of a checkpoint under its name in this layout."""
+    layers = {name: module for name, module in content.model.named_modules() if isinstance(module, QuantizedLayer)}
+    inside = tuple(f"{name}." for name in layers)
+    seen = set()
+    for name, tensor in content.model.state_dict(keep_vars=True).items():
+        if not name.startswith(inside) and id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield name, tensor.detach()
+    for name, layer in layers.items():
+        assert layer.weight_quantizer is not None  # `SingleFileExporter.check` has refused other layers
+        if layer.bias is not None:
+            yield f"{name}.bias", layer.bias.detach()
+        for suffix, tensor in stored_tensors(f"{name}.weight", layer.weight_quantizer, layer.get_parameter("weight"), order).items():
+            yield f"{name}.box_{suffix or 'codes'}", tensor
+
+
+def write_config(content: CheckpointContent, out: Path, order: str, **marks: str) -> None:
+    """Write ``config.json``."""
+    block = {**content.config.to_dict(), "quant_method": METHOD, "order": order, **marks}
+    config: Any = getattr(content.model, "config", None)
+    dtype = next(tensor.dtype for tensor in content.model.parameters() if tensor.is_floating_point())
+    data = config.to_dict() | {"dtype": str(dtype).removeprefix("torch.")} if config is not None else {}
+    (out / "config.json").write_text(json.dumps({**data, "quantization_config": block}), encoding="utf-8")
+
+
+def write_companions(content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+    """Save the tokenizer that is passed, and copy the files that lie beside the float checkpoint."""
+    if options.tokenizer is not None:
+        options.tokenizer.save_pretrained(out)
+    source = Path(source_of(getattr(content.model, "config", None)))
+    for name in COMPANIONS:
+        if source.name and (source / name).is_file() and not (out / name).exists():
+            shutil.copyfile(source / name, out / name)
+
+
+class SingleFileExporter(Exporter):
     """Writes the layout."""
 
+    def check(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:
+        BoxExporter().check(content, skeleton, options)
+
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+        self.check(content, content.model, options)
         torch.save(dict(tensors_of(content, options.pack_method)), out / FILE)
         write_config(content, out, options.pack_method, container="torch")
         write_companions(content, out, options)

@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quark.checkpoint import AnnouncesTensors, CheckpointContent, ChecksModels, ExportOptions, ResumableExporter, StreamingExporter
+from quark.checkpoint import CheckpointContent, ExportOptions
 from quark.checkpoint.chosen_exporter import export_options, exporter_of
 from quark.checkpoint.content import content_of
 from quark.checkpoint.destination import COMPANIONS
 from quark.checkpoint.export import export_with
 from quark.checkpoint.shard_layout import ShardLayout
 from quark.errors import ConfigError, QuarkError, UnsupportedError
+from quark.planning.decoder_blocks import decoder_blocks
 from quark.plugins import exporters
 from quark.runs.run import plan_run
 from quark.runs.skeleton import quantized_skeleton
@@ -88,7 +89,7 @@ def first_stored(subject: Subject) -> str:
 def stores_or_refuses_every_scheme(subject: Subject) -> None:
     """It stores at least one registered scheme, and refuses what it cannot store with a reason, before it writes a file.
 
-    Where it has the method ``check``, that refuses the same: a plan shows it.
+    Its method ``check`` refuses the same: a plan shows it.
     """
     stored = 0
     for scheme in fitting_schemes():
@@ -112,12 +113,9 @@ def stores_or_refuses_every_scheme(subject: Subject) -> None:
 
 
 def _refuses_in_a_check(subject: Subject, model: Any) -> bool:
-    """Return whether an exporter with the method ``check`` refuses a model there; True where it has none."""
-    exporter = exporter_of(subject.lookup_name)
-    if not isinstance(exporter, ChecksModels):
-        return True
+    """Return whether an exporter refuses a model in its method ``check``."""
     try:
-        exporter.check(content_of(model), model, ExportOptions())
+        exporter_of(subject.lookup_name).check(content_of(model), model, ExportOptions())
     except REFUSALS:
         return True
     return False
@@ -227,12 +225,12 @@ def declares_its_files(subject: Subject) -> None:
 
 @check("layout")
 def declares_streaming(subject: Subject) -> None:
-    """It has the capabilities ``streaming`` and ``resumable`` if, and only if, its class has the methods ``stream`` and ``reopen``."""
-    for capability, method, protocol in (("streaming", "stream", StreamingExporter), ("resumable", "reopen", ResumableExporter)):
-        has_method = isinstance(exporter_of(subject.lookup_name), protocol)
-        declares = capability in subject.record.capabilities  # type: ignore[union-attr]
-        require(not declares or has_method, f"declares the capability '{capability}', and has no method {method}")
-        require(declares or not has_method, f"has a method {method}, and does not declare the capability '{capability}'")
+    """It has the capabilities ``streaming`` and ``resumable`` if, and only if, its class says so by ``streams`` and ``resumes``."""
+    exporter = exporter_of(subject.lookup_name)
+    for capability, attribute in (("streaming", "streams"), ("resumable", "resumes")):
+        does, declares = bool(getattr(exporter, attribute)), capability in subject.record.capabilities  # type: ignore[union-attr]
+        require(not declares or does, f"declares the capability '{capability}', and its class does not say {attribute} = True")
+        require(declares or not does, f"says {attribute} = True, and does not declare the capability '{capability}'")
 
 
 @check("layout")
@@ -245,16 +243,16 @@ def writes_the_same_from_disk(subject: Subject) -> None:
 
 @check("layout")
 def announces_what_it_writes(subject: Subject) -> None:
-    """What it announces (`AnnouncesTensors`) are the tensors that it writes, and the sizes of the files that follow, in shards too."""
+    """What it announces are the tensors that it writes, and the sizes of the files that follow, in shards too."""
     exporter = exporter_of(subject.lookup_name)
-    if not isinstance(exporter, AnnouncesTensors):
-        raise NotApplicableError("it does not announce its tensors: a plan does not tell the size of its files")
     config = run_config(first_stored(subject))
     floats, model = small_model(), quantized(config)
     run = plan_run(floats, config)
     content = CheckpointContent(floats, run.plan.config, run.plan)
     for options in (ExportOptions(), ExportOptions(max_shard_bytes=SHARD)):
-        parts = list(exporter.announced(content, quantized_skeleton(floats, run.plan), options))
+        parts = exporter.announced(content, quantized_skeleton(floats, run.plan), options)
+        if parts is None:
+            raise NotApplicableError("it does not announce its tensors: a plan does not tell the size of its files")
         announced = {name: tuple(tensor.shape) for part in parts for name, tensor in part.items()}
         with temporary() as parent:
             export_with(subject.lookup_name, model, parent / "out", options)
@@ -265,6 +263,32 @@ def announces_what_it_writes(subject: Subject) -> None:
         laid_out = ShardLayout.of(parts, options.max_shard_bytes).file_sizes()
         wrong = sorted(file for file, size in laid_out.items() if sizes.get(file) != size)
         require(not wrong, f"announces tensors that make '{wrong[0] if wrong else ''}' another size than it has")
+
+
+@check("layout", since=2)
+def is_written_by_two_processes(subject: Subject) -> None:
+    """Where its class says that several processes can write to one export, that has the bytes of an export by one."""
+    exporter = exporter_of(subject.lookup_name)
+    if not exporter.shares:
+        raise NotApplicableError("it does not say shares = True: one process writes all blocks")
+    model, options = stored_model(subject), ExportOptions()
+    content = content_of(model)
+    with temporary() as parent:
+        for name in ("one", "two"):
+            (parent / name).mkdir()
+        exporter.export(content, parent / "one", options)
+        out = parent / "two"
+        with exporter.stream(content, model, out, options) as first, exporter.join(content, model, out, options) as second:
+            for number, block in enumerate(decoder_blocks(model, content.plan.architecture)):
+                writer, other = (second, first) if number % 2 else (first, second)
+                writer.write(block)
+                other.skip(block)
+            first.write(None)
+            first.count_as_written(second.written())
+            first.finish(content)
+        one, two = contents(parent / "one"), contents(out)
+        different = sorted(file for file in {*one, *two} if one.get(file) != two.get(file))
+        require(not different, f"writes another '{different[0] if different else ''}' where two processes write the blocks")
 
 
 @check("layout", needs="resumable", level="optional")

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quark.checkpoint import FloatTensor
+from quark.checkpoint import CodedLayer, FloatTensor
+from quark.checkpoint.layer_storage import layer_codes
 from quark.config.layer import QLayerConfig
 from quark.errors import CheckpointError
 from quark.quantizers import cast_finite, quantizer_for
 from quark_exporters.awq.reader import awq_config
 from quark_exporters.awq.storage import AwqStorage
-from quark_exporters.layer_storage import empty_layer, layer_codes
 
 __all__ = ["AwqDequantizer"]
 
@@ -41,7 +41,7 @@ def _float_tensor(layer: str, config: QLayerConfig, stored: Mapping[str, Tensor]
     columns, words, *_ = (*stored[names["qweight"]].shape, 0, 0)
     shape = (8 * words, columns)
     fits = quantizer.shape_error(shape) is None and stored[names["qweight"]].ndim == 2
-    expected = storage.stored(empty_layer(config, shape)) if fits else {}
+    expected = storage.stored(CodedLayer.empty(config, shape)) if fits else {}
     if any(leaf not in expected or stored[name].shape != expected[leaf].shape for leaf, name in names.items()):
         shapes = ", ".join(f"{leaf} {list(stored[name].shape)}" for leaf, name in names.items())
         raise CheckpointError(f"'{layer}' has {shapes}, which do not fit each other in groups of {_group(config)}: it is damaged")

@@ -8,12 +8,12 @@ from typing import Any
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import ExportOptions
 from quark_exporters.awq.storage import AwqStorage, group_size_of
-from quark_exporters.storage_exporter import StorageExporter, coded_rows, float_names
+from quark_exporters.linear_layers import LinearExporter, coded_rows, float_names
 
 __all__ = ["AwqExporter"]
 
 
-class AwqExporter(StorageExporter):
+class AwqExporter(LinearExporter):
     """Writes the layout of AutoAWQ, for its kernel ``gemm``; `quark_exporters.awq.reader` reads it.
 
     Args:
@@ -27,7 +27,7 @@ class AwqExporter(StorageExporter):
         self.storage = AwqStorage(scale_type)
 
     def reasons(self, content: CheckpointContent, options: ExportOptions) -> Iterator[tuple[str, str]]:
-        """As `StorageExporter.reasons`."""
+        """As `CheckpointExporter.reasons`."""
         reasons = list(super().reasons(content, options))
         yield from reasons
         sizes = {group_size_of(config) for config in coded_rows(content.plan).values() if config.weight is not None}
@@ -38,7 +38,7 @@ class AwqExporter(StorageExporter):
             yield "", "it has no place for scales of the cache"
 
     def quantization_config(self, content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
-        """As `DirectoryExporter.quantization_config`. Readers take the zero points for given: symmetric weights have them too."""
+        """As `CheckpointExporter.quantization_config`. Readers take the zero points for given: symmetric weights have them too."""
         config = next(iter(coded_rows(content.plan).values()))
         return {
             "quant_method": "awq",

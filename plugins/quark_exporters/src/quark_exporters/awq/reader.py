@@ -9,18 +9,18 @@ from quark.config.layer import QLayerConfig
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, UnsupportedError
 from quark_exporters.awq.storage import AwqStorage
-from quark_exporters.storage_reader import StorageReader
+from quark_exporters.linear_layers import LinearReader
 
 __all__ = ["AwqReader", "awq_config"]
 
 
-class AwqReader(StorageReader):
+class AwqReader(LinearReader):
     """Reads the layout of AutoAWQ, as `quark.checkpoint.LayoutReader`. Symmetric weights come back with zero points that are all alike."""
 
     storage = AwqStorage()
 
     def layers(self, block: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
-        """As `quark_exporters.storage_reader.StorageReader.layers`."""
+        """As `quark.checkpoint.StorageReader.layers`."""
         config = self.layer_config(block)
         return {name.removesuffix(".qweight"): config for name in stored if name.endswith(".qweight")}
 

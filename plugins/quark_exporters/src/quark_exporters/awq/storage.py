@@ -19,11 +19,11 @@ import attrs
 import torch
 from torch import Tensor
 
+from quark.checkpoint import CodedLayer
 from quark.config.enums import ZeroPointType
 from quark.config.layer import QLayerConfig
 from quark.errors import ConfigError, UnsupportedError
 from quark.quantizers import QParams, canonicalize, quantizer_for
-from quark_exporters.layer_storage import CodedLayer
 from quark_exporters.words import packed_words, unpacked_words
 
 __all__ = ["ORDER", "SCALE_TYPES", "AwqStorage", "group_size_of"]
@@ -43,7 +43,7 @@ def _scale_type(_: object, attribute: object, value: str) -> None:
 
 @attrs.frozen
 class AwqStorage:
-    """As `quark_exporters.layer_storage.LayerStorage`.
+    """As `quark.checkpoint.LayerStorage`.
 
     Attributes:
         scale_type: In which dtype scales are stored, a key of `SCALE_TYPES`; they are read in any.
@@ -52,7 +52,7 @@ class AwqStorage:
     scale_type: str = attrs.field(default="float16", validator=_scale_type)
 
     def why_not(self, config: QLayerConfig, shape: tuple[int, ...]) -> str | None:
-        """As `quark_exporters.layer_storage.LayerStorage.why_not`."""
+        """As `quark.checkpoint.LayerStorage.why_not`."""
         if config.input_tensors is not None:
             return "AWQ quantizes weights alone, and its input is quantized"
         if config.weight is None:
@@ -71,7 +71,7 @@ class AwqStorage:
         return f"AWQ packs {_PER_WORD} output channels into a word, and it has {shape[0]}" if shape[0] % _PER_WORD else None
 
     def stored(self, layer: CodedLayer) -> dict[str, Tensor]:
-        """As `quark_exporters.layer_storage.LayerStorage.stored`.
+        """As `quark.checkpoint.LayerStorage.stored`.
 
         Raises:
             UnsupportedError: A scale is too large for its dtype.
@@ -95,7 +95,7 @@ class AwqStorage:
         return stored
 
     def restored(self, config: QLayerConfig, shape: tuple[int, ...], tensors: Mapping[str, Tensor]) -> CodedLayer:
-        """As `quark_exporters.layer_storage.LayerStorage.restored`."""
+        """As `quark.checkpoint.LayerStorage.restored`."""
         assert config.weight is not None
         quantizer = quantizer_for(config.weight, activation=False)
         dtype = quantizer.stored_level.format.storage_dtype

@@ -9,7 +9,7 @@ from quark.checkpoint.exporter import ExportOptions
 from quark.config.layer import QLayerConfig
 from quark_exporters.compressed_tensors.arguments import arguments_of, format_of
 from quark_exporters.compressed_tensors.storage import CompressedTensorsStorage
-from quark_exporters.storage_exporter import StorageExporter, coded_rows, float_names
+from quark_exporters.linear_layers import LinearExporter, coded_rows, float_names
 
 __all__ = ["CACHE", "CompressedTensorsExporter"]
 
@@ -17,14 +17,14 @@ CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False,
 """Arguments of a cache in FP8."""
 
 
-class CompressedTensorsExporter(StorageExporter):
+class CompressedTensorsExporter(LinearExporter):
     """Writes the layout of compressed-tensors; `quark_exporters.compressed_tensors.reader` reads it. Source: compressed-tensors 0.20."""
 
     layout = "compressed_tensors"
     storage = CompressedTensorsStorage()
 
     def quantization_config(self, content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
-        """As `DirectoryExporter.quantization_config`."""
+        """As `CheckpointExporter.quantization_config`."""
         groups: list[tuple[QLayerConfig, list[str]]] = []
         for name, config in coded_rows(content.plan).items():
             names = next((names for known, names in groups if known == config), None)

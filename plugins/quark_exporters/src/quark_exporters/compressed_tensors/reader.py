@@ -9,18 +9,18 @@ from quark.config.layer import QLayerConfig
 from quark_exporters.compressed_tensors.arguments import layer_config
 from quark_exporters.compressed_tensors.scheme import refuse_other_transforms
 from quark_exporters.compressed_tensors.storage import CompressedTensorsStorage
-from quark_exporters.storage_reader import StorageReader
+from quark_exporters.linear_layers import LinearReader
 
 __all__ = ["CompressedTensorsReader"]
 
 
-class CompressedTensorsReader(StorageReader):
+class CompressedTensorsReader(LinearReader):
     """Reads the layout of compressed-tensors, as `quark.checkpoint.LayoutReader`."""
 
     storage = CompressedTensorsStorage()
 
     def layers(self, block: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
-        """As `quark_exporters.storage_reader.StorageReader.layers`."""
+        """As `quark.checkpoint.StorageReader.layers`."""
         refuse_other_transforms(block)
         return {name: layer_config(block, name, stored) for name in _names(stored)}
 

@@ -21,21 +21,21 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from quark.checkpoint import CodedLayer
 from quark.config.layer import QLayerConfig
 from quark.errors import CheckpointError, UnsupportedError
 from quark.quantizers import QParams, TensorQuantizer, quantizer_for
 from quark_exporters.compressed_tensors.arguments import arguments_of, format_of
-from quark_exporters.layer_storage import CodedLayer
 from quark_exporters.words import packed_words, unpacked_words
 
 __all__ = ["CompressedTensorsStorage"]
 
 
 class CompressedTensorsStorage:
-    """As `quark_exporters.layer_storage.LayerStorage`."""
+    """As `quark.checkpoint.LayerStorage`."""
 
     def why_not(self, config: QLayerConfig, shape: tuple[int, ...]) -> str | None:
-        """As `quark_exporters.layer_storage.LayerStorage.why_not`."""
+        """As `quark.checkpoint.LayerStorage.why_not`."""
         try:
             format_of(config)
         except UnsupportedError as error:
@@ -43,7 +43,7 @@ class CompressedTensorsStorage:
         return None
 
     def stored(self, layer: CodedLayer) -> dict[str, Tensor]:
-        """As `quark_exporters.layer_storage.LayerStorage.stored`."""
+        """As `quark.checkpoint.LayerStorage.stored`."""
         kind, quantizer = format_of(layer.config), _quantizer(layer.config)
         tensors = self._integers(layer, kind, quantizer) if "int" in _type(layer.config) else _floats(layer, kind, quantizer)
         if layer.input is not None:
@@ -70,7 +70,7 @@ class CompressedTensorsStorage:
         return tensors
 
     def restored(self, config: QLayerConfig, shape: tuple[int, ...], tensors: Mapping[str, Tensor]) -> CodedLayer:
-        """As `quark_exporters.layer_storage.LayerStorage.restored`.
+        """As `quark.checkpoint.LayerStorage.restored`.
 
         Raises:
             CheckpointError: The stored shape is another one.

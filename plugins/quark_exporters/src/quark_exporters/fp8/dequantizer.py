@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from quark.checkpoint import FloatTensor, LayerCodes
+from quark.checkpoint.layer_storage import layer_codes
 from quark.config.layer import QLayerConfig
 from quark.errors import CheckpointError, UnsupportedError
 from quark_exporters.cache_scales import cache_scales
 from quark_exporters.fp8.scheme import block_size, layer_config
 from quark_exporters.fp8.storage import Fp8Storage, block_size_of
-from quark_exporters.layer_storage import layer_codes
 from quark_exporters.scale_blocks import ScaleBlocks
 
 __all__ = ["CODES", "Fp8Dequantizer"]

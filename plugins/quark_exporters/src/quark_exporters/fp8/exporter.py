@@ -9,19 +9,19 @@ from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import ExportOptions
 from quark.log import get_logger
 from quark_exporters.fp8.storage import Fp8Storage, activation_scheme_of, block_size_of
-from quark_exporters.storage_exporter import StorageExporter, coded_rows, float_names
+from quark_exporters.linear_layers import LinearExporter, coded_rows, float_names
 
 __all__ = ["Fp8Exporter"]
 
 
-class Fp8Exporter(StorageExporter):
+class Fp8Exporter(LinearExporter):
     """Writes FP8 weights with one scale, or in blocks; `quark_exporters.fp8.reader` reads them."""
 
     layout = "fp8"
     storage = Fp8Storage()
 
     def reasons(self, content: CheckpointContent, options: ExportOptions) -> Iterator[tuple[str, str]]:
-        """As `StorageExporter.reasons`."""
+        """As `CheckpointExporter.reasons`."""
         reasons = list(super().reasons(content, options))
         yield from reasons
         if not reasons and len(kinds := {(activation_scheme_of(c), block_size_of(c)) for c in coded_rows(content.plan).values()}) != 1:
@@ -39,7 +39,7 @@ class Fp8Exporter(StorageExporter):
             )
 
     def quantization_config(self, content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
-        """As `DirectoryExporter.quantization_config`."""
+        """As `CheckpointExporter.quantization_config`."""
         config, names = next(iter(coded_rows(content.plan).values())), float_names(content)
         block = block_size_of(config)
         return {

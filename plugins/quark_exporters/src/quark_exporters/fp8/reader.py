@@ -8,18 +8,18 @@ from typing import Any
 from quark.config.layer import QLayerConfig
 from quark_exporters.fp8.scheme import layer_config
 from quark_exporters.fp8.storage import Fp8Storage
-from quark_exporters.storage_reader import StorageReader
+from quark_exporters.linear_layers import LinearReader
 
 __all__ = ["Fp8Reader"]
 
 
-class Fp8Reader(StorageReader):
+class Fp8Reader(LinearReader):
     """Reads FP8 weights, as `quark.checkpoint.LayoutReader`."""
 
     storage = Fp8Storage()
 
     def layers(self, block: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
-        """As `quark_exporters.storage_reader.StorageReader.layers`."""
+        """As `quark.checkpoint.StorageReader.layers`."""
         config = layer_config(block)
         scales = (".weight_scale", ".weight_scale_inv")
         names = [name.removesuffix(suffix) for name in stored for suffix in scales if name.endswith(suffix)]

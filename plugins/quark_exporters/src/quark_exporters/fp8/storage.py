@@ -18,19 +18,19 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from quark.checkpoint import CodedLayer
 from quark.config.layer import QLayerConfig
 from quark.config.tensor import QTensorConfig
 from quark.quantizers import QParams, canonicalize, quantizer_for
-from quark_exporters.layer_storage import CodedLayer
 
 __all__ = ["Fp8Storage", "activation_scheme_of", "block_size_of"]
 
 
 class Fp8Storage:
-    """As `quark_exporters.layer_storage.LayerStorage`."""
+    """As `quark.checkpoint.LayerStorage`."""
 
     def why_not(self, config: QLayerConfig, shape: tuple[int, ...]) -> str | None:
-        """As `quark_exporters.layer_storage.LayerStorage.why_not`."""
+        """As `quark.checkpoint.LayerStorage.why_not`."""
         if config.weight is None or config.input_tensors is None:
             return "its weights and inputs are both quantized, and here one of them is float"
         weights, inputs = canonicalize(config.weight), canonicalize(config.input_tensors)
@@ -48,7 +48,7 @@ class Fp8Storage:
         return None
 
     def stored(self, layer: CodedLayer) -> dict[str, Tensor]:
-        """As `quark_exporters.layer_storage.LayerStorage.stored`."""
+        """As `quark.checkpoint.LayerStorage.stored`."""
         assert layer.config.weight is not None
         own = quantizer_for(layer.config.weight, activation=False).pack(layer.codes, layer.qparams)
         scale = "weight_scale" if block_size_of(layer.config) is None else "weight_scale_inv"
@@ -56,7 +56,7 @@ class Fp8Storage:
         return tensors if layer.input is None else {**tensors, "input_scale": layer.input.scale.float()}
 
     def restored(self, config: QLayerConfig, shape: tuple[int, ...], tensors: Mapping[str, Tensor]) -> CodedLayer:
-        """As `quark_exporters.layer_storage.LayerStorage.restored`."""
+        """As `quark.checkpoint.LayerStorage.restored`."""
         assert config.weight is not None
         quantizer = quantizer_for(config.weight, activation=False)
         scale = tensors["weight_scale" if block_size_of(config) is None else "weight_scale_inv"].float()

@@ -16,7 +16,8 @@ from torch import nn
 
 from quark.checkpoint.companions import save_companions
 from quark.checkpoint.content import CheckpointContent
-from quark.checkpoint.exporter import BlockStream, ExportOptions
+from quark.checkpoint.exporter import BlockStream, Exporter, ExportOptions
+from quark.checkpoint.model_tensors import Region
 from quark.errors import ConfigError, MissingPluginError, UnsupportedError
 from quark.log import get_logger
 from quark.planning.decoder_blocks import Block, decoder_blocks
@@ -24,7 +25,6 @@ from quark_exporters.gguf_layout.families import family_of
 from quark_exporters.gguf_layout.metadata import rotary_factors, write_metadata
 from quark_exporters.gguf_layout.tensors import FLOAT_TYPES, GgufTensor, TensorWriter, floats
 from quark_exporters.gguf_layout.vocabulary import write_vocabulary
-from quark_exporters.region import Region
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -35,7 +35,7 @@ FILE = "model.gguf"
 """Name of the file where none is chosen."""
 
 
-class GgufExporter:
+class GgufExporter(Exporter):
     """Writes a GGUF file with the codes of the model: Q4_0, Q4_1, Q8_0 or MXFP4 weights, and everything else in floating point.
 
     Scales are rounded to float16, as these types have them, and codes are not changed. Source: the GGUF specification, version 3.
@@ -45,6 +45,8 @@ class GgufExporter:
         tokenizer_pre: How the tokenizer splits text before merging, in llama.cpp's words; empty finds it out.
         file_name: Name of the file.
     """
+
+    streams = True
 
     def __init__(self, float_type: str = "auto", tokenizer_pre: str = "", file_name: str = FILE) -> None:
         if float_type not in ("auto", *FLOAT_TYPES):
@@ -66,7 +68,7 @@ class GgufExporter:
             stream.finish(content)
 
     def check(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:
-        """As `quark.checkpoint.ChecksModels.check`."""
+        """As `quark.checkpoint.Exporter.check`."""
         tensors = self._tensors(content, options)
         _refuse_algorithms(content)
         tensors.refuse_codes_without_a_type(skeleton)
@@ -80,7 +82,7 @@ class GgufExporter:
 
     @contextmanager
     def stream(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
-        """As `quark.checkpoint.StreamingExporter.stream`."""
+        """As `quark.checkpoint.Exporter.stream`."""
         gguf = _gguf()
         self.check(content, skeleton, options)
         _warn_of_activations(content)
@@ -105,7 +107,7 @@ class GgufExporter:
             writer.close()
 
 
-class _Stream:
+class _Stream(BlockStream):
     """A GGUF file whose header is written; the tensors follow in the order of the regions."""
 
     def __init__(self, model: nn.Module, tensors: TensorWriter, regions: list[Region], writer: GGUFWriter, extra: list[GgufTensor]) -> None:

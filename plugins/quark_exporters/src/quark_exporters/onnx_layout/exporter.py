@@ -12,7 +12,7 @@ from torch import nn
 
 from quark.checkpoint.companions import save_companions
 from quark.checkpoint.content import CheckpointContent
-from quark.checkpoint.exporter import ExportOptions
+from quark.checkpoint.exporter import Exporter, ExportOptions
 from quark.config.layer import levels
 from quark.errors import ConfigError, MissingPluginError, UnsupportedError
 from quark.log import get_logger
@@ -31,7 +31,7 @@ OPSET = 21
 """The first version of ONNX's operators that has integers of 4 bits and scales of blocks."""
 
 
-class OnnxExporter:
+class OnnxExporter(Exporter):
     """Writes an ONNX file: weights as codes, activations rounded by QuantizeLinear and DequantizeLinear or by functions in the file.
 
     The whole model is traced and has to be in memory; codes are computed while they are written, one tensor at a time.
@@ -53,7 +53,7 @@ class OnnxExporter:
         self._verbose = verbose
 
     def check(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:
-        """As `quark.checkpoint.ChecksModels.check`; all that has no form in ONNX is named at once."""
+        """As `quark.checkpoint.Exporter.check`; all that has no form in ONNX is named at once."""
         _refuse_missing_packages()
         self._inputs(content.model, options)
         if mixtures := [name for name, module in skeleton.named_modules() if isinstance(module, SeparateExperts)]:

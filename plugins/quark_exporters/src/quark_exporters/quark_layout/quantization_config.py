@@ -14,6 +14,7 @@ import attrs
 
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import ExportOptions
+from quark.checkpoint.float_layers import is_float, routers
 from quark.checkpoint.layout_reader import StoredConfig
 from quark.checkpoint.provenance import KEY as PLUGINS
 from quark.checkpoint.provenance import provenance
@@ -26,7 +27,6 @@ from quark.planning.plan import QuantPlan
 from quark.planning.plan_row import PlanRow
 from quark.planning.precedence import layer_config_for
 from quark.plugins import layer_types
-from quark_exporters.float_layers import is_float, routers
 
 __all__ = ["quantization_config", "read_quantization_config"]
 

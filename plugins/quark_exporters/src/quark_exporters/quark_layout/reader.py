@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +10,21 @@ import attrs
 from torch import nn
 
 from quark.checkpoint.layout_reader import StoredConfig
+from quark.checkpoint.model_tensors import STORED_PROBABILITIES
 from quark.checkpoint.packed_model import pack_model
+from quark.config.slot import Slot
+from quark.hf.quark_loader import is_stored_beside_weight
 from quark.hf.shards import check_shards
 from quark.log import get_logger
+from quark.modules.attention import PROBABILITIES
 from quark.modules.packed_layers import PackedLayer
 from quark.planning.plan import QuantPlan, has_static_scale
 from quark_exporters.quark_layout.quantization_config import read_quantization_config
-from quark_exporters.quark_layout.tensor_names import attention_attribute, has_probabilities, packed_attribute
 
 __all__ = ["QuarkReader"]
+
+_OF_PROBABILITIES = f"{STORED_PROBABILITIES}_"
+_ATTRIBUTES = {slot.checkpoint_prefix: slot.quantizer_attribute for slot in Slot}
 
 
 class QuarkReader:
@@ -28,7 +34,7 @@ class QuarkReader:
         """As `quark.checkpoint.LayoutReader.configuration`."""
         stored = read_quantization_config(block)
         config = stored.config
-        if has_static_scale(config.softmax_quant_spec) and not any(has_probabilities(shard.tensors) for shard in check_shards(directory)):
+        if has_static_scale(config.softmax_quant_spec) and not any(_has_probabilities(shard.tensors) for shard in check_shards(directory)):
             # Such exports are made where the scales cannot be found, and say so in no other way.
             get_logger(__name__).warning(f"'{directory}' holds no scales of attention probabilities: they stay float")
             return attrs.evolve(stored, config=attrs.evolve(config, softmax_quant_spec=None))
@@ -45,5 +51,21 @@ class QuarkReader:
             module = model.get_submodule(owner)
         except AttributeError:
             return name
-        attribute = packed_attribute(leaf) if isinstance(module, PackedLayer) else attention_attribute(leaf)
+        attribute = _packed_attribute(leaf) if isinstance(module, PackedLayer) else _attention_attribute(leaf)
         return f"{owner}.{attribute}" if owner else attribute
+
+
+def _packed_attribute(name: str) -> str:
+    """Return the path of a checkpoint tensor inside its packed layer: ``weight_scale`` → ``weight_quantizer.scale``; others stay."""
+    prefix, _, suffix = name.partition("_")
+    return f"{_ATTRIBUTES[prefix]}.{suffix}" if suffix and prefix in _ATTRIBUTES and not is_stored_beside_weight(suffix) else name
+
+
+def _attention_attribute(name: str) -> str:
+    """Return the path of a stored tensor in its attention module: ``prob_output_scale`` → ``prob_output_quantizer.scale``; others stay."""
+    return f"{PROBABILITIES}.{name.removeprefix(_OF_PROBABILITIES)}" if name.startswith(_OF_PROBABILITIES) else name
+
+
+def _has_probabilities(names: Iterable[str]) -> bool:
+    """Return whether tensors of attention probabilities are among these full names."""
+    return any(name.rpartition(".")[2].startswith(_OF_PROBABILITIES) for name in names)

@@ -1,4 +1,7 @@
-"""StorageReader: base of readers of layouts whose layers are stored by a `quark_exporters.layer_storage.LayerStorage`."""
+"""StorageReader: base of readers of layouts whose layers are stored by a `quark.checkpoint.LayerStorage`.
+
+While a checkpoint is loaded, a `StoredLayer` holds the tensors of each, and becomes the quantized layer.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +11,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from quark.checkpoint.layer_storage import LayerStorage
 from quark.checkpoint.layout_reader import StoredConfig
 from quark.checkpoint.packed_model import pack_model
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
-from quark.config.tensor import QTensorConfig
 from quark.errors import CheckpointError
 from quark.hf.shards import check_shards
+from quark.modules import QuantizedLayer, quantized_class
+from quark.modules.coded_layer import CodedLayer
+from quark.modules.layers import linear_weight
+from quark.modules.packed import Packed
+from quark.modules.packed_layers import without_weights
 from quark.names import matches, without_numbers
 from quark.planning.plan import QuantPlan
-from quark_exporters.layer_storage import LayerStorage
-from quark_exporters.stored_layer import StoredLayer
 
-__all__ = ["StorageReader", "by_pattern"]
-
-_CACHED = {"k_scale": ("k_proj", "qkv_proj"), "v_scale": ("v_proj", "qkv_proj")}
-"""Scale of an attention module → the projections beside it that can give what it is the scale of."""
+__all__ = ["StorageReader", "StoredLayer", "by_pattern"]
 
 
 class StorageReader(ABC):
@@ -49,6 +53,14 @@ class StorageReader(ABC):
             ConfigError, CheckpointError, UnsupportedError: The block cannot be used, or does not fit the files.
         """
 
+    def cache(self, stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
+        """Return how the outputs of projections are quantized where attention caches them; by default the cache is float.
+
+        Args:
+            stored: As for `layers`. Scales of keys and values lie with every attention module, as ``k_scale``.
+        """
+        return {}
+
     def configuration(self, block: Mapping[str, Any], directory: Path) -> StoredConfig:
         """As `quark.checkpoint.LayoutReader.configuration`."""
         stored = {name: tensor for shard in check_shards(directory) for name, tensor in shard.tensors.items()}
@@ -56,12 +68,7 @@ class StorageReader(ABC):
         if not layers:
             raise CheckpointError(f"'{directory}' holds no codes of the layout that its quantization_config names: it is damaged")
         owners = {name.rpartition(".")[0] for name in stored}
-        cache = {
-            f"{attention}.{projection}": QLayerConfig(output_tensors=_cache_spec())
-            for attention, _, leaf in (name.rpartition(".") for name in stored)
-            for projection in _CACHED.get(leaf, ())
-            if f"{attention}.{projection}" in owners
-        }
+        cache = self.cache(stored)
         config = QConfig(
             global_quant_config=QLayerConfig(),
             layer_quant_config=by_pattern(layers, owners - layers.keys()),
@@ -78,6 +85,54 @@ class StorageReader(ABC):
     def place_of(self, model: nn.Module, name: str) -> str:
         """As `quark.checkpoint.LayoutReader.place_of`: tensors have the names of their places."""
         return name
+
+
+class StoredLayer(Packed):
+    """A linear layer with the tensors of a `LayerStorage`, by their own names; a layer whose weight is float keeps it.
+
+    Args:
+        layer: The float layer; its tensors may be on any device and are not used.
+        config: The quantization of the layer.
+        name: Full name of the layer in its model, for messages.
+        storage: Of the layout.
+    """
+
+    def __init__(self, layer: nn.Module, config: QLayerConfig, name: str, storage: LayerStorage) -> None:
+        super().__init__()
+        weight = linear_weight(layer)
+        self._shape = tuple(weight.shape)
+        self._config, self._name, self._storage = config, name, storage
+        self._quantized = (quantized_class(layer).from_float(without_weights(layer), config),)  # in a tuple: not a submodule
+        self._leaves: tuple[str, ...] = ()
+        bias = getattr(layer, "bias", None)
+        self.register_parameter("bias", None if bias is None else _empty(bias))
+        if config.weight is None:
+            self.register_parameter("weight", _empty(weight))
+            return
+        stored = storage.stored(CodedLayer.empty(config, self._shape))
+        self._leaves = tuple(stored)
+        for leaf, tensor in stored.items():
+            self.register_buffer(leaf, tensor)
+
+    @torch.no_grad()
+    def unpack(self) -> QuantizedLayer:
+        """Return the quantized layer of the stored tensors, on their device.
+
+        Raises:
+            CheckpointError: A scale is not valid.
+        """
+        layer = self._quantized[0]
+        layer._parameters["bias"] = self._parameters["bias"]
+        if self._config.weight is None:
+            layer._parameters["weight"] = self._parameters["weight"]
+            return layer.train(self.training)
+        coded = self._storage.restored(self._config, self._shape, {leaf: self.get_buffer(leaf) for leaf in self._leaves})
+        coded.put_into(layer, self._name, keeps_codes=False)
+        return layer.train(self.training)
+
+    def extra_repr(self) -> str:
+        """Return the shape of the weight and what is stored, for ``repr``."""
+        return f"weight {list(self._shape)}, stored as {', '.join(self._leaves) or 'weight'}"
 
 
 def by_pattern(layers: Mapping[str, QLayerConfig], others: Iterable[str]) -> dict[str, QLayerConfig]:
@@ -101,6 +156,5 @@ def by_pattern(layers: Mapping[str, QLayerConfig], others: Iterable[str]) -> dic
     return result
 
 
-def _cache_spec() -> QTensorConfig:
-    fields: dict[str, Any] = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "symmetric": True, "is_dynamic": False, "scale_type": "float"}
-    return QTensorConfig(**fields, observer_cls="PerTensorMinMaxObserver", round_method="half_even", zero_point_type="int32")
+def _empty(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(torch.empty_like(tensor, device="meta"), requires_grad=False)

@@ -1,74 +1,41 @@
-"""StorageExporter: base of exporters whose layers are stored by a `quark_exporters.layer_storage.LayerStorage`."""
+"""Bases of the layouts that hold quantized linear layers and nothing else: what they refuse, what they exclude, and their cache in FP8."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from torch import nn
-
-from quark.checkpoint.content import CheckpointContent
-from quark.checkpoint.exporter import ExportOptions
-from quark.checkpoint.shard_writer import Part
+from quark.checkpoint import CheckpointContent, CheckpointExporter, ExportOptions, StorageReader
+from quark.checkpoint.float_layers import is_float, routers
 from quark.config.layer import QLayerConfig, TensorSpec
-from quark.errors import UnsupportedError
+from quark.config.tensor import QTensorConfig
 from quark.modules.attention import KEY, QUERY, VALUE
-from quark.names import folded
 from quark.planning.plan import QuantPlan
-from quark.planning.plan_row import PlanRow
 from quark.quantizers import canonicalize
-from quark_exporters.directory_exporter import DirectoryExporter
-from quark_exporters.float_layers import is_float, routers
-from quark_exporters.layer_storage import LayerStorage, storage_parts
-from quark_exporters.region import WHOLE, Region
 
-__all__ = ["StorageExporter", "coded_rows", "float_names"]
+__all__ = ["LinearExporter", "LinearReader", "coded_rows", "float_names"]
+
+_CACHED = {"k_scale": ("k_proj", "qkv_proj"), "v_scale": ("v_proj", "qkv_proj")}
+"""Scale of an attention module → the projections beside it that can give what it is the scale of."""
 
 
-class StorageExporter(DirectoryExporter):
-    """Writes linear layers as a `LayerStorage` says, and refuses everything else before any work.
+class LinearExporter(CheckpointExporter):
+    """Writes linear layers as a `quark.checkpoint.LayerStorage` says, and refuses everything else before any work.
 
-    Attributes:
-        layout: Name of the layout, for messages.
-        storage: How the tensors of a layer are stored.
+    Runs are not resumed from it: layouts that store scales in another dtype round them, and calibration goes on with those before.
     """
 
-    layout: str
-    storage: LayerStorage
-
-    def parts(self, model: nn.Module, plan: QuantPlan, options: ExportOptions, region: Region = WHOLE) -> list[Part]:
-        """As `DirectoryExporter.parts`."""
-        return storage_parts(model, plan, options, self.storage, region)
-
-    def refuse(self, content: CheckpointContent, options: ExportOptions) -> None:
-        """As `DirectoryExporter.refuse`; every reason, with its layers, in one message."""
-        reasons: dict[str, list[str]] = {}
-        for name, reason in self.reasons(content, options):
-            reasons.setdefault(reason, []).append(name)
-        if reasons:
-            what = "; ".join(reason + (f" ({folded(names)})" if any(names) else "") for reason, names in reasons.items())
-            raise UnsupportedError(f"the layout '{self.layout}' cannot hold this model: {what}")
+    resumes = False
+    states_with_attention = True
 
     def reasons(self, content: CheckpointContent, options: ExportOptions) -> Iterator[tuple[str, str]]:
-        """Yield why a plan cannot be stored: the layer, or nothing where it is about the whole model, and the reason."""
-        if options.weight_format != "real_quantized":
-            yield "", f"it stores codes, and weight_format={options.weight_format} asks for rounded values"
+        """As `CheckpointExporter.reasons`."""
+        reasons = list(super().reasons(content, options))
+        yield from ((name, reason) for name, reason in reasons if not name)
         if names := [a.name for a in content.config.algo_config or () if a.runs_with_model()]:
             yield "", f"the algorithm {', '.join(names)} runs with the model, which its readers do not know"
         yield from _cache_reasons(content)
-        for row in content.plan.quantized:
-            reason = self._why_not(row)
-            if reason is not None:
-                yield row.name, reason
-
-    def _why_not(self, row: PlanRow) -> str | None:
-        config = row.quantized_to
-        if is_float(row):
-            return None
-        if row.layer_type != "linear" or len(row.shape) != 2:
-            return f"it has no place for a quantized layer of the type {row.layer_type}"
-        if config.bias is not None:
-            return "its bias is quantized"
-        return self.storage.why_not(config, row.shape)
+        yield from ((name, reason) for name, reason in reasons if name)
 
 
 def coded_rows(plan: QuantPlan) -> dict[str, QLayerConfig]:
@@ -107,3 +74,24 @@ def _is_fp8_per_tensor(spec: TensorSpec) -> bool:
     first = specs[0]
     qscheme = None if first.qscheme is None else first.qscheme.name
     return (len(specs), first.dtype.name, qscheme, bool(first.is_dynamic)) == (1, "fp8_e4m3", "per_tensor", False)
+
+
+class LinearReader(StorageReader):
+    """Reads such a layout; keys and values with a scale have been cached in FP8."""
+
+    def cache(self, stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
+        """As `StorageReader.cache`."""
+        owners = {name.rpartition(".")[0] for name in stored}
+        fields: dict[str, Any] = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "symmetric": True, "is_dynamic": False}
+        fields |= {
+            "scale_type": "float",
+            "round_method": "half_even",
+            "zero_point_type": "int32",
+            "observer_cls": "PerTensorMinMaxObserver",
+        }
+        return {
+            f"{attention}.{projection}": QLayerConfig(output_tensors=QTensorConfig(**fields))
+            for attention, _, leaf in (name.rpartition(".") for name in stored)
+            for projection in _CACHED.get(leaf, ())
+            if f"{attention}.{projection}" in owners
+        }

@@ -1,0 +1,336 @@
+"""CheckpointExporter: base of exporters that write a directory in Hugging Face form: safetensors files, config.json and companions."""
+
+from __future__ import annotations
+
+import copy
+import json
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from quark.checkpoint.companions import save_companions
+from quark.checkpoint.content import CheckpointContent
+from quark.checkpoint.exported_layer import ExportedLayer, exported_layers
+from quark.checkpoint.exporter import BlockStream, Exporter, ExportOptions
+from quark.checkpoint.float_layers import is_float
+from quark.checkpoint.layer_storage import LayerStorage, tensors_of
+from quark.checkpoint.model_tensors import (
+    Region,
+    WrittenTensors,
+    attention_quantizers,
+    is_tied_apart,
+    plain_parts,
+    probability_parts,
+    set_attention_scales,
+    state_parts,
+)
+from quark.checkpoint.shard_layout import ShardLayout
+from quark.checkpoint.shard_writer import Part, ShardWriter, create_shards
+from quark.config.slot import ACTIVATIONS, PARAMETERS, Slot
+from quark.errors import UnsupportedError
+from quark.names import folded
+from quark.planning.attention import AttentionRow
+from quark.planning.decoder_blocks import Block, decoder_blocks
+from quark.planning.plan import QuantPlan
+from quark.planning.plan_row import PlanRow
+
+__all__ = ["CheckpointExporter"]
+
+_WHOLE = Region()
+
+
+class CheckpointExporter(Exporter):
+    """Writes a model layer by layer, in memory or block by block; exports can be resumed, and several processes can write to one.
+
+    A layout says what ``config.json`` says of it (`quantization_config`), which tensors a layer has (`tensor_name`, or `layer_tensors`
+    where it needs more than names, or a `LayerStorage` where it packs codes in its own way), and, with `layer_tensors`, how these are read
+    back (`read_layer`). All tensors that belong to no quantized layer are written as they are.
+
+    Attributes:
+        layout: Name of the layout, for messages.
+        storage: How codes are packed; None where number formats say.
+        states_with_attention: Whether scales of queries, keys and values are stored with every attention module, as ``k_scale`` of the
+            shape ``[1]``, and not with the projections where these are apart.
+    """
+
+    streams = resumes = shares = True
+    layout: ClassVar[str] = ""
+    storage: LayerStorage | None = None
+    states_with_attention: ClassVar[bool] = False
+
+    @abstractmethod
+    def quantization_config(self, content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
+        """Return the ``quantization_config`` of ``config.json``."""
+
+    def tensor_name(self, slot: Slot, suffix: str) -> str:
+        """Return the last part of a stored tensor's name: ``"weight_scale"`` of a weight's ``"scale"``; ``""`` is the suffix of codes.
+
+        Parameters that stay float keep their names, ``"weight"`` and ``"bias"``.
+        """
+        return f"{slot.checkpoint_prefix}_{suffix}" if suffix else slot.checkpoint_prefix
+
+    def layer_tensors(self, layer: ExportedLayer) -> Mapping[str, Tensor]:
+        """Return the tensors of a quantized layer, by the last part of their names.
+
+        They stand for its weight. A bias that is not among them is written as it is, and so are all parameters of a layer without any.
+
+        Args:
+            layer: The layer; also on the meta device, with the names, shapes and dtypes that it is going to have.
+        """
+        if self.storage is not None:
+            return tensors_of(layer, self.storage)
+        return {self._name(layer, slot, suffix): t for slot in (*PARAMETERS, *ACTIVATIONS) for suffix, t in layer.packed(slot).items()}
+
+    def read_layer(self, layer: ExportedLayer, tensors: Mapping[str, Tensor]) -> None:
+        """Set the parameters and scales of a layer to what was written: the inverse of `layer_tensors`.
+
+        Args:
+            layer: The layer, without scales and with float weights.
+            tensors: By the last part of their names, on its device.
+        """
+        if self.storage is not None:
+            if layer.is_quantized(Slot.weight):
+                self.storage.restored(layer.config, layer.shape, tensors).put_into(layer.layer, layer.name, keeps_codes=False)
+            return
+        for slot in (*PARAMETERS, *ACTIVATIONS):
+            names = {suffix: self._name(layer, slot, suffix) for suffix in layer.suffixes(slot)}
+            layer.set_packed(slot, {suffix: tensors[name] for suffix, name in names.items() if name in tensors})
+
+    def _name(self, layer: ExportedLayer, slot: Slot, suffix: str) -> str:
+        return self.tensor_name(slot, suffix) if layer.is_quantized(slot) else slot.value
+
+    def reasons(self, content: CheckpointContent, options: ExportOptions) -> Iterable[tuple[str, str]]:
+        """Yield why the layout cannot hold a model: the name of a layer, or ``""`` for the whole model; and the reason.
+
+        By default, what `LayerStorage.why_not` says of each layer, and whatever a `LayerStorage` has no place for.
+        """
+        if self.storage is None:
+            return
+        if options.weight_format != "real_quantized":
+            yield "", f"it stores codes, and weight_format={options.weight_format} asks for rounded values"
+        for row in content.plan.quantized:
+            reason = None if is_float(row) else _why_not(self.storage, row)
+            if reason is not None:
+                yield row.name, reason
+
+    def warn(self, content: CheckpointContent, options: ExportOptions) -> None:
+        """Log what readers of the layout do otherwise than the model; called when an export begins. By default nothing."""
+
+    def check(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:
+        """As `Exporter.check`, with all `reasons` in one message."""
+        reasons: dict[str, list[str]] = {}
+        for name, reason in self.reasons(content, options):
+            reasons.setdefault(reason, []).append(name)
+        if reasons:
+            what = "; ".join(reason + (f" ({folded(names)})" if any(names) else "") for reason, names in reasons.items())
+            raise UnsupportedError(f"the layout '{self.layout or type(self).__name__}' cannot hold this model: {what}")
+
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+        """As `Exporter.export`."""
+        with self._opened(content, content.model, out, options, checksums=False) as stream:
+            stream.write(Block("", content.model))
+            stream.finish(content)
+
+    @contextmanager
+    def stream(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
+        """As `Exporter.stream`."""
+        with self._opened(content, skeleton, out, options, checksums=True) as stream:
+            yield stream
+
+    @contextmanager
+    def reopen(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
+        """As `Exporter.reopen`."""
+        if options.kv_cache_group:
+            raise UnsupportedError(
+                "an export with the option kv_cache_group cannot be resumed: its scales of the cache are merged when they are written, and "
+                "calibration goes on with those before. Give kv_cache_group in the configuration instead, which merges them in calibration"
+            )
+        with self._opened(content, skeleton, out, options, checksums=True) as stream:
+            yield stream
+
+    @contextmanager
+    def join(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
+        """As `Exporter.join`."""
+        with ShardWriter(ShardLayout.of(self.announced(content, skeleton, options), options.max_shard_bytes), out) as writer:
+            yield _Stream(self, content, options, out, writer)
+
+    def announced(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> list[Mapping[str, Tensor]]:
+        """As `Exporter.announced`. Raises UnsupportedError as `check` does."""
+        self.check(content, skeleton, options)
+        return [part.meta for part in self.parts(skeleton, content.plan, options)]
+
+    @contextmanager
+    def _opened(
+        self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions, *, checksums: bool
+    ) -> Iterator[BlockStream]:
+        announced = self.announced(content, skeleton, options)
+        self.warn(content, options)
+        layout = ShardLayout.of(announced, options.max_shard_bytes)
+        create_shards(layout, out)
+        with ShardWriter(layout, out, checksums=checksums) as writer:
+            yield _Stream(self, content, options, out, writer)
+
+    def parts(self, model: nn.Module, plan: QuantPlan, options: ExportOptions, region: Region = _WHOLE) -> list[Part]:
+        """Return the tensors that a region of a quantized model becomes, in the order of the files; the tensors of a layer are one part."""
+        modules = region.modules(model)
+        layers = exported_layers(model, plan, options, modules)
+        announced = {name: self.layer_tensors(layer.on_meta()) for name, layer in layers.items()}
+        attention = attention_quantizers(modules)
+        plain = plain_parts(region.state(model), [*layers, *attention], _written_as_they_are(layers, announced))
+        coded = [self._part(layer, announced[name]) for name, layer in layers.items() if announced[name]]
+        states = state_parts(model, self._with_states(plan), layers, options, as_vectors=self.states_with_attention)
+        return [*plain, *coded, *probability_parts(attention, options), *states]
+
+    def _part(self, layer: ExportedLayer, meta: Mapping[str, Tensor]) -> Part:
+        under = f"{layer.name}."
+        return Part({under + n: t for n, t in meta.items()}, lambda: {under + n: t for n, t in self.layer_tensors(layer).items()})
+
+    def _with_states(self, plan: QuantPlan) -> list[AttentionRow]:
+        return [row for row in plan.attentions if row.fused or self.states_with_attention]
+
+    @torch.no_grad()
+    def read(self, model: nn.Module, plan: QuantPlan, options: ExportOptions, region: Region, written: WrittenTensors) -> None:
+        """Set weights, scales and other tensors of a region to those that were written; changed in place.
+
+        Args:
+            model: Its quantized layers and the quantizers of attention are in place, with float weights and without scales.
+            plan: Of the model.
+            options: With which the tensors were written.
+            region: The block.
+            written: The tensors.
+        """
+        modules = region.modules(model)
+        layers = exported_layers(model, plan, options, modules)
+        plain = _written_as_they_are(layers, {name: self.layer_tensors(layer.on_meta()) for name, layer in layers.items()})
+        attention = attention_quantizers(modules)
+        inside = tuple(f"{name}." for name in (*layers, *attention))
+        for name, tensor in region.state(model).items():
+            if name in written and (name in plain or not name.startswith(inside)):
+                tensor.copy_(written.read(name))  # in place: tied modules share it
+        for name, layer in layers.items():
+            names = written.names_under(name)
+            self.read_layer(layer, {leaf: written.read(f"{name}.{leaf}").to(layer.device) for leaf in names})
+        set_attention_scales(attention, self._with_states(plan), written, options, as_vectors=self.states_with_attention)
+
+
+class _Stream(BlockStream):
+    """An export that has begun."""
+
+    def __init__(
+        self, exporter: CheckpointExporter, content: CheckpointContent, options: ExportOptions, directory: Path, writer: ShardWriter
+    ) -> None:
+        self._exporter = exporter
+        self._content = content
+        self._options = options
+        self._directory = directory
+        self._writer = writer
+        self._written: list[str] = []
+        self._early: set[str] = set()
+        self.encodes = not options.stores_values
+
+    def write_float(self) -> None:
+        """As `BlockStream.write_float`."""
+        model, plan = self._content.model, self._content.plan
+        inside = [block.name for block in decoder_blocks(model, plan.architecture)]
+        if "" in inside:
+            return
+        outside = Region(without=(*inside, *(row.name for row in plan.quantized)))
+        parts = [p for p in self._exporter.parts(model, plan, self._options, outside) if all(name in self._writer for name in p.meta)]
+        self._early = {name for part in parts for name in part.meta}
+        if parts:
+            meta = {name: tensor for part in parts for name, tensor in part.meta.items()}
+            self._writer.write_beside(Part(meta, lambda: {name: t for part in parts for name, t in part.make().items()}))
+
+    def write(self, block: Block | None) -> None:
+        """As `BlockStream.write`."""
+        if block is None and "" in self._written:
+            return  # the model is one block, and nothing lies outside
+        region = Region(without=tuple(self._written)) if block is None else Region(block.name)
+        if block is not None:
+            self._written.append(block.name)
+        for part in self._exporter.parts(self._content.model, self._content.plan, self._options, region):
+            # A tied parameter was announced once, under the first of its names.
+            if not self._early.issuperset(part.meta) and all(name in self._writer for name in part.meta):
+                self._writer.write(part, checksums=block is not None)
+
+    def when_stored(self, then: Callable[[Mapping[str, str]], None]) -> None:
+        """As `BlockStream.when_stored`."""
+        self._writer.when_stored(then)
+
+    def adopt(self, block: Block, checksums: Mapping[str, str]) -> Sequence[str]:
+        """As `BlockStream.adopt`."""
+        damaged = self._writer.adopt(checksums)
+        if not damaged:
+            self._written.append(block.name)
+        return damaged
+
+    def read(self, block: Block) -> None:
+        """As `BlockStream.read`."""
+        self._exporter.read(self._content.model, self._content.plan, self._options, Region(block.name), self._writer)
+
+    def skip(self, block: Block) -> None:
+        """As `BlockStream.skip`."""
+        self._written.append(block.name)
+
+    def written(self) -> frozenset[str]:
+        """As `BlockStream.written`."""
+        return frozenset(self._writer.written())
+
+    def count_as_written(self, names: Iterable[str]) -> None:
+        """As `BlockStream.count_as_written`."""
+        self._writer.count_as_written(names)
+
+    def finish(self, content: CheckpointContent) -> None:
+        """As `BlockStream.finish`."""
+        self._writer.finish()
+        config = _config_of(content, self._exporter.quantization_config(content, self._options))
+        if isinstance(config, dict):
+            (self._directory / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        else:
+            config.to_json_file(self._directory / "config.json")
+        save_companions(content.model, self._directory, self._options.tokenizer)
+
+
+def _why_not(storage: LayerStorage, row: PlanRow) -> str | None:
+    if row.layer_type != "linear" or len(row.shape) != 2:
+        return f"it has no place for a quantized layer of the type {row.layer_type}"
+    return "its bias is quantized" if row.quantized_to.bias is not None else storage.why_not(row.quantized_to, row.shape)
+
+
+def _written_as_they_are(layers: Mapping[str, ExportedLayer], tensors: Mapping[str, Collection[str]]) -> set[str]:
+    """Return the full names of parameters and buffers of layers that are stored as they are.
+
+    Args:
+        layers: By full name.
+        tensors: The names of what `CheckpointExporter.layer_tensors` gives of each.
+    """
+    names: set[str] = set()
+    for name, layer in layers.items():
+        own = [*layer.layer.other_state()]
+        own += [] if "bias" in tensors[name] else ["bias"]
+        own += [] if tensors[name] else ["weight"]
+        names |= {f"{name}.{tensor}" for tensor in own}
+    return names
+
+
+def _config_of(content: CheckpointContent, quantization: dict[str, Any]) -> Any:
+    """Return the content of config.json: the model's config, or, where it has none, its class; and the quantization."""
+    model: Any = content.model
+    if not _has_config(model):
+        return {"architectures": [type(model).__name__], "quantization_config": quantization}
+    config = copy.deepcopy(model.config)
+    config.architectures = config.architectures or [type(model).__name__]
+    config.dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    if is_tied_apart(model):
+        config.tie_word_embeddings = False
+    config.quantization_config = quantization
+    return config
+
+
+def _has_config(model: nn.Module) -> bool:
+    return hasattr(getattr(model, "config", None), "to_json_file")

@@ -1,0 +1,185 @@
+"""ExportedLayer: a quantized layer on its way into a checkpoint or back, by its packed tensors or by its codes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Self
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from quark.checkpoint.exporter import ExportOptions
+from quark.checkpoint.model_tensors import activation_tensors, is_stored, scale_suffixes
+from quark.config.layer import QLayerConfig
+from quark.config.slot import ACTIVATIONS, Slot
+from quark.modules import QuantizedLayer, QuantizerModule
+from quark.modules.coded_layer import CodedLayer
+from quark.modules.layer_shape import LayerShape
+from quark.modules.packed_layers import checked_codes, packed_meta, stored_tensors
+from quark.planning.kv_scales import kv_scale_groups, merge_kv_scales
+from quark.planning.plan import QuantPlan
+from quark.quantizers import QParams, cast_finite
+
+__all__ = ["ExportedLayer", "exported_layers"]
+
+
+@attrs.frozen(eq=False)
+class ExportedLayer:
+    """A quantized layer whose tensors are announced, written or read back.
+
+    Attributes:
+        name: Its full name.
+        layer: The layer. To be read back it has its quantizers without scales, and float weights.
+        options: Of the export.
+        output: The quantizer of its output: its own, or the one inside attention; None where it stays float.
+        merged_output: The scale that its output shares with others by ``options.kv_cache_group``; None where it has its own.
+        is_meta: Whether the tensors are announced: all are on the meta device then.
+    """
+
+    name: str
+    layer: QuantizedLayer
+    options: ExportOptions
+    output: QuantizerModule | None = None
+    merged_output: QParams | None = None
+    is_meta: bool = False
+
+    @property
+    def config(self) -> QLayerConfig:
+        """How each of its tensors is quantized."""
+        return self.layer.layer_config
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of its weight."""
+        return tuple(self._weight.shape)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of its weight."""
+        return self._weight.device
+
+    @property
+    def _weight(self) -> Tensor:
+        weight = self.layer.weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+    def is_quantized(self, slot: Slot) -> bool:
+        """Return whether a tensor of the layer is quantized."""
+        return self._quantizer(slot) is not None
+
+    def on_meta(self) -> Self:
+        """Return the same layer with tensors on the meta device."""
+        return attrs.evolve(self, is_meta=True)
+
+    def packed(self, slot: Slot) -> dict[str, Tensor]:
+        """Return the tensors of a slot as its number format packs them, by suffix: ``""`` for codes or values, ``"scale"``, …
+
+        Empty where the layer has no such tensor; an activation has scales alone, where they are static.
+
+        Raises:
+            ConfigError, PluginError: As `quark.checkpoint.stored_tensors`.
+        """
+        quantizer = self._quantizer(slot)
+        if slot in ACTIVATIONS:
+            merged = self.merged_output if slot is Slot.output_tensors and not self.is_meta else None
+            tensors = activation_tensors(quantizer, merged, self.options)
+            return {suffix: t.to("meta") for suffix, t in tensors.items()} if self.is_meta else tensors
+        tensor: Tensor | None = getattr(self.layer, slot, None)
+        if tensor is None:
+            return {}
+        packed = self._packed_parameter(slot, tensor, quantizer)
+        packed[""] = self.layer.as_stored(packed[""])
+        return {suffix: t for suffix, t in packed.items() if quantizer is None or is_stored(suffix, quantizer, self.options)}
+
+    def _packed_parameter(self, slot: Slot, tensor: Tensor, quantizer: QuantizerModule | None) -> dict[str, Tensor]:
+        order = self.options.pack_method
+        if quantizer is None or (quantizer.qparams is None and not self.is_meta):
+            return {"": tensor.detach().to("meta") if self.is_meta else tensor}
+        if self.is_meta:
+            packed = packed_meta(quantizer.quantizer, tuple(tensor.shape), order)
+            return {**packed, "": tensor.detach().to("meta")} if self.options.stores_values else packed
+        if self.options.stores_values:
+            assert quantizer.qparams is not None
+            return {"": tensor.detach(), **quantizer.quantizer.pack_qparams(quantizer.qparams, order=order)}
+        return stored_tensors(f"{self.name}.{slot}", quantizer, tensor, order)
+
+    def suffixes(self, slot: Slot) -> Iterator[str]:
+        """Yield the suffixes by which `packed` may give tensors of a slot, for a layer without scales too."""
+        quantizer = self._quantizer(slot)
+        if slot in ACTIVATIONS:
+            yield from scale_suffixes(quantizer, self.options, LayerShape.of(self.layer).of_slot(slot))
+        elif (tensor := getattr(self.layer, slot, None)) is not None:
+            yield from ("",) if quantizer is None else packed_meta(quantizer.quantizer, tuple(tensor.shape), self.options.pack_method)
+
+    def set_packed(self, slot: Slot, tensors: Mapping[str, Tensor]) -> None:
+        """Set a tensor of the layer, and its scales, to what was written: the inverse of `packed`.
+
+        Args:
+            slot: The tensor.
+            tensors: By suffix, on any device.
+        """
+        quantizer, order = self._quantizer(slot), self.options.pack_method
+        if slot in ACTIVATIONS:
+            if quantizer is not None and not (quantizer.quantizer.is_dynamic or quantizer.quantizer.is_float):
+                shape = LayerShape.of(self.layer).of_slot(slot)
+                quantizer.set_qparams(quantizer.quantizer.unpack_qparams(dict(tensors), shape, order=order))
+            return
+        parameter: Tensor | None = getattr(self.layer, slot)
+        if parameter is None:
+            return
+        stored = {suffix: tensor.to(parameter.device) for suffix, tensor in tensors.items()}
+        stored[""] = self.layer.as_stored(stored[""])
+        if quantizer is None or quantizer.quantizer.is_float:
+            values = stored[""].to(parameter.dtype)
+        elif self.options.stores_values:
+            values = stored.pop("")
+            quantizer.set_qparams(quantizer.quantizer.unpack_qparams(stored, tuple(parameter.shape), order=order))
+        else:
+            codes, qparams = quantizer.quantizer.unpack(stored, tuple(parameter.shape), order=order)
+            values = cast_finite(quantizer.quantizer.dequantize(codes, qparams), parameter.dtype)
+            quantizer.set_qparams(qparams)
+        self.layer._parameters[slot] = nn.Parameter(values, requires_grad=False)
+
+    def coded(self) -> CodedLayer:
+        """Return the codes of a linear layer with a quantized weight, and its scales: for layouts that pack codes in their own way.
+
+        Raises:
+            ConfigError: The weight is not on the grid, since it was changed after rounding.
+        """
+        if self.is_meta:
+            return CodedLayer.empty(self.config, self.shape)
+        quantizer, inputs = self.layer.weight_quantizer, self.layer.input_quantizer
+        assert quantizer is not None
+        assert quantizer.qparams is not None
+        codes = checked_codes(f"{self.name}.weight", quantizer, self._weight)
+        is_static = inputs is not None and not inputs.quantizer.is_dynamic and not inputs.quantizer.is_float
+        return CodedLayer(self.config, codes, quantizer.qparams, inputs.qparams if inputs is not None and is_static else None)
+
+    def _quantizer(self, slot: Slot) -> QuantizerModule | None:
+        if slot is Slot.output_tensors:
+            return self.output
+        quantizer: QuantizerModule | None = getattr(self.layer, slot.quantizer_attribute)
+        return quantizer
+
+
+def exported_layers(
+    model: nn.Module, plan: QuantPlan, options: ExportOptions, modules: Mapping[str, nn.Module]
+) -> dict[str, ExportedLayer]:
+    """Return the quantized layers among some modules of a model, by full name."""
+    layers = {name: m for name, m in modules.items() if isinstance(m, QuantizedLayer)}
+    states = [(a.name, state, layer) for a in plan.attentions if not a.fused for state, (layer, _) in a.states.items() if layer in layers]
+    inside = {layer: getattr(model.get_submodule(attention), state) for attention, state, layer in states}
+    outputs: dict[str, QuantizerModule | None] = {name: inside.get(name, layer.output_quantizer) for name, layer in layers.items()}
+    merged = _merged_outputs(outputs, options)
+    return {name: ExportedLayer(name, layer, options, outputs[name], merged.get(name)) for name, layer in layers.items()}
+
+
+def _merged_outputs(outputs: Mapping[str, QuantizerModule | None], options: ExportOptions) -> dict[str, QParams]:
+    """Return the scales of the cache that the options merge: for each attention the largest one, not below the floor."""
+    scales = {name: q.scale for name, q in outputs.items() if q is not None and q.scale is not None and q.scale.numel() == 1}
+    merged: dict[str, QParams] = {}
+    for names in kv_scale_groups(scales, options.kv_cache_group):
+        merged |= dict.fromkeys(names, QParams(merge_kv_scales([scales[n] for n in names], options.min_kv_scale)))
+    return merged

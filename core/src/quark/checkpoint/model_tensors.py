@@ -1,0 +1,214 @@
+"""The tensors of a region of a model that layouts write alike: those that are not quantized, and scales of activations and attention."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Protocol
+
+import attrs
+from torch import Tensor, nn
+
+from quark.checkpoint.exporter import ExportOptions
+from quark.checkpoint.shard_writer import Part
+from quark.modules import QuantizerModule
+from quark.modules.attention import PROBABILITIES, QUERY, STATES, STORED_STATES
+from quark.planning.attention import AttentionRow
+from quark.planning.kv_scales import merge_kv_scales
+from quark.planning.precedence import first_match
+from quark.quantizers import QParams
+
+__all__ = [
+    "STORED_PROBABILITIES",
+    "Region",
+    "WrittenTensors",
+    "activation_tensors",
+    "attention_quantizers",
+    "is_stored",
+    "is_tied_apart",
+    "plain_parts",
+    "probability_parts",
+    "scale_suffixes",
+    "set_attention_scales",
+    "state_parts",
+]
+
+STORED_PROBABILITIES = "prob_output"
+"""First words of the names of the tensors of attention probabilities: ``prob_output_scale``. Source: checkpoints of AMD Quark 0.13."""
+
+
+@attrs.frozen
+class Region:
+    """A part of a model, whose tensors are written together: what lies under one module, except under some of its descendants.
+
+    Attributes:
+        root: Full name of the module; empty for the model itself.
+        without: Full names of the modules that do not belong to it.
+    """
+
+    root: str = ""
+    without: tuple[str, ...] = ()
+
+    def modules(self, model: nn.Module) -> dict[str, nn.Module]:
+        """Return its modules by full name, in the model's order."""
+        modules = model.get_submodule(self.root).named_modules(prefix=self.root)
+        return {name: module for name, module in modules if not self._excludes(name)}
+
+    def state(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return its parameters and persistent buffers by full name, in the model's order; tied ones are one object."""
+        prefix = f"{self.root}." if self.root else ""
+        state = model.get_submodule(self.root).state_dict(keep_vars=True, prefix=prefix)
+        return {name: tensor for name, tensor in state.items() if not self._excludes(name)}
+
+    def _excludes(self, name: str) -> bool:
+        return f"{name}.".startswith(tuple(f"{module}." for module in self.without))
+
+
+def is_tied_apart(model: nn.Module) -> bool:
+    """Return whether the config ties input and output embeddings and quantization has given the head a weight of its own."""
+    if not getattr(model.config, "tie_word_embeddings", False):
+        return False
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()  # type: ignore[operator]
+    return head is not None and head.weight is not embedding.weight
+
+
+def plain_parts(state: Mapping[str, Tensor], elsewhere: Iterable[str], others: Collection[str]) -> list[Part]:
+    """Return parts of the tensors that are stored as they are: those that lie in no module of ``elsewhere``, and ``others``."""
+    inside, seen = set(elsewhere), set()
+    parts = []
+    for name, tensor in state.items():
+        # Tied parameters are one tensor under several names: readers expect it once, under the first.
+        if (name not in others and _lies_in(name, inside)) or id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        parts.append(Part({name: tensor.detach().to("meta")}, lambda n=name, t=tensor: {n: t}))  # type: ignore[misc]
+    return parts
+
+
+def _lies_in(name: str, modules: Collection[str]) -> bool:
+    """Return whether a tensor belongs to one of the modules, or to a module inside of one. Takes the same time for any number of them."""
+    end = name.rfind(".")
+    while end > 0:
+        if name[:end] in modules:
+            return True
+        end = name.rfind(".", 0, end)
+    return False
+
+
+def activation_tensors(module: QuantizerModule | None, qparams: QParams | None, options: ExportOptions) -> dict[str, Tensor]:
+    """Return the stored scales of a static activation quantizer: ``qparams``, or its own where that is None."""
+    stored = qparams or (module.qparams if module is not None else None)
+    if module is None or stored is None:
+        return {}
+    packed = module.quantizer.pack_qparams(stored, order=options.pack_method)
+    return {suffix: t for suffix, t in packed.items() if is_stored(suffix, module, options)}
+
+
+def is_stored(suffix: str, module: QuantizerModule, options: ExportOptions) -> bool:
+    """Return whether a tensor with that suffix is written: zero points that are all 0 may be left out."""
+    return options.zero_points or not suffix.startswith("zero_point") or module.zero_point is not None
+
+
+def scale_suffixes(module: QuantizerModule | None, options: ExportOptions, shape: tuple[int, ...] = (1,)) -> list[str]:
+    """Return the suffixes that `activation_tensors` may give of an activation of that shape, a batch of one; none if it is not static."""
+    if module is None or module.quantizer.is_dynamic or module.quantizer.is_float:
+        return []
+    return list(module.quantizer.pack_qparams(module.quantizer.empty_qparams(shape, "meta"), order=options.pack_method))
+
+
+def attention_quantizers(modules: Mapping[str, nn.Module]) -> dict[str, QuantizerModule]:
+    """Return quantizers of attention modules by full name: of probabilities, and of states, whose scales are stored with projections."""
+    return {n: m for n, m in modules.items() if isinstance(m, QuantizerModule) and n.rpartition(".")[2] in (PROBABILITIES, *STATES)}
+
+
+def probability_parts(quantizers: Mapping[str, QuantizerModule], options: ExportOptions) -> Iterator[Part]:
+    """Yield the parts of scales of attention probabilities; ``quantizers`` are those of attention by full name."""
+    for name, module in quantizers.items():
+        attention, _, attribute = name.rpartition(".")
+        tensors = activation_tensors(module, None, options) if attribute == PROBABILITIES else {}
+        if tensors:
+            yield _scales({_probabilities_name(attention, suffix): t for suffix, t in tensors.items()})
+
+
+def _probabilities_name(attention: str, suffix: str) -> str:
+    """Return the name of a tensor of attention probabilities: ``….self_attn`` + scale → ``….self_attn.prob_output_scale``."""
+    return f"{attention}.{STORED_PROBABILITIES}_{suffix}"
+
+
+def state_parts(
+    model: nn.Module, attentions: Iterable[AttentionRow], layers: Collection[str], options: ExportOptions, *, as_vectors: bool = False
+) -> Iterator[Part]:
+    """Yield the parts of scales of queries, keys and values that are stored with the attention module.
+
+    Args:
+        model: The quantized model.
+        attentions: The attention modules whose states are stored so.
+        layers: Names of the quantized layers of the region that is written.
+        options: Of the export.
+        as_vectors: Whether a scale has the shape ``[1]``, and not ``[]``.
+    """
+    for row in attentions:
+        here = [state for state, (layer, _) in row.states.items() if layer in layers]
+        states = {state: getattr(model.get_submodule(row.name), state) for state in here}
+        cached = [q.scale for state, q in states.items() if state != QUERY and q.scale is not None and q.scale.numel() == 1]
+        is_merged = any(first_match(layer, options.kv_cache_group) for layer, _ in row.states.values())
+        merged = QParams(merge_kv_scales(cached, options.min_kv_scale)) if cached and is_merged else None
+        tensors = {
+            _state_name(row.name, state, suffix): tensor.reshape(1) if as_vectors else tensor
+            for state, quantizer in states.items()
+            for suffix, tensor in activation_tensors(quantizer, None if state == QUERY else merged, options).items()
+        }
+        if tensors:
+            yield _scales(tensors)
+
+
+def _scales(tensors: Mapping[str, Tensor]) -> Part:
+    return Part({name: t.to("meta") for name, t in tensors.items()}, lambda: tensors)
+
+
+def _state_name(attention: str, state: str, suffix: str) -> str:
+    """Return the name of a tensor of queries, keys or values stored with attention: ``….self_attn`` + keys + scale → ``….k_scale``."""
+    return f"{attention}.{STORED_STATES[state]}_{suffix}"
+
+
+class WrittenTensors(Protocol):
+    """The tensors of an export that have been written."""
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether a tensor of that full name is among them."""
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor, on the CPU."""
+
+    def names_under(self, module: str) -> Sequence[str]:
+        """Return the names of the tensors that belong to a module itself, without its full name."""
+
+
+def set_attention_scales(
+    quantizers: Mapping[str, QuantizerModule],
+    attentions: Iterable[AttentionRow],
+    written: WrittenTensors,
+    options: ExportOptions,
+    *,
+    as_vectors: bool = False,
+) -> None:
+    """Set scales of attention to those that `probability_parts` and `state_parts` have given.
+
+    Args:
+        quantizers: Quantizers of attention by full name, without scales.
+        attentions: The attention modules whose states are stored with them.
+        written: The tensors.
+        options: Of the export.
+        as_vectors: As of `state_parts`.
+    """
+    owners = [name.rpartition(".")[0] for name in quantizers if name.rpartition(".")[2] == PROBABILITIES]
+    places = {f"{owner}.{PROBABILITIES}": partial(_probabilities_name, owner) for owner in owners}
+    places |= {f"{row.name}.{state}": partial(_state_name, row.name, state) for row in attentions for state in row.states}
+    for name, name_of in places.items():
+        module = quantizers.get(name)
+        if module is None or not (suffixes := scale_suffixes(module, options)):
+            continue
+        tensors = {suffix: written.read(name_of(suffix)) for suffix in suffixes if name_of(suffix) in written}
+        if as_vectors:
+            tensors = {suffix: tensor.reshape(()) for suffix, tensor in tensors.items()}
+        module.set_qparams(module.quantizer.unpack_qparams(tensors, (1,), order=options.pack_method))

@@ -1,0 +1,57 @@
+"""Exporter: what one answers that writes whole models and nothing else, and what is said where a promise is not kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from quark.checkpoint import BlockStream, CheckpointContent, Exporter, ExportOptions
+
+
+class Whole(Exporter):
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+        (out / "a.bin").write_bytes(b"a")
+
+
+class Written(BlockStream):
+    def write(self, block: object) -> None:
+        """Write nothing."""
+
+    def finish(self, content: CheckpointContent) -> None:
+        """End."""
+
+
+ARGUMENTS: Any = (None, nn.Linear(2, 2), Path("out"), ExportOptions())
+
+
+def test_an_exporter_of_whole_models_holds_all_and_neither_streams_nor_announces() -> None:
+    exporter, (content, skeleton, _, options) = Whole(), ARGUMENTS
+    assert (exporter.streams, exporter.resumes, exporter.shares) == (False, False, False)
+    exporter.check(content, skeleton, options)
+    assert exporter.announced(content, skeleton, options) is None
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: Whole().stream(*ARGUMENTS), "Whole has no method 'stream', which an exporter with streams=True needs"),
+        (lambda: Whole().reopen(*ARGUMENTS), "Whole has no method 'reopen', which an exporter with resumes=True needs"),
+        (lambda: Whole().join(*ARGUMENTS), "Whole has no method 'join', which an exporter with shares=True needs"),
+        (lambda: Written().when_stored(lambda _: None), "Written has no method 'when_stored', which an exporter with resumes=True needs"),
+        (lambda: Written().written(), "Written has no method 'written', which an exporter with shares=True needs"),
+    ],
+)
+def test_a_method_that_is_promised_and_missing_is_named(call: Callable[[], object], says: str) -> None:
+    with pytest.raises(NotImplementedError, match=re.escape(says)):
+        call()
+
+
+def test_a_stream_of_few_words_encodes_nothing_and_writes_float_tensors_with_the_others() -> None:
+    stream = Written()
+    stream.write_float()
+    assert not stream.encodes
