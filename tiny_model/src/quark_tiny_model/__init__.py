@@ -46,7 +46,7 @@ def tiny_model(dtype: torch.dtype | None = None, blocks: int | None = None) -> n
 
 
 def tiny_template() -> LLMTemplate:
-    """The registered template of the model's family."""
+    """Return the registered template of the model's family."""
     from quark.templates import LLMTemplate
 
     return LLMTemplate.get(json.loads((DIRECTORY / "config.json").read_text(encoding="utf-8"))["model_type"])
