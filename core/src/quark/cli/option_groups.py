@@ -11,34 +11,38 @@ from typing import Any
 __all__ = ["with_groups"]
 
 
-def with_groups(command: Callable[..., None], **groups: Callable[..., Any]) -> Callable[..., None]:
-    """Return a command in which the options of a function stand in the place of one argument, which is what the function returns.
+def with_groups(**groups: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator of commands, by which the options of a function stand in the place of the argument that the function returns.
 
     Args:
-        command: Has one argument of the name of each group, which is no option.
-        groups: Functions whose arguments are options.
+        groups: Functions whose arguments are options, each by the name of an argument of the command, which is no option.
 
     Example:
         >>> def size(width: int = 2, height: int = 3):
         ...     return width, height
-        >>> def draw(text: str, size: object) -> None:
+        >>> @with_groups(size=size)
+        ... def draw(text: str, size: object) -> None:
         ...     print(text, size)
-        >>> with_groups(draw, size=size)(text="box", width=5)
+        >>> draw(text="box", width=5)
         box (5, 3)
     """
     of_groups = {name: _parameters(read) for name, read in groups.items()}
-    every = [p for parameter in _parameters(command) for p in of_groups.get(parameter.name, [parameter])]
 
-    @functools.wraps(command)
-    def grouped(**values: Any) -> None:
-        read = {}
-        for name, parameters in of_groups.items():
-            read[name] = groups[name](**{p.name: values.pop(p.name) for p in parameters if p.name in values})
-        command(**values, **read)
+    def decorator(command: Callable[..., None]) -> Callable[..., None]:
+        every = [p for parameter in _parameters(command) for p in of_groups.get(parameter.name, [parameter])]
 
-    grouped.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
-    grouped.__annotations__ = {parameter.name: parameter.annotation for parameter in every}
-    return grouped
+        @functools.wraps(command)
+        def grouped(**values: Any) -> None:
+            read = {}
+            for name, parameters in of_groups.items():
+                read[name] = groups[name](**{p.name: values.pop(p.name) for p in parameters if p.name in values})
+            command(**values, **read)
+
+        grouped.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+        grouped.__annotations__ = {parameter.name: parameter.annotation for parameter in every}
+        return grouped
+
+    return decorator
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +16,7 @@ from quark.cli.quantize import GROUPS, Probe, TrustRemoteCode
 __all__ = ["plan"]
 
 
-@partial(with_groups, **GROUPS)
+@with_groups(**GROUPS)
 def plan(
     model: Annotated[Path, typer.Argument(help="Directory of a checkpoint, or of its config.json alone.")],
     config: ConfigOptions,

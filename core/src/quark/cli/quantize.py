@@ -53,7 +53,7 @@ GROUPS: dict[str, Callable[..., Any]] = {"config": config_options, "calibration"
 
 
 @partial(with_event_lines, "quantize")
-@partial(with_groups, **GROUPS, writing=writing_choices, selection=selection_options)
+@with_groups(**GROUPS, writing=writing_choices, selection=selection_options)
 def quantize(
     model: Annotated[Path, typer.Argument(help="Directory of a checkpoint: float, or in a layout that can be dequantized.")],
     out: Output,
