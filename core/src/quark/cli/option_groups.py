@@ -12,10 +12,10 @@ __all__ = ["with_groups"]
 
 
 def with_groups(**groups: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator of commands: the options of a function stand in the place of one argument, which is what the function returns.
+    """Return a decorator of commands, by which the options of a function stand in the place of the argument that the function returns.
 
     Args:
-        groups: Functions whose arguments are options, by the name of the argument of the command, which is no option.
+        groups: Functions whose arguments are options, each by the name of an argument of the command, which is no option.
 
     Example:
         >>> def size(width: int = 2, height: int = 3):
@@ -28,7 +28,7 @@ def with_groups(**groups: Callable[..., Any]) -> Callable[[Callable[..., None]],
     """
     of_groups = {name: _parameters(read) for name, read in groups.items()}
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+    def decorator(command: Callable[..., None]) -> Callable[..., None]:
         every = [p for parameter in _parameters(command) for p in of_groups.get(parameter.name, [parameter])]
 
         @functools.wraps(command)
@@ -42,7 +42,7 @@ def with_groups(**groups: Callable[..., Any]) -> Callable[[Callable[..., None]],
         grouped.__annotations__ = {parameter.name: parameter.annotation for parameter in every}
         return grouped
 
-    return decorate
+    return decorator
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
