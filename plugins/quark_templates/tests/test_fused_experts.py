@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quark.config.architecture import ExpertForm
+from quark.config.architecture import Architecture
 from quark.errors import UnsupportedError
 from quark.hf.expert_forms import expert_parts
-from quark.modules.experts import SeparateExperts, SeparateSortedExperts, separated, showing_all
+from quark.modules.experts import ExpertParts, SeparateExperts, separated, showing_all
+from quark_templates.fused_experts import SeparateSortedExperts, sorted_experts, stacked_experts
 
 EXPERTS, HIDDEN, INNER, TOKENS = 3, 8, 5, 7
 NAMES = {"sorted": ("gate_proj", "up_proj", "down_proj"), "stacked": ("w1", "v1", "w2")}
@@ -53,17 +54,20 @@ class Stacked(nn.Module):
 
 
 @pytest.fixture(params=["sorted", "stacked"])
-def form(request: pytest.FixtureRequest) -> ExpertForm:
+def form(request: pytest.FixtureRequest) -> str:
     return request.param  # type: ignore[no-any-return]
 
 
-def case(form: ExpertForm) -> tuple[nn.Module, SeparateExperts, tuple[Tensor, ...], Tensor]:
+def taken_apart(module: nn.Module, form: str, names: str | None = None) -> ExpertParts | None:
+    return (sorted_experts if form == "sorted" else stacked_experts)(module, NAMES[names or form])
+
+
+def case(form: str) -> tuple[nn.Module, SeparateExperts, tuple[Tensor, ...], Tensor]:
     """A fused module, its separate form, what they are called with, and which tokens each expert has."""
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     fused = Sorted() if form == "sorted" else Stacked()
-    *inputs, output = NAMES[form]
-    parts = expert_parts(fused, form, inputs, output)
+    parts = taken_apart(fused, form)
     assert parts is not None
     tokens = torch.randn(TOKENS, HIDDEN, dtype=torch.float64, generator=generator)
     chosen = torch.stack([torch.tensor([0, 2]).roll(i) for i in range(TOKENS)])  # nothing goes to expert 1
@@ -75,14 +79,14 @@ def case(form: ExpertForm) -> tuple[nn.Module, SeparateExperts, tuple[Tensor, ..
     return fused, separated(parts), (tokens.view(1, TOKENS, HIDDEN), chosen, weights), share.T > 0
 
 
-def test_separate_experts_compute_what_the_fused_module_does(form: ExpertForm) -> None:
+def test_separate_experts_compute_what_the_fused_module_does(form: str) -> None:
     fused, separate, args, _ = case(form)
     expected = fused(*args)
     assert separate(*args).shape == expected.shape
     assert (separate(*args) - expected).abs().max() < 1e-12 * expected.abs().max()
 
 
-def test_their_weights_are_those_of_the_fused_module_and_not_copies(form: ExpertForm) -> None:
+def test_their_weights_are_those_of_the_fused_module_and_not_copies(form: str) -> None:
     fused, separate, args, _ = case(form)
     assert [name for name, _ in separate.get_submodule("1").named_children()] == list(NAMES[form])
     memory = {p.untyped_storage().data_ptr() for p in fused.parameters()}
@@ -92,7 +96,7 @@ def test_their_weights_are_those_of_the_fused_module_and_not_copies(form: Expert
     assert (fused(*args) - separate(*args)).abs().max() < 1e-12 * fused(*args).abs().max()
 
 
-def test_an_expert_sees_the_tokens_that_are_routed_to_it_and_all_of_them_where_that_is_wanted(form: ExpertForm) -> None:
+def test_an_expert_sees_the_tokens_that_are_routed_to_it_and_all_of_them_where_that_is_wanted(form: str) -> None:
     fused, separate, args, routed = case(form)
     expected, seen = fused(*args), {}
 
@@ -113,21 +117,23 @@ def test_an_expert_sees_the_tokens_that_are_routed_to_it_and_all_of_them_where_t
 
 
 def test_a_form_that_is_not_stated_is_not_guessed() -> None:
-    assert expert_parts(Sorted(), "interface", *_named("sorted")) is None
-    assert expert_parts(Sorted(), "stacked", *_named("stacked")) is None
-    assert expert_parts(Stacked(), "sorted", *_named("sorted")) is None
-    assert expert_parts(Stacked(), "stacked", *_named("sorted")) is None, "it has matrices of other names"
-    assert expert_parts(nn.Linear(2, 2), "sorted", *_named("sorted")) is None
+    assert expert_parts(Sorted(), Architecture(model_type="family")) is None
+    assert taken_apart(Sorted(), "stacked") is None
+    assert taken_apart(Stacked(), "sorted") is None
+    assert taken_apart(Stacked(), "stacked", "sorted") is None, "it has matrices of other names"
+    assert taken_apart(nn.Linear(2, 2), "sorted") is None
+
+
+def test_the_function_that_a_family_names_takes_its_experts_apart() -> None:
+    family = Architecture(model_type="family", expert_parts="quark_templates.fused_experts:sorted_experts")
+    parts = expert_parts(Sorted(), family)
+    assert parts is not None
+    assert list(parts.weights) == list(NAMES["sorted"])
 
 
 def test_only_what_sorted_tokens_go_through_is_called_with_them() -> None:
     assert isinstance(case("sorted")[1], SeparateSortedExperts)
     assert not isinstance(case("stacked")[1], SeparateSortedExperts)
-
-
-def _named(form: str) -> tuple[tuple[str, ...], str]:
-    *inputs, output = NAMES[form]
-    return tuple(inputs), output
 
 
 def test_a_model_that_calls_its_experts_in_another_way_is_told_so() -> None:

@@ -7,7 +7,9 @@ from typing import Any, Literal
 
 import attrs
 
-__all__ = ["FUSED_EXPERTS", "Architecture", "ExpertForm", "Rows", "WeightConversion"]
+from quark.lazy import LazyRef
+
+__all__ = ["FUSED_EXPERTS", "Architecture", "Rows", "WeightConversion"]
 
 WeightConversion = tuple[str, tuple[str, ...], tuple[tuple[str | int, ...], ...]]
 """A weight converter as data: the end of the stored tensor's name, the ends of the names of the tensors it becomes, and the names of
@@ -26,16 +28,9 @@ size H and intermediate size I."""
 Rows = Literal["all", "last", "last_of_each_head"]
 """Rows of a weight ``[out_features, in_features]``: all of them, one run at the end, or the last rows of each attention head."""
 
-ExpertForm = Literal["interface", "sorted", "stacked"]
-"""How a model stores fused experts and calls them:
 
-- ``interface``: as the experts interface of transformers describes it on the class of the experts;
-- ``sorted``: ``gate_up_proj`` ``[E, H, 2 I]``, gate first, and ``down_proj`` ``[E, I, H]``. The module is called with every token once per
-  expert, ``[E · tokens, H]``, already multiplied by the router's weight, which is zero for tokens that the expert does not get;
-- ``stacked``: one parameter ``[E · I, H]`` per projection. The module is called with tokens, indices and weights, as by the interface.
-
-In all three an expert computes ``down(act(gate(x)) * up(x))`` with the activation of the module.
-"""
+def _reference(value: str | LazyRef | None) -> LazyRef | None:
+    return LazyRef(value) if isinstance(value, str) else value
 
 
 def _tuple(value: Any) -> tuple[str, ...]:
@@ -90,7 +85,9 @@ class Architecture:
         experts: In a block: the module that holds all experts, such as ``"mlp.experts"``; expert 3 is ``"mlp.experts.3"``.
         experts_norm: In a block: the norm that feeds the experts alone, where they run beside a dense MLP with a norm of its own and the
             router reads the residual stream by itself, such as ``"pre_feedforward_layernorm_2"`` in Gemma 4.
-        expert_form: How fused experts are stored, where their class does not say it (`ExpertForm`).
+        expert_parts: Where the class of fused experts does not describe them as the experts interface of transformers does, the function
+            that takes them apart, as ``"module:function"``: it gets a module and the names of an expert's projections, the last one being
+            ``expert_output``, and returns a `quark.modules.experts.ExpertParts`, or None for any other module.
         router: In a block: the layer that chooses experts, such as ``"mlp.gate"``; it stays float.
         expert_inputs: In an expert: the input group, such as ``("gate_proj", "up_proj")``.
         expert_output: In an expert: the last projection, such as ``"down_proj"``.
@@ -150,7 +147,7 @@ class Architecture:
     mlp_output_norm: str | None = None
     experts: str | None = None
     experts_norm: str | None = None
-    expert_form: ExpertForm = "interface"
+    expert_parts: LazyRef | None = attrs.field(default=None, converter=_reference)
     router: str | None = None
     expert_inputs: tuple[str, ...] = attrs.field(default=("gate_proj", "up_proj"), converter=_tuple)
     expert_output: str = "down_proj"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from quark.errors import UnsupportedError
 
-__all__ = ["Expert", "ExpertParts", "SeparateExperts", "SeparateSortedExperts", "separated", "showing_all"]
+__all__ = ["Expert", "ExpertParts", "SeparateExperts", "separated", "showing_all"]
 
 _M = TypeVar("_M", bound=nn.Module)
 
@@ -30,13 +30,13 @@ class ExpertParts:
         weights: Weights by name of the projection, ``[experts, out, in]``; the last one is the output projection of an expert.
         biases: Biases by the same names, ``[experts, out]``; empty where there are none.
         gate: Returns the input of the output projection from the outputs of the other projections.
-        sorted_tokens: Whether the mixture is called with every token once for each expert, already weighted by the router.
+        separate: Returns the module that replaces the mixture, where that is called with other arguments than `SeparateExperts`.
     """
 
     weights: dict[str, Tensor]
     biases: dict[str, Tensor]
     gate: Callable[[Sequence[Tensor]], Tensor]
-    sorted_tokens: bool = False
+    separate: Callable[[ExpertParts], SeparateExperts] | None = None
 
 
 class Expert(nn.Module):
@@ -89,49 +89,20 @@ class SeparateExperts(nn.Module):
             expert = self._modules.get(str(index))
             if expert is not None:
                 token, place = torch.where(chosen == index)
-                output = self._run(expert, tokens)[token] if self.shows_all else self._run(expert, tokens[token])
+                output = self.run_expert(expert, tokens)[token] if self.shows_all else self.run_expert(expert, tokens[token])
                 result.index_add_(0, token, (output * weights[token, place, None]).to(result.dtype))
         return result.view_as(hidden_states)
 
-    def _run(self, expert: nn.Module, x: Tensor) -> Tensor:
+    def run_expert(self, expert: nn.Module, x: Tensor) -> Tensor:
+        """Return the output of one expert, a child of this module, for its tokens ``[tokens, hidden]``."""
         *inputs, last = self.layer_names
         output: Tensor = getattr(expert, last)(self._gate([getattr(expert, name)(x) for name in inputs]))
         return output
 
 
-class SeparateSortedExperts(SeparateExperts):
-    """Separate experts for a mixture that is called with every token once per expert, weighted by the router, and zero if not routed.
-
-    An expert runs on the tokens that are not zero; without biases, the output of a zero token is zero.
-    """
-
-    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
-        """Return the output of each expert for its tokens.
-
-        Args:
-            hidden_states: ``[experts · tokens, hidden]``, expert by expert.
-
-        Returns:
-            A tensor of the same shape; zero for zero tokens.
-        """
-        tokens = hidden_states.view(len(self._modules), -1, hidden_states.shape[-1])
-        routed = tokens.ne(0).any(-1)
-        result = torch.zeros_like(tokens)
-        # The router weights of experts that are not chosen are not known here: other experts see the sum of the weighted tokens.
-        shown = tokens.sum(0) if self.shows_all else None
-        for index in range(len(self._modules)) if self.shows_all else routed.any(1).nonzero().flatten().tolist():
-            expert, is_routed = self._modules[str(index)], routed[index]
-            assert expert is not None
-            if shown is not None:
-                result[index, is_routed] = self._run(expert, torch.where(is_routed[:, None], tokens[index], shown))[is_routed]
-            else:
-                result[index, is_routed] = self._run(expert, tokens[index, is_routed])
-        return result.view_as(hidden_states)
-
-
 def separated(parts: ExpertParts) -> SeparateExperts:
     """Return the module that replaces a fused mixture of these parts; it is called with the same arguments."""
-    return (SeparateSortedExperts if parts.sorted_tokens else SeparateExperts)(parts)
+    return (parts.separate or SeparateExperts)(parts)
 
 
 @contextmanager

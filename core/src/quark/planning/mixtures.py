@@ -63,7 +63,7 @@ def separate_experts(model: nn.Module, config: QConfig, kept: Container[str] = (
 
 
 def _parts(module: nn.Module, facts: Architecture) -> ExpertParts | None:
-    return expert_parts(module, facts.expert_form, facts.expert_inputs, facts.expert_output)
+    return expert_parts(module, facts)
 
 
 def _is_told_apart(name: str, parts: ExpertParts, config: QConfig, kept: Container[str]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 
 import torch
 from torch import Tensor
@@ -10,27 +10,18 @@ from torch import Tensor
 from quark.config.layer import TensorSpec
 from quark.quantizers.finite import cast_finite
 from quark.quantizers.granularity import Granularity
-from quark.quantizers.observer import Observer
 from quark.quantizers.qparams import QParams
-from quark.quantizers.single_level import SingleLevelQuantizer
+from quark.quantizers.tensor_quantizer import TensorQuantizer
 
 __all__ = ["MultiLevelQuantizer"]
 
 
-class MultiLevelQuantizer(ABC):
+class MultiLevelQuantizer(TensorQuantizer, ABC):
     """What quantizers of several levels have in common; `quark.quantizers.TensorQuantizer` says what each method promises.
 
     A subclass with a scale structure of its own owes the abstract methods. It is reached from a spec through
     `quark.quantizers.NumberFormat.quantizer`. Its outer scale is one for the whole tensor, or one for each row of a weight.
     """
-
-    @property
-    @abstractmethod
-    def levels(self) -> tuple[SingleLevelQuantizer, ...]: ...
-
-    @property
-    @abstractmethod
-    def stored_level(self) -> SingleLevelQuantizer: ...
 
     @property
     def spec(self) -> TensorSpec:
@@ -63,24 +54,6 @@ class MultiLevelQuantizer(ABC):
         """Never, unless a subclass says so: the product of two scales is rounded once more than the scales are."""
         return False
 
-    @abstractmethod
-    def shape_error(self, shape: tuple[int, ...]) -> str | None: ...
-
-    @abstractmethod
-    def observer(self) -> Observer: ...
-
-    @abstractmethod
-    def qparams_from(self, observer: Observer) -> QParams: ...
-
-    @abstractmethod
-    def outer_scale(self, x: Tensor, shared: Observer | None = None) -> Tensor: ...
-
-    @abstractmethod
-    def scales_from_ranges(self, low: Tensor, high: Tensor, outer: Tensor | None, *, observed: bool = False) -> QParams: ...
-
-    @abstractmethod
-    def find_qparams(self, x: Tensor, shared: Observer | None = None) -> QParams: ...
-
     def round_to_nearest(self, x: Tensor, *, out: Tensor | None = None) -> tuple[Tensor, QParams]:
         qparams = self.find_qparams(x)
         return self.fake_quantize(x, qparams, out=out), qparams
@@ -91,9 +64,6 @@ class MultiLevelQuantizer(ABC):
         values = self.dequantize(self.quantize(x, qparams), qparams)
         return cast_finite(values, x.dtype) if out is None else out.copy_(cast_finite(values, out.dtype))
 
-    @abstractmethod
-    def quantize(self, x: Tensor, qparams: QParams) -> Tensor: ...
-
     def codes_of(self, values: Tensor, qparams: QParams) -> Tensor:
         return self.quantize(values, qparams)
 
@@ -101,22 +71,10 @@ class MultiLevelQuantizer(ABC):
         """Return False, unless a subclass knows better."""
         return False
 
-    @abstractmethod
-    def dequantize(self, codes: Tensor, qparams: QParams) -> Tensor: ...
-
     def pack(self, codes: Tensor, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
         packing = self.stored_level.format.packing
         return {"": packing.pack(codes, self.granularity, order), **self.pack_qparams(qparams, order=order)}
 
-    @abstractmethod
-    def pack_qparams(self, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]: ...
-
     def unpack(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> tuple[Tensor, QParams]:
         codes = self.stored_level.format.packing.unpack(tensors[""], self.granularity, order, shape)
         return codes, self.unpack_qparams(tensors, shape, order=order)
-
-    @abstractmethod
-    def unpack_qparams(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> QParams: ...
-
-    @abstractmethod
-    def empty_qparams(self, shape: tuple[int, ...], device: str) -> QParams: ...

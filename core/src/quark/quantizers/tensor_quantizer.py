@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Protocol
 
 import torch
@@ -35,9 +36,11 @@ class TensorQuantizer(Protocol):
     def spec(self) -> TensorSpec: ...
 
     @property
+    @abstractmethod
     def levels(self) -> tuple[SingleLevelQuantizer, ...]: ...
 
     @property
+    @abstractmethod
     def stored_level(self) -> SingleLevelQuantizer: ...
 
     @property
@@ -61,21 +64,26 @@ class TensorQuantizer(Protocol):
         returns from codes.
         """
 
+    @abstractmethod
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
         """Return why a tensor of that shape cannot be quantized so, and the fix; None where it can. Needs no data."""
 
+    @abstractmethod
     def observer(self) -> Observer:
         """Return a fresh observer for calibration."""
 
+    @abstractmethod
     def qparams_from(self, observer: Observer) -> QParams:
         """Return scales from what an observer has seen."""
 
+    @abstractmethod
     def outer_scale(self, x: Tensor, shared: Observer | None = None) -> Tensor | None:
         """Return the scale above the stored level's, ``[]`` or ``[O]`` for a weight ``[O, I]``; None, without looking, where there is none.
 
         Parts of a row cannot have outer scales of their own (`QParams.outer_scale`). Arguments as for `find_qparams`.
         """
 
+    @abstractmethod
     def scales_from_ranges(self, low: Tensor, high: Tensor, outer: Tensor | None, *, observed: bool = False) -> QParams:
         """Return scales and zero points of the stored level, as `QParams` hold them, for ranges of a weight.
 
@@ -86,6 +94,7 @@ class TensorQuantizer(Protocol):
             observed: Whether the ends are values of the weight, so that an earlier level rounds them first; else a search chose them.
         """
 
+    @abstractmethod
     def find_qparams(self, x: Tensor, shared: Observer | None = None) -> QParams:
         """Return scales of ``x`` itself, by the spec's observer.
 
@@ -103,6 +112,7 @@ class TensorQuantizer(Protocol):
     def round_to_nearest(self, x: Tensor, *, out: Tensor | None = None) -> tuple[Tensor, QParams]:
         """Find scales and fake-quantize in one go, tile by tile: ``(values, qparams)``. ``out`` may be ``x``."""
 
+    @abstractmethod
     def quantize(self, x: Tensor, qparams: QParams) -> Tensor:
         """Return codes of ``x``, in its shape."""
 
@@ -115,20 +125,24 @@ class TensorQuantizer(Protocol):
         Codes of a float tensor can then be stored without its rounded values.
         """
 
+    @abstractmethod
     def dequantize(self, codes: Tensor, qparams: QParams) -> Tensor:
         """Return float32 values of codes."""
 
     def pack(self, codes: Tensor, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
         """Checkpoint tensors by suffix: ``""`` for the codes, ``scale``, ``zero_point``, ``scale_2``, …; works on meta tensors."""
 
+    @abstractmethod
     def pack_qparams(self, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
         """As `pack` without the codes: what is stored of a static activation quantizer."""
 
     def unpack(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> tuple[Tensor, QParams]:
         """Undo `pack` for a tensor of that shape."""
 
+    @abstractmethod
     def unpack_qparams(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> QParams:
         """Undo `pack_qparams`."""
 
+    @abstractmethod
     def empty_qparams(self, shape: tuple[int, ...], device: str) -> QParams:
         """Return scales of the right shapes and dtypes and of no particular values, for meta models and readers."""

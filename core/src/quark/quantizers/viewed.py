@@ -7,17 +7,15 @@ features of an activation. A convolution has its channels elsewhere; its layer t
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import attrs
 import torch
 from torch import Tensor
 
-from quark.config.layer import TensorSpec
 from quark.quantizers.granularity import Granularity
 from quark.quantizers.observer import Observer
 from quark.quantizers.qparams import QParams
-from quark.quantizers.single_level import SingleLevelQuantizer
 from quark.quantizers.tensor_quantizer import TensorQuantizer
 
 __all__ = ["ChannelsLast", "KernelMatrix", "TensorView", "ViewedQuantizer", "output_first_shape", "viewed"]
@@ -127,7 +125,7 @@ def viewed(quantizer: TensorQuantizer, view: TensorView) -> TensorQuantizer:
 # As quantizers of equal specs are, so that what is cached by quantizer is shared by equal layers.
 @lru_cache(maxsize=1024)
 def _viewed(quantizer: TensorQuantizer, view: TensorView) -> TensorQuantizer:
-    return ViewedQuantizer(quantizer, view)
+    return cast(TensorQuantizer, ViewedQuantizer(quantizer, view))  # the members that it does not define are those of ``quantizer``
 
 
 @attrs.frozen(eq=False)
@@ -135,7 +133,8 @@ class ViewedQuantizer:
     """A quantizer of the arrangement of a tensor. `quark.quantizers.TensorQuantizer` says what each method promises.
 
     Scales have the shapes that they have for the arrangement. Codes that are stored one by one, with scales of the tensor or of channels,
-    have the shape of the tensor; codes that are packed or grouped are those of the arrangement.
+    have the shape of the tensor; codes that are packed or grouped are those of the arrangement. Members that see neither a tensor nor its
+    shape are the inner quantizer's.
 
     Attributes:
         inner: Quantizes arranged tensors.
@@ -145,38 +144,10 @@ class ViewedQuantizer:
     inner: TensorQuantizer
     view: TensorView
 
-    @property
-    def spec(self) -> TensorSpec:
-        """That of the inner quantizer, and so are all other properties."""
-        return self.inner.spec
-
-    @property
-    def levels(self) -> tuple[SingleLevelQuantizer, ...]:
-        return self.inner.levels
-
-    @property
-    def stored_level(self) -> SingleLevelQuantizer:
-        return self.inner.stored_level
-
-    @property
-    def granularity(self) -> Granularity:
-        return self.inner.granularity
-
-    @property
-    def is_dynamic(self) -> bool:
-        return self.inner.is_dynamic
-
-    @property
-    def is_float(self) -> bool:
-        return self.inner.is_float
-
-    @property
-    def has_tensor_scale(self) -> bool:
-        return self.inner.has_tensor_scale
-
-    @property
-    def has_one_product(self) -> bool:
-        return self.inner.has_one_product
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.inner, name)
 
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
         return self.inner.shape_error(self.view.shape(shape)) or self.view.error(self.granularity)
@@ -189,9 +160,6 @@ class ViewedQuantizer:
 
     def outer_scale(self, x: Tensor, shared: Observer | None = None) -> Tensor | None:
         return self.inner.outer_scale(self.view.arranged(x), None if shared is None else _inner(shared))
-
-    def scales_from_ranges(self, low: Tensor, high: Tensor, outer: Tensor | None, *, observed: bool = False) -> QParams:
-        return self.inner.scales_from_ranges(low, high, outer, observed=observed)
 
     def find_qparams(self, x: Tensor, shared: Observer | None = None) -> QParams:
         return self.inner.find_qparams(self.view.arranged(x), None if shared is None else _inner(shared))
@@ -209,9 +177,6 @@ class ViewedQuantizer:
     def codes_of(self, values: Tensor, qparams: QParams) -> Tensor:
         return self._restored(self.inner.codes_of(self.view.arranged(values), qparams), values)
 
-    def recovers_codes(self, dtype: torch.dtype, qparams: QParams) -> bool:
-        return self.inner.recovers_codes(dtype, qparams)
-
     def dequantize(self, codes: Tensor, qparams: QParams) -> Tensor:
         return self._restored(self.inner.dequantize(self.view.arranged(codes), qparams), codes)
 
@@ -221,9 +186,6 @@ class ViewedQuantizer:
         if self._keeps_shape(tensors[""], tuple(arranged.shape)):
             tensors[""] = self.view.restored(tensors[""], tuple(codes.shape)).contiguous()
         return tensors
-
-    def pack_qparams(self, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
-        return self.inner.pack_qparams(qparams, order=order)
 
     def unpack(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> tuple[Tensor, QParams]:
         stored, arranged = tensors[""], self.view.shape(shape)

@@ -12,6 +12,7 @@ import attrs
 
 from quark.config.architecture import Architecture
 from quark.errors import ConfigError, QuarkError
+from quark.lazy import LazyRef
 from quark.names import closest
 from quark.plugins import templates
 from quark.templates.algorithms import algo_config_from_dict, canonical_algorithm
@@ -134,4 +135,5 @@ def _wanted(hint: Any) -> str:
         return " or ".join(f'"{one}"' for one in arguments)
     if kind is tuple:
         return f"a list of {'texts' if arguments == (str, ...) else 'lists' if arguments[-1] is Ellipsis else len(arguments)}"
-    return {str: "a text", bool: "true or false", int: "a whole number", type(None): "null"}.get(hint, "an object")
+    words = {str: "a text", bool: "true or false", int: "a whole number", type(None): "null", LazyRef: "code, which only a base brings,"}
+    return words.get(hint, "an object")
