@@ -21,6 +21,7 @@ from quark.testing.tiny import tiny_model
 from quark.torch import LLMTemplate, ModelQuantizer
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "options",
     [
