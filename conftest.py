@@ -15,7 +15,23 @@ from hypothesis import settings
 settings.register_profile("quark", deadline=None)
 settings.load_profile("quark")
 
-
+WHOLE_RUNS = {
+    "composes_with_other_transforms",
+    "composes_with_roundings",
+    "dequantizes_what_it_wrote",
+    "every_algorithm_runs",
+    "gives_the_same_each_time",
+    "is_inspected",
+    "is_the_same_on_two_ranks",
+    "quantizes_and_reloads",
+    "reloads_to_the_same_logits",
+    "resumes",
+    "resumes_to_the_same_bytes",
+    "streams_to_the_same_bytes",
+    "tunes_every_format",
+    "works_on_an_accelerator",
+}
+"""Conformance checks that take the most time. Each is in the suite for some plugins of its kind, and slow for others like them."""
 OTHER_CPU = Path(__file__).parent / "tests" / "kit" / "other_cpu"
 
 
@@ -37,15 +53,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark as slow: of a test ``one_in(n)`` all but every n-th combination of parameters; of a class the tests ``slow_tests(*names)``.
+    """Mark as slow: of a test ``one_in(n)`` all but every n-th combination of its parameters; of what has ``slow_runs``, `WHOLE_RUNS`.
 
     With n values of one parameter each value of the others is combined with one of them, in turn.
     """
     marker = item.get_closest_marker("one_in")
     if marker is not None and sum(_positions(item)) % marker.args[0]:
         item.add_marker(pytest.mark.slow)
-    if any(item.name in marker.args for marker in item.iter_markers("slow_tests")):
-        item.add_marker(pytest.mark.slow)
+    if item.get_closest_marker("slow_runs") is not None:
+        callspec = getattr(item, "callspec", None)
+        check = item.name.removeprefix("test_") if callspec is None else callspec.id.rpartition(":")[2]
+        if check in WHOLE_RUNS:
+            item.add_marker(pytest.mark.slow)
 
 
 def _positions(item: Any) -> Iterator[int]:

@@ -207,7 +207,7 @@ def run_from_disk(directory: Path, plan: QConfig, data: list[Tensor], out: str) 
         return device
 
 
-@pytest.mark.parametrize("algorithms", [(), ("awq", "gptq", "tuning")])
+@pytest.mark.parametrize("algorithms", [pytest.param((), marks=pytest.mark.slow), ("awq", "gptq", "tuning")])
 def test_the_memory_of_the_device_does_not_grow_with_the_number_of_blocks(
     algorithms: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

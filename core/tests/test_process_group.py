@@ -139,6 +139,7 @@ def test_two_processes_write_the_bytes_of_one(processes: Processes) -> None:
     assert len([name for name in many if name.endswith(".safetensors")]) > 2, "several files, to which both write"
 
 
+@pytest.mark.slow
 def test_so_they_do_as_programs_that_torchrun_starts_and_the_first_alone_writes_the_report(processes: Processes, tmp_path: Path) -> None:
     out = tmp_path / "many"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -98,6 +98,7 @@ def reloads(model: nn.Module, directory: Path) -> None:
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(directory, dtype="auto")), expected)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_bundled_model_reloads_to_the_same_logits(options: dict[str, Any], dtype: torch.dtype, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ def config_of(name: str) -> QConfig:
     return LLMTemplate.get("llama").get_config(**OPTIONS[name])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_no_run_changes_the_configuration_that_it_is_given(name: str, tmp_path: Path) -> None:
     config, before = config_of(name), config_of(name)

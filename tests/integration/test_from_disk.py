@@ -152,6 +152,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", FAMILIES)
 @pytest.mark.parametrize("scheme", ["int4_wo_32", "fp8"])
 def test_so_they_are_for_other_families(case: str, scheme: str, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from .interrupted import (
 )
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("behind", [1, BLOCKS])
 @pytest.mark.parametrize("name", CASES)
 def test_bytes_and_report_are_those_of_a_run_that_was_not_interrupted(
@@ -78,6 +78,7 @@ FORMS: dict[str, tuple[str, dict[str, Any], ExportOptions, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("form", FORMS)
 def test_so_they_are_whatever_is_stored(form: str, tmp_path: Path) -> None:
     family, sizes, options, fields = FORMS[form]

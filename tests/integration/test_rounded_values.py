@@ -35,6 +35,7 @@ def same_bytes(first: Path, second: Path) -> bool:
     return all((first / name).read_bytes() == (second / name).read_bytes() for name in ("model.safetensors", "config.json"))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("scheme", quark.schemes().names())
 def test_rounded_values_of_every_scheme_reload_to_the_same_model(scheme: str, tmp_path: Path) -> None:
     """In our reader and in transformers; and what was read is exported as codes to the same bytes as the model itself."""

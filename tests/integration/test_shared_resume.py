@@ -47,7 +47,7 @@ def shared(source: Path, out: Path, name: str, size: int, **more: Any) -> None:
     in_threads(run, size, is_deterministic=True)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("before", "behind"), [(1, 2), (2, 1), (2, 3)])
 @pytest.mark.parametrize("name", CASES)
 def test_another_number_of_ranks_goes_on_and_writes_the_bytes_of_one(

@@ -15,6 +15,7 @@ from quark_devkit import (
 pytestmark = [pytest.mark.usefixtures("third_party"), pytest.mark.filterwarnings("ignore:.*rounds a normal weight.*advisory")]
 
 
+@pytest.mark.slow_runs  # TestCountedNearest makes them
 class TestClippedNearest(RoundingConformance):
     subject = "clipped_nearest"
 

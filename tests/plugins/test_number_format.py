@@ -30,6 +30,7 @@ def test_values_are_the_nearest_and_halfway_the_even_code() -> None:
     assert values[-1].isnan()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("scheme", "algorithm"), [(SCHEME, None), (SCHEME, "gptq"), (TERNARY, None), *((TERNARY, a) for a in ALGORITHMS)])
 def test_a_model_is_exported_and_reads_back_to_the_bit(scheme: str, algorithm: str | None, tmp_path: Path) -> None:
     config = LLMTemplate.get("llama").get_config(scheme=scheme, algorithm=algorithm)

@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 FENCE = re.compile(r'^(<!-- not run: [^\n]+ -->\n+)?```(\w+)(?: title="([^"]+)")?\n(.*?)^```', flags=re.MULTILINE | re.DOTALL)
 LONGEST_LINE = 100
+SLOW_CHECKS = re.compile(r"^\$ quark check .*--kind (rounding|transform|block_tuning|template)$", flags=re.MULTILINE)
 TUTORIAL = ROOT / "docs/plugins/tutorial.md"
 
 
@@ -99,6 +100,17 @@ def install(page: Path, folder: Path, stack: ExitStack) -> None:
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=named)
 def test_the_code_and_the_commands_of_a_page_run_in_order(page: Path, workplace: Path, model: Path) -> None:
+    run_page(page, workplace, model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in RUNNABLE if SLOW_CHECKS.search(page.read_text(encoding="utf-8"))], ids=named)
+def test_the_algorithms_and_templates_of_pages_pass_all_checks(page: Path, workplace: Path, model: Path) -> None:
+    run_page(page, workplace, model, is_slow=True)
+
+
+def run_page(page: Path, workplace: Path, model: Path, *, is_slow: bool = False) -> None:
+    """Run the blocks of a page in order; conformance checks that quantize models many times only where it may be slow."""
     module = types.ModuleType("page")
     with ExitStack() as stack:
         install(page, workplace, stack)
@@ -110,7 +122,8 @@ def test_the_code_and_the_commands_of_a_page_run_in_order(page: Path, workplace:
                 exec(compile(code, named(page), "exec"), module.__dict__)
             if block.language == "console":
                 for line in code.splitlines():
-                    run_command(line)
+                    if is_slow or not SLOW_CHECKS.match(line):
+                        run_command(line)
 
 
 def run_command(line: str) -> None:

@@ -85,6 +85,7 @@ def test_pages_leave_the_process_when_a_forward_waits_again_and_when_the_tensor_
     assert resident() - start < size // 8
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("algorithm", "memory"), [("gptq", 0), ("gptq", None), ("gptaq", 0), ("awq", None)])
 def test_a_quantized_model_is_the_same_with_its_inputs_in_files(
     algorithm: str, memory: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

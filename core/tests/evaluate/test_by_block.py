@@ -35,6 +35,7 @@ def quantized(out: Path, scheme: str, **options: Any) -> Path:
     return out
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("scheme", "options"),
     [

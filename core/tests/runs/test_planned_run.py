@@ -30,6 +30,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("arguments", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("exporter_options", [{}, {"max_shard_bytes": 300_000}, {"weight_format": "fake_quantized"}], ids=str)
 def test_files_have_the_size_that_the_plan_says(arguments: dict[str, Any], exporter_options: dict[str, Any], tmp_path: Path) -> None:

@@ -99,11 +99,13 @@ def assert_same(model: nn.Module, options: dict[str, Any], data: list[Tensor], s
             assert other == report
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", RUNS)
 def test_two_and_three_ranks_come_to_the_bits_of_one(name: str) -> None:
     assert_same(llama(), RUNS[name], batches(CALLS, 32), (2, 3))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", EXPERTS)
 def test_experts_that_some_ranks_have_no_token_for_are_the_same_on_all(name: str) -> None:
     assert_same(mixtral(), EXPERTS[name], batches(CALLS, 5), (2, 3))

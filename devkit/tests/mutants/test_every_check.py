@@ -16,6 +16,9 @@ from .mutant import Mutant, subject_among
 MODULES = {kind: importlib.import_module(f".{kind}_mutants", __package__) for kind in KINDS}
 MUTANTS: list[Mutant] = [mutant for module in MODULES.values() for mutant in module.MUTANTS]
 
+FIRST = {mutant.check: mutant for mutant in reversed(MUTANTS)}
+"""The mutant of each check that the suite tries; further ones are slow."""
+
 
 def test_every_check_has_a_mutant() -> None:
     proven = {mutant.check for mutant in MUTANTS}
@@ -24,7 +27,12 @@ def test_every_check_has_a_mutant() -> None:
     assert len(MUTANTS) >= len(all_checks())
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.id)
+def test_checks_that_are_slow_for_some_plugins_are_checks(pytestconfig: pytest.Config) -> None:
+    (conftest,) = (plugin for plugin in pytestconfig.pluginmanager.get_plugins() if hasattr(plugin, "WHOLE_RUNS"))
+    assert {check.name for check in all_checks().values()} >= conftest.WHOLE_RUNS
+
+
+@pytest.mark.parametrize("mutant", [pytest.param(m, id=m.id, marks=() if m is FIRST[m.check] else pytest.mark.slow) for m in MUTANTS])
 def test_the_check_catches_the_mutant(mutant: Mutant, tmp_path: Path) -> None:
     check = all_checks()[mutant.check]
     if mutant.subject is not None:
@@ -44,6 +52,7 @@ def test_a_transform_that_moves_values_as_it_should_passes() -> None:
     assert result.outcome == "passed", result.message
 
 
+@pytest.mark.slow_runs
 @pytest.mark.parametrize("check", all_checks().values(), ids=lambda check: check.id)
 def test_the_check_passes_the_healthy_plugin(check: object) -> None:
     healthy = MODULES[check.kind].HEALTHY  # type: ignore[attr-defined]

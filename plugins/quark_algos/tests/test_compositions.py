@@ -74,6 +74,7 @@ def error(model: nn.Module) -> float:
     return float((logits(model) - expected).square().mean() / expected.square().mean())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_scheme_can_be_rotated(scheme: str) -> None:
     """The weights that are rounded are others, and the error of the whole is of the size it was: a wrong rotation makes it about 1."""

@@ -6,8 +6,11 @@ from quark_algos.plugin import quark_register_algorithms, quark_register_selecto
 from quark_devkit import BlockTuningConformance, RoundingConformance, SelectorConformance, TransformConformance
 
 _BASES = {"rounding": RoundingConformance, "transform": TransformConformance, "block_tuning": BlockTuningConformance}
-# Its published steps take minutes over all checks.
-_MARKS = {"autoround": {"pytestmark": pytest.mark.slow}}
+# The published steps of AutoRound take minutes over all checks. Qronos is GPTQ and the correction of GPTAQ, AWQ searches as AutoSmoothQuant
+# does and moves scale as SmoothQuant does: whole runs are made with these two.
+_MARKS = {"autoround": {"pytestmark": pytest.mark.slow}} | {
+    name: {"pytestmark": pytest.mark.slow_runs} for name in ("gptq", "gptaq", "smoothquant", "autosmoothquant")
+}
 globals().update(
     {
         f"Test_{r.name}": type(f"Test_{r.name}", (_BASES[r.kind],), {"subject": r.name, **_MARKS.get(r.name, {})})

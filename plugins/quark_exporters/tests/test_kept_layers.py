@@ -151,6 +151,7 @@ def test_gptq_rounds_the_others_and_leaves_them(source: Path, form: Form, tmp_pa
     assert {row.algorithm for row in planned.rows if row.is_kept} == {None}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("algorithm", [None, "gptq"])
 def test_an_interrupted_run_goes_on_to_the_same_bytes(algorithm: str | None, source: Path, form: Form, tmp_path: Path) -> None:
     config = form.config()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pytest
+
 from quark.plugins.catalog import catalog
 from quark_devkit import FormatConformance, ObserverConformance, SchemeConformance, subjects
 from quark_devkit.classes import Conformance
 
+SEARCHING = {"per_tensor_mse", "per_channel_mse", "per_tensor_histogram"}
+"""Observers that search their range: seconds for many of them. Others that do are per_group_mse and per_tensor_histogram_pro."""
 _CLASSES: tuple[type[Conformance], ...] = (FormatConformance, ObserverConformance, SchemeConformance)
 
 
@@ -15,7 +19,8 @@ def _test_classes() -> Iterator[type[Conformance]]:
     for base in _CLASSES:
         for subject in subjects(catalog(), "quark-schemes", [base.kind]):
             name = f"Test{base.kind.title()}_{subject.name}"
-            yield type(name, (base,), {"subject": subject.name, "__module__": __name__, "__doc__": f"{subject}."})
+            marks = [pytest.mark.slow_runs] if subject.name in SEARCHING else []
+            yield type(name, (base,), {"subject": subject.name, "__module__": __name__, "__doc__": f"{subject}.", "pytestmark": marks})
 
 
 globals().update({test_class.__name__: test_class for test_class in _test_classes()})

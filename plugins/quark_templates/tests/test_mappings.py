@@ -64,6 +64,7 @@ def move_scale(
             weights_of(target).mul_(spread)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("model_type", ALL)
 def test_moving_a_scale_in_every_mapping_keeps_the_logits(model_type: str) -> None:
     model, facts = whole_model(model_type), facts_of(model_type)

@@ -21,6 +21,7 @@ from quark_devkit.small_models import fitting_schemes, quantized, run_config
 from quark_tiny_model import tiny_model
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "options",
     [

@@ -44,6 +44,7 @@ def test_every_documented_name_is_an_observer() -> None:
     assert issubclass(documented.PerTensorMinMaxObserver, documented.UniformScalingObserver)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("name", TENSOR)
 @settings(max_examples=12)
