@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from quark.errors import QuarkError
 from quark.planning.decoder_blocks import Block
 from quark.runs.sink import BlockResult, JournaledSink
 
 __all__ = ["interrupted_behind"]
 
 
-class _InterruptedRunError(Exception):
+class _InterruptedRunError(QuarkError):
     """Ends a run."""
 
 
