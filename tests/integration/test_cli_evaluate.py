@@ -15,8 +15,8 @@ from quark.errors import QuarkError
 from quark_tiny_model import tiny_model_dir
 
 app = typer.Typer()
-evaluate.register(app)
-quantize.register(app)  # a program of one command would take its name for an argument
+app.command("evaluate")(evaluate.evaluate)
+app.command("quantize")(quantize.quantize)  # a program of one command would take its name for an argument
 SHORT = ["--seq-len", "64", "--limit", "4"]
 
 

@@ -105,7 +105,7 @@ def test_another_dtype_of_a_quantized_checkpoint_is_refused(tmp_path: Path) -> N
 
 def test_the_command_has_it(tmp_path: Path) -> None:
     app = typer.Typer()
-    evaluate.register(app)
+    app.command("evaluate")(evaluate.evaluate)
     app.command("other")(lambda: None)
     out = quantized(tmp_path / "out", "mxfp4")
     command = ["evaluate", str(out), "--reference", str(FLOAT), "--seq-len", "64", "--limit", "4", "--json"]

@@ -62,8 +62,8 @@ def test_a_limit_and_examples_are_passed_on() -> None:
 @pytest.mark.usefixtures("harness")
 def test_the_command_evaluates_a_quantized_checkpoint(tmp_path: Path) -> None:
     app = typer.Typer()
-    evaluate.register(app)
-    quantize.register(app)
+    app.command("evaluate")(evaluate.evaluate)
+    app.command("quantize")(quantize.quantize)
     arguments = ["quantize", str(tiny_model_dir()), str(tmp_path / "q"), "--scheme", "mxfp4"]
     assert CliRunner().invoke(app, arguments, catch_exceptions=False).exit_code == 0
     command = ["evaluate", str(tmp_path / "q"), "--tasks", NAME, "--task-path", str(TASKS)]
@@ -98,7 +98,7 @@ def test_bad_options_are_refused_first(options: TaskOptions, backend: str, says:
 )
 def test_options_that_do_not_fit_are_refused(flags: list[str]) -> None:
     app = typer.Typer()
-    evaluate.register(app)
+    app.command("evaluate")(evaluate.evaluate)
     app.command("other")(lambda: None)
     with pytest.raises(ConfigError, match=flags[0]):
         CliRunner().invoke(app, ["evaluate", str(tiny_model_dir()), "--tasks", "a", *flags], catch_exceptions=False)
@@ -149,7 +149,7 @@ def test_the_command_passes_options_to_the_engine(monkeypatch: pytest.MonkeyPatc
         "quark.evaluate.tasks.evaluate_tasks", lambda model, tokenizer, options, manager, **given: engine.update(given) or {}
     )
     app = typer.Typer()
-    evaluate.register(app)
+    app.command("evaluate")(evaluate.evaluate)
     app.command("other")(lambda: None)
     options = ["--backend-option", "max_model_len=256", "--backend-option", "enforce_eager=true"]
     command = ["evaluate", str(tiny_model_dir()), "--tasks", "a", "--backend", "vllm", *options]
