@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -14,76 +13,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from quark.checkpoint import BlockStream, CheckpointContent, Exporter, ExportOptions, FloatTensor, StoredConfig
+from quark.checkpoint import BlockStream, CheckpointContent, ExportOptions, FloatTensor, StoredConfig
 from quark.checkpoint.inspection import RuntimeSupport
 from quark.errors import UnsupportedError
 from quark.lazy import ObjectRef
-from quark.plugins import ExporterRecord
-from quark_exporters.quark_layout.dequantizer import QuarkDequantizer
-from quark_exporters.quark_layout.exporter import SafetensorsExporter
-from quark_exporters.quark_layout.reader import QuarkReader
 
+from .healthy_layouts import Announcing, Dequantizer, Plain, Reader, Resuming, Sharing, Streaming, changed_json, record_of
 from .mutant import Mutant
 
 __all__ = ["HEALTHY", "MUTANTS"]
-
-METHOD = "mutant-method"
-
-
-def changed_json(path: Path, change: Any) -> None:
-    data = json.loads(path.read_text(encoding="utf-8"))
-    change(data)
-    path.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-class Plain(Exporter):
-    """The built-in layout under another ``quant_method``: the healthy layout from which the mutants differ in one thing."""
-
-    method = METHOD
-
-    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
-        SafetensorsExporter().export(content, out, options)
-        self.named(out)
-
-    def named(self, out: Path) -> None:
-        changed_json(out / "config.json", lambda data: data["quantization_config"].update(quant_method=self.method))
-
-
-class Streaming(Plain):
-    streams = True
-
-    @contextmanager
-    def stream(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
-        with SafetensorsExporter().stream(content, skeleton, out, options) as stream:
-            yield stream
-        self.named(out)
-
-
-class Announcing(Streaming):
-    def announced(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> list[Mapping[str, Tensor]]:
-        return [dict(part) for part in SafetensorsExporter().announced(content, skeleton, options)]
-
-
-class Resuming(Announcing):
-    resumes = True
-
-    @contextmanager
-    def reopen(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
-        with SafetensorsExporter().reopen(content, skeleton, out, options) as stream:
-            yield self.reopened(stream)
-        self.named(out)
-
-    def reopened(self, stream: Any) -> Any:
-        return stream
-
-
-class Sharing(Resuming):
-    shares = True
-
-    @contextmanager
-    def join(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
-        with SafetensorsExporter().join(content, skeleton, out, options) as stream:
-            yield stream
 
 
 class LosesBlocks(Sharing):
@@ -98,18 +36,6 @@ class LosesBlocks(Sharing):
             yield stream
 
 
-class Reader(QuarkReader):
-    renamings = ((r"\.weight_(scale|zero_point)$", r".weight_quantizer.\1"),)
-
-    def configuration(self, block: Mapping[str, Any], directory: Path) -> StoredConfig:
-        return super().configuration({**block, "quant_method": "quark"}, directory)
-
-
-class Dequantizer(QuarkDequantizer):
-    def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterator[FloatTensor]:
-        yield from super().float_tensors({**block, "quant_method": "quark"}, stored)
-
-
 class ForgetsTheScales(Dequantizer):
     def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterator[FloatTensor]:
         for one in super().float_tensors(block, stored):
@@ -120,13 +46,6 @@ class RenamesWhatItMakes(Dequantizer):
     def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterator[FloatTensor]:
         for one in super().float_tensors(block, stored):
             yield attrs.evolve(one, name=one.name.removesuffix(".weight"))
-
-
-def record_of(exporter: Any = Streaming, **fields: Any) -> ExporterRecord:
-    named = {"streaming": exporter.streams, "resumable": exporter.resumes}
-    streaming = {"capabilities": {capability for capability, is_able in named.items() if is_able}}
-    read = {"reader": ObjectRef(Reader), "dequantizer": ObjectRef(Dequantizer), "quant_methods": (METHOD,)}
-    return ExporterRecord(name="mutant_layout", exporter=ObjectRef(exporter), **{**streaming, **read, **fields})
 
 
 class WithoutWords(Plain):

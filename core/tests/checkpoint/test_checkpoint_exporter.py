@@ -1,0 +1,78 @@
+"""CheckpointExporter: a layout that packs codes in its own way streams, resumes and reloads by its `LayerStorage` alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from torch import Tensor
+
+from quark.checkpoint import CheckpointContent, CheckpointExporter, CodedLayer, ExportOptions, StorageReader
+from quark.checkpoint.chosen_exporter import exporter_of
+from quark.checkpoint.content import content_of
+from quark.config.layer import QLayerConfig
+from quark.errors import UnsupportedError
+from quark.plugins import ExporterRecord, exporters, schemes
+from quark.quantizers import QParams
+from quark.testing.resumed_runs import require_same_when_resumed
+from quark.testing.small_models import quantized, run_config
+from quark.testing.whole_runs import require_reload, require_same_from_disk
+
+SCHEME = "int4_wo_32"
+
+
+@attrs.frozen
+class WideStorage:
+    """Codes of 16 bits, transposed."""
+
+    def why_not(self, config: QLayerConfig, shape: tuple[int, ...]) -> str | None:
+        return None if config.input_tensors is None else "it has no place for scales of inputs"
+
+    def stored(self, layer: CodedLayer) -> dict[str, Tensor]:
+        return {"wide": layer.codes.to(torch.int16).t().contiguous(), "step": layer.qparams.scale}
+
+    def restored(self, config: QLayerConfig, shape: tuple[int, ...], tensors: Mapping[str, Tensor]) -> CodedLayer:
+        return CodedLayer(config, tensors["wide"].t().to(torch.int8).contiguous(), QParams(tensors["step"]))
+
+
+class WideExporter(CheckpointExporter):
+    layout = "wide"
+    storage = WideStorage()
+
+    def quantization_config(self, content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
+        return {"quant_method": "wide"}
+
+
+class WideReader(StorageReader):
+    storage = WideStorage()
+
+    def layers(self, block: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
+        config = schemes().load_config(SCHEME)()
+        return {name.removesuffix(".wide"): config for name in stored if name.endswith(".wide")}
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    wide = {"exporter": f"{__name__}:WideExporter", "reader": f"{__name__}:WideReader", "quant_methods": ("wide",)}
+    exporters().register(ExporterRecord(name="wide", capabilities={"streaming", "resumable"}, **wide))  # type: ignore[arg-type]
+    yield
+    exporters().unregister("wide")
+
+
+@pytest.mark.parametrize("options", [ExportOptions(), ExportOptions(max_shard_bytes=20_000)], ids=["one file", "shards"])
+def test_a_run_from_disk_and_a_resumed_one_write_the_bytes_of_an_export_from_memory(options: ExportOptions) -> None:
+    require_same_from_disk(run_config(SCHEME), "wide", options)
+    require_same_when_resumed(run_config(SCHEME), "wide", options)
+
+
+def test_an_export_reads_back_to_the_same_logits() -> None:
+    require_reload(quantized(run_config(SCHEME)), "wide")
+
+
+def test_layers_without_a_place_and_rounded_values_are_refused_in_one_message() -> None:
+    model = quantized(run_config("fp8"))
+    with pytest.raises(UnsupportedError, match=r"'wide' cannot hold this model: it stores codes.*; it has no place for scales of inputs"):
+        exporter_of("wide").check(content_of(model), model, ExportOptions(weight_format="fake_quantized"))
