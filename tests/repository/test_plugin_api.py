@@ -89,13 +89,13 @@ def _exists(name: str) -> bool:
     """Whether a module, a name in one, or a member (its class without a module, as in the table) is there."""
     name = name.partition("(")[0]
     parts = name.split(".")
-    if parts[0] != "quark":
+    if not parts[0].startswith("quark"):
         value = next((found for place in PLACES if (found := getattr(import_module(place), parts[0], None)) is not None), None)
         return value is not None and (len(parts) == 1 or hasattr(value, parts[1]) or parts[1] in getattr(value, "__annotations__", {}))
     for end in range(len(parts), 0, -1):
         try:
             value = import_module(".".join(parts[:end]))
-        except ModuleNotFoundError:
+        except ImportError:  # what has left the core says where it is
             continue
         for part in parts[end:]:
             value = getattr(value, part, None)
