@@ -233,7 +233,7 @@ def test_algorithms_that_declare_calibration_need_statistics(record: AlgorithmRe
 
 @pytest.mark.parametrize("record", [r for r in quark.exporters() if r.exporter is not None], ids=lambda record: record.name)
 def test_exporters_that_declare_streaming_can_stream(record: ExporterRecord) -> None:
-    assert hasattr(quark.exporters().load_exporter(record.name), "stream") == ("streaming" in record.capabilities)
+    assert quark.exporters().load_exporter(record.name).streams == ("streaming" in record.capabilities)
 
 
 @pytest.mark.parametrize("record", list(quark.observers()), ids=lambda record: record.name)

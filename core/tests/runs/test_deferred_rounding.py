@@ -15,6 +15,7 @@ from torch import nn
 import quark
 import quark_tiny_model as tiny
 from quark.algorithms import RoundingTask, RoundToNearest
+from quark.checkpoint import exported_layer
 from quark.checkpoint.export import export_with
 from quark.checkpoint.exporter import ExportOptions
 from quark.errors import ConfigError
@@ -71,15 +72,13 @@ def config(*, head: bool = False) -> Any:
 @contextmanager
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """Yield whether each weight was still float when it was stored."""
-    import quark_exporters.quark_layout.layout as layout
-
     seen: list[bool] = []
 
     def store(name: str, module: Any, values: Any, order: str) -> Any:
         seen.append(module.is_deferred)
         return stored_tensors(name, module, values, order)
 
-    monkeypatch.setattr(layout, "stored_tensors", store)
+    monkeypatch.setattr(exported_layer, "stored_tensors", store)
     yield seen
 
 

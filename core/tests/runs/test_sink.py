@@ -16,6 +16,8 @@ from quark.runs.sink import BlockResult, CheckpointSink, InPlaceSink, JournaledS
 class Stream:
     """An export that keeps what is asked of it; damaged are the blocks of these names."""
 
+    encodes = False
+
     def __init__(self, *damaged: str) -> None:
         self.damaged = damaged
         self.asked: list[str] = []

@@ -18,6 +18,8 @@ from quark.plugins.records import AlgorithmRecord, ExporterRecord, Record
 
 __all__ = ["KINDS", "Subject", "distributions", "find_subject", "subjects"]
 
+SUITE = "quark-devkit"
+"""The distribution of the suite itself, whose commands and the tiny model stay beside what is checked."""
 _REGISTRIES = {
     "format": "formats",
     "observer": "observers",
@@ -142,8 +144,9 @@ def find_subject(catalog: Catalog, kind: str, name: str) -> Subject:
 
 
 def _among_its_own(catalog: Catalog, distribution: str) -> Catalog:
-    """Return the plugins of a distribution, of what it requires, also for an extra, and the built-in ones: strangers have no say."""
-    names, new = {*BUILT_IN, distribution}, [distribution]
+    """Return the plugins of a distribution, of what it requires, also for an extra, the built-in ones and the suite's: strangers have no say."""
+    new = list(dict.fromkeys((distribution, SUITE)))
+    names = {*BUILT_IN, *new}
     while new and not distributions(catalog).keys() <= names | {CORE}:
         try:
             required = importlib_metadata.requires(new.pop()) or ()

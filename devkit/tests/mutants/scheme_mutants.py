@@ -170,7 +170,7 @@ MUTANTS = (
     mutant("builds_it_afresh", "gives out one configuration", _constant),
     mutant("builds_it_afresh", "builds another one each time", _alternating),
     mutant("builds_it_afresh", "builds another one after many calls", _after_many_calls),
-    mutant("imports_no_torch", "imports torch", config=LazyRef("quark_tiny_model:tiny_model_dir")),
+    mutant("imports_no_torch", "imports torch", config=LazyRef("quark_devkit.small_models:batches")),
     mutant("refuses_unknown_options", "takes any keyword", _any_keyword),
     mutant("lists_its_options", "does not explain its option", _unexplained),
     mutant("lists_its_options", "has another default than it says", _other_default),

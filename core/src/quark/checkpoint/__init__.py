@@ -12,6 +12,7 @@ from quark.checkpoint.packed_model import pack_model
 from quark.checkpoint.reader import import_model_from_safetensors, map_to_quark
 from quark.checkpoint.storage_reader import StorageReader
 from quark.checkpoint.transformers_loading import register_layouts
+from quark.config.slot import Slot
 from quark.hf.dequantizer import Dequantizer, FloatTensor, LayerCodes
 from quark.modules.coded_layer import CodedLayer
 from quark.modules.packed_layers import stored_tensors
@@ -32,6 +33,7 @@ __all__ = [
     "ModelExporter",
     "ReadsOwnFiles",
     "RenamesTensors",
+    "Slot",
     "StorageReader",
     "StoredConfig",
     "export_safetensors",
