@@ -144,7 +144,7 @@ def find_subject(catalog: Catalog, kind: str, name: str) -> Subject:
 
 
 def _among_its_own(catalog: Catalog, distribution: str) -> Catalog:
-    """Return the plugins of a distribution, of what it requires, also for an extra, the built-in ones and the suite's: strangers have no say."""
+    """Return the plugins of a distribution, of what it requires, also for an extra, the built-in ones and the suite."""
     new = list(dict.fromkeys((distribution, SUITE)))
     names = {*BUILT_IN, *new}
     while new and not distributions(catalog).keys() <= names | {CORE}:
