@@ -17,9 +17,9 @@ from quark.config.layer import QLayerConfig
 from quark.errors import UnsupportedError
 from quark.plugins import ExporterRecord, exporters, schemes
 from quark.quantizers import QParams
-from quark.testing.resumed_runs import require_same_when_resumed
-from quark.testing.small_models import quantized, run_config
-from quark.testing.whole_runs import require_reload, require_same_from_disk
+from quark_devkit.resumed_runs import require_same_when_resumed
+from quark_devkit.small_models import quantized, run_config
+from quark_devkit.whole_runs import require_reload, require_same_from_disk
 
 SCHEME = "int4_wo_32"
 
