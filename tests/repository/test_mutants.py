@@ -68,9 +68,10 @@ def test_a_copy_has_what_git_does_not_ignore(runner: ModuleType, tree: Path, tmp
     assert found == [".gitignore", "src/numbers_of_mine.py", "test_double.py"]
 
 
-def test_the_tables_can_be_read_and_name_files_and_tests_that_exist(runner: ModuleType) -> None:
+def test_every_listed_change_can_be_made_and_its_tests_exist(runner: ModuleType) -> None:
     mutants = runner.read_tables(sorted((ROOT / "tools" / "mutants").glob("*.toml")))
     assert mutants
+    assert [stale for mutant in mutants if (stale := runner.stale_edit(ROOT, mutant)) is not None] == []
     for mutant in mutants:
         for test in mutant.tests:
             path, _, function = test.partition("[")[0].partition("::")
