@@ -74,6 +74,12 @@ def test_calibration_is_as_much_and_as_long_as_asked(
     assert [tuple(batch.shape) for batch in asked["data"]] == [(1, 17)] * 3
 
 
+def test_the_run_works_on_the_device_that_is_asked_for(asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = ("--scheme", "int4_wo_64", "--device", "cpu:0")
+    assert run("quantize", tiny_model_dir(), tmp_path / "out", *flags, monkeypatch=monkeypatch) == 0
+    assert str(asked["device"]) == "cpu:0"
+
+
 @pytest.mark.parametrize("flag", [True, False])
 def test_all_experts_are_calibrated_where_that_is_asked(
     flag: bool, tmp_path: Path, text: Path, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
