@@ -171,6 +171,15 @@ def test_keys_and_values_share_the_larger_scale_unless_they_are_to_be_separate(t
     assert found[True][0] != found[True][1]
 
 
+def test_the_plan_of_what_was_read_back_names_the_attention_modules_with_quantized_states(tmp_path: Path) -> None:
+    config = LLMTemplate.get("llama").get_config("fp8", attention_scheme="fp8")
+    model: Any = ModelQuantizer(config).quantize_model(tiny_model(), calibration_batches(2, 16))
+    export_safetensors(model, tmp_path / "out")
+    read: Any = import_model_from_safetensors(None, tmp_path / "out")
+    assert [row.name for row in read.quark_plan.attentions] == [f"model.layers.{i}.self_attn" for i in range(3)]
+    assert read.quark_plan.attentions == model.quark_plan.attentions
+
+
 def cache_scales(directory: Path) -> dict[str, float]:
     tensors = load_file(directory / "model.safetensors")
     return {name: float(tensor) for name, tensor in tensors.items() if name.endswith(("k_proj.output_scale", "v_proj.output_scale"))}

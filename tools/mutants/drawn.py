@@ -346,7 +346,8 @@ def _run(options: argparse.Namespace, pristine: Path) -> int:
 
 def test_files(tree: Path, paths: Sequence[str] | None) -> list[str]:
     """Returns the test files under `paths`, or those that may run a source: all but those of other programs and of the repository."""
-    roots = paths or ["core/tests", *(str(path.relative_to(tree)) for path in sorted(tree.glob("plugins/*/tests"))), "tests"]
+    distributions = sorted([*tree.glob("*/tests"), *tree.glob("plugins/*/tests")])
+    roots = paths or [*(str(path.relative_to(tree)) for path in distributions), "tests"]
     found = [path for root in roots for path in ([tree / root] if (tree / root).is_file() else sorted((tree / root).rglob("test_*.py")))]
     names = [str(path.relative_to(tree)) for path in found]
     return [name for name in names if not re.match(r"tests/(browser|clients|repository)/", name)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from quark.calibration.finite import refuse_non_finite
 from quark.calibration.report import CalibrationReport
 from quark.errors import NonFiniteError
 from quark.planning.plan_row import PlanRow
+from quark.ranks import Ranks
+from quark_devkit.threads import in_threads
 
 EVERY = [f"model.layers.{i}.mlp.up_proj" for i in range(180)]
 
@@ -24,6 +27,29 @@ def test_layers_with_few_tokens_and_with_none_are_folded() -> None:
     assert "180 of 180 layers" in few
     assert "7 at the least: model.layers.{0-179}.mlp.up_proj." in few
     assert "3 layer(s): model.layers.{0-2}.mlp.up_proj." in none
+
+
+def test_reports_of_ranks_join_to_one_of_all_blocks_in_their_order() -> None:
+    names = ["model.layers.0", "model.layers.1"]
+
+    def joined(ranks: Ranks) -> CalibrationReport:
+        own, at = names[ranks.rank], ranks.rank
+        found: dict[str, dict[str, Any]] = {own: {"of": at}}
+        report = CalibrationReport(blocks=dict(found), weights=dict(found), applied={at})
+        report.add(found)
+        report.add_transformed(found, [at])
+        report.add_tuned(found)
+        report.count({own: 5 + at})
+        report.missed([own, "shared"])
+        report.join_with(ranks, names[::-1])
+        return report
+
+    for report in in_threads(joined, 2):
+        for of_both in (report.layers, report.transformed, report.tuned, report.weights, report.blocks):
+            assert of_both == {names[0]: {"of": 0}, names[1]: {"of": 1}}
+        assert list(report.blocks) == names[::-1]
+        assert report.tokens == {names[0]: 5, names[1]: 6}
+        assert (report.applied, sorted(report.unreached)) == ({0, 1}, [*names, "shared"])
 
 
 def test_tensors_that_are_not_finite_are_folded() -> None:

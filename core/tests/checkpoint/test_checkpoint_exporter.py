@@ -74,5 +74,7 @@ def test_an_export_reads_back_to_the_same_logits() -> None:
 
 def test_layers_without_a_place_and_rounded_values_are_refused_in_one_message() -> None:
     model = quantized(run_config("fp8"))
-    with pytest.raises(UnsupportedError, match=r"'wide' cannot hold this model: it stores codes.*; it has no place for scales of inputs"):
+    says = r"'wide' cannot hold this model: it stores codes.*; it has no place for scales of inputs \(.*layers"
+    with pytest.raises(UnsupportedError, match=says) as refusal:
         exporter_of("wide").check(content_of(model), model, ExportOptions(weight_format="fake_quantized"))
+    assert "rounded values;" in str(refusal.value), "what holds of the whole model names no layers"
