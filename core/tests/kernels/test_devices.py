@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
 
-from quark.kernels import VARIABLE, uses_kernels
+from quark.kernels import VARIABLE, devices, uses_kernels
 from quark.kernels.devices import launching_on
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -21,10 +22,21 @@ def test_gpus_use_kernels_where_there_is_triton(monkeypatch: pytest.MonkeyPatch)
     assert (uses_kernels(CPU), uses_kernels(META), uses_kernels(CUDA)) == (False, False, HAS_TRITON)
 
 
+@pytest.fixture(params=[True, False], ids=["with Triton", "without"])
+def has_triton(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
+    """Whether Triton seems to be installed."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if request.param else None)
+    devices._types.cache_clear()
+    yield request.param
+    devices._types.cache_clear()
+
+
 @pytest.mark.parametrize(("named", "used"), [("", ()), ("cpu", ("cpu",)), (" cuda , cpu ", ("cpu", "cuda")), ("xpu", ())])
-def test_the_variable_names_the_types_of_devices_that_use_them(named: str, used: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variable_names_the_types_of_devices_that_use_them(
+    named: str, used: tuple[str, ...], has_triton: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(VARIABLE, named)
-    assert [d.type for d in (CPU, CUDA) if uses_kernels(d)] == (list(used) if HAS_TRITON else [])
+    assert [d.type for d in (CPU, CUDA) if uses_kernels(d)] == (list(used) if has_triton else [])
 
 
 def test_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
