@@ -77,9 +77,11 @@ def digits() -> tuple[nn.Module, torch.Tensor]:
 def test_other_models_are_traced_with_the_inputs_that_are_given(tmp_path: Path) -> None:
     model, images = digits()
     export_onnx(model, tmp_path / "out", images)
-    expected = model(images).detach()
-    # As above: a value of the convolution that lies at the edge of a step may get the code beside it.
-    assert float((outputs(tmp_path / "out" / "quark_model.onnx", images)[0] - expected).norm() / expected.norm()) < 1e-2
+    # As above: a value of the convolution that lies at the edge of a step may get the code beside it. Two such values are allowed an image.
+    head: Any = model.head
+    step = float(head.input_quantizer.scale) * float(head.weight.abs().max())
+    found = outputs(tmp_path / "out" / "quark_model.onnx", images)[0]
+    torch.testing.assert_close(found, model(images).detach(), rtol=1e-5, atol=2 * step + 1e-5)
     assert initializers(tmp_path / "out" / "quark_model.onnx")["head.weight_quantizer.codes"].name == "INT8"
 
 
