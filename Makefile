@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGES := core plugins/quark_schemes plugins/quark_algos plugins/quark_templates plugins/quark_exporters tiny_model devkit
+PACKAGES := core plugins/quark_schemes plugins/quark_algos plugins/quark_templates plugins/quark_exporters workbench tiny_model devkit
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
 # Processes that share the tests (pytest-xdist): a number, or auto for one per core. Each uses one thread: the tests are small, and
@@ -15,7 +15,7 @@ DOCUMENTS = tests/repository/test_doctests.py tests/repository/test_layout.py te
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(if $(OTHER_CPU),--other-cpu)
 # The part of the suite that compares what products and sums lead to, in a minute: golden files, bytes of runs, an accelerator beside the CPU.
 NUMERIC = tests/kit/other_cpu tests/test_golden_layers.py tests/test_golden_values.py tests/test_same_bytes.py tests/test_on_an_accelerator.py \
-	core/tests/algorithms core/tests/modules plugins/quark_exporters/tests/test_golden_export.py \
+	core/tests/algorithms core/tests/models/layers plugins/quark_exporters/tests/test_golden_export.py \
 	plugins/quark_exporters/tests/compressed_tensors plugins/quark_algos/tests/gptq
 
 .PHONY: help install demo test numeric coverage docs slow mutants lint types imports check fuzz wheels tasks kernels lowest newest bench bars accelerator clients browser clean
@@ -44,7 +44,7 @@ numeric: install  ## the numerical part of the suite with sums in another order,
 	$(PYTEST) --other-cpu $(NUMERIC) $(PYTEST_ARGS)
 
 coverage: install  ## lines of the core that its tests and the integration tests run: coverage.xml, and an error below the floor
-	$(PYTEST) core/tests tests/integration --cov --cov-report=term:skip-covered --cov-report=xml $(PYTEST_ARGS)
+	$(PYTEST) core/tests workbench/tests tests/integration --cov --cov-report=term:skip-covered --cov-report=xml $(PYTEST_ARGS)
 
 docs: install  ## the site of docs/ in site/, warnings are errors; tests of its pages, of docstrings, READMEs and CONTRIBUTING.md
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
@@ -88,10 +88,10 @@ tasks:  ## the tests that need the extras: tasks of lm-evaluation-harness, Parqu
 	$(PYTHON) -m venv $(VENV)-tasks
 	$(VENV)-tasks/bin/python -m pip install --quiet -r requirements-dev.txt
 	$(VENV)-tasks/bin/python -m pip install --quiet $(PACKAGES:%=-e %) datasets pyarrow lm-eval
-	OMP_NUM_THREADS=1 $(VENV)-tasks/bin/python -m pytest core/tests/evaluate core/tests/data $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(VENV)-tasks/bin/python -m pytest workbench/tests/evaluate core/tests/calibration/data $(PYTEST_ARGS)
 
 # Where there is a GPU, kernels are compiled, and measured beside a copy; else Triton's interpreter runs them on the CPU.
-KERNELS = core/tests/kernels plugins/quark_schemes/tests/kernels plugins/quark_algos/tests/gptq/test_column_kernel.py tests/integration/test_compiled_kernels.py
+KERNELS = core/tests/numbers/kernels plugins/quark_schemes/tests/kernels plugins/quark_algos/tests/gptq/test_column_kernel.py tests/integration/test_compiled_kernels.py
 kernels:  ## the Triton kernels beside torch's operations, bit for bit, and compiled for GPUs; with a GPU, their bandwidth
 	$(PYTHON) -m venv $(VENV)-kernels
 	$(VENV)-kernels/bin/python -m pip install --quiet -r requirements-dev.txt

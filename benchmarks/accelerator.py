@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.random_llama import SHAPES, write_random_llama
-from quark.report import ReportOptions
 from quark.runs import quantize_checkpoint
 from quark.torch import LLMTemplate
+from quark_workbench.report import ReportOptions
 
 __all__ = ["BARS", "RUNS", "TINY", "Measured", "main", "measured"]
 

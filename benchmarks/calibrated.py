@@ -34,11 +34,11 @@ from torch import Tensor
 from benchmarks.busy import busy_loops
 from benchmarks.perplexity import forward_seconds, sequences
 from benchmarks.results import Measurement
-from quark.evaluate import compare
-from quark.hf.loading import load_model
-from quark.hf.tokenizer import load_tokenizer
+from quark.base.version import VERSION
+from quark.models.hf.loading import load_model
+from quark.models.hf.tokenizer import load_tokenizer
 from quark.torch import LLMTemplate, ModelQuantizer
-from quark.version import VERSION
+from quark_workbench.evaluate import compare
 
 FORWARDS = {"gptq": 2.0, "awq": 3.2, "awq+gptq": 3.5, "qronos": 3.8, "awq+gptq+tuning": 15.0}
 """Most float forwards that a run at int4_wo_64 may take."""

@@ -71,9 +71,9 @@ def comparing(args: argparse.Namespace) -> None:
     import transformers.models.llama.modeling_llama  # noqa: F401 - counted with the imports
 
     from quark.checkpoint.transformers_loading import register_layouts
-    from quark.evaluate import Windows, compare
-    from quark.evaluate.by_block import compare_by_block
-    from quark.hf.loading import load_model
+    from quark.models.hf.loading import load_model
+    from quark_workbench.evaluate import Windows, compare
+    from quark_workbench.evaluate.by_block import compare_by_block
 
     register_layouts()
     tokens = torch.randint(3, 40_000, (4, 65), generator=torch.Generator().manual_seed(0))

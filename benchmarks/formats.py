@@ -25,8 +25,8 @@ from torch import Tensor
 
 import quark
 from benchmarks.results import Measurement
+from quark.numbers import TensorQuantizer, quantizer_for
 from quark.plugins import documented_object
-from quark.quantizers import TensorQuantizer, quantizer_for
 
 SIDE = 4096
 LAST = {"ch_axis": -1}

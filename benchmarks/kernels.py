@@ -17,8 +17,8 @@ import torch
 
 import quark
 from benchmarks.results import Measurement
-from quark.kernels import uses_kernels
-from quark.quantizers import WeightGrid, quantizer_for
+from quark.numbers import WeightGrid, quantizer_for
+from quark.numbers.kernels import uses_kernels
 from quark_algos.gptq.damping import factor
 from quark_algos.gptq.ldlq import ldlq
 from quark_schemes.arithmetic.bits import pack_nibbles, pack_nibbles_across

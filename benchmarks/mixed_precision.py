@@ -30,15 +30,15 @@ import torch
 
 from benchmarks.perplexity import sequences
 from benchmarks.results import Measurement
+from quark.base.version import VERSION
 from quark.errors import ConfigError
-from quark.evaluate import compare
-from quark.hf.loading import load_model
-from quark.hf.tokenizer import load_tokenizer
-from quark.selection import Budget, Selection, SelectionProblem, SelectionResult, select_schemes
+from quark.models.hf.loading import load_model
+from quark.models.hf.tokenizer import load_tokenizer
 from quark.torch import ModelQuantizer
-from quark.version import VERSION
-from quark_algos.mixed_precision import MixedPrecision
-from quark_algos.mixed_precision.sensitivities import Losses, losses_of
+from quark_workbench.evaluate import compare
+from quark_workbench.mixed_precision import Budget, Selection, SelectionProblem, SelectionResult, select_schemes
+from quark_workbench.mixed_precision.by_sensitivity import MixedPrecision
+from quark_workbench.mixed_precision.by_sensitivity.sensitivities import Losses, losses_of
 
 SETS = "fp8,mxfp6_e2m3,mxfp4_mxfp6_e2m3/fp8,mxfp6_e2m3,mxfp4/ptpc_fp8,uint4_wo_32,uint4_wo_64/bf16,uint4_wo_32,uint4_wo_64"
 BITS = "4.5,5,5.125,5.5,6,6.25,7"

@@ -33,8 +33,8 @@ from torch import Tensor
 from benchmarks.calibrated import FORWARDS
 from benchmarks.peer_programs.measuring import log_probabilities
 from benchmarks.results import Measurement
-from quark.hf.loading import load_model
-from quark.hf.tokenizer import load_tokenizer
+from quark.models.hf.loading import load_model
+from quark.models.hf.tokenizer import load_tokenizer
 
 PLACES = {"calibration": (("foldoc.txt", 200_000),), "evaluation": (("foldoc.txt", 3_500_000), ("devil.txt", 20_000))}
 """Files and characters from which 8 windows of 512 tokens are taken, as by `benchmarks.calibrated`."""

@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quark.evaluate import compare, perplexity
-from quark.hf.loading import load_model
-from quark.hf.tokenizer import load_tokenizer
+from quark.models.hf.loading import load_model
+from quark.models.hf.tokenizer import load_tokenizer
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
+from quark_workbench.evaluate import compare, perplexity
 
 SCHEMES = (
     "int4_wo_32 int4_wo_64 int4_wo_128 int4_wo_per_channel int4_wa_64 uint4_wo_32 uint4_wo_64 uint4_wo_128 uint4_wo_per_channel "

@@ -42,8 +42,8 @@ def add_run(path: Path, measured: Sequence[Measurement]) -> None:
     # Imported here: the benchmark of start-up measures other processes, and need not have torch in its own.
     import torch
 
-    from quark.report.machine import machine
-    from quark.version import VERSION
+    from quark.base.version import VERSION
+    from quark_workbench.report.machine import machine
 
     results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"runs": []}
     run = {

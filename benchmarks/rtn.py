@@ -23,8 +23,8 @@ from safetensors.torch import save_file
 from benchmarks.results import Measurement
 from quark.config.model import QConfig
 from quark.errors import QuarkError
-from quark.hf.loading import load_model
-from quark.hf.model_config import model_config
+from quark.models.hf.loading import load_model
+from quark.models.hf.model_config import model_config
 from quark.runs import quantize_checkpoint
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
 

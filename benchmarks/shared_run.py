@@ -31,9 +31,9 @@ BAR = 0.6
 
 def work(args: argparse.Namespace) -> None:
     """Quantize as one of the ranks, and print the seconds of the slowest."""
-    from quark.data import read_samples, token_sequences
-    from quark.hf.tokenizer import load_tokenizer
-    from quark.process_group import ranks_of_environment
+    from quark.base.process_group import ranks_of_environment
+    from quark.calibration.data import read_samples, token_sequences
+    from quark.models.hf.tokenizer import load_tokenizer
     from quark.runs import quantize_checkpoint
     from quark.torch import LLMTemplate
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from quark.hf.model_config import model_config
+from quark.models.hf.model_config import model_config
 from quark.plugins import Event, listening
-from quark.report import ReportOptions
 from quark.runs import quantize_checkpoint
 from quark.torch import LLMTemplate
 from quark_tiny_model import tiny_model_dir
+from quark_workbench.report import ReportOptions
 
 __all__ = ["main"]
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from quark.evaluate import compare, protocol_of, scored_windows
-from quark.hf.loading import load_model
-from quark.hf.model_config import model_config
-from quark.hf.tokenizer import load_tokenizer
-from quark.report import ReportOptions, read_report
+from quark.models.hf.loading import load_model
+from quark.models.hf.model_config import model_config
+from quark.models.hf.tokenizer import load_tokenizer
 from quark.runs import quantize_checkpoint
 from quark.torch import LLMTemplate
 from quark_tiny_model import held_out_text, tiny_model_dir
+from quark_workbench.evaluate import compare, protocol_of, scored_windows
+from quark_workbench.report import ReportOptions, read_report
 
 __all__ = ["main"]
 

@@ -7,7 +7,7 @@ from torch import Tensor
 import quark
 from quark.config.layer import QLayerConfig
 from quark.errors import ConfigError
-from quark.quantizers import TensorQuantizer, quantizer_for
+from quark.numbers import TensorQuantizer, quantizer_for
 from quark.torch import LLMTemplate
 
 SCHEMES = quark.schemes().names()

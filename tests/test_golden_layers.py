@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
-from quark.modules import QuantizedLayer
-from quark.quantizers import quantizer_for
+from quark.models.layers import QuantizedLayer
+from quark.numbers import quantizer_for
 from quark.torch import ModelQuantizer
 from quark.torch.quantization import (
     FP8E4M3PerChannelSpec,

@@ -9,8 +9,8 @@ from torch import Tensor
 
 import quark
 from quark.config.layer import QLayerConfig
+from quark.numbers import quantizer_for
 from quark.plugins import documented_object
-from quark.quantizers import quantizer_for
 
 GOLDEN = Path(__file__).parent / "golden"
 LAYERS = {

@@ -11,7 +11,7 @@ import quark
 import quark_tiny_model as tiny
 from quark.checkpoint.export import export_with
 from quark.config.model import QConfig
-from quark.hf.loading import load_model
+from quark.models.hf.loading import load_model
 from quark.runs import ModelQuantizer, quantize_checkpoint
 from quark.torch import LLMTemplate
 from quark_devkit.whole_runs import contents

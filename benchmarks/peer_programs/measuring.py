@@ -72,7 +72,7 @@ def log_probabilities(model: nn.Module, row: Tensor) -> Tensor:
 def accuracy(model: nn.Module, tokens: str) -> dict[str, float]:
     """Return ``perplexity`` of next tokens, ``float_perplexity`` of the reference, ``mean_kl`` in nats and ``top1`` agreement, 0 to 1.
 
-    The figures are those of `quark.evaluate.compare`, which an environment of another program does not have.
+    The figures are those of `quark_workbench.evaluate.compare`, which an environment of another program does not have.
 
     Args:
         model: The quantized model.

@@ -17,7 +17,6 @@ import torch
 import torch.distributed.run
 import transformers.models.llama.modeling_llama  # noqa: F401 - imported once, and not in every fork
 
-import quark.cli.quantize
 import quark.runs  # noqa: F401
 
 

@@ -10,8 +10,8 @@ from torch import nn
 from quark.algorithms import Rounding, RoundToNearest, Transform, Tuning
 from quark.calibration.batches import Call
 from quark.config.model import QConfig
-from quark.planning.decoder_blocks import decoder_blocks
-from quark.planning.plan import QuantPlan
+from quark.models.plan.decoder_blocks import decoder_blocks
+from quark.models.plan.quant_plan import QuantPlan
 from quark.runs.quantize_block import start_transforms
 from quark.runs.run import Run, StartedRun, with_algorithm
 from quark.runs.selected_algorithms import Algorithms

@@ -6,9 +6,9 @@ import pytest
 
 from quark.config.tensor import QTensorConfig
 from quark.errors import QuarkError
+from quark.numbers import quantizer_for
 from quark.plugins import Catalog, using
 from quark.plugins.discovery import discover
-from quark.quantizers import quantizer_for
 from quark_devkit.example_specs import SHAPE, example_specs, examples, odd_specs, registered_formats
 
 

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from quark.base.lazy import ObjectRef
 from quark.errors import ConfigError
-from quark.lazy import ObjectRef
 from quark.plugins import Catalog, SchemeRecord, Source, hookimpl, schemes, using
 from quark.plugins.discovery import discover
 from quark_devkit.check import NotApplicableError

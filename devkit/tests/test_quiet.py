@@ -7,7 +7,7 @@ import logging
 import pytest
 from transformers.utils import logging as transformers_logging
 
-from quark.log import get_logger
+from quark.base.log import get_logger
 from quark_devkit.quiet import quietly
 
 

@@ -19,9 +19,9 @@ from transformers import AutoModelForCausalLM
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
-from quark.evaluate import perplexity, token_windows
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_tiny_model import calibration_batches, held_out_text, tiny_model, tiny_tokenizer
+from quark_workbench.evaluate import perplexity, token_windows
 
 
 def weight_only(dtype: str, observer: str) -> QConfig:

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from quark.report import ReportOptions
 from quark.runs import quantize_checkpoint
-from quark.selection import Budget, select_schemes
 from quark.torch import LLMTemplate
 from quark_tiny_model import calibration_batches, tiny_model_dir
+from quark_workbench.mixed_precision import Budget, select_schemes
+from quark_workbench.report import ReportOptions
 
 pytestmark = pytest.mark.browser
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import quark
 from quark.checkpoint.export import export_with
-from quark.modules import QuantizedLayer
+from quark.models.layers import QuantizedLayer
 from quark_tiny_model import tiny_model
 
 from .client_process import ClientError, ClientProcess, client_process

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 import quark
 from quark.checkpoint import ExportOptions
 from quark.config.tensor import QTensorConfig
-from quark.modules import QuantizedLayer, QuantizerModule
+from quark.models.layers import QuantizedLayer, QuantizerModule
 from quark_tiny_model import held_out_text, tiny_tokenizer
 
 from .results import Results, compared, logits_of, quantized_tiny_model, text_ids, why_not_exported

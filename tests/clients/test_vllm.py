@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, Phi3Config, Qwen3Config
 
-from quark.selection import FLOAT, Budget, select_schemes
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
 from quark_tiny_model import calibration_batches, tiny_model, tiny_tokenizer
+from quark_workbench.mixed_precision import FLOAT, Budget, select_schemes
 
 from .client_process import ClientError, ClientProcess
 from .results import quantized_tiny_model

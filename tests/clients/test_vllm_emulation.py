@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import quark
-from quark.quantizers import TensorQuantizer, quantizer_for
+from quark.numbers import TensorQuantizer, quantizer_for
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_tiny_model import calibration_batches, tiny_model, tiny_tokenizer
 

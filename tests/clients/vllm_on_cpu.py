@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from quark.config.enums import Dtype
 from quark.config.layer import levels
-from quark.modules import QuantizedLayer, QuantizerModule
-from quark.modules.attention import KEY, VALUE
+from quark.models.layers import QuantizedLayer, QuantizerModule
+from quark.models.layers.attention import KEY, VALUE
 from quark.torch import import_model_from_safetensors
 from quark_tiny_model import held_out_text
 

@@ -25,8 +25,8 @@ from transformers import (
 from quark.cli.main import main
 from quark.config.model import QConfig
 from quark.errors import CalibrationError, CheckpointError, UnsupportedError
-from quark.hf.attention_switch import switch_attention
-from quark.modules import QuantizerModule
+from quark.models.hf.attention_switch import switch_attention
+from quark.models.layers import QuantizerModule
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_tiny_model import calibration_batches, held_out_text, tiny_model, tiny_model_dir
 

@@ -10,9 +10,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from quark.cli import evaluate, quantize
 from quark.errors import QuarkError
 from quark_tiny_model import tiny_model_dir
+from quark_workbench.commands import evaluate, quantize
 
 app = typer.Typer()
 app.command("evaluate")(evaluate.evaluate)

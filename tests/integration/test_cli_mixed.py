@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from quark.checkpoint.transformers_loading import register_layouts
-from quark.hf.loading import load_model
+from quark.models.hf.loading import load_model
 from quark_tiny_model import calibration_batches, tiny_model_dir
 
 from .program import run

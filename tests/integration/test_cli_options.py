@@ -12,11 +12,11 @@ from safetensors import safe_open
 from typer.testing import CliRunner
 
 import quark.runs
+from quark.base.version import VERSION
 from quark.cli.main import program
-from quark.hf.dtype_and_device import torch_dtype
-from quark.hf.skeleton import meta_model
+from quark.models.hf.dtype_and_device import torch_dtype
+from quark.models.hf.skeleton import meta_model
 from quark.runs.run import plan_run
-from quark.version import VERSION
 from quark_tiny_model import tiny_model_dir
 from quark_tiny_model.demo_run import Bench, Refusal
 

@@ -75,7 +75,7 @@ def test_a_report_that_cannot_be_written_leaves_the_export(
     def fails(*_: object) -> None:
         raise OSError("no space")
 
-    monkeypatch.setattr("quark.report.run_report.write_report", fails)
+    monkeypatch.setattr("quark_workbench.report.run_report.write_report", fails)
     assert quantized(tmp_path / "out", monkeypatch=monkeypatch) == 0
     assert load_file(tmp_path / "out" / "model.safetensors")
     assert "No report was written" in caplog.text

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.errors import ConfigError
-from quark.modules import QuantConv2d, QuantEmbedding, counts_as
-from quark.planning.plan_text import plan_lines
+from quark.models.layers import QuantConv2d, QuantEmbedding, counts_as
+from quark.models.plan.plan_text import plan_lines
 from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark.torch.quantization import (
     AWQConfig,

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 import quark_tiny_model as tiny
-from quark.modules import QuantizedLayer
+from quark.models.layers import QuantizedLayer
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 
 DATA = tiny.calibration_batches(2, 32)

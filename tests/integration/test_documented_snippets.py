@@ -19,7 +19,7 @@ from torch import nn
 import quark
 from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError, UnknownNameError
-from quark.modules import is_quantized
+from quark.models.layers import is_quantized
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark_tiny_model import calibration_batches, tiny_model, tiny_model_dir
 

@@ -21,7 +21,7 @@ from quark.checkpoint.export import export_with
 from quark.checkpoint.shard_writer import Part, ShardWriter
 from quark.config.model import QConfig
 from quark.errors import CalibrationError, CheckpointError, ConfigError, NonFiniteError, OutputError, UnsupportedError
-from quark.hf.loading import load_model
+from quark.models.hf.loading import load_model
 from quark.plugins import ExporterRecord, exporters
 from quark.runs import ModelQuantizer, quantize_checkpoint
 from quark.runs.selected_algorithms import Algorithms

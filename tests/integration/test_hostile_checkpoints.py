@@ -91,7 +91,7 @@ def test_a_defect_is_one_sentence_and_a_traceback_only_on_demand(program: Progra
     def broken(directory: Path, **_: object) -> None:
         raise ZeroDivisionError("of ours")
 
-    monkeypatch.setattr("quark.hf.skeleton.meta_model", broken)
+    monkeypatch.setattr("quark.models.hf.skeleton.meta_model", broken)
     arguments = ("quantize", tiny_model_dir(), tmp_path / "out", "--scheme", "int4_wo_64")
     code, said = program(*arguments)
     assert code == 2

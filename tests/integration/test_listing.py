@@ -54,14 +54,24 @@ def test_every_kind_is_listed_without_torch(kind: str) -> None:
 def test_each_kind_comes_from_the_distribution_that_messages_say_to_install() -> None:
     for kind in kinds.KINDS:
         registry = getattr(quark, kind.plural)()
-        others = {"quark-devkit", "quark-tiny-model"} if kind.plural == "commands" else set()
+        others = {"quark-core", "quark-devkit", "quark-tiny-model"} if kind.plural == "commands" else set()
         assert {registry.source(name).distribution for name in registry.names()} == {kind.distribution, *others}
 
 
 def test_plugins_are_listed_with_what_they_provide() -> None:
     report, loaded = listed("plugins")
     assert {row["distribution"]: row["status"] for row in report["plugins"]} == dict.fromkeys(
-        ["quark-algos", "quark-core", "quark-devkit", "quark-exporters", "quark-schemes", "quark-templates", "quark-tiny-model"], "active"
+        [
+            "quark-algos",
+            "quark-core",
+            "quark-devkit",
+            "quark-exporters",
+            "quark-schemes",
+            "quark-templates",
+            "quark-tiny-model",
+            "quark-workbench",
+        ],
+        "active",
     )
     provided = Counter[str]()
     for row in report["plugins"]:

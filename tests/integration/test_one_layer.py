@@ -12,7 +12,7 @@ from torch import nn
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.errors import ConfigError
-from quark.modules import QuantConv2d, QuantEmbedding, QuantizedLayer, QuantLinear
+from quark.models.layers import QuantConv2d, QuantEmbedding, QuantizedLayer, QuantLinear
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 
 

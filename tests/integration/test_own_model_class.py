@@ -14,7 +14,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from quark.errors import AmbiguousNameError, CheckpointError, PluginError
-from quark.hf.model_config import model_config
+from quark.models.hf.model_config import model_config
 from quark.plugins import Catalog, using
 from quark.plugins.discovery import Settings, discover
 from quark.torch import import_model_from_safetensors

@@ -11,7 +11,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForC
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.errors import CalibrationError, ConfigError, NonFiniteError
-from quark.modules import QuantConv2d, QuantConvTranspose2d, QuantEmbedding, QuantEmbeddingBag, QuantLinear, is_quantized
+from quark.models.layers import QuantConv2d, QuantConvTranspose2d, QuantEmbedding, QuantEmbeddingBag, QuantLinear, is_quantized
 from quark.torch import LLMTemplate, ModelQuantizer
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import quark
+from quark.cli.installed import kind_report
 from quark.plugins import SchemeRecord
 from quark.plugins.catalog import catalog
-from quark.plugins.report import kind_report
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark_tiny_model import tiny_model, tiny_model_dir
 

@@ -16,7 +16,7 @@ from quark.checkpoint import CheckpointContent, Exporter, ExportOptions
 from quark.checkpoint.atomic_directory import JOURNAL, building
 from quark.checkpoint.export import export_with
 from quark.errors import ConfigError, NonFiniteError, OutputError, ResumeError, UnsupportedError
-from quark.hf.loading import load_model
+from quark.models.hf.loading import load_model
 from quark.plugins import ExporterRecord, exporters
 from quark.runs import ModelQuantizer, quantize_checkpoint
 from quark.runs.run import Run

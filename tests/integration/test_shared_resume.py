@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from quark.base.ranks import Ranks
 from quark.errors import ResumeError, UnsupportedError
-from quark.ranks import Ranks
 from quark.runs import from_disk, quantize_checkpoint
 from quark.runs.journal import Journal
 from quark_devkit.interrupted_runs import interrupted_behind

@@ -23,7 +23,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 import quark
-from quark.quantizers import QParams, WeightGrid, quantizer_for
+from quark.numbers import QParams, WeightGrid, quantizer_for
 from quark_algos.gptq.damping import factor
 from quark_algos.gptq.ldlq import ldlq
 from quark_schemes.arithmetic.bits import pack_nibbles, pack_nibbles_across, pack_two

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quark.kernels import VARIABLE
+from quark.numbers.kernels import VARIABLE
 
 
 @attrs.frozen

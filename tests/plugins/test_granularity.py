@@ -10,12 +10,12 @@ import pytest
 import torch
 from third_party.strided import Strided
 
+from quark.cli.installed import record_report
 from quark.config.describe import describe_spec, effective_bits
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
+from quark.numbers import PerGroup, quantizer_for
 from quark.plugins import Catalog
-from quark.plugins.report import record_report
-from quark.quantizers import PerGroup, quantizer_for
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_tiny_model import calibration_batches, tiny_model
 

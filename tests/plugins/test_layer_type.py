@@ -15,8 +15,8 @@ import quark
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.errors import ConfigError
-from quark.modules import counts_as
-from quark.planning.plan import make_plan
+from quark.models.layers import counts_as
+from quark.models.plan.quant_plan import make_plan
 from quark.plugins import Catalog, LayerTypeRecord, Source, documented_object, hookimpl, using
 from quark.plugins.discovery import discover
 from quark.runs import ModelQuantizer

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from quark.checkpoint.transformers_loading import register_layouts
 from quark.errors import AmbiguousNameError, CheckpointError, OutputError
-from quark.modules import QuantizedLayer
+from quark.models.layers import QuantizedLayer
 from quark.plugins import Catalog, ExporterRecord, Source, exporters, using
 from quark.plugins.discovery import discover
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors

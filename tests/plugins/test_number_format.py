@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from quark.numbers import number_format, quantizer_for
 from quark.plugins import algorithms
-from quark.quantizers import number_format, quantizer_for
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_tiny_model import calibration_batches, tiny_model
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from quark.config.tensor import QTensorConfig
 from quark.errors import PluginError
-from quark.quantizers import QParams, TensorQuantizer, WeightGrid, quantizer_for
-from quark.quantizers.self_check import refuse_broken
+from quark.numbers import QParams, TensorQuantizer, WeightGrid, quantizer_for
+from quark.numbers.self_check import refuse_broken
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_tiny_model import calibration_batches, tiny_model
 

@@ -16,8 +16,8 @@ from benchmarks import calibrated, mixed_precision, peers
 from benchmarks.peer_programs import measuring
 from benchmarks.perplexity import sequences
 from benchmarks.results import Measurement
-from quark.evaluate import compare
 from quark_tiny_model import tiny_model
+from quark_workbench.evaluate import compare
 
 
 @pytest.mark.parametrize("name", bench.BENCHMARKS)

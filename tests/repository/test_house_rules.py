@@ -13,7 +13,13 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[2]
 # The distributions of this repository, by folder.
-DISTRIBUTIONS = ["core", *sorted(f"plugins/{p.parent.name}" for p in ROOT.glob("plugins/*/pyproject.toml")), "tiny_model", "devkit"]
+DISTRIBUTIONS = [
+    "core",
+    *sorted(f"plugins/{p.parent.name}" for p in ROOT.glob("plugins/*/pyproject.toml")),
+    "workbench",
+    "tiny_model",
+    "devkit",
+]
 SOURCES = sorted(p for d in DISTRIBUTIONS for p in (ROOT / d / "src").rglob("*.py"))
 TEXTS = sorted(p for p in ROOT.rglob("*.py") if not any(part == "build" or part.startswith(".") for part in p.relative_to(ROOT).parts))
 
@@ -55,7 +61,7 @@ def test_a_source_file_says_what_it_is() -> None:
 
 
 def test_all_distributions_have_the_one_version() -> None:
-    from quark.version import VERSION
+    from quark.base.version import VERSION
 
     for distribution in DISTRIBUTIONS:
         project = tomllib.loads((ROOT / distribution / "pyproject.toml").read_text())["project"]
@@ -140,12 +146,12 @@ def test_quoted_strings_are_those_of_code_and_not_of_docstrings(tmp_path: Path) 
 def test_no_code_is_evaluated_and_nothing_is_pickled() -> None:
     forbidden = re.compile(r"(?<![\w.])(eval|exec)\(|\bpickle\b|torch\.load\(")
     # Ranks exchange values with each other alone, and what a message may name is limited.
-    others = [p for p in SOURCES if p != ROOT / "core/src/quark/ranks.py"]
+    others = [p for p in SOURCES if p != ROOT / "core/src/quark/base/ranks.py"]
     found = [f"{p.relative_to(ROOT)}: {m.group()}" for p in others for m in forbidden.finditer(p.read_text(encoding="utf-8"))]
     assert not found
 
 
-@pytest.mark.parametrize("module", ["quark", "quark.config.model", "quark.plugins", "quark.templates", "quark.cli.main"])
+@pytest.mark.parametrize("module", ["quark", "quark.config.model", "quark.plugins", "quark.config.templates", "quark.cli.main"])
 def test_light_modules_import_neither_torch_nor_transformers(module: str) -> None:
     code = f"import sys, {module}; print(sorted({{'torch', 'transformers'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

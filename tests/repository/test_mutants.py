@@ -251,6 +251,6 @@ def test_marks_of_changes_that_make_no_difference_give_a_reason() -> None:
 def test_test_files_mirror_sources_by_name_and_place() -> None:
     source = "core/src/quark/runs/identity.py"
     assert drawn.mirrors("core/tests/runs/test_identity.py", source)
-    assert not drawn.mirrors("core/tests/graph/test_identity.py", source)
+    assert not drawn.mirrors("core/tests/runs/graph/test_identity.py", source)
     assert not drawn.mirrors("plugins/quark_algos/tests/runs/test_identity.py", source)
     assert drawn.mirrors("plugins/quark_algos/tests/gptq/test_ldlq.py", "plugins/quark_algos/src/quark_algos/gptq/ldlq.py")

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from quark.config.tensor import QTensorConfig
+from quark.numbers import Granularity
 from quark.plugins import FormatRecord
-from quark.quantizers import Granularity
 
 CORE = Path(__file__).parents[2] / "core" / "src" / "quark"
 NAMES = re.compile(r"expert|_proj\b|[Nn]orm\b|attn|attention|lm_head|embed|router|mlp|\bln_")
@@ -34,7 +34,7 @@ TESTS = {
     "find",
 }
 """Calls that test a name, by method or function."""
-INFERENCE = "planning/inferred_architecture.py"
+INFERENCE = "models/plan/inferred_architecture.py"
 OTHER_NAMES = {"inputs_embeds", "attention_mask", "num_attention_heads", "layer|expert|depth"}
 """Arguments of forwards and keys of config.json, which transformers defines, not a model family."""
 ALLOWED = {

@@ -15,7 +15,7 @@ from quark.runs.source import BlockSource
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "core" / "src" / "quark"
 RESULTS = {"quark_plan", "quark_report"}
-OF_RUNS = [CORE / name for name in ("runs", "calibration", "algorithms", "planning")]
+OF_RUNS = [CORE / name for name in ("runs", "calibration", "algorithms", "models/plan")]
 OF_PLUGINS = [ROOT / "plugins" / name / "src" for name in ("quark_algos", "quark_exporters")]
 
 
@@ -61,7 +61,7 @@ def imported(path: Path) -> Iterator[str]:
             yield node.module
 
 
-@pytest.mark.parametrize("above", ["quark.report", "quark.evaluate"])
+@pytest.mark.parametrize("above", ["quark_workbench.report", "quark_workbench.evaluate"])
 def test_no_module_of_runs_imports_what_looks_at_runs_from_above(above: str) -> None:
     modules = {path.name: set(imported(path)) for path in (CORE / "runs").rglob("*.py")}
     assert "run.py" in modules

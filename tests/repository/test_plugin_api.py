@@ -15,7 +15,7 @@ from tools.plugin_api.names import breaks, current, imports_of, path_of, recorde
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/plugins/compatibility.md"
 RENAMES = re.findall(r"^\| `([^|]+)` \| `([^`|]+)`[^|]*\|$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
-PLACES = ("quark.algorithms", "quark.quantizers", "quark.checkpoint", "quark.plugins")
+PLACES = ("quark.algorithms", "quark.numbers", "quark.checkpoint", "quark.plugins")
 """Where a class is that the table names without its module."""
 
 
@@ -38,7 +38,7 @@ def test_the_record_holds_hooks_fields_methods_and_arguments() -> None:
     known = recorded(API_VERSION)
     assert "quark.plugins.QuarkHooks.quark_register_schemes" in known
     assert "*shares_global_scale=" in str(known["quark.plugins.SchemeRecord"])
-    assert known["quark.quantizers.Granularity.reduce_scale"] == "self, expanded, shape"
+    assert known["quark.numbers.Granularity.reduce_scale"] == "self, expanded, shape"
     assert known["quark.algorithms.Rounding.applies_to"] == "self, name"
     assert not any("test_" in name for name in known)
 

@@ -14,7 +14,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DISTRIBUTIONS = ["core", *sorted(f"plugins/{p.parent.name}" for p in ROOT.glob("plugins/*/pyproject.toml")), "tiny_model", "devkit"]
+DISTRIBUTIONS = [
+    "core",
+    *sorted(f"plugins/{p.parent.name}" for p in ROOT.glob("plugins/*/pyproject.toml")),
+    "workbench",
+    "tiny_model",
+    "devkit",
+]
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +118,9 @@ def test_each_wheel_depends_only_on_wheels_of_this_repository_and_the_core_on_no
     }
     assert not any(requirement.startswith("quark-") for requirement in required["core"])
     own = {folder: [r.partition("=")[0] for r in texts if r.startswith("quark-")] for folder, texts in required.items()}
-    assert (own["tiny_model"], own["devkit"]) == (["quark-core"], ["quark-core", "quark-tiny-model"])
+    assert own["workbench"] == ["quark-core"]
+    assert own["tiny_model"] == ["quark-core", "quark-workbench"]
+    assert own["devkit"] == ["quark-core", "quark-tiny-model", "quark-workbench"]
     plugins = [folder for folder in wheels if folder.startswith("plugins/")]
     assert all(own[folder] == ["quark-core"] for folder in plugins)
 

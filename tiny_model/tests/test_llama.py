@@ -7,7 +7,7 @@ import math
 import torch
 
 import quark_tiny_model as tiny
-from quark.evaluate import perplexity, token_windows
+from quark_workbench.evaluate import perplexity, token_windows
 
 LIMIT = 4_000_000  # bytes, the held-out text apart
 

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 
 from benchmarks.perplexity import sequences
+from quark.base.version import VERSION
 from quark.errors import ConfigError
-from quark.evaluate import perplexity
-from quark.hf.loading import load_model
-from quark.hf.tokenizer import load_tokenizer
+from quark.models.hf.loading import load_model
+from quark.models.hf.tokenizer import load_tokenizer
 from quark.plugins import schemes
 from quark.torch import LLMTemplate, ModelQuantizer
-from quark.version import VERSION
+from quark_workbench.evaluate import perplexity
 
 CALIBRATION = [("foldoc.txt", 200_000, 8, 512)]
 EVALUATION = [("foldoc.txt", 3_500_000, 8, 512), ("devil.txt", 20_000, 8, 512)]

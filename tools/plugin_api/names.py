@@ -21,7 +21,7 @@ from quark.plugins.api_version import API_VERSION
 __all__ = ["Signature", "breaks", "current", "imports_of", "path_of", "recorded"]
 
 ROOT = Path(__file__).resolve().parents[2]
-_PACKAGES = ("quark", "quark_devkit", "quark_tiny_model")
+_PACKAGES = ("quark", "quark_devkit", "quark_tiny_model", "quark_workbench")
 Signature = str | None
 """Parameters: ``"x, y="``, of which y has a default, ``"*z"`` by keyword alone; None of what is no function."""
 

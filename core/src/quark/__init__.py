@@ -2,17 +2,16 @@
 
 The registries of what is installed are `quark.plugins.formats` and its siblings, re-exported here: ``quark.schemes().get("fp8")``.
 `quark.plan` tells what a run on a checkpoint would do (`quark.runs.planned_run`).
-Importing this package imports next to nothing else; plugins are found when a registry is first asked for. ``quark.templates`` and
-``quark.algorithms`` are packages too, which answer when they are called (see `quark.lazy.make_callable`). AMD Quark's public API is
-`quark.torch`.
+Importing this package imports next to nothing else; plugins are found when a registry is first asked for. ``quark.algorithms`` is a
+package too, which answers when it is called (see `quark.base.lazy.make_callable`). AMD Quark's public API is `quark.torch`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from quark.base.version import VERSION
 from quark.torch.finder import install
-from quark.version import VERSION
 
 if TYPE_CHECKING:
     from quark.plugins import (

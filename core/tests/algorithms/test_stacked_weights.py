@@ -9,7 +9,7 @@ from torch import nn
 import quark
 from quark.algorithms import RoundingTask, RoundToNearest
 from quark.config.layer import QLayerConfig
-from quark.modules import QuantizedLayer, quantized_class
+from quark.models.layers import QuantizedLayer, quantized_class
 
 ROWS = (6, 10)
 SCHEMES = ["int4_wo_32", "int4_wo_per_channel", "int8", "fp8", "mxfp4", "nvfp4"]

@@ -11,8 +11,8 @@ from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError
-from quark.modules import QuantizedLayer
-from quark.modules.layers import QuantLinear
+from quark.models.layers import QuantizedLayer
+from quark.models.layers.quantized_layers import QuantLinear
 
 FP8 = QTensorConfig(dtype="fp8_e4m3", qscheme="per_tensor", observer_cls="PerTensorMinMaxObserver", symmetric=True, is_dynamic=False)
 K, V = "layers.0.k_proj", "layers.0.v_proj"

@@ -18,8 +18,8 @@ from quark.calibration.report import CalibrationReport
 from quark.config.architecture import Architecture
 from quark.config.model import QConfig
 from quark.errors import CalibrationError
-from quark.planning.family import architecture_of
-from quark.planning.plan import make_plan
+from quark.models.plan.family import architecture_of
+from quark.models.plan.quant_plan import make_plan
 from quark.runs import ModelQuantizer
 from quark.runs.quantize_block import quantize_blocks
 from quark.runs.selected_algorithms import Algorithms

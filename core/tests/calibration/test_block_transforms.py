@@ -15,8 +15,8 @@ from quark.calibration.batches import calls
 from quark.calibration.plugin_checks import CheckedTransform
 from quark.calibration.report import CalibrationReport
 from quark.config.model import QConfig
-from quark.planning.family import architecture_of
-from quark.planning.plan import QuantPlan, make_plan
+from quark.models.plan.family import architecture_of
+from quark.models.plan.quant_plan import QuantPlan, make_plan
 from quark.plugins.attribution import origin
 from quark.runs.quantize_block import quantize_blocks
 from quark.runs.sink import InPlaceSink

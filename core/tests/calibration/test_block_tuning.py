@@ -11,9 +11,9 @@ from torch import nn
 
 import quark_tiny_model as tiny
 from quark.algorithms import Metrics, RoundedBlock, Tuning
+from quark.base.ranks import Ranks
 from quark.calibration.batches import calls
 from quark.errors import PluginError, UnsupportedError
-from quark.ranks import Ranks
 from quark.runs.quantize_block import quantize_blocks
 from quark.runs.run import plan_run
 from quark.runs.sink import InPlaceSink

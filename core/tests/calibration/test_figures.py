@@ -11,7 +11,7 @@ from torch import nn
 import quark
 from quark.algorithms import RoundingTask, RoundToNearest
 from quark.calibration.figures import BINS, WORST, InputSample, LayerFigures, decibels, histogram, weight_figures
-from quark.modules import QuantizedLayer, quantized_class
+from quark.models.layers import QuantizedLayer, quantized_class
 
 
 def rounded(layer: nn.Module, scheme: str = "int4_wo_64") -> QuantizedLayer:

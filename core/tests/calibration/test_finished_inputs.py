@@ -16,11 +16,11 @@ from quark.calibration.batches import calls
 from quark.calibration.report import CalibrationReport
 from quark.config.architecture import Architecture
 from quark.config.model import QConfig
-from quark.hf.attention_switch import switch_attention
-from quark.modules import QuantizedLayer, QuantizerModule
-from quark.planning.family import architecture_of
-from quark.planning.mixtures import separate_experts
-from quark.planning.plan import make_plan
+from quark.models.hf.attention_switch import switch_attention
+from quark.models.layers import QuantizedLayer, QuantizerModule
+from quark.models.plan.family import architecture_of
+from quark.models.plan.mixtures import separate_experts
+from quark.models.plan.quant_plan import make_plan
 from quark.runs.quantize_block import quantize_blocks
 from quark.runs.sink import InPlaceSink
 from quark.torch import LLMTemplate

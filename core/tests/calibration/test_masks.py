@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import quark_tiny_model as tiny
 from quark.algorithms import BlockContext, Metrics, Rounding, RoundingTask, RoundToNearest, Statistic, TransformRun
 from quark.calibration.batches import calls
-from quark.planning.family import architecture_of
-from quark.planning.plan import QuantPlan, make_plan
+from quark.models.plan.family import architecture_of
+from quark.models.plan.quant_plan import QuantPlan, make_plan
 from quark.runs.quantize_block import quantize_blocks
 from quark.runs.sink import InPlaceSink
 from quark.torch import LLMTemplate

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from quark.base.ranks import Ranks
 from quark.calibration.finite import refuse_non_finite
 from quark.calibration.report import CalibrationReport
 from quark.errors import NonFiniteError
-from quark.planning.plan_row import PlanRow
-from quark.ranks import Ranks
+from quark.models.plan.plan_row import PlanRow
 from quark_devkit.threads import in_threads
 
 EVERY = [f"model.layers.{i}.mlp.up_proj" for i in range(180)]

@@ -20,7 +20,7 @@ from quark.calibration.rounding_validation import REASON
 from quark.calibration.sample_grid import SampleGrid
 from quark.config.model import QConfig
 from quark.errors import RoundingError
-from quark.planning.plan import make_plan
+from quark.models.plan.quant_plan import make_plan
 from quark.runs.quantize_block import quantize_blocks
 from quark.runs.sink import InPlaceSink
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quark.algorithms import AbsMean, CrossMoment, Hessian
+from quark.base.ranks import Ranks
 from quark.calibration.sample_grid import CELLS, SampleGrid, Sums
-from quark.ranks import Ranks
 from quark_devkit.threads import in_threads
 
 KINDS = (Hessian, CrossMoment, AbsMean)

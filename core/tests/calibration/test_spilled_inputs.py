@@ -12,7 +12,7 @@ from torch import Tensor
 import quark_tiny_model as tiny
 from quark.calibration.spilled_inputs import LEAST_SPILLED, SpilledInputs
 from quark.errors import ConfigError
-from quark.hf.loading import load_model
+from quark.models.hf.loading import load_model
 from quark.runs import ModelQuantizer
 from quark.torch import LLMTemplate
 

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 import quark_tiny_model as tiny
 from quark.algorithms import AbsMax, BlockContext, Metrics, Rounding, Statistic, TransformRun, ValidatedRun, Validation
+from quark.base.log import get_logger
 from quark.calibration.batches import calls
 from quark.calibration.transform_validation import TransformValidation, validate_transforms
 from quark.config.algorithm import AlgoConfig
-from quark.log import get_logger
-from quark.planning.family import architecture_of
-from quark.planning.plan import QuantPlan, make_plan
+from quark.models.plan.family import architecture_of
+from quark.models.plan.quant_plan import QuantPlan, make_plan
 from quark.torch import LLMTemplate
 
 IDS = [torch.arange(3, 19)[None], torch.arange(30, 40)[None]]

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from quark.base.interrupts import termination_unwinds, uninterrupted
 from quark.checkpoint.atomic_directory import JOURNAL, Leftover, building, finished_blocks, refuse_unfinished_run
 from quark.checkpoint.destination import refuse_used_directory
 from quark.errors import OutputError, ResumeError
-from quark.interrupts import termination_unwinds, uninterrupted
 
 
 def test_a_complete_export_is_renamed_into_place(tmp_path: Path) -> None:

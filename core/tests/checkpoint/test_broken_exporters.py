@@ -14,7 +14,7 @@ from quark.checkpoint import CheckpointContent, Exporter, ExportOptions, export_
 from quark.checkpoint.destination import RUN_FILE
 from quark.checkpoint.export import export_with
 from quark.errors import ConfigError, OutputError, PluginError
-from quark.modules import QuantizedLayer
+from quark.models.layers import QuantizedLayer
 from quark.plugins import ExporterRecord, Source, exporters
 from quark.runs import ModelQuantizer, quantize_checkpoint
 from quark.torch import LLMTemplate

@@ -15,8 +15,8 @@ from quark.checkpoint.chosen_exporter import exporter_of
 from quark.checkpoint.content import content_of
 from quark.config.layer import QLayerConfig
 from quark.errors import UnsupportedError
+from quark.numbers import QParams
 from quark.plugins import ExporterRecord, exporters, schemes
-from quark.quantizers import QParams
 from quark_devkit.resumed_runs import require_same_when_resumed
 from quark_devkit.small_models import quantized, run_config
 from quark_devkit.whole_runs import require_reload, require_same_from_disk

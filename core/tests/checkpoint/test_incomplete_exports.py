@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from quark.checkpoint import export_safetensors, import_model_from_safetensors
 from quark.checkpoint.shard_writer import Part
 from quark.errors import PluginError
-from quark.hf.loading import load_model
+from quark.models.hf.loading import load_model
 from quark.plugins import Source, exporters
 from quark.runs import ModelQuantizer, quantize_checkpoint
 from quark.torch import LLMTemplate

@@ -15,7 +15,7 @@ from quark.checkpoint.layouts import layout_for
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, PluginError, UnsupportedError
-from quark.planning.plan import QuantPlan
+from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins import Catalog, ExporterRecord, Source, exporters, using
 from quark.plugins.discovery import discover
 from quark.torch import LLMTemplate, ModelQuantizer

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
+from quark.base.version import VERSION
 from quark.checkpoint import export_safetensors, import_model_from_safetensors
 from quark.checkpoint.provenance import provenance
 from quark.errors import CheckpointError, UnknownNameError
 from quark.torch import LLMTemplate, ModelQuantizer
-from quark.version import VERSION
 from quark_tiny_model import tiny_model
 
 BUILT_IN = {"distribution": "quark-schemes", "version": VERSION}

@@ -16,7 +16,7 @@ from quark.checkpoint import shard_writer
 from quark.checkpoint.shard_layout import NAMES, ShardLayout
 from quark.checkpoint.shard_writer import Part, ShardWriter, create_shards, write_shards
 from quark.errors import OutputError, UnsupportedError
-from quark.hf.shards import check_shards
+from quark.models.hf.shards import check_shards
 
 
 def part(tensors: dict[str, Tensor]) -> Part:

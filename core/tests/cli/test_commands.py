@@ -10,12 +10,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from quark.base.lazy import ObjectRef
 from quark.cli import main
 from quark.cli.commands import typer_command
 from quark.cli.listing import answer
 from quark.cli.main import program
 from quark.errors import AmbiguousNameError, PluginError, QuarkError, UnknownNameError
-from quark.lazy import ObjectRef
 from quark.plugins import Catalog, CommandRecord, Record, Source, hookimpl, using
 from quark.plugins.discovery import discover
 
@@ -87,7 +87,7 @@ def test_a_plugin_adds_a_command_that_has_commands() -> None:
 
 def test_the_help_lists_commands_under_their_headings_by_their_records_alone() -> None:
     records = (command("acme-sick", "acme_nowhere:sick", summary="Is never imported."), command("acme-greet", greet, group="Acme"))
-    code, text = called(with_commands(*records), "--help")
+    code, text = called(with_commands(*records, catalog=Catalog(discover())), "--help")
     assert code == 0
     commands, _, rest = text.partition("Listings")
     listings, _, acme = rest.partition("Acme")
@@ -98,7 +98,7 @@ def test_the_help_lists_commands_under_their_headings_by_their_records_alone() -
 
 
 def test_a_command_whose_code_cannot_be_imported_names_its_plugin_and_leaves_the_others() -> None:
-    catalog = with_commands(command("acme-sick", "acme_nowhere:sick"), command("acme-greet", greet))
+    catalog = with_commands(command("acme-sick", "acme_nowhere:sick"), command("acme-greet", greet), catalog=Catalog(discover()))
     with pytest.raises(PluginError, match=r"'acme_nowhere:sick'.*No module named.*plugin 'acme' of acme-quant 0.1.*QUARK_DISABLED_PLUGINS"):
         called(catalog, "acme-sick")
     assert called(catalog, "acme-greet", "Ada") == (0, "Hello Ada\n")
@@ -119,13 +119,13 @@ def test_a_plugin_that_fails_leaves_the_commands_of_others() -> None:
 
 
 def test_a_name_that_two_distributions_claim_is_called_by_the_distributions_name() -> None:
-    catalog = with_commands(command("quantize", greet))
-    with pytest.raises(AmbiguousNameError, match=r"claimed by plugin 'core' of quark-core.*acme-quant.*'acme-quant:quantize'"):
+    catalog = with_commands(command("quantize", greet), catalog=Catalog(discover()))
+    with pytest.raises(AmbiguousNameError, match=r"claimed by plugin 'workbench' of quark-workbench.*acme-quant.*'acme-quant:quantize'"):
         called(catalog, "quantize", "Ada")
     assert called(catalog, "acme-quant:quantize", "Ada") == (0, "Hello Ada\n")
     code, text = called(catalog, "--help")
     assert code == 0
-    assert "quark-core:quantize" in text
+    assert "quark-workbench:quantize" in text
     with using(with_commands(command("schemes", greet))):
         assert not answer(["schemes"])
 
@@ -139,8 +139,9 @@ def test_a_command_that_replaces_one_of_the_core_is_called() -> None:
 
 def test_an_unknown_command_says_what_comes_close_and_which_distribution_brings_it() -> None:
     with pytest.raises(UnknownNameError, match=r"there is no command 'quantise'\. Did you mean 'quantize'\?"):
-        called(Catalog(), "quantise")
-    for name, distribution in (("check", "quark-devkit"), ("new-plugin", "quark-devkit"), ("demo", "quark-tiny-model")):
+        called(Catalog(discover()), "quantise")
+    brought = {"quantize": "quark-workbench", "check": "quark-devkit", "new-plugin": "quark-devkit", "demo": "quark-tiny-model"}
+    for name, distribution in brought.items():
         with pytest.raises(UnknownNameError, match=rf"^there is no command '{name}'. It comes with .*: pip install {distribution}.$"):
             called(Catalog(), name)
         assert Catalog(discover()).commands.source(name).distribution == distribution
@@ -160,9 +161,11 @@ def test_an_error_of_a_command_is_one_sentence(
     assert said in capsys.readouterr().err
 
 
-def test_every_command_of_the_core_has_the_summary_that_its_help_begins_with() -> None:
-    for record in Catalog().commands:
-        text = " ".join((typer_command(record.name).help or "").partition("\n\n")[0].split())
+def test_every_command_has_the_summary_that_its_help_begins_with() -> None:
+    catalog = Catalog(discover())
+    assert {"quantize", "check", "demo", "schemes"} <= set(catalog.commands.names())
+    for record in catalog.commands:
+        text = " ".join((typer_command(record.name, catalog).help or "").partition("\n\n")[0].split())
         assert text == record.summary
 
 

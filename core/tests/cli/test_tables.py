@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quark.base.printable import unprintable
 from quark.cli.tables import paragraphs, table
-from quark.printable import unprintable
 
 texts = st.text(alphabet="abc ", max_size=40).map(str.strip)
 rows = st.lists(st.tuples(st.text(alphabet="ab", min_size=1, max_size=12), texts, texts, texts), min_size=1, max_size=6)

@@ -14,7 +14,7 @@ from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
-from quark.quantizers import quantizer_for
+from quark.numbers import quantizer_for
 
 
 def int4(group: int = 128) -> QTensorConfig:

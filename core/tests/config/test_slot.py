@@ -4,7 +4,7 @@ import attrs
 
 from quark.config.layer import QLayerConfig
 from quark.config.slot import ACTIVATIONS, PARAMETERS, Slot
-from quark.modules import QuantizedLayer
+from quark.models.layers import QuantizedLayer
 
 
 def test_slots_are_the_fields_that_hold_a_spec() -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import attrs
 import pytest
 
+from quark.base.version import VERSION
 from quark.cli.main import _print_error
 from quark.errors import PluginError
 from quark.plugins import using
 from quark.plugins.attribution import attributed, origin
-from quark.version import VERSION
 
 from .conftest import LayerMapping
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from quark.base.lazy import LazyRef
 from quark.errors import AmbiguousNameError, PluginError, UnknownNameError
-from quark.lazy import LazyRef
 from quark.plugins import documented_modules, documented_names, documented_object, using
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from quark.base.printable import unprintable
 from quark.cli import listing
 from quark.cli.main import main
 from quark.plugins import using
 from quark.plugins.collection import MOST_RECORDS
-from quark.printable import unprintable
 
 HOSTILE = r"""
     from quark.plugins import ExporterRecord, Option

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import quark
-from quark.version import VERSION
+from quark.base.version import VERSION
 
 
 def modules_after(code: str) -> set[str]:

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from quark.cli import listing
+from quark.cli.installed import kind_report
 from quark.cli.main import program
 from quark.plugins import Catalog, registry, using
-from quark.plugins.report import kind_report
 
 PLUGIN = '''
     import attrs
@@ -166,7 +166,7 @@ def test_facts_of_the_other_kinds(catalog: Catalog) -> None:
 
 def test_plugins_are_listed_with_failures_and_conflicts(catalog: Catalog) -> None:
     report = json.loads(shown(catalog, "plugins", "--json"))
-    of_core = ("layer_types", "datasets", "metrics", "graph_ops", "commands")
+    of_core = ("layer_types", "datasets", "graph_ops", "commands")
     assert [(r["distribution"], r["status"], r["provides"]) for r in report["plugins"]] == [
         ("quark-core", "active", {kind: len(catalog.registries[kind]) for kind in of_core}),
         ("acme-quant", "active", {"formats": 2, "observers": 1, "schemes": 2, "algorithms": 2, "templates": 1, "exporters": 1}),

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import quark_tiny_model as tiny
-from quark.evaluate.by_block import likelihood_by_block
-from quark.evaluate.logits import windows_of
 from quark.plugins import BlockFinished, Event, Exported, PhaseStarted, RunPlanned, RunStarted, listening
 from quark.runs import quantize_checkpoint
-from quark.selection import Budget, select_schemes
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
+from quark_workbench.evaluate.by_block import likelihood_by_block
+from quark_workbench.evaluate.logits import windows_of
+from quark_workbench.mixed_precision import Budget, select_schemes
 
 IDS = [torch.arange(3, 19)[None], torch.arange(30, 46)[None]]
 BLOCKS = [f"model.layers.{i}" for i in range(3)]

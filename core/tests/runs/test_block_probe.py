@@ -11,8 +11,8 @@ from torch import nn
 
 import quark_tiny_model as tiny
 from quark.checkpoint.exporter import ExportOptions
-from quark.planning.decoder_blocks import decoder_blocks
-from quark.planning.family import architecture_of
+from quark.models.plan.decoder_blocks import decoder_blocks
+from quark.models.plan.family import architecture_of
 from quark.runs import block_probe as module
 from quark.runs.block_probe import BlockSeconds, _of_one_block, measured_block, seconds_per_byte
 from quark.runs.run import plan_run

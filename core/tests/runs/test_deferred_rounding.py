@@ -19,9 +19,9 @@ from quark.checkpoint import exported_layer
 from quark.checkpoint.export import export_with
 from quark.checkpoint.exporter import ExportOptions
 from quark.errors import ConfigError
-from quark.hf.loading import load_model
-from quark.modules import QuantizedLayer, quantized_class
-from quark.modules.packed_layers import stored_tensors
+from quark.models.hf.loading import load_model
+from quark.models.layers import QuantizedLayer, quantized_class
+from quark.models.layers.packed_layers import stored_tensors
 from quark.runs import ModelQuantizer, quantize_checkpoint
 from quark.torch import LLMTemplate
 

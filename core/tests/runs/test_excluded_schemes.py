@@ -10,9 +10,9 @@ import pytest
 
 import quark_tiny_model as tiny
 from quark.algorithms import RoundToNearest
+from quark.base.lazy import ObjectRef
 from quark.config.algorithm import AlgoConfig
 from quark.errors import UnsupportedError
-from quark.lazy import ObjectRef
 from quark.plugins import AlgorithmRecord, algorithms
 from quark.runs.run import plan_run
 from quark.torch import LLMTemplate

@@ -14,14 +14,14 @@ from torch import nn
 from transformers import initialization
 
 from quark.errors import ConfigError
-from quark.hf.converted_tensors import ConvertedTensors
-from quark.hf.file_tensors import ReadTensor
-from quark.hf.loading import load_model
-from quark.hf.shards import check_shards
-from quark.hf.skeleton import skeleton
-from quark.hf.stored_tensors import StoredTensors
-from quark.planning.decoder_blocks import Block, decoder_blocks
-from quark.planning.plan import QuantPlan
+from quark.models.hf.converted_tensors import ConvertedTensors
+from quark.models.hf.file_tensors import ReadTensor
+from quark.models.hf.loading import load_model
+from quark.models.hf.shards import check_shards
+from quark.models.hf.skeleton import skeleton
+from quark.models.hf.stored_tensors import StoredTensors
+from quark.models.plan.decoder_blocks import Block, decoder_blocks
+from quark.models.plan.quant_plan import QuantPlan
 from quark.runs import ModelQuantizer
 from quark.runs.skeleton import quantized_skeleton
 from quark.runs.source import CheckpointSource

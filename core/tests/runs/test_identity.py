@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from quark.calibration.batches import Call
 from quark.checkpoint.exporter import ExportOptions
-from quark.hf.conversion_ops import Chunk
-from quark.hf.weight_converters import WeightConverter
+from quark.models.hf.conversion_ops import Chunk
+from quark.models.hf.weight_converters import WeightConverter
 from quark.runs.from_disk import opened_checkpoint
 from quark.runs.identity import RunIdentity, _identity_of_data, _identity_of_source, differences
 from quark.runs.run import plan_run

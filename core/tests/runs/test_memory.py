@@ -10,7 +10,7 @@ from quark.calibration.batches import calls
 from quark.calibration.finite import refuse_non_finite
 from quark.config.model import QConfig
 from quark.errors import NonFiniteError
-from quark.planning.plan import QuantPlan
+from quark.models.plan.quant_plan import QuantPlan
 from quark.runs import ModelQuantizer, memory
 from quark.runs.memory import LEAST_RETURNED, FreedMemory, held_probabilities, tokens_in
 from quark.runs.run import plan_run

@@ -13,7 +13,7 @@ import torch
 import quark
 from quark.checkpoint.chosen_exporter import export_options
 from quark.errors import CheckpointError
-from quark.hf.loading import load_model
+from quark.models.hf.loading import load_model
 from quark.runs import ModelQuantizer, quantize_checkpoint
 from quark.runs.block_probe import BlockSeconds
 from quark.runs.estimate_text import planned_lines

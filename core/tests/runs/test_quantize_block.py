@@ -16,12 +16,12 @@ from quark.calibration.batches import calls
 from quark.calibration.report import CalibrationReport
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
-from quark.events import RunEvents
-from quark.modules import is_quantized
-from quark.planning.decoder_blocks import Block
-from quark.planning.family import architecture_of
-from quark.planning.plan import QuantPlan, make_plan
+from quark.models.layers import is_quantized
+from quark.models.plan.decoder_blocks import Block
+from quark.models.plan.family import architecture_of
+from quark.models.plan.quant_plan import QuantPlan, make_plan
 from quark.plugins import BlockFinished, Event, documented_object, listening
+from quark.plugins.run_events import RunEvents
 from quark.runs.quantize_block import quantize_block, quantize_blocks
 from quark.runs.sink import BlockResult, InPlaceSink
 from quark_devkit.small_models import small_model

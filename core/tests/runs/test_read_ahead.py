@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from quark.errors import CheckpointError
-from quark.hf.stored_tensors import StoredTensors
-from quark.planning.decoder_blocks import Block
+from quark.models.hf.stored_tensors import StoredTensors
+from quark.models.plan.decoder_blocks import Block
 from quark.runs import quantize_checkpoint, source
 from quark.runs.source import CheckpointSource, ReadAhead
 from quark.torch import LLMTemplate
@@ -77,7 +77,7 @@ def test_nothing_is_read_ahead_where_memory_is_short(tmp_path: Path, monkeypatch
 
 
 def tensors_of_a_block() -> list[tuple[str, torch.Tensor]]:
-    from quark.hf.skeleton import meta_model
+    from quark.models.hf.skeleton import meta_model
 
     return [(name, p) for name, p in meta_model(tiny_model_dir()).named_parameters() if name.startswith("model.layers.0.")]
 

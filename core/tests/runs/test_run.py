@@ -13,8 +13,8 @@ import quark_tiny_model as tiny
 from quark.algorithms import BlockContext, Metrics, Rounding, Statistic
 from quark.config.algorithm import AlgoConfig
 from quark.config.model import QConfig
-from quark.planning.family import architecture_of
-from quark.planning.plan import QuantPlan
+from quark.models.plan.family import architecture_of
+from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins import AlgorithmRecord, algorithms
 from quark.runs import run as job
 from quark.torch import LLMTemplate, ModelQuantizer

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, MixtralConfig
 
 from quark.algorithms import AbsMax
+from quark.base.ranks import ALONE, Ranks
 from quark.errors import UnsupportedError
-from quark.ranks import ALONE, Ranks
 from quark.runs.quantize_run import quantize_run
 from quark.runs.run import plan_run
 from quark.runs.sink import InPlaceSink

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import nn
 
-from quark.planning.decoder_blocks import Block
+from quark.models.plan.decoder_blocks import Block
 from quark.runs.identity import RunIdentity
 from quark.runs.journal import FinishedBlock, Journal
 from quark.runs.sink import BlockResult, CheckpointSink, InPlaceSink, JournaledSink

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from quark.algorithms import CrossMoment, Hessian, Hessian64, Statistic
-from quark.planning.family import template_of
+from quark.models.plan.family import template_of
 from quark.runs.run import plan_run
 from quark.runs.workload import Calibration, statistics_bytes, workload_of
 

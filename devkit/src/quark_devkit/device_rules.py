@@ -12,7 +12,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark import from_device
+from quark.base import from_device
 
 __all__ = ["NAME", "Wait", "WaitKind", "refuse_mixed", "wait_of"]
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from quark.config.architecture import Architecture
 from quark.config.model import QConfig
-from quark.modules import linear_weight
-from quark.planning.decoder_blocks import decoder_blocks
-from quark.planning.mixtures import separate_experts
+from quark.models.layers import linear_weight
+from quark.models.plan.decoder_blocks import decoder_blocks
+from quark.models.plan.mixtures import separate_experts
 from quark.plugins import templates
 from quark.plugins.records import TemplateRecord
 from quark_devkit.check import NotApplicableError

@@ -13,9 +13,9 @@ from quark.config.enums import Dtype
 from quark.config.layer import levels
 from quark.config.tensor import QTensorConfig
 from quark.errors import QuarkError
+from quark.numbers import TensorQuantizer, quantizer_for
 from quark.plugins import Catalog, formats, observers, schemes
 from quark.plugins.catalog import catalog
-from quark.quantizers import TensorQuantizer, quantizer_for
 
 __all__ = ["SHAPE", "Example", "example_specs", "examples", "odd_specs", "registered_formats"]
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
+from quark.base.names import closest
 from quark.errors import ConfigError
-from quark.names import closest
 from quark.plugins.discovery import normalized
 
 __all__ = ["expected_failures", "find_pyproject", "refuse_unknown"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from quark.errors import QuarkError
-from quark.planning.decoder_blocks import Block
+from quark.models.plan.decoder_blocks import Block
 from quark.runs.sink import BlockResult, JournaledSink
 
 __all__ = ["interrupted_behind"]

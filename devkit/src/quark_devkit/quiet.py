@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from quark.log import silenced
+from quark.base.log import silenced
 
 __all__ = ["quietly"]
 

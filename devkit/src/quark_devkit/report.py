@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
+from quark.base.version import VERSION
 from quark.plugins.api_version import API_VERSION
-from quark.version import VERSION
 from quark_devkit.runner import OUTCOMES, Result, is_conformant
 
 __all__ = ["as_json", "as_junit", "badge", "lines_of", "summary"]

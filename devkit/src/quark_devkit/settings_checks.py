@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from quark.config.algorithm import AlgoConfig
+from quark.config.templates.algorithms import algo_config_from_dict, derived_config, with_options
 from quark.errors import QuarkError
 from quark.plugins import algorithms
 from quark.plugins.options import Option
-from quark.templates.algorithms import algo_config_from_dict, derived_config, with_options
 from quark_devkit.check import CheckFailedError, NotApplicableError, require
 from quark_devkit.option_effects import require_effects
 from quark_devkit.small_models import small_family

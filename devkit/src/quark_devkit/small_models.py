@@ -13,11 +13,11 @@ from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
 from quark.config.layer import QLayerConfig, levels
 from quark.config.model import QConfig
+from quark.config.templates import LLMTemplate
 from quark.errors import QuarkError
+from quark.numbers import quantizer_for
 from quark.plugins import formats, schemes, templates
-from quark.quantizers import quantizer_for
 from quark.runs import ModelQuantizer
-from quark.templates import LLMTemplate
 from quark_devkit.check import NotApplicableError
 
 __all__ = [

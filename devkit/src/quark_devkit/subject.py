@@ -8,8 +8,8 @@ from pathlib import Path
 import attrs
 import importlib_metadata
 
+from quark.base.names import closest
 from quark.errors import ConfigError, UnknownNameError
-from quark.names import closest
 from quark.plugins import Catalog
 from quark.plugins.collection import Registered
 from quark.plugins.discovery import CORE, name_in, normalized

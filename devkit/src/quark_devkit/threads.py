@@ -9,8 +9,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from quark.base.ranks import Group, Ranks
 from quark.errors import RankError
-from quark.ranks import Group, Ranks
 
 __all__ = ["in_threads"]
 
@@ -28,7 +28,7 @@ def in_threads(work: Callable[[Ranks], T], size: int, *, is_deterministic: bool 
     Args:
         work: What each rank does.
         size: How many ranks there are.
-        is_deterministic: As of `quark.ranks.Ranks`.
+        is_deterministic: As of `quark.base.ranks.Ranks`.
 
     Raises:
         BaseException: What ``work`` has raised on the first rank that has failed.
@@ -71,14 +71,14 @@ class _Meeting:
 
 
 class _Place:
-    """The `quark.ranks.Group` of one rank."""
+    """The `quark.base.ranks.Group` of one rank."""
 
     def __init__(self, meeting: _Meeting, rank: int) -> None:
         self._meeting = meeting
         self._rank = rank
 
     def gather(self, data: bytes) -> list[bytes]:
-        """As `quark.ranks.Group.gather`."""
+        """As `quark.base.ranks.Group.gather`."""
         self._meeting.left[self._rank] = data
         self._wait()
         everything = list(self._meeting.left)
@@ -86,7 +86,7 @@ class _Place:
         return everything
 
     def gather_tensors(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """As `quark.ranks.Group.gather_tensors`."""
+        """As `quark.base.ranks.Group.gather_tensors`."""
         self._meeting.terms[self._rank] = x
         self._wait()
         everything = [each for each in self._meeting.terms if each is not None]
@@ -94,7 +94,7 @@ class _Place:
         return everything
 
     def sum_(self, x: Tensor) -> None:
-        """As `quark.ranks.Group.sum_`."""
+        """As `quark.base.ranks.Group.sum_`."""
         self._meeting.terms[self._rank] = x
         self._wait()
         total = torch.stack([term for term in self._meeting.terms if term is not None]).sum(0)

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from quark.algorithms import HeldOut, Rounding, RoundingTask, RoundToNearest, Statistic, float_weight
 from quark.config.layer import QLayerConfig, levels
 from quark.errors import QuarkError
-from quark.modules import QuantizedLayer, quantized_class
+from quark.models.layers import QuantizedLayer, quantized_class
+from quark.numbers import quantizer_for
+from quark.numbers.on_grid import grid_error
 from quark.plugins import schemes
-from quark.quantizers import quantizer_for
-from quark.quantizers.on_grid import grid_error
 from quark_devkit.check import NotApplicableError
 from quark_devkit.subject import Subject
 

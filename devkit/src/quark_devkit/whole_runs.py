@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quark.base.ranks import Ranks
 from quark.calibration.report import CalibrationReport
 from quark.checkpoint import ExportOptions, import_model_from_safetensors
 from quark.checkpoint.destination import RUN_FILE
 from quark.checkpoint.export import export_with
 from quark.config.model import QConfig
-from quark.hf.loading import load_model
+from quark.models.hf.loading import load_model
 from quark.plugins import ExporterRecord, exporters
-from quark.ranks import Ranks
 from quark.runs import ModelQuantizer, quantize_checkpoint
 from quark.runs.quantize_run import quantize_run
 from quark.runs.run import plan_run

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from quark.algorithms import Metrics, RoundedBlock
+from quark.base.lazy import ObjectRef
 from quark.config.algorithm import AlgoConfig
-from quark.lazy import ObjectRef
 from quark.plugins import AlgorithmRecord
 
 from .broken_settings import forgetting_all, having_an_idle_one, requiring_one, saying_nothing, taking_every_key

@@ -12,7 +12,7 @@ from torch import Tensor
 from quark.config.enums import RoundType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import Granularity, NumberFormat, Packing, QParams, Spacing
+from quark.numbers import Granularity, NumberFormat, Packing, QParams, Spacing
 
 _SMALLEST = float(torch.finfo(torch.float32).tiny)
 

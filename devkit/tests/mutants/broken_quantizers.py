@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import QParams, TensorQuantizer
-from quark.quantizers.build import level_quantizer
-from quark.quantizers.single_level import SingleLevelQuantizer
+from quark.numbers import QParams, TensorQuantizer
+from quark.numbers.build import level_quantizer
+from quark.numbers.single_level import SingleLevelQuantizer
 
 from .broken_formats import Plain
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from quark.base.lazy import ObjectRef
 from quark.errors import CalibrationError
-from quark.lazy import ObjectRef
 from quark.plugins import DatasetRecord
 
 from .mutant import Mutant

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quark.lazy import ObjectRef
+from quark.base.lazy import ObjectRef
+from quark.numbers import NumberFormat, Packing
 from quark.plugins import FormatRecord
-from quark.quantizers import NumberFormat, Packing
 
 from . import broken_formats, broken_quantizers
 from .mutant import Mutant

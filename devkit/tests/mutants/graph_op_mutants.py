@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quark.lazy import ObjectRef
+from quark.base.lazy import ObjectRef
 from quark.plugins import GraphOpRecord
 
 from .mutant import Mutant

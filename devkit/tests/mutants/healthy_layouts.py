@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from quark.base.lazy import ObjectRef
 from quark.checkpoint import BlockStream, CheckpointContent, Exporter, ExportOptions, FloatTensor, StoredConfig
-from quark.lazy import ObjectRef
 from quark.plugins import ExporterRecord
 from quark_exporters.quark_layout.dequantizer import QuarkDequantizer
 from quark_exporters.quark_layout.exporter import SafetensorsExporter

@@ -8,14 +8,14 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from quark.base.lazy import ObjectRef
 from quark.config.layer import QLayerConfig, TensorSpec
 from quark.config.slot import Slot
 from quark.config.tensor import QTensorConfig
-from quark.lazy import ObjectRef
-from quark.modules import QuantizedConvolution, QuantizedLayer
-from quark.modules.layer_shape import LayerShape
+from quark.models.layers import QuantizedConvolution, QuantizedLayer
+from quark.models.layers.layer_shape import LayerShape
+from quark.numbers import TensorQuantizer
 from quark.plugins import LayerTypeRecord
-from quark.quantizers import TensorQuantizer
 
 from .mutant import Mutant
 

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from quark.base.lazy import ObjectRef
 from quark.checkpoint import BlockStream, CheckpointContent, ExportOptions, FloatTensor, StoredConfig
 from quark.checkpoint.inspection import RuntimeSupport
 from quark.errors import UnsupportedError
-from quark.lazy import ObjectRef
 
 from .healthy_layouts import Announcing, Dequantizer, Plain, Reader, Resuming, Sharing, Streaming, changed_json, record_of
 from .mutant import Mutant

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quark.lazy import ObjectRef
+from quark.base.lazy import ObjectRef
 from quark.plugins import MetricRecord
 
 from .mutant import Mutant

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quark.base.lazy import ObjectRef
 from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError
-from quark.lazy import ObjectRef
+from quark.numbers import Granularity, Observer
 from quark.plugins import ObserverRecord
-from quark.quantizers import Granularity, Observer
 
 from .mutant import Mutant
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from quark.algorithms import AbsMax, Metrics, RoundingTask, RoundToNearest
+from quark.base.lazy import ObjectRef
 from quark.config.algorithm import AlgoConfig
-from quark.lazy import ObjectRef
-from quark.modules import QuantizedLayer
+from quark.models.layers import QuantizedLayer
 from quark.plugins import AlgorithmRecord, OptionNote
 
 from .broken_settings import forgetting_all, having_an_idle_one, requiring_one, saying_nothing, taking_every_key

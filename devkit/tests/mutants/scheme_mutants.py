@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
+from quark.base.lazy import LazyRef, ObjectRef
 from quark.config.layer import QLayerConfig
 from quark.config.tensor import QTensorConfig
-from quark.lazy import LazyRef, ObjectRef
+from quark.numbers import Granularity, Packing, TensorQuantizer
+from quark.numbers.build import level_quantizer
+from quark.numbers.single_level import SingleLevelQuantizer
 from quark.plugins import SchemeRecord
-from quark.quantizers import Granularity, Packing, TensorQuantizer
-from quark.quantizers.build import level_quantizer
-from quark.quantizers.single_level import SingleLevelQuantizer
 
 from . import broken_formats, format_mutants, observer_mutants
 from .mutant import Mutant

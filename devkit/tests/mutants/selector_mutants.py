@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from quark.lazy import ObjectRef
+from quark.base.lazy import ObjectRef
 from quark.plugins import SelectorRecord
-from quark.selection import CurvePoint, Selection, SelectionProblem
+from quark_workbench.mixed_precision import CurvePoint, Selection, SelectionProblem
 
 from .mutant import Mutant
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from quark.base.lazy import ObjectRef
 from quark.config.architecture import Architecture
-from quark.lazy import ObjectRef
 from quark.plugins import TemplateRecord
 from quark_templates.llama import LLAMA
 

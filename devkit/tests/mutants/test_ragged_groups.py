@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from quark.base.lazy import ObjectRef
 from quark.config.layer import QLayerConfig
 from quark.config.tensor import QTensorConfig
-from quark.lazy import ObjectRef
+from quark.numbers import Granularity
 from quark.plugins import FormatRecord, SchemeRecord
-from quark.quantizers import Granularity
 from quark_devkit import all_checks, run_check
 
 from .broken_formats import Plain

@@ -10,9 +10,9 @@ import attrs
 import pytest
 from torch import Tensor
 
+from quark.base.lazy import ObjectRef
 from quark.config.layer import QLayerConfig
 from quark.config.tensor import QTensorConfig
-from quark.lazy import ObjectRef
 from quark.plugins import Catalog, FormatRecord, Record, SchemeRecord, Source, schemes
 from quark.plugins.discovery import discover
 from quark_devkit import Subject, all_checks, find_subject, run_check, subjects

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import quark_devkit.new_plugin
+from quark.base.version import VERSION
 from quark.errors import ConfigError, OutputError
 from quark.plugins import Catalog
 from quark.plugins.discovery import normalized
-from quark.version import VERSION
 from quark_devkit.new_plugin import PLUGIN_KINDS, PluginKind, new_distribution
 
 from .conftest import KINDS, NAME, candidates

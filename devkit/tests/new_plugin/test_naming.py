@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quark.base.names import is_valid_name
 from quark.errors import ConfigError
-from quark.names import is_valid_name
 from quark_devkit.new_plugin import Naming
 
 

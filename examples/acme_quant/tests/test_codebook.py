@@ -13,9 +13,9 @@ from acme_quant.codebook import ACME_NF3, BOUNDS, VALUES, nearest_boundaries, pa
 from acme_quant.observer import DEFAULT_MULTIPLE, AcmeRmsObserver
 from acme_quant.schemes import acme_nf3_g64
 from quark.config.tensor import QTensorConfig
+from quark.numbers import PerGroup, quantizer_for
 from quark.plugins import Catalog, Source, using
 from quark.plugins.discovery import discover
-from quark.quantizers import PerGroup, quantizer_for
 
 SPEC = acme_nf3_g64().weight
 assert isinstance(SPEC, QTensorConfig)

@@ -18,14 +18,14 @@ from acme_quant.weighted_config import AcmeWeightedConfig
 from quark.algorithms import Metrics, RoundingTask, RoundToNearest
 from quark.calibration.held_out import held_out_tokens
 from quark.config.layer import QLayerConfig
+from quark.config.templates.algorithms import algo_config_from_dict
 from quark.errors import ConfigError
-from quark.modules import QuantizedLayer, quantized_class
+from quark.models.layers import QuantizedLayer, quantized_class
 from quark.plugins import Catalog, algorithms, schemes, using
 from quark.plugins.discovery import Source, discover
 from quark.runs.quantize_block import quantize_blocks
 from quark.runs.run import StartedRun, plan_run
 from quark.runs.sink import InPlaceSink
-from quark.templates.algorithms import algo_config_from_dict
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_tiny_model import calibration_batches, tiny_model
 

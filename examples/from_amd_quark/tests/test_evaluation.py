@@ -1,4 +1,4 @@
-"""AMD Quark's functions of evaluation compute the figures that `quark.evaluate` computes."""
+"""AMD Quark's functions of evaluation compute the figures that `quark_workbench.evaluate` computes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_arguments_of_tasks_are_handed_on_and_results_printed_and_returned(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from amd_quark_scripts import evaluation
-    from quark.evaluate.tasks import TaskOptions, TaskResult
+    from quark_workbench.evaluate.tasks import TaskOptions, TaskResult
 
     asked: list[TaskOptions] = []
     results = {"piqa": TaskResult({"acc": 0.5, "other": 2.0}, {"acc": 0.25}, 4)}

@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 
 from amd_quark_scripts.arguments import argument_parser, check_arguments
 from amd_quark_scripts.quantize_quark import main, with_group_size
+from quark.config.templates import LLMTemplate
 from quark.errors import ConfigError, UnsupportedError
 from quark.plugins import Catalog, templates, using
 from quark.runs import quantize_checkpoint
-from quark.templates import LLMTemplate
 from quark.torch.quantization import GPTQConfig
 from quark_tiny_model import held_out_text, tiny_model_dir, tiny_template
 
@@ -130,7 +130,7 @@ def test_it_writes_the_checkpoint_that_the_python_interface_writes(tmp_path: Pat
     data = ["--dataset", text, "--num_calib_data", 4, "--seq_len", 64]
     run(*flags, *data, "--output_dir", tmp_path / "out", "--skip_evaluation", "--layer_quant_scheme", "*down_proj", "fp8",
         "--model_attn_implementation", "sdpa")  # fmt: skip
-    from quark.data import read_samples, token_sequences
+    from quark.calibration.data import read_samples, token_sequences
     from quark_tiny_model import tiny_tokenizer
 
     config = tiny_template().get_config("int4_wo_32", "gptq", layer_config={"*down_proj": "fp8"})

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import quark_tiny_model as tiny
 from quark.config.algorithm import AlgoConfig
-from quark.modules import QuantizedLayer
+from quark.models.layers import QuantizedLayer
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark_algos.gptq.config import QronosConfig
 

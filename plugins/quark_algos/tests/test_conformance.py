@@ -1,9 +1,9 @@
-"""Every algorithm and selector that this distribution registers passes the conformance suite."""
+"""Every algorithm that this distribution registers passes the conformance suite."""
 
 import pytest
 
-from quark_algos.plugin import quark_register_algorithms, quark_register_selectors
-from quark_devkit import BlockTuningConformance, RoundingConformance, SelectorConformance, TransformConformance
+from quark_algos.plugin import quark_register_algorithms
+from quark_devkit import BlockTuningConformance, RoundingConformance, TransformConformance
 
 _BASES = {"rounding": RoundingConformance, "transform": TransformConformance, "block_tuning": BlockTuningConformance}
 # The published steps of AutoRound take minutes over all checks. Qronos is GPTQ and the correction of GPTAQ, AWQ searches as AutoSmoothQuant
@@ -16,7 +16,4 @@ globals().update(
         f"Test_{r.name}": type(f"Test_{r.name}", (_BASES[r.kind],), {"subject": r.name, **_MARKS.get(r.name, {})})
         for r in quark_register_algorithms()
     }
-)
-globals().update(
-    {f"Test_{r.name}": type(f"Test_{r.name}", (SelectorConformance,), {"subject": r.name}) for r in quark_register_selectors()}
 )

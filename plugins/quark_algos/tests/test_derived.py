@@ -16,8 +16,8 @@ import pytest
 
 import quark
 from quark.config.architecture import Architecture
+from quark.config.templates.algorithms import get_algo_config, refusal
 from quark.errors import UnsupportedError
-from quark.templates.algorithms import get_algo_config, refusal
 from quark.torch import LLMTemplate
 from quark_algos.equalization.config import AWQConfig
 
@@ -178,7 +178,7 @@ def test_a_reason_in_the_facts_goes_before_what_could_be_derived() -> None:
 
 
 def test_the_error_gives_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quark.templates.template.require_processor", lambda name: None)
+    monkeypatch.setattr("quark.config.templates.template.require_processor", lambda name: None)
     with pytest.raises(
         UnsupportedError, match=r"rotation.*'gemma4'.*post_attention_layernorm and post_feedforward_layernorm.*algo_configs"
     ):

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 import quark
-import quark.quantizers.parts
-import quark.quantizers.single_level
+import quark.numbers.parts
+import quark.numbers.single_level
 import quark_algos.gptq.ldlq
 import quark_algos.scale_search
 from quark.algorithms import CrossMoment, Hessian
-from quark.quantizers import TensorQuantizer, WeightGrid, quantizer_for
+from quark.numbers import TensorQuantizer, WeightGrid, quantizer_for
 from quark_algos.equalization.quadratic import Quadratic
 from quark_algos.equalization.search import Part, awq
 from quark_algos.gptq.damping import factor
@@ -122,9 +122,9 @@ def test_a_statistic_has_seen_what_its_input_was_and_not_what_a_layer_has_made_o
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_values_and_codes_of_a_tensor(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quark.quantizers.parts, "CHUNK_ELEMENTS", 9 * K)
-    monkeypatch.setattr(quark.quantizers.single_level, "CHUNK_ELEMENTS", 9 * K)
-    monkeypatch.setattr(quark.quantizers.single_level, "TILE_ELEMENTS", 3 * K)
+    monkeypatch.setattr(quark.numbers.parts, "CHUNK_ELEMENTS", 9 * K)
+    monkeypatch.setattr(quark.numbers.single_level, "CHUNK_ELEMENTS", 9 * K)
+    monkeypatch.setattr(quark.numbers.single_level, "TILE_ELEMENTS", 3 * K)
     w, quantizer = weight().t().contiguous(), quantizer_of(scheme)
 
     def results() -> list[Tensor]:

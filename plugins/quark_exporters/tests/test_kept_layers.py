@@ -24,10 +24,10 @@ from quark.checkpoint.inspection import inspect_checkpoint
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.errors import ConfigError, ResumeError, UnsupportedError
-from quark.hf.quantized_source import float_tensors_of
-from quark.hf.shards import check_shards
-from quark.planning.mixtures import separate_experts
-from quark.planning.plan import QuantPlan
+from quark.models.hf.quantized_source import float_tensors_of
+from quark.models.hf.shards import check_shards
+from quark.models.plan.mixtures import separate_experts
+from quark.models.plan.quant_plan import QuantPlan
 from quark.runs import from_disk, quantize_checkpoint
 from quark.runs.planned_run import plan
 from quark.torch import LLMTemplate, ModelQuantizer

@@ -21,7 +21,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from quark.checkpoint import export_safetensors, import_model_from_safetensors
 from quark.errors import CheckpointError, ConfigError
-from quark.hf.skeleton import meta_model
+from quark.models.hf.skeleton import meta_model
 from quark.runs import quantize_checkpoint
 from quark.runs.run import Run
 from quark.torch import LLMTemplate, ModelQuantizer

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quark.config.enums import Dtype
 from quark.errors import ConfigError, UnsupportedError
-from quark.quantizers import TensorQuantizer, quantizer_for
+from quark.numbers import TensorQuantizer, quantizer_for
 from quark.torch.kernel import mx
 from quark.torch.kernel.hw_emulation.hw_emulation_interface import (
     dequantize_fp4_fp6_per_group,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import quantizer_for
+from quark.numbers import quantizer_for
 from quark_schemes.scale_formats import scale_format_of
 
 SCALES = {

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import quark
 from quark.config.architecture import Architecture
-from quark.modules import QuantizedLayer
+from quark.models.layers import QuantizedLayer
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_templates.plugin import CONVOLUTIONAL
 

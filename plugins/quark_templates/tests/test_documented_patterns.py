@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quark.templates import LLMTemplate
+from quark.config.templates import LLMTemplate
 
 from .readme_table import DOCUMENTED
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import quark
 from quark.config.architecture import Architecture
-from quark.modules import counts_as
+from quark.models.layers import counts_as
 from quark_templates.plugin import DENSE
 
 IDS = torch.arange(3, 11).unsqueeze(0)

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from quark.config.architecture import Architecture
 from quark.errors import UnsupportedError
-from quark.hf.expert_forms import expert_parts
-from quark.modules.experts import ExpertParts, SeparateExperts, separated, showing_all
+from quark.models.hf.expert_forms import expert_parts
+from quark.models.layers.experts import ExpertParts, SeparateExperts, separated, showing_all
 from quark_templates.fused_experts import SeparateSortedExperts, sorted_experts, stacked_experts
 
 EXPERTS, HIDDEN, INNER, TOKENS = 3, 8, 5, 7

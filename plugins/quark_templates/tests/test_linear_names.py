@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from quark.modules import QuantizedLayer, linear_weight
+from quark.models.layers import QuantizedLayer, linear_weight
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 
 FAMILIES = ("gpt2", "bloom", "falcon")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quark.hf.weight_converters import apply_converters, make_converters
+from quark.models.hf.weight_converters import apply_converters, make_converters
 from quark_templates.llama import LLAMA4, LLAMA4_TEXT
 
 

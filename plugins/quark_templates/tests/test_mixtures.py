@@ -18,9 +18,9 @@ from quark.config.architecture import Architecture
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.errors import ConfigError
-from quark.modules import QuantizedLayer
-from quark.modules.experts import SeparateExperts, showing_all
-from quark.planning.mixtures import fused_parameters, separate_experts
+from quark.models.layers import QuantizedLayer
+from quark.models.layers.experts import SeparateExperts, showing_all
+from quark.models.plan.mixtures import fused_parameters, separate_experts
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_templates.examples.mixtures import EXPERTS, OWN_SIZES, SIZES
 from quark_templates.plugin import MIXTURES

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import quark
 from quark.config.architecture import Architecture
-from quark.hf.weight_converters import apply_converters
-from quark.modules import counts_as
-from quark.planning.mixtures import separate_experts
+from quark.models.hf.weight_converters import apply_converters
+from quark.models.layers import counts_as
+from quark.models.plan.mixtures import separate_experts
 from quark.torch import LLMTemplate
 from quark_templates.examples.seeing import EXPERTS
 from quark_templates.plugin import MULTIMODAL, TEXT_PARTS

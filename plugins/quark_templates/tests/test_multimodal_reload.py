@@ -9,10 +9,10 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from quark.errors import CalibrationError
-from quark.hf.loading import load_model
-from quark.hf.model_config import auto_class
-from quark.hf.skeleton import empty_model, meta_model
-from quark.modules.experts import SeparateExperts
+from quark.models.hf.loading import load_model
+from quark.models.hf.model_config import auto_class
+from quark.models.hf.skeleton import empty_model, meta_model
+from quark.models.layers.experts import SeparateExperts
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_templates.plugin import MULTIMODAL, TEXT_PARTS
 

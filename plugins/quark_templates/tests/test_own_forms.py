@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 import quark
 from quark.config.architecture import Architecture
-from quark.hf.shards import check_shards
-from quark.hf.stored_tensors import StoredTensors
-from quark.hf.weight_converters import apply_converters
-from quark.modules import counts_as
-from quark.planning.mixtures import fused_parameters, separate_experts
+from quark.models.hf.shards import check_shards
+from quark.models.hf.stored_tensors import StoredTensors
+from quark.models.hf.weight_converters import apply_converters
+from quark.models.layers import counts_as
+from quark.models.plan.mixtures import fused_parameters, separate_experts
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark_templates.examples.own_forms import EXPERTS
 from quark_templates.plugin import OWN_FORMS

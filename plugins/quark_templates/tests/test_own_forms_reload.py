@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from quark.hf.loading import load_model
-from quark.hf.model_config import auto_class
-from quark.modules import QuantizedLayer
-from quark.modules.experts import SeparateExperts
+from quark.models.hf.loading import load_model
+from quark.models.hf.model_config import auto_class
+from quark.models.layers import QuantizedLayer
+from quark.models.layers.experts import SeparateExperts
 from quark.runs.from_disk import quantize_checkpoint
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_templates.examples.own_forms import EXPERTS

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import nn
 
 from quark.config.architecture import Architecture
-from quark.modules import counts_as
+from quark.models.layers import counts_as
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 
 IDS = torch.arange(40).reshape(2, 20)

@@ -8,8 +8,8 @@ import attrs
 import pytest
 from torch import nn
 
-from quark.modules import counts_as
-from quark.planning.inferred_architecture import with_inferred_attention
+from quark.models.layers import counts_as
+from quark.models.plan.inferred_architecture import with_inferred_attention
 
 from .caches import LATENT
 from .whole_models import ALL, facts_of, whole_model

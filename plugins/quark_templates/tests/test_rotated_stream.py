@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from quark.config.architecture import Architecture
-from quark.templates.algorithms import get_algo_config, refusal
+from quark.config.templates.algorithms import get_algo_config, refusal
 from quark_algos.rotation.config import RotationConfig
 from quark_algos.rotation.fold import values
 from quark_algos.rotation.hadamard import Rotation

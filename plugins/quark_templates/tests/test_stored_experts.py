@@ -12,9 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import quark
 from quark.config.architecture import Architecture
-from quark.hf.weight_converters import WeightConverter, apply_converters
-from quark.modules.experts import SeparateExperts
-from quark.planning.mixtures import separate_experts
+from quark.models.hf.weight_converters import WeightConverter, apply_converters
+from quark.models.layers.experts import SeparateExperts
+from quark.models.plan.mixtures import separate_experts
 from quark.torch import LLMTemplate
 
 IDS = torch.arange(3, 23).reshape(2, 10)

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import quark
 from quark.config.architecture import Architecture
-from quark.planning.mixtures import separate_experts
+from quark.models.plan.mixtures import separate_experts
 from quark.torch import LLMTemplate
 from quark_devkit.float64 import InFloat64
 from quark_templates.examples import dense

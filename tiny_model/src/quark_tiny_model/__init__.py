@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from quark.templates import LLMTemplate
+    from quark.config.templates import LLMTemplate
 
 __all__ = ["DIRECTORY", "calibration_batches", "held_out_text", "tiny_model", "tiny_model_dir", "tiny_template", "tiny_tokenizer"]
 
@@ -47,7 +47,7 @@ def tiny_model(dtype: torch.dtype | None = None, blocks: int | None = None) -> n
 
 def tiny_template() -> LLMTemplate:
     """Return the registered template of the model's family."""
-    from quark.templates import LLMTemplate
+    from quark.config.templates import LLMTemplate
 
     return LLMTemplate.get(json.loads((DIRECTORY / "config.json").read_text(encoding="utf-8"))["model_type"])
 

@@ -20,18 +20,18 @@ from torch import Tensor, nn
 from transformers.utils import logging as transformers_logging
 
 import quark_tiny_model as tiny
+from quark.base.log import get_logger
+from quark.config.templates import LLMTemplate
 from quark.errors import QuarkError
-from quark.evaluate import Comparison, compare, token_windows
-from quark.evaluate.logits import evaluating
-from quark.hf.shards import check_shards
-from quark.log import get_logger
-from quark.planning.family import model_type_of
-from quark.planning.plan_row import PlanRow
+from quark.models.hf.shards import check_shards
+from quark.models.plan.family import model_type_of
+from quark.models.plan.plan_row import PlanRow
 from quark.plugins import schemes
 from quark.runs import ModelQuantizer
 from quark.runs.run import plan_run
-from quark.templates import LLMTemplate
 from quark.torch import export_safetensors, import_model_from_safetensors
+from quark_workbench.evaluate import Comparison, compare, token_windows
+from quark_workbench.evaluate.logits import evaluating
 
 __all__ = ["DTYPE", "PROMPT", "Bench", "Refusal", "Row", "Size", "job_name", "one_thread", "quiet", "stored_size"]
 

@@ -18,7 +18,7 @@ from quark.algorithms.transform import (
 )
 from quark.algorithms.tuning import RoundedBlock, Sample, Tuning
 from quark.algorithms.validation import OutputError, Validation, is_worse, validated
-from quark.lazy import make_callable
+from quark.base.lazy import make_callable
 from quark.plugins import algorithms
 
 __all__ = [

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from quark.algorithms.stacked_weights import StackedWeights, float_weight, weight_quantizer
 from quark.algorithms.statistics import Statistic
-from quark.modules import QuantizedLayer, QuantizerModule
-from quark.parallel import row_slices
-from quark.quantizers import Observer
-from quark.ranks import ALONE, Ranks
+from quark.base.parallel import row_slices
+from quark.base.ranks import ALONE, Ranks
+from quark.models.layers import QuantizedLayer, QuantizerModule
+from quark.numbers import Observer
 
 __all__ = ["HeldOut", "Metrics", "NamesLayers", "RoundToNearest", "Rounding", "RoundingTask", "S"]
 
@@ -147,7 +147,7 @@ class RoundToNearest:
 
     Args:
         defers: Whether weights stay float where their codes are known to be the same without rounded values
-            (`quark.modules.QuantizerModule.is_deferred`): for layers that are stored, and run no more.
+            (`quark.models.layers.QuantizerModule.is_deferred`): for layers that are stored, and run no more.
     """
 
     needs: ClassVar[Sequence[type[Statistic]]] = ()

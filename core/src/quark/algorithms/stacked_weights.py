@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from quark.errors import ConfigError
-from quark.modules import QuantizedLayer, QuantizerModule
-from quark.quantizers import GroupScales, RoundedGrid, WeightGrid
+from quark.models.layers import QuantizedLayer, QuantizerModule
+from quark.numbers import GroupScales, RoundedGrid, WeightGrid
 
 __all__ = ["StackedWeights", "float_weight", "weight_quantizer"]
 

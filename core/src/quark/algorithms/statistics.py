@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Self, TypeVar, TypeVarTuple, cast
 import torch
 from torch import Tensor
 
+from quark.base.parallel import coarsely, parallel_map, row_slices
+from quark.base.ranks import Ranks
 from quark.errors import PluginError
-from quark.parallel import coarsely, parallel_map, row_slices
-from quark.ranks import Ranks
 
 __all__ = ["AbsMax", "AbsMean", "CrossMoment", "Hessian", "Hessian64", "Statistic"]
 

@@ -14,7 +14,7 @@ from quark.algorithms.validation import OutputError, Validation
 from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
 from quark.config.layer import QLayerConfig
-from quark.planning.plan import QuantPlan
+from quark.models.plan.quant_plan import QuantPlan
 
 __all__ = [
     "BlockContext",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from quark.algorithms.rounding import Metrics
 from quark.algorithms.stacked_weights import StackedWeights
-from quark.modules import QuantizedLayer
+from quark.models.layers import QuantizedLayer
 
 __all__ = ["RoundedBlock", "Sample", "Tuning"]
 

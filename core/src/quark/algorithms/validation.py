@@ -20,7 +20,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.from_device import numbers
+from quark.base.from_device import numbers
 
 __all__ = ["OutputError", "Validation", "is_worse", "standard_error", "validated"]
 

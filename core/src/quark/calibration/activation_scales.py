@@ -1,7 +1,7 @@
 """Static scales of activations: inputs, outputs, pooled experts, the KV cache; which activations share a scale, and when it is set.
 
 No other module sets activation scales. A layer's scales are set before its weight is rounded, so that rounding sees the quantized input of
-the exported layer; exporters merge KV scales by the same functions (`quark.planning.kv_scales`).
+the exported layer; exporters merge KV scales by the same functions (`quark.models.plan.kv_scales`).
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from quark.base.log import get_logger
+from quark.base.names import folded
+from quark.base.ranks import ALONE, Ranks
 from quark.calibration.attention import attention_quantizers, calibrating
 from quark.calibration.observation import Observation, is_counted
 from quark.config.architecture import Architecture
 from quark.config.model import QConfig
 from quark.config.slot import Slot
-from quark.log import get_logger
-from quark.modules import QuantizedLayer, QuantizerModule
-from quark.modules.attention import QUERY
-from quark.names import folded
-from quark.planning.attention import AttentionRow
-from quark.planning.kv_scales import kv_scale_groups, merge_kv_scales
-from quark.planning.mixtures import ExpertNames
-from quark.quantizers import QParams
-from quark.ranks import ALONE, Ranks
+from quark.models.layers import QuantizedLayer, QuantizerModule
+from quark.models.layers.attention import QUERY
+from quark.models.plan.attention import AttentionRow
+from quark.models.plan.kv_scales import kv_scale_groups, merge_kv_scales
+from quark.models.plan.mixtures import ExpertNames
+from quark.numbers import QParams
 
 __all__ = ["INPUT", "OUTPUT", "ActivationScales", "Key", "static_input"]
 
 INPUT, OUTPUT = Slot.input_tensors, Slot.output_tensors
 
 Key = tuple[str, str]
-"""An activation: full name of a layer and `INPUT` or `OUTPUT`, or of an attention module and an attribute of `quark.modules.attention`."""
+"""An activation: full name of a layer and `INPUT` or `OUTPUT`, or of an attention module and one of its attributes."""
 
 
 class ActivationScales:

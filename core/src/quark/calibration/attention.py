@@ -8,14 +8,14 @@ from copy import deepcopy
 
 from torch import Tensor, nn
 
-from quark.modules import QuantizedLayer, QuantizerModule
-from quark.modules.attention import CALIBRATION, PROBABILITIES, STATES
-from quark.planning.attention import AttentionRow
+from quark.models.layers import QuantizedLayer, QuantizerModule
+from quark.models.layers.attention import CALIBRATION, PROBABILITIES, STATES
+from quark.models.plan.attention import AttentionRow
 
 __all__ = ["Arrived", "Inside", "attention_quantizers", "calibrating", "inside_block", "install"]
 
 Inside = Mapping[str, Mapping[str, QuantizerModule]]
-"""Quantizers by full name of their attention module and by attribute (`quark.modules.attention`)."""
+"""Quantizers by full name of their attention module and by attribute (`quark.models.layers.attention`)."""
 
 Arrived = Callable[[str, Mapping[str, Tensor]], bool]
 """Callback that gets the name of an attention module and its tensors by attribute, and returns whether to quantize them."""

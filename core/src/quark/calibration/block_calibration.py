@@ -10,6 +10,7 @@ import attrs
 from torch import nn
 
 from quark.algorithms import Rounding
+from quark.base.ranks import Ranks
 from quark.calibration.activation_scales import ActivationScales
 from quark.calibration.block_tuning import BlockTuning
 from quark.calibration.figures import InputSample
@@ -19,10 +20,9 @@ from quark.calibration.lockstep import BlockRun
 from quark.calibration.phases import PhaseClock
 from quark.calibration.rounding_tasks import rounding_tasks
 from quark.calibration.rounding_validation import round_validated
-from quark.modules import QuantizedLayer
-from quark.modules.experts import SeparateExperts
-from quark.planning.decoder_blocks import Block
-from quark.ranks import Ranks
+from quark.models.layers import QuantizedLayer
+from quark.models.layers.experts import SeparateExperts
+from quark.models.plan.decoder_blocks import Block
 
 __all__ = ["BlockCalibration", "Layers"]
 

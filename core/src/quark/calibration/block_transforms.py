@@ -18,9 +18,9 @@ from quark.calibration.pause_points import tokens_of
 from quark.calibration.sample_grid import Sums
 from quark.checkpoint.checksum import checksums
 from quark.config.architecture import Architecture
-from quark.planning.decoder_blocks import Block
-from quark.planning.plan import QuantPlan
-from quark.planning.plan_row import PlanRow
+from quark.models.plan.decoder_blocks import Block
+from quark.models.plan.plan_row import PlanRow
+from quark.models.plan.quant_plan import QuantPlan
 
 __all__ = ["BlockTransforms", "StartedTransform"]
 

@@ -16,10 +16,10 @@ from quark.calibration.lockstep import BlockRun, Forward
 from quark.calibration.output_error import tensor_of
 from quark.calibration.pause_points import tokens_of
 from quark.calibration.phases import PhaseClock
-from quark.modules import QuantizedLayer
-from quark.modules.layers import linear_weight
-from quark.planning.decoder_blocks import Block
-from quark.quantizers import QParams
+from quark.models.layers import QuantizedLayer
+from quark.models.layers.quantized_layers import linear_weight
+from quark.models.plan.decoder_blocks import Block
+from quark.numbers import QParams
 
 __all__ = ["BlockTuning"]
 

@@ -14,7 +14,7 @@ from quark.calibration.figures import decibels
 from quark.calibration.lockstep import current_forward
 from quark.calibration.output_error import tensor_of
 from quark.calibration.pause_points import tokens_of
-from quark.planning.decoder_blocks import Block
+from quark.models.plan.decoder_blocks import Block
 
 __all__ = ["DEPTH_CALLS", "DepthError", "depth_figures"]
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from quark.calibration.activation_scales import INPUT, ActivationScales, Key
 from quark.calibration.lockstep import BlockRun, Forward, current_forward
-from quark.planning.decoder_blocks import Block
+from quark.models.plan.decoder_blocks import Block
 
 __all__ = ["PooledExperts", "pooled_experts"]
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from quark.base.from_device import numbers
+from quark.base.names import folded
 from quark.errors import NonFiniteError
-from quark.from_device import numbers
-from quark.names import folded
-from quark.planning.plan_row import PlanRow
+from quark.models.plan.plan_row import PlanRow
 
 __all__ = ["is_finite", "refuse_non_finite"]
 

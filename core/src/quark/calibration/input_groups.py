@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import attrs
 from torch import Tensor
 
+from quark.base.ranks import ALONE, Ranks
 from quark.calibration.lockstep import Forward
 from quark.config.architecture import Architecture
-from quark.ranks import ALONE, Ranks
 
 __all__ = ["InputGroups", "common_groups"]
 

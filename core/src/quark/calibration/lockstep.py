@@ -15,10 +15,10 @@ import torch
 from greenlet import GreenletExit, getcurrent, greenlet
 from torch import nn
 
+from quark.base.ranks import ALONE, Ranks
 from quark.calibration.batches import Call
 from quark.calibration.sample_grid import SampleGrid
 from quark.calibration.spilled_inputs import SpilledInputs
-from quark.ranks import ALONE, Ranks
 
 __all__ = ["BlockRun", "Forward", "LockStep", "T", "current_forward", "replaced_forward", "without_cache"]
 

@@ -12,10 +12,10 @@ from torch import nn
 
 from quark.calibration.lockstep import current_forward
 from quark.errors import CalibrationError, NonFiniteError
-from quark.modules import QuantizerModule
-from quark.modules.attention import KEY, PROBABILITIES, QUERY, VALUE
-from quark.quantizers import QParams
-from quark.quantizers.observer import Observer
+from quark.models.layers import QuantizerModule
+from quark.models.layers.attention import KEY, PROBABILITIES, QUERY, VALUE
+from quark.numbers import QParams
+from quark.numbers.observer import Observer
 
 __all__ = ["Observation", "counting", "is_counted"]
 
@@ -35,7 +35,7 @@ class Observation:
 
     Attributes:
         owner: Full name of a layer, or of an attention module.
-        slot: ``input_tensors`` or ``output_tensors`` of a layer, or an attribute of an attention module (`quark.modules.attention`).
+        slot: ``input_tensors`` or ``output_tensors`` of a layer, or an attribute of an attention module (`quark.models.layers.attention`).
         module: Its quantizer, which gets the scales.
         observer: Collects its range.
     """

@@ -13,8 +13,8 @@ from quark.calibration.activation_scales import static_input
 from quark.calibration.lockstep import replaced_forward
 from quark.calibration.rounding_tasks import rounding_tasks
 from quark.config.layer import QLayerConfig
-from quark.modules import QuantizedLayer, quantized_class
-from quark.planning.plan_row import PlanRow
+from quark.models.layers import QuantizedLayer, quantized_class
+from quark.models.plan.plan_row import PlanRow
 
 __all__ = ["as_rounded", "configs_of", "tensor_of"]
 

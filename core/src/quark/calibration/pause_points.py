@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from quark.calibration.batches import Call
 from quark.calibration.expert_pools import PooledExperts
 from quark.calibration.lockstep import BlockRun, Forward, current_forward
-from quark.modules import QuantizedLayer
+from quark.models.layers import QuantizedLayer
 
 __all__ = ["PausePoint", "number_of_tokens", "tokens_of"]
 

@@ -28,14 +28,14 @@ from quark.algorithms import (
     TransformRun,
     Tuning,
 )
+from quark.base.names import folded
 from quark.calibration.finite import is_finite
 from quark.checkpoint.checksum import checksums
-from quark.modules import QuantizedLayer
-from quark.names import folded
-from quark.planning.plan import QuantPlan
+from quark.models.layers import QuantizedLayer
+from quark.models.plan.quant_plan import QuantPlan
+from quark.numbers.on_grid import grid_error
 from quark.plugins.attribution import Origin, attributed
 from quark.plugins.expected import described, lacking
-from quark.quantizers.on_grid import grid_error
 
 __all__ = ["CheckedRounding", "CheckedRun", "CheckedTransform", "CheckedTuning", "checked_metrics", "refuse_strange"]
 

@@ -7,11 +7,11 @@ from typing import Any, Self
 
 import attrs
 
+from quark.base.log import get_logger
+from quark.base.names import folded
+from quark.base.ranks import Ranks
 from quark.calibration.figures import keep_worst
 from quark.calibration.rounding_validation import REASON
-from quark.log import get_logger
-from quark.names import folded
-from quark.ranks import Ranks
 
 __all__ = ["FEW", "CalibrationReport"]
 

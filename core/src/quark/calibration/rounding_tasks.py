@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from quark.algorithms import HeldOut, Rounding, RoundingTask, RoundToNearest, Statistic
+from quark.base.ranks import ALONE, Ranks
 from quark.calibration.report import CalibrationReport
 from quark.calibration.rounding_validation import round_validated
-from quark.modules import QuantizedLayer
-from quark.ranks import ALONE, Ranks
+from quark.models.layers import QuantizedLayer
 
 __all__ = ["round_to_nearest", "round_without_statistics", "rounding_tasks"]
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from quark.algorithms import HeldOut, Rounding, RoundingTask, RoundToNearest, float_weight, is_worse, weight_quantizer
+from quark.base.from_device import numbers
 from quark.calibration.figures import decibels
 from quark.errors import RoundingError
-from quark.from_device import numbers
 
 __all__ = ["REASON", "round_validated"]
 

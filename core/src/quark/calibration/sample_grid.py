@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quark.algorithms import Statistic
-from quark.ranks import ALONE, Ranks
+from quark.base.ranks import ALONE, Ranks
 
 __all__ = ["CELLS", "SampleGrid", "Sums"]
 

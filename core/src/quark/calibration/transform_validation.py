@@ -12,18 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from quark.algorithms import HasAlternatives, OutputError, Transform, ValidatedRun, ValidatedTransform, Validation, validated
+from quark.base.log import silenced
+from quark.base.ranks import ALONE, Ranks
 from quark.calibration.batches import Call
 from quark.calibration.block_transforms import BlockTransforms, StartedTransform
 from quark.calibration.lockstep import BlockRun, Forward, LockStep, without_cache
 from quark.calibration.output_error import as_rounded, configs_of, tensor_of
 from quark.calibration.pause_points import tokens_of
 from quark.config.algorithm import AlgoConfig
-from quark.log import silenced
-from quark.planning.decoder_blocks import Block, decoder_blocks
-from quark.planning.family import text_config
-from quark.planning.plan import QuantPlan
-from quark.planning.plan_row import PlanRow
-from quark.ranks import ALONE, Ranks
+from quark.models.plan.decoder_blocks import Block, decoder_blocks
+from quark.models.plan.family import text_config
+from quark.models.plan.plan_row import PlanRow
+from quark.models.plan.quant_plan import QuantPlan
 
 __all__ = ["Arguments", "HasBlocks", "TransformValidation", "validate_transforms"]
 

@@ -23,7 +23,7 @@ from quark.calibration.input_statistics import Collector
 from quark.calibration.lockstep import Forward, current_forward, replaced_forward
 from quark.calibration.pause_points import number_of_tokens, tokens_of
 from quark.calibration.rounding_tasks import round_to_nearest
-from quark.modules import QuantizedLayer
+from quark.models.layers import QuantizedLayer
 
 __all__ = ["TwoPasses"]
 

@@ -13,9 +13,9 @@ from quark.checkpoint.reader import import_model_from_safetensors, map_to_quark
 from quark.checkpoint.storage_reader import StorageReader
 from quark.checkpoint.transformers_loading import register_layouts
 from quark.config.slot import Slot
-from quark.hf.dequantizer import Dequantizer, FloatTensor, LayerCodes
-from quark.modules.coded_layer import CodedLayer
-from quark.modules.packed_layers import stored_tensors
+from quark.models.hf.dequantizer import Dequantizer, FloatTensor, LayerCodes
+from quark.models.layers.coded_layer import CodedLayer
+from quark.models.layers.packed_layers import stored_tensors
 
 __all__ = [
     "BlockStream",

@@ -25,10 +25,10 @@ from typing import Literal
 
 import attrs
 
+from quark.base.interrupts import uninterrupted
+from quark.base.log import get_logger
 from quark.checkpoint.destination import REPLACED, move_into_place, refuse_used_directory
 from quark.errors import OutputError, ResumeError
-from quark.interrupts import uninterrupted
-from quark.log import get_logger
 
 __all__ = ["JOURNAL", "Leftover", "building", "finished_blocks", "refuse_unfinished_run"]
 
@@ -68,8 +68,8 @@ def building(out: Path, exporter: str | None = None, *, overwrite: bool = False,
     """Yield a temporary directory beside ``out``, which is renamed to ``out`` if the body succeeds and removed if it raises.
 
     It stays if a journal beside it has finished blocks. A process that is killed leaves the directory behind; so does SIGTERM, unless the
-    program uses `quark.interrupts.termination_unwinds`, as ``quark`` does. Leftovers of earlier runs to the same place without finished
-    blocks are removed first.
+    program uses `quark.base.interrupts.termination_unwinds`, as ``quark`` does. Leftovers of earlier runs to the same place without
+    finished blocks are removed first.
 
     Args:
         out: The output directory; see `quark.checkpoint.destination.refuse_used_directory`.

@@ -9,17 +9,17 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
+from quark.base.names import folded
 from quark.checkpoint.layout_reader import ReadsOwnFiles
 from quark.checkpoint.layouts import layout_for, quantization_block, reader_of
 from quark.checkpoint.provenance import refuse_unreadable
 from quark.checkpoint.reader import fill_zero_points, place, prepared, tie
 from quark.checkpoint.restorers import restorers_of
 from quark.errors import CheckpointError, UnsupportedError
-from quark.hf.shards import check_shards
-from quark.hf.skeleton import empty_model
-from quark.hf.unpacking import unpack_all
-from quark.names import folded
-from quark.planning.decoder_blocks import Block, decoder_blocks
+from quark.models.hf.shards import check_shards
+from quark.models.hf.skeleton import empty_model
+from quark.models.hf.unpacking import unpack_all
+from quark.models.plan.decoder_blocks import Block, decoder_blocks
 
 __all__ = ["QuantizedCheckpoint"]
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from quark.base.names import folded
 from quark.checkpoint.companions import save_companions
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exported_layer import ExportedLayer, exported_layers
@@ -33,11 +34,10 @@ from quark.checkpoint.shard_layout import ShardLayout
 from quark.checkpoint.shard_writer import Part, ShardWriter, create_shards
 from quark.config.slot import ACTIVATIONS, PARAMETERS, Slot
 from quark.errors import UnsupportedError
-from quark.names import folded
-from quark.planning.attention import AttentionRow
-from quark.planning.decoder_blocks import Block, decoder_blocks
-from quark.planning.plan import QuantPlan
-from quark.planning.plan_row import PlanRow
+from quark.models.plan.attention import AttentionRow
+from quark.models.plan.decoder_blocks import Block, decoder_blocks
+from quark.models.plan.plan_row import PlanRow
+from quark.models.plan.quant_plan import QuantPlan
 
 __all__ = ["CheckpointExporter"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from quark.parallel import one_thread
+from quark.base.parallel import one_thread
 
 __all__ = ["ROW", "checksum", "checksums"]
 

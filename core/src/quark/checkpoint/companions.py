@@ -11,8 +11,8 @@ from torch import nn
 from quark.checkpoint.destination import COMPANIONS
 from quark.checkpoint.exporter import Tokenizer
 from quark.errors import OutputError
-from quark.hf.custom_code import code_of
-from quark.hf.internals import source_of
+from quark.models.hf.custom_code import code_of
+from quark.models.hf.internals import source_of
 
 __all__ = ["copy_companions", "save_companions"]
 
@@ -20,7 +20,7 @@ __all__ = ["copy_companions", "save_companions"]
 def save_companions(model: nn.Module, directory: Path, tokenizer: Tokenizer | None = None) -> None:
     """Write what belongs beside the weights of a model: its tokenizer and settings of generation, and files beside its float checkpoint.
 
-    Code that the configs of that checkpoint name is copied too, with the modules that it imports (`quark.hf.custom_code.code_of`).
+    Code that the configs of that checkpoint name is copied too, with the modules that it imports (`quark.models.hf.custom_code.code_of`).
 
     Args:
         model: The model; of one outside transformers only the tokenizer is written.

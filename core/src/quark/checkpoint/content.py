@@ -9,7 +9,7 @@ from torch import nn
 
 from quark.config.model import QConfig
 from quark.errors import ConfigError
-from quark.planning.plan import QuantPlan
+from quark.models.plan.quant_plan import QuantPlan
 
 __all__ = ["CheckpointContent", "content_of", "set_results"]
 
@@ -21,7 +21,7 @@ class CheckpointContent:
     Attributes:
         model: The quantized model; while an export is streamed, only the layers of finished blocks are quantized.
         config: The configuration, resolved for this model.
-        plan: The quantization of each layer; of a model that was quantized in FX graph mode a `quark.graph.GraphPlan`, which only
+        plan: The quantization of each layer; of a model that was quantized in FX graph mode a `quark.runs.graph.GraphPlan`, which only
             exporters with the capability ``graphs`` are given.
     """
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from quark.checkpoint.exchange import exchange
 from quark.checkpoint.layouts import quantization_block
 from quark.errors import OutputError, QuarkError
-from quark.hf.custom_code import code_of
+from quark.models.hf.custom_code import code_of
 from quark.plugins import exporters
 from quark.plugins.records import ExporterRecord
 

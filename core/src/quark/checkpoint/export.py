@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from quark.base.log import get_logger
 from quark.checkpoint.atomic_directory import Leftover, building
 from quark.checkpoint.chosen_exporter import exporter_of
 from quark.checkpoint.content import content_of
@@ -20,13 +21,12 @@ from quark.checkpoint.storable import refuse_unstorable
 from quark.config.export import ExporterConfig, JsonExporterConfig, OnnxExporterConfig
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, ConfigError, UnsupportedError
-from quark.events import running
-from quark.hf.tokenizer import load_tokenizer
-from quark.log import get_logger
-from quark.planning.one_layer import as_model
-from quark.planning.plan import QuantPlan
+from quark.models.hf.tokenizer import load_tokenizer
+from quark.models.plan.one_layer import as_model
+from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins import exporters
 from quark.plugins.attribution import attributed, origin
+from quark.plugins.run_events import running
 
 __all__ = ["ModelExporter", "export_safetensors", "export_with", "exporting"]
 

@@ -13,13 +13,13 @@ from quark.checkpoint.exporter import ExportOptions
 from quark.checkpoint.model_tensors import activation_tensors, is_stored, scale_suffixes
 from quark.config.layer import QLayerConfig
 from quark.config.slot import ACTIVATIONS, Slot
-from quark.modules import QuantizedLayer, QuantizerModule
-from quark.modules.coded_layer import CodedLayer
-from quark.modules.layer_shape import LayerShape
-from quark.modules.packed_layers import checked_codes, packed_meta, stored_tensors
-from quark.planning.kv_scales import kv_scale_groups, merge_kv_scales
-from quark.planning.plan import QuantPlan
-from quark.quantizers import QParams, cast_finite
+from quark.models.layers import QuantizedLayer, QuantizerModule
+from quark.models.layers.coded_layer import CodedLayer
+from quark.models.layers.layer_shape import LayerShape
+from quark.models.layers.packed_layers import checked_codes, packed_meta, stored_tensors
+from quark.models.plan.kv_scales import kv_scale_groups, merge_kv_scales
+from quark.models.plan.quant_plan import QuantPlan
+from quark.numbers import QParams, cast_finite
 
 __all__ = ["ExportedLayer", "exported_layers"]
 

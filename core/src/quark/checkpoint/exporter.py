@@ -16,7 +16,7 @@ import attrs
 from torch import Tensor, nn
 
 from quark.checkpoint.content import CheckpointContent
-from quark.planning.decoder_blocks import Block
+from quark.models.plan.decoder_blocks import Block
 
 __all__ = ["BlockStream", "ExportOptions", "Exporter", "Tokenizer"]
 
@@ -67,9 +67,9 @@ class BlockStream(ABC):
     """An export that is written while the model is being quantized. The methods from `when_stored` on serve runs that resume and share.
 
     Attributes:
-        encodes: Whether it takes the codes of all weights from their quantizers, as `quark.modules.packed_layers.stored_tensors` does.
-            Layers then may have float weights, where their quantizers say so (`quark.modules.QuantizerModule.is_deferred`): rounded
-            values that nobody reads are not computed.
+        encodes: Whether it takes the codes of all weights from their quantizers, as `quark.models.layers.packed_layers.stored_tensors`
+            does. Layers then may have float weights, where their quantizers say so (`quark.models.layers.QuantizerModule.is_deferred`):
+            rounded values that nobody reads are not computed.
     """
 
     encodes: bool = False

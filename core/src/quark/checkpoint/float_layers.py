@@ -9,8 +9,8 @@ from torch import nn
 
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
-from quark.planning.plan import QuantPlan
-from quark.planning.plan_row import PlanRow
+from quark.models.plan.plan_row import PlanRow
+from quark.models.plan.quant_plan import QuantPlan
 
 __all__ = ["is_float", "routers"]
 

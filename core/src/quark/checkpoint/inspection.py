@@ -11,6 +11,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from quark.base.log import silenced
+from quark.base.names import folded
 from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles
 from quark.checkpoint.layouts import layout_for, quantization_block, reader_of
 from quark.checkpoint.reader import fill_zero_points, place, prepared, tie
@@ -18,13 +20,11 @@ from quark.checkpoint.restorers import restorers_of
 from quark.checkpoint.shard_layout import NAMES
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, PluginError, QuarkError
-from quark.hf.model_config import is_of_its_config
-from quark.hf.placing import left_out_by, without_source
-from quark.hf.shards import Shard, check_shards
-from quark.hf.skeleton import empty_model
-from quark.log import silenced
-from quark.names import folded
-from quark.planning.plan import QuantPlan
+from quark.models.hf.model_config import is_of_its_config
+from quark.models.hf.placing import left_out_by, without_source
+from quark.models.hf.shards import Shard, check_shards
+from quark.models.hf.skeleton import empty_model
+from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins import exporters
 from quark.plugins.attribution import attributed, origin
 

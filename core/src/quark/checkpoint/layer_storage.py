@@ -15,9 +15,9 @@ from torch import Tensor
 from quark.checkpoint.exported_layer import ExportedLayer
 from quark.config.layer import QLayerConfig, TensorSpec
 from quark.config.slot import Slot
-from quark.hf.dequantizer import LayerCodes
-from quark.modules.coded_layer import CodedLayer
-from quark.quantizers import quantizer_for
+from quark.models.hf.dequantizer import LayerCodes
+from quark.models.layers.coded_layer import CodedLayer
+from quark.numbers import quantizer_for
 
 __all__ = ["LayerStorage", "layer_codes", "tensors_of"]
 

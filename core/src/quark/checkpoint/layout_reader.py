@@ -4,7 +4,7 @@ Third parties implement `LayoutReader` and name the class as ``reader`` of an `E
 the ``quantization_config`` (`LayoutReader.configuration`), changes a float model so that the stored tensors fit it
 (`LayoutReader.prepare`), and maps stored names to paths in that model (`LayoutReader.place_of`). The core does the rest: it builds the
 float model from ``config.json``, checks and reads the files, places every tensor once, checks that none is missing, and replaces each
-`quark.modules.packed.Packed` by the quantized module.
+`quark.models.layers.packed.Packed` by the quantized module.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
-from quark.planning.plan import QuantPlan
+from quark.models.plan.quant_plan import QuantPlan
 
 __all__ = ["LayoutReader", "ReadsBlocks", "ReadsOwnFiles", "RenamesTensors", "StoredConfig"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from quark.checkpoint.layout_reader import LayoutReader
 from quark.errors import CheckpointError
-from quark.hf.json_files import read_json
+from quark.models.hf.json_files import read_json
 from quark.plugins import exporters
 from quark.plugins.attribution import attributed, origin
 from quark.plugins.catalog import catalog

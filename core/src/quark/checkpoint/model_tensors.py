@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from quark.checkpoint.exporter import ExportOptions
 from quark.checkpoint.shard_writer import Part
-from quark.modules import QuantizerModule
-from quark.modules.attention import PROBABILITIES, QUERY, STATES, STORED_STATES
-from quark.planning.attention import AttentionRow
-from quark.planning.kv_scales import merge_kv_scales
-from quark.planning.precedence import first_match
-from quark.quantizers import QParams
+from quark.models.layers import QuantizerModule
+from quark.models.layers.attention import PROBABILITIES, QUERY, STATES, STORED_STATES
+from quark.models.plan.attention import AttentionRow
+from quark.models.plan.kv_scales import merge_kv_scales
+from quark.models.plan.rules import first_match
+from quark.numbers import QParams
 
 __all__ = [
     "STORED_PROBABILITIES",

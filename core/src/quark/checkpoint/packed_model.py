@@ -12,18 +12,18 @@ from quark.checkpoint.restorers import restorers_of
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.slot import Slot
-from quark.hf.attention_switch import switch_attention
-from quark.hf.quark_loader import is_stored_beside_weight
-from quark.modules import counts_as
-from quark.modules.attention import PROBABILITIES, STORED_STATES
-from quark.modules.packed import Packed
-from quark.modules.packed_layers import PackedLayer, PackedScales
-from quark.modules.packed_quantizer import PackedQuantizer, ScalesOf, packed_scales
-from quark.planning.attention import AttentionRow, attention_rows
-from quark.planning.family import architecture_of
-from quark.planning.mixtures import separate_experts
-from quark.planning.plan import QuantPlan, plan_rows, refuse_misfits
-from quark.planning.precedence import layer_config_for
+from quark.models.hf.attention_switch import switch_attention
+from quark.models.hf.quark_loader import is_stored_beside_weight
+from quark.models.layers import counts_as
+from quark.models.layers.attention import PROBABILITIES, STORED_STATES
+from quark.models.layers.packed import Packed
+from quark.models.layers.packed_layers import PackedLayer, PackedScales
+from quark.models.layers.packed_quantizer import PackedQuantizer, ScalesOf, packed_scales
+from quark.models.plan.attention import AttentionRow, attention_rows
+from quark.models.plan.family import architecture_of
+from quark.models.plan.mixtures import separate_experts
+from quark.models.plan.quant_plan import QuantPlan, plan_rows, refuse_misfits
+from quark.models.plan.rules import layer_config_for
 
 __all__ = ["PackLayer", "pack_model"]
 

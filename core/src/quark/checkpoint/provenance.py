@@ -15,8 +15,8 @@ from typing import Any
 from quark.config.layer import TensorSpec, levels
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, UnknownNameError
+from quark.numbers import canonicalize
 from quark.plugins import Registry, algorithms, formats, observers
-from quark.quantizers import canonicalize
 
 __all__ = ["KEY", "provenance", "refuse_unreadable"]
 

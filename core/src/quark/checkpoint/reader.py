@@ -10,22 +10,22 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from quark.base.environment import refuse_rival
+from quark.base.names import folded
 from quark.checkpoint.content import CheckpointContent, set_results
 from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, StoredConfig
 from quark.checkpoint.layouts import layout_for, quantization_block, reader_of
 from quark.checkpoint.provenance import refuse_unreadable
 from quark.checkpoint.restorers import missing_algorithms, restorers_of
 from quark.config.model import QConfig
-from quark.environment import refuse_rival
 from quark.errors import AmbiguousNameError, CheckpointError, ConfigError, QuarkError, UnknownNameError, UnsupportedError
-from quark.hf.placing import left_out_by, put_tensor, without_source
-from quark.hf.shards import check_shards
-from quark.hf.skeleton import empty_model
-from quark.hf.unpacking import unpack_all
-from quark.modules.packed_layers import PackedLayer, PackedScales
-from quark.names import folded
-from quark.planning.one_layer import as_model, put_back
-from quark.planning.plan import QuantPlan
+from quark.models.hf.placing import left_out_by, put_tensor, without_source
+from quark.models.hf.shards import check_shards
+from quark.models.hf.skeleton import empty_model
+from quark.models.hf.unpacking import unpack_all
+from quark.models.layers.packed_layers import PackedLayer, PackedScales
+from quark.models.plan.one_layer import as_model, put_back
+from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins.attribution import Origin, attributed, origin
 from quark.plugins.expected import described
 
@@ -90,7 +90,7 @@ def _refuse_lost_buffers(model: nn.Module) -> None:
 
 @attributed("reading a checkpoint")
 def packed_content(model_dir: str | Path) -> CheckpointContent:
-    """Return an export of a transformers model with its layers as they are stored: `quark.modules.packed.Packed` modules, to be unpacked.
+    """Return an export of a transformers model with its layers as they are stored (`quark.models.layers.packed.Packed`).
 
     Such a model takes no more memory than its files. Raises as `import_model_from_safetensors`.
     """

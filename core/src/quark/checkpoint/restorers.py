@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from quark.config.algorithm import AlgoConfig, StoredAlgoConfig
 from quark.config.model import QConfig
+from quark.config.templates.algorithms import algo_config_from_dict
 from quark.errors import MissingPluginError, UnsupportedError
 from quark.plugins import algorithms
-from quark.templates.algorithms import algo_config_from_dict
 
 __all__ = ["Restorer", "missing_algorithms", "restorers_of"]
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quark.errors import UnsupportedError
-from quark.hf.shards import INDEX, SINGLE
+from quark.models.hf.shards import INDEX, SINGLE
 
 __all__ = ["NAMES", "Place", "ShardLayout"]
 

@@ -21,11 +21,11 @@ import attrs
 import torch
 from torch import Tensor
 
+from quark.base.names import folded
 from quark.checkpoint.checksum import ROW, checksum
 from quark.checkpoint.shard_layout import ShardLayout
 from quark.errors import OutputError
-from quark.hf.shards import INDEX
-from quark.names import folded
+from quark.models.hf.shards import INDEX
 
 __all__ = ["Part", "ShardWriter", "create_shards", "write_shards"]
 

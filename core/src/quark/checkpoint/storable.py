@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import nn
 
+from quark.base.log import get_logger
 from quark.checkpoint.chosen_exporter import exporter_of
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import Exporter, ExportOptions
 from quark.errors import UnsupportedError
-from quark.log import get_logger
-from quark.planning.plan import QuantPlan
+from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins import exporters
 
 __all__ = ["layouts_that_hold", "refuse_unstorable"]

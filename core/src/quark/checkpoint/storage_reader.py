@@ -14,20 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quark.base.names import matches, without_numbers
 from quark.checkpoint.layer_storage import LayerStorage
 from quark.checkpoint.layout_reader import StoredConfig
 from quark.checkpoint.packed_model import pack_model
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.errors import CheckpointError
-from quark.hf.shards import check_shards
-from quark.modules import QuantizedLayer, quantized_class
-from quark.modules.coded_layer import CodedLayer
-from quark.modules.layers import linear_weight
-from quark.modules.packed import Packed
-from quark.modules.packed_layers import without_weights
-from quark.names import matches, without_numbers
-from quark.planning.plan import QuantPlan
+from quark.models.hf.shards import check_shards
+from quark.models.layers import QuantizedLayer, quantized_class
+from quark.models.layers.coded_layer import CodedLayer
+from quark.models.layers.packed import Packed
+from quark.models.layers.packed_layers import without_weights
+from quark.models.layers.quantized_layers import linear_weight
+from quark.models.plan.quant_plan import QuantPlan
 
 __all__ = ["StorageReader", "StoredLayer", "by_pattern"]
 

@@ -13,8 +13,8 @@ from typing import Any
 from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, RenamesTensors
 from quark.checkpoint.layouts import layout_for, reader_of
 from quark.checkpoint.provenance import refuse_unreadable
-from quark.hf.internals import source_of
-from quark.hf.unpacking import unpack_all
+from quark.models.hf.internals import source_of
+from quark.models.hf.unpacking import unpack_all
 from quark.plugins import exporters
 
 __all__ = ["is_read_here", "register_layouts"]

@@ -17,7 +17,10 @@ from quark.plugins.failures import leave_out
 
 __all__ = ["CommandGroup", "typer_command"]
 
-_BROUGHT_BY = MappingProxyType({"check": "quark-devkit", "new-plugin": "quark-devkit", "demo": "quark-tiny-model"})
+_BROUGHT_BY = MappingProxyType(
+    dict.fromkeys(("quantize", "plan", "evaluate", "report", "inspect"), "quark-workbench")
+    | {"check": "quark-devkit", "new-plugin": "quark-devkit", "demo": "quark-tiny-model"}
+)
 """Commands of this project's other distributions, for the message where one is not installed."""
 
 

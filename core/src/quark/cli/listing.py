@@ -14,8 +14,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from quark.base.printable import shown
 from quark.cli.tables import paragraphs, table, terminal_width
-from quark.printable import shown
 
 if TYPE_CHECKING:
     from quark.plugins import Catalog
@@ -53,8 +53,8 @@ def show(what: str, *, as_json: bool = False, name: str | None = None) -> None:
     Raises:
         UnknownNameError: (a ValueError) No record has that name.
     """
+    from quark.cli.installed import kind_report, plugins_report, record_report
     from quark.plugins.discovery import CORE
-    from quark.plugins.report import kind_report, plugins_report, record_report
 
     catalog = _catalog()
     if name is not None:

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from quark.base.environment import refuse_rival
+from quark.base.interrupts import termination_unwinds
+from quark.base.printable import shown
+from quark.base.version import VERSION
 from quark.cli import listing
-from quark.environment import refuse_rival
 from quark.errors import QuarkError, RankError
-from quark.interrupts import termination_unwinds
-from quark.printable import shown
-from quark.version import VERSION
 
 if TYPE_CHECKING:
     import typer

@@ -69,7 +69,7 @@ class AlgoConfig:
 class StoredAlgoConfig(AlgoConfig):
     """Settings as a checkpoint stores them, unchanged: reading a checkpoint needs no algorithm to be installed.
 
-    `quark.templates.algorithms.algo_config_from_dict` makes the algorithm's own class of ``to_dict()``.
+    `quark.config.templates.algorithms.algo_config_from_dict` makes the algorithm's own class of ``to_dict()``.
 
     Attributes:
         settings: Everything but the name.

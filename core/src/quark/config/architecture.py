@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 import attrs
 
-from quark.lazy import LazyRef
+from quark.base.lazy import LazyRef
 
 __all__ = ["FUSED_EXPERTS", "Architecture", "Rows", "WeightConversion"]
 
 WeightConversion = tuple[str, tuple[str, ...], tuple[tuple[str | int, ...], ...]]
 """A weight converter as data: the end of the stored tensor's name, the ends of the names of the tensors it becomes, and the names of
-operations of `quark.hf.conversion_ops`, each with its arguments. A star in a name stands for the number of an expert.
+operations of `quark.models.hf.conversion_ops`, each with its arguments. A star in a name stands for the number of an expert.
 
 Example: ``("gate_up_proj", ("gate_proj.weight", "up_proj.weight"), (("SplitFusedExperts", 0),))``.
 """
@@ -59,7 +59,7 @@ class Architecture:
             low-rank attention, ``("self_attn.q_b_proj", "self_attn.kv_b_proj")``.
         query_projections: In a block: projections whose output has the queries, and no keys or values, such as ``"self_attn.q_proj"``; one
             for each attention of a block. ``()`` where queries come from a fused matrix. None: not stated, and inferred from names
-            (`quark.planning.inferred_architecture`).
+            (`quark.models.plan.inferred_architecture`).
         key_projections: The same for keys, such as ``"self_attn.k_proj"``.
         value_projections: The same for values, such as ``"self_attn.v_proj"``.
         key_norms: In a block: norms that keys pass between their projection and the cache, such as ``"self_attn.k_norm"``. None: inferred.
@@ -87,7 +87,7 @@ class Architecture:
             router reads the residual stream by itself, such as ``"pre_feedforward_layernorm_2"`` in Gemma 4.
         expert_parts: Where the class of fused experts does not describe them as the experts interface of transformers does, the function
             that takes them apart, as ``"module:function"``: it gets a module and the names of an expert's projections, the last one being
-            ``expert_output``, and returns a `quark.modules.experts.ExpertParts`, or None for any other module.
+            ``expert_output``, and returns a `quark.models.layers.experts.ExpertParts`, or None for any other module.
         router: In a block: the layer that chooses experts, such as ``"mlp.gate"``; it stays float.
         expert_inputs: In an expert: the input group, such as ``("gate_proj", "up_proj")``.
         expert_output: In an expert: the last projection, such as ``"down_proj"``.

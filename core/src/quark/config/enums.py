@@ -12,14 +12,14 @@ import math
 from enum import Enum
 from typing import Any
 
+from quark.base.lazy import LazyRef
+from quark.base.names import NAME_RULE, closest, is_valid_name, is_vendor_name
 from quark.errors import ConfigError
-from quark.lazy import LazyRef
-from quark.names import NAME_RULE, closest, is_valid_name, is_vendor_name
 
 __all__ = ["DeviceType", "Dtype", "QSchemeType", "QuantFlow", "QuantizationMode", "RoundType", "ScaleType", "ZeroPointType"]
 
 _FORMATS = LazyRef("quark.plugins:formats")
-_PACKED_DTYPE = LazyRef("quark.quantizers:packed_dtype")
+_PACKED_DTYPE = LazyRef("quark.numbers:packed_dtype")
 
 
 class _Vocabulary(Enum):
@@ -128,7 +128,7 @@ class Dtype(_OpenVocabulary):
 class QSchemeType(_OpenVocabulary):
     """Which elements share one scale.
 
-    A number format may have ways of its own, as ``"vendor.name"``: its `quark.quantizers.NumberFormat.granularity` knows them.
+    A number format may have ways of its own, as ``"vendor.name"``: its `quark.numbers.NumberFormat.granularity` knows them.
     """
 
     per_tensor = "per_tensor"

@@ -8,6 +8,8 @@ from typing import Any
 
 import attrs
 
+from quark.base.names import has_wildcard
+from quark.base.version import VERSION
 from quark.config.algorithm import AlgoConfig, StoredAlgoConfig
 from quark.config.dataclass_view import with_dataclass_view
 from quark.config.enums import QuantFlow, QuantizationMode
@@ -15,8 +17,6 @@ from quark.config.json_values import checked, strings_of, value_of
 from quark.config.layer import QLayerConfig
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
-from quark.names import has_wildcard
-from quark.version import VERSION
 
 __all__ = ["QConfig"]
 
@@ -93,7 +93,7 @@ class QConfig:
         attention_post_rope: The same for the queries of quantized attention (``softmax_quant_spec``).
         shared_scale_groups: Groups of name suffixes that share one global scale.
         softmax_quant_spec: Of the attention probabilities.
-        quant_mode: Whether layers are quantized (eager mode), or operators in the graph of a model (`quark.graph`).
+        quant_mode: Whether layers are quantized (eager mode), or operators in the graph of a model (`quark.runs.graph`).
         quant_flow: Part of AMD Quark's signature; every flow is the same pipeline.
         gpu_resident_blocks: Part of AMD Quark's signature; without effect.
         sync_moe_expert_input_amax: Experts share the range of their input.

@@ -31,7 +31,7 @@ class Slot(StrEnum):
 
     @property
     def quantizer_attribute(self) -> str:
-        """Attribute of a `quark.modules.QuantizedLayer` that holds its quantizer: ``"input_quantizer"``."""
+        """Attribute of a `quark.models.layers.QuantizedLayer` that holds its quantizer: ``"input_quantizer"``."""
         return f"{self.label}_quantizer"
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from quark.lazy import LazyRef, Reference
+from quark.base.lazy import LazyRef, Reference
 from quark.plugins.api_version import API_VERSION
 from quark.plugins.capabilities import CAPABILITIES
 from quark.plugins.catalog import Catalog, emit, is_heard, listening, using

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 import attrs
 
+from quark.base.lazy import LazyRef
+from quark.base.version import VERSION
 from quark.errors import PluginError, QuarkError
-from quark.lazy import LazyRef
 from quark.plugins.catalog import catalog
 from quark.plugins.discovery import CORE, Source
 from quark.plugins.failures import leave_out
-from quark.version import VERSION
 
 __all__ = ["Origin", "attributed", "origin"]
 

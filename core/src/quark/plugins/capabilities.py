@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from quark.names import closest, is_vendor_name
+from quark.base.names import closest, is_vendor_name
 
 __all__ = ["CAPABILITIES", "unknown_capability"]
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from quark.base.version import VERSION
 from quark.errors import PluginError
 from quark.plugins import core_plugin
 from quark.plugins.collection import Collection, Registered
@@ -33,7 +34,6 @@ from quark.plugins.registries import (
     TemplateRegistry,
 )
 from quark.plugins.registry import Registry
-from quark.version import VERSION
 
 if TYPE_CHECKING:
     from quark.plugins.events import Event

@@ -9,8 +9,8 @@ from typing import Any
 import attrs
 import pluggy
 
+from quark.base.names import closest
 from quark.errors import PluginError
-from quark.names import closest
 from quark.plugins.api_version import ApiRange, as_api_range
 from quark.plugins.discovery import CORE, Candidate, Source
 from quark.plugins.failures import PluginFailure, leave_out

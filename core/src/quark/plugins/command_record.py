@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from quark.lazy import Reference, as_reference
+from quark.base.lazy import Reference, as_reference
 from quark.plugins.record_fields import function_reference
 from quark.plugins.records import Record
 

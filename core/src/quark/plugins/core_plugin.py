@@ -1,4 +1,4 @@
-"""What quark-core registers: layer types, operators of graphs, sources of text, metrics, commands. Nothing heavy is imported."""
+"""What quark-core registers: layer types, operators of graphs, sources of text, the listings. Nothing heavy is imported."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from quark.plugins.graph_op_record import GraphOpRecord
 from quark.plugins.graph_ops import operators_of_torch
 from quark.plugins.hookspecs import hookimpl
 from quark.plugins.kinds import KINDS
-from quark.plugins.records import DatasetRecord, LayerTypeRecord, MetricRecord
+from quark.plugins.records import DatasetRecord, LayerTypeRecord
 
 __all__ = [
     "quark_register_commands",
     "quark_register_datasets",
     "quark_register_graph_ops",
     "quark_register_layer_types",
-    "quark_register_metrics",
 ]
 
 
@@ -27,7 +26,7 @@ def quark_register_layer_types() -> Iterator[LayerTypeRecord]:
     yield LayerTypeRecord(
         name="transformers_conv1d",
         layer="transformers.pytorch_utils:Conv1D",
-        quantized="quark.modules.layers:QuantConv1D",
+        quantized="quark.models.layers.quantized_layers:QuantConv1D",
         planned_as="linear",
         transposed=True,
         summary="the linear layer of GPT-2: x @ weight + bias",
@@ -63,19 +62,6 @@ def quark_register_datasets() -> Iterator[DatasetRecord]:
 
 
 @hookimpl
-def quark_register_metrics() -> Iterator[MetricRecord]:
-    """Yield the metrics beside perplexity and KL divergence, which every evaluation gives."""
-    yield MetricRecord(name="accuracy", metric="quark.evaluate.metrics:accuracy", summary="share of tokens that are the most likely one")
-    yield MetricRecord(name="entropy", metric="quark.evaluate.metrics:entropy", summary="entropy of the predictions, in nats")
-    yield MetricRecord(
-        name="total_variation",
-        metric="quark.evaluate.metrics:total_variation",
-        needs_reference=True,
-        summary="half the sum of differences of probabilities to the reference, 0 to 1",
-    )
-
-
-@hookimpl
 def quark_register_graph_ops() -> Iterator[GraphOpRecord]:
     """Yield the operators of torch that FX graph mode quantizes."""
     yield from operators_of_torch()
@@ -83,25 +69,10 @@ def quark_register_graph_ops() -> Iterator[GraphOpRecord]:
 
 @hookimpl
 def quark_register_commands() -> Iterator[CommandRecord]:
-    """Yield the commands that work on models and checkpoints, and the listings of what is installed."""
-    yield _command("quantize", "Quantize the checkpoint MODEL and write the result to OUT.")
-    yield _command("plan", "Print what `quark quantize MODEL` would do with these options, write and need, and what would refuse it.")
-    yield _command(
-        "evaluate",
-        "Print the perplexity of MODEL on a text; with --reference also the KL divergence from it; with --tasks its scores in tasks.",
-    )
-    yield _command("report", "Write the report of the export OUT, quark_report.html and quark_report.json, and print its findings.")
-    yield _command(
-        "inspect",
-        "Print whether a quantized checkpoint is whole, which runtimes would load it, by which of their methods, and why others refuse.",
-    )
+    """Yield the listings of what is installed."""
     yield _listing("plugins", "List the plugins that are installed, what failed, and names claimed twice.")
     for kind in KINDS:
         yield _listing(kind.plural, f"List the {kind.plural} of all plugins, or show one.")
-
-
-def _command(name: str, summary: str) -> CommandRecord:
-    return CommandRecord(name=name, command=f"quark.cli.{name}:{name}", summary=summary)
 
 
 def _listing(what: str, summary: str) -> CommandRecord:
@@ -109,16 +80,16 @@ def _listing(what: str, summary: str) -> CommandRecord:
 
 
 def _files(name: str, suffixes: tuple[str, ...], summary: str) -> DatasetRecord:
-    module = "quark.data.files"
+    module = "quark.calibration.data.files"
     return DatasetRecord(name=name, samples=f"{module}:{name}", example=f"{module}:write_{name}", suffixes=suffixes, summary=summary)
 
 
 def _online(name: str, summary: str) -> DatasetRecord:
-    return DatasetRecord(name=name, samples=f"quark.data.hub:{name}", is_online=True, summary=summary)
+    return DatasetRecord(name=name, samples=f"quark.calibration.data.hub:{name}", is_online=True, summary=summary)
 
 
 def _of_torch(name: str, layer: str, *, lookup: bool = False) -> LayerTypeRecord:
-    quantized = f"quark.modules.layers:Quant{layer}"
+    quantized = f"quark.models.layers.quantized_layers:Quant{layer}"
     return LayerTypeRecord(name=name, layer=f"torch.nn:{layer}", quantized=quantized, lookup=lookup, summary=f"torch.nn.{layer}")
 
 
@@ -126,7 +97,7 @@ def _convolution(name: str, layer: str, *, transposed: bool = False, by_name: bo
     return LayerTypeRecord(
         name=name,
         layer=f"torch.nn:{layer}",
-        quantized=f"quark.modules.convolutions:Quant{layer}",
+        quantized=f"quark.models.layers.convolutions:Quant{layer}",
         transposed=transposed,
         by_name=by_name,
         summary=f"torch.nn.{layer}",

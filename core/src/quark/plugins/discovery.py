@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 import importlib_metadata
 
-from quark.version import VERSION
+from quark.base.version import VERSION
 
 if TYPE_CHECKING:
     from importlib_metadata import EntryPoint

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import attrs
 
-from quark.lazy import LazyRef
+from quark.base.lazy import LazyRef
 from quark.plugins.options import Option, disagreement
 
 __all__ = ["KEY", "Expected", "RecordFields", "described", "lacking"]

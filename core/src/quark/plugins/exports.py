@@ -7,9 +7,9 @@ from typing import Any
 
 import attrs
 
+from quark.base.lazy import Reference
+from quark.base.names import closest
 from quark.errors import AmbiguousNameError, UnknownNameError
-from quark.lazy import Reference
-from quark.names import closest
 from quark.plugins.collection import Registered
 from quark.plugins.failures import PluginFailure
 from quark.plugins.kinds import BUILT_IN

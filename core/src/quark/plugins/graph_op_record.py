@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from quark.lazy import Reference, as_optional_reference
+from quark.base.lazy import Reference, as_optional_reference
 from quark.plugins.record_fields import as_strings, check_name, function_reference
 from quark.plugins.records import Record
 

@@ -97,6 +97,6 @@ def _record(name: str, operators: tuple[str, ...], modules: tuple[str, ...] = ()
         operators=tuple(f"aten::{operator}" for operator in operators),
         modules=modules,
         summary=" · ".join(f"aten::{operator}" for operator in operators),
-        example="quark.graph.examples:example",
+        example="quark.runs.graph.examples:example",
         **facts,
     )

@@ -69,7 +69,7 @@ class QuarkHooks:
     def quark_register_formats(self) -> Iterable[FormatRecord]:  # type: ignore[empty-body]
         """Return the number formats of a plugin: element codes ↔ values, range, rounding, packing.
 
-        Each record points at a `quark.quantizers.NumberFormat` value, which has the same name and the same number of bits.
+        Each record points at a `quark.numbers.NumberFormat` value, which has the same name and the same number of bits.
 
         Example::
 
@@ -90,7 +90,7 @@ class QuarkHooks:
     def quark_register_observers(self) -> Iterable[ObserverRecord]:  # type: ignore[empty-body]
         """Return the observers of a plugin: how the values of a tensor become the range of its scale.
 
-        Each record points at a `quark.quantizers.Observer` class. Configurations and checkpoints name it by ``class_name``.
+        Each record points at a `quark.numbers.Observer` class. Configurations and checkpoints name it by ``class_name``.
 
         Example::
 
@@ -227,8 +227,8 @@ class QuarkHooks:
     def quark_register_selectors(self) -> Iterable[SelectorRecord]:  # type: ignore[empty-body]
         """Return the selectors of a plugin: what chooses a scheme for each group of layers, under a budget (``quark quantize --mixed``).
 
-        Each record points at a class with the protocol `quark.selection.SchemeSelector`; its keyword arguments are the selector's options
-        (``--selector-option KEY=VALUE``). Groups, candidates, sizes and budget are given; a selector makes the choice.
+        Each record points at a class with the protocol `quark_workbench.mixed_precision.SchemeSelector`; its keyword arguments are the
+        selector's options (``--selector-option KEY=VALUE``). Groups, candidates, sizes and budget are given; a selector makes the choice.
 
         Example::
 
@@ -240,7 +240,7 @@ class QuarkHooks:
                 yield SelectorRecord(name="acme_ends", summary="the most bytes for the last layers", selector="acme_quant.ends:LastFirst")
 
             # acme_quant/ends.py
-            from quark.selection import Selection
+            from quark_workbench.mixed_precision import Selection
 
             class LastFirst:
                 def select(self, problem):
@@ -274,7 +274,7 @@ class QuarkHooks:
 
             # acme_quant/layers.py
             from torch import nn
-            from quark.modules import QuantizedLayer
+            from quark.models.layers import QuantizedLayer
 
             class Gated(nn.Linear):
                 pass

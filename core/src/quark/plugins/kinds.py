@@ -53,12 +53,12 @@ KINDS = (
     Kind("algorithm", "algorithms", AlgorithmRecord, "quark-algos"),
     Kind("template", "templates", TemplateRecord, "quark-templates"),
     Kind("exporter", "exporters", ExporterRecord, "quark-exporters"),
-    Kind("selector", "selectors", SelectorRecord, "quark-algos"),
+    Kind("selector", "selectors", SelectorRecord, "quark-workbench"),
     Kind("layer type", "layer_types", LayerTypeRecord, CORE),
     Kind("dataset", "datasets", DatasetRecord, CORE),
-    Kind("metric", "metrics", MetricRecord, CORE),
+    Kind("metric", "metrics", MetricRecord, "quark-workbench"),
     Kind("graph op", "graph_ops", GraphOpRecord, CORE),
-    Kind("command", "commands", CommandRecord, CORE),
+    Kind("command", "commands", CommandRecord, "quark-workbench"),
 )
 BUILT_IN = tuple(dict.fromkeys(kind.distribution for kind in KINDS if kind.distribution != CORE))
 """Distributions that a complete installation has beside the core."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from quark.log import get_logger
+from quark.base.log import get_logger
 
 if TYPE_CHECKING:
     from quark.plugins.events import Event

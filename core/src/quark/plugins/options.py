@@ -17,8 +17,8 @@ from typing import Any
 
 import attrs
 
+from quark.base.names import closest
 from quark.errors import ConfigError, QuarkError
-from quark.names import closest
 
 __all__ = [
     "REQUIRED",

@@ -8,8 +8,8 @@ from typing import Any
 
 import attrs
 
-from quark.lazy import LazyRef, Reference, as_reference
-from quark.names import NAME_RULE, is_valid_name
+from quark.base.lazy import LazyRef, Reference, as_reference
+from quark.base.names import NAME_RULE, is_valid_name
 from quark.plugins.capabilities import unknown_capability
 from quark.plugins.expected import KEY, Expected
 from quark.plugins.options import Option

@@ -1,6 +1,6 @@
 """What a plugin registers: frozen records that point at code by name. Making one imports nothing.
 
-Every record has a name (see `quark.names`), perhaps aliases, a one-line summary, a stability, and ``exports``: the names of AMD
+Every record has a name (see `quark.base.names`), perhaps aliases, a one-line summary, a stability, and ``exports``: the names of AMD
 Quark's public API that come with it, each a reference. An export is keyed by a plain name (``"Int4PerGroupSpec"``: every public module
 that has plugins' names has it) or by module and name (``"quark.torch.algorithm.awq.awq:AwqProcessor"``: that module then exists).
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from quark.lazy import Reference, as_optional_reference, as_reference
+from quark.base.lazy import Reference, as_optional_reference, as_reference
 from quark.plugins.api_version import ApiRange, as_api_range
 from quark.plugins.options import Option, dataset_options, observer_options, options_of, settings_options
 from quark.plugins.record_fields import (
@@ -94,7 +94,7 @@ class FormatRecord(Record):
     """A number format: how values become codes and codes become bytes.
 
     Attributes:
-        format: Reference to a `quark.quantizers.NumberFormat` value.
+        format: Reference to a `quark.numbers.NumberFormat` value.
         bits: Bits of one stored element, scales apart.
         layout_version: Of how its codes and scales lie in a checkpoint. Count it up when that changes: a checkpoint says by which it was
             written, and is refused where the plugin that is installed has another.
@@ -103,7 +103,7 @@ class FormatRecord(Record):
     """
 
     format: Reference = attrs.field(
-        converter=as_reference, metadata=value_reference("quark.quantizers:NumberFormat", name="name", bits="bits")
+        converter=as_reference, metadata=value_reference("quark.numbers:NumberFormat", name="name", bits="bits")
     )
     bits: float = attrs.field(validator=attrs.validators.gt(0))
     layout_version: int = attrs.field(default=1, validator=[attrs.validators.instance_of(int), attrs.validators.ge(1)])
@@ -115,12 +115,12 @@ class ObserverRecord(Record):
     """An observer: what of the data it sees decides the range.
 
     Attributes:
-        observer: Reference to a `quark.quantizers.Observer` class.
+        observer: Reference to a `quark.numbers.Observer` class.
         class_name: Public name of the class, which JSON configurations hold.
     """
 
     observer: Reference = attrs.field(
-        converter=as_reference, metadata=class_reference("quark.quantizers:Observer", options=observer_options, class_name="__name__")
+        converter=as_reference, metadata=class_reference("quark.numbers:Observer", options=observer_options, class_name="__name__")
     )
     class_name: str
 
@@ -273,8 +273,8 @@ class LayerTypeRecord(Record):
 
     Attributes:
         layer: Reference to the float class, a ``torch.nn.Module`` with a parameter ``weight``, and perhaps ``bias``.
-        quantized: Reference to a subclass of `quark.modules.QuantizedLayer`; None for layers that stay float though they are subclasses of
-            ``torch.nn.Linear`` that compute the same.
+        quantized: Reference to a subclass of `quark.models.layers.QuantizedLayer`; None for layers that stay float though they are
+            subclasses of ``torch.nn.Linear`` that compute the same.
         planned_as: Name of the layer type by which configurations, plans and algorithms know such layers; None is their own. A layer that
             is planned as ``"linear"`` is rounded by whatever rounds linear layers.
         transposed: Whether the float class keeps its weight ``[in, out / groups, …]``, input channels first, where ``groups`` is an
@@ -285,7 +285,7 @@ class LayerTypeRecord(Record):
 
     layer: Reference = attrs.field(converter=as_reference, metadata=class_reference("torch.nn:Module"))
     quantized: Reference | None = attrs.field(
-        default=None, converter=as_optional_reference, metadata=class_reference("quark.modules.layers:QuantizedLayer")
+        default=None, converter=as_optional_reference, metadata=class_reference("quark.models.layers.quantized_layers:QuantizedLayer")
     )
     planned_as: str | None = attrs.field(default=None, validator=attrs.validators.optional(check_name))
     transposed: bool = False
@@ -303,8 +303,8 @@ class SelectorRecord(Record):
     """A selector: it chooses a scheme for each group of layers, under a budget.
 
     Attributes:
-        selector: Reference to a class with the protocol `quark.selection.SchemeSelector`. It can be called without arguments; keyword
-            arguments with defaults are the selector's options.
+        selector: Reference to a class with the protocol `quark_workbench.mixed_precision.SchemeSelector`. It can be called without
+            arguments; keyword arguments with defaults are the selector's options.
     """
 
     selector: Reference = attrs.field(converter=as_reference, metadata=function_reference("select", options=options_of))
@@ -362,7 +362,7 @@ class RunTimeScheme(SchemeRecord):
     """A scheme that a program registers for itself. The program's own names may have any form.
 
     Attributes:
-        scheme: The `quark.templates.QuantizationScheme` that was registered.
+        scheme: The `quark.config.templates.QuantizationScheme` that was registered.
     """
 
     name: str = attrs.field(validator=_run_time_name)
@@ -375,7 +375,7 @@ class RunTimeTemplate(TemplateRecord):
 
     Attributes:
         architecture: Facts about the family; None where nothing states them, and modules are looked at instead.
-        template: The `quark.templates.LLMTemplate` that was registered.
+        template: The `quark.config.templates.LLMTemplate` that was registered.
     """
 
     name: str = attrs.field(validator=_run_time_name)

@@ -38,10 +38,9 @@ if TYPE_CHECKING:
     from quark.config.architecture import Architecture
     from quark.config.layer import QLayerConfig
     from quark.config.tensor import QTensorConfig
-    from quark.hf.dequantizer import Dequantizer
-    from quark.modules import QuantizedLayer
-    from quark.quantizers import NumberFormat, Observer
-    from quark.selection import SchemeSelector
+    from quark.models.hf.dequantizer import Dequantizer
+    from quark.models.layers import QuantizedLayer
+    from quark.numbers import NumberFormat, Observer
 
 __all__ = [
     "AlgorithmRegistry",
@@ -186,9 +185,9 @@ class ExporterRegistry(Registry[ExporterRecord]):
 class SelectorRegistry(Registry[SelectorRecord]):
     """Selectors by name."""
 
-    def load_selector(self, name: str) -> Callable[..., SchemeSelector]:
+    def load_selector(self, name: str) -> Callable[..., Any]:
         """Return the class, or function, that makes the selector of its options."""
-        selector: Callable[..., SchemeSelector] = self._load(name, "selector")
+        selector: Callable[..., Any] = self._load(name, "selector")
         return selector
 
 

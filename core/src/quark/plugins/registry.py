@@ -7,9 +7,9 @@ from typing import Any, Generic, TypeVar, cast
 
 import attrs
 
+from quark.base.lazy import Reference
+from quark.base.names import closest
 from quark.errors import AmbiguousNameError, ConfigError, PluginError, UnknownNameError, UnsupportedError
-from quark.lazy import Reference
-from quark.names import closest
 from quark.plugins.collection import Registered
 from quark.plugins.discovery import RUN_TIME, Source, normalized
 from quark.plugins.expected import KEY, Expected

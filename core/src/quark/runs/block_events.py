@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from quark.calibration.report import CalibrationReport
-from quark.events import RunEvents
-from quark.planning.decoder_blocks import Block
-from quark.planning.plan_row import PlanRow
+from quark.models.plan.decoder_blocks import Block
+from quark.models.plan.plan_row import PlanRow
+from quark.plugins.run_events import RunEvents
 from quark.runs.sink import BlockResult, BlockSink
 
 __all__ = ["BlockEvents"]

@@ -12,8 +12,8 @@ from quark.calibration.depth import DepthError
 from quark.calibration.figures import InputSample, LayerFigures
 from quark.calibration.phases import PhaseClock
 from quark.calibration.report import CalibrationReport
-from quark.modules import QuantizedLayer
-from quark.planning.decoder_blocks import Block
+from quark.models.layers import QuantizedLayer
+from quark.models.plan.decoder_blocks import Block
 
 __all__ = ["OUTSIDE", "RunFigures"]
 

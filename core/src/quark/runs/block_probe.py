@@ -15,12 +15,12 @@ import attrs
 import torch
 from torch import nn
 
+from quark.base.log import get_logger, silenced
 from quark.calibration.batches import Call
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import Exporter, ExportOptions
 from quark.errors import QuarkError
-from quark.log import get_logger, silenced
-from quark.planning.decoder_blocks import Block, decoder_blocks
+from quark.models.plan.decoder_blocks import Block, decoder_blocks
 from quark.runs.quantize_run import quantize_started, start_run
 from quark.runs.run import FinishedRun, Run, StartedRun, plan_run
 from quark.runs.sink import CheckpointSink, InPlaceSink

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import Exporter, ExportOptions
 from quark.checkpoint.shard_layout import ShardLayout
-from quark.planning.decoder_blocks import decoder_blocks, rows_by_block
-from quark.planning.family import text_config
+from quark.models.plan.decoder_blocks import decoder_blocks, rows_by_block
+from quark.models.plan.family import text_config
 from quark.runs.block_probe import BlockSeconds, measured_block, seconds_per_byte
 from quark.runs.memory import held_bytes
 from quark.runs.run import Run, held_by_forwards

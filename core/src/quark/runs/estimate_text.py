@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from quark.planning.plan_text import plan_lines
+from quark.models.plan.plan_text import plan_lines
 from quark.runs.estimate import Estimate
 from quark.runs.planned_run import PlannedRun
 

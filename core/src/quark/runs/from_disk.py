@@ -11,6 +11,8 @@ from typing import Protocol, Self
 import attrs
 from torch import nn
 
+from quark.base.log import get_logger
+from quark.base.ranks import ALONE, Ranks
 from quark.calibration.finite import refuse_non_finite
 from quark.checkpoint.atomic_directory import Leftover, finished_blocks, refuse_unfinished_run
 from quark.checkpoint.chosen_exporter import exporter_of
@@ -22,19 +24,17 @@ from quark.checkpoint.inspection import refuse_incomplete_export
 from quark.checkpoint.storable import refuse_unstorable
 from quark.config.model import QConfig
 from quark.errors import ConfigError, UnsupportedError
-from quark.events import SILENT, RunEvents, running
-from quark.hf.dtype_and_device import torch_device, torch_dtype
-from quark.hf.quantized_source import float_tensors_of
-from quark.hf.shards import Shard, check_shards
-from quark.hf.skeleton import skeleton
-from quark.hf.stored_tensors import StoredTensors
-from quark.hf.weight_converters import WeightConverter
-from quark.log import get_logger
-from quark.planning.decoder_blocks import decoder_blocks
-from quark.planning.family import weight_converters_of
-from quark.planning.plan import QuantPlan
+from quark.models.hf.dtype_and_device import torch_device, torch_dtype
+from quark.models.hf.quantized_source import float_tensors_of
+from quark.models.hf.shards import Shard, check_shards
+from quark.models.hf.skeleton import skeleton
+from quark.models.hf.stored_tensors import StoredTensors
+from quark.models.hf.weight_converters import WeightConverter
+from quark.models.plan.decoder_blocks import decoder_blocks
+from quark.models.plan.family import weight_converters_of
+from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins.attribution import attributed, origin
-from quark.ranks import ALONE, Ranks
+from quark.plugins.run_events import SILENT, RunEvents, running
 from quark.runs.identity import RunIdentity
 from quark.runs.journal import Journal, is_finished_run, write_finished_run
 from quark.runs.quantize_run import quantize_run, quantize_started, start_run
@@ -51,7 +51,7 @@ _Complete = Callable[[FinishedRun, Path], None]
 
 
 class DescribesRun(Protocol):
-    """Adds files about a run to its checkpoint; `quark.report.ReportOptions` writes its report."""
+    """Adds files about a run to its checkpoint; `quark_workbench.report.ReportOptions` writes its report."""
 
     def describe(self, finished: FinishedRun, directory: Path, device: str, reopened: Callable[[], CheckpointSource]) -> None:
         """Write files about a run into its complete checkpoint, which may still be renamed.
@@ -96,12 +96,12 @@ def quantize_checkpoint(
         dtype: Of the float model: a key of float32, bfloat16, float16; ``auto`` takes what the checkpoint says.
         exporter: Name of an exporter.
         options: Of the export, those of the exporter's own among them.
-        weight_converters: What stored tensors become before they are the model's (`quark.hf.weight_converters`); None: the template's.
+        weight_converters: What stored tensors become before they are the model's (`quark.models.hf.weight_converters`); None: a template's.
         trust_remote_code: Whether code that comes with the checkpoint may run.
         resume: Whether to go on from the finished blocks of an earlier run to ``out``; without any, the run starts from the beginning.
         restart: Whether to discard finished blocks of an earlier run to ``out``.
-        report: Is told of the finished run, and writes its report beside the weights (`quark.report.ReportOptions`); None writes none.
-        ranks: The processes that share the run and its files (`quark.process_group.ranks_of_environment`).
+        report: Is told of the finished run, and writes its report beside the weights; None writes none.
+        ranks: The processes that share the run and its files (`quark.base.process_group.ranks_of_environment`).
 
     Returns:
         What was done to each layer; where nothing was left to do, what was planned.

@@ -13,15 +13,15 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from quark.base.names import fold_names
+from quark.base.version import VERSION
 from quark.calibration.batches import Call
 from quark.checkpoint.exporter import ExportOptions
 from quark.checkpoint.provenance import provenance
-from quark.hf.shards import Shard
-from quark.hf.weight_converters import WeightConverter
-from quark.names import fold_names
-from quark.planning.plan import QuantPlan
+from quark.models.hf.shards import Shard
+from quark.models.hf.weight_converters import WeightConverter
+from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins.attribution import origin
-from quark.version import VERSION
 
 __all__ = ["RunIdentity", "differences"]
 
@@ -74,7 +74,7 @@ class RunIdentity:
             options: Of the export.
             converters: What stored tensors become before they are the model's.
             device: Where the run works.
-            is_deterministic: Whether the result does not depend on the number of processes (`quark.ranks.Ranks`).
+            is_deterministic: Whether the result does not depend on the number of processes (`quark.base.ranks.Ranks`).
         """
         common = {f.name: getattr(options, f.name) for f in attrs.fields(ExportOptions) if f.name not in _NOT_OF_THE_WEIGHTS}
         settings = {

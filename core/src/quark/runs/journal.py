@@ -21,7 +21,7 @@ import attrs
 from quark.checkpoint.atomic_directory import JOURNAL
 from quark.checkpoint.destination import COMPANIONS, OF_THE_RUN, RUN_FILE
 from quark.errors import OutputError, ResumeError
-from quark.hf.json_files import read_json
+from quark.models.hf.json_files import read_json
 from quark.runs.identity import RunIdentity, differences
 
 __all__ = ["FORMAT", "FinishedBlock", "Journal", "is_finished_run", "write_finished_run"]

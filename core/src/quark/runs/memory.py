@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from quark.calibration.batches import Call
-from quark.planning.decoder_blocks import Block
-from quark.planning.plan_row import PlanRow
+from quark.models.plan.decoder_blocks import Block
+from quark.models.plan.plan_row import PlanRow
 
 __all__ = [
     "LEAST_RETURNED",

@@ -11,25 +11,25 @@ import attrs
 import torch
 from torch import Tensor, fx, nn
 
+from quark.base.environment import refuse_rival
+from quark.base.log import get_logger
+from quark.base.names import folded
 from quark.calibration.finite import refuse_non_finite
 from quark.checkpoint.chosen_exporter import exporter_of
 from quark.checkpoint.exporter import ExportOptions
 from quark.config.enums import QuantizationMode
 from quark.config.model import QConfig
-from quark.environment import refuse_rival
 from quark.errors import ConfigError, UnsupportedError
-from quark.events import running
-from quark.graph import GraphPlan, plan_graph, quantize_graph
-from quark.hf.quantized_model import QuantizedModel
-from quark.log import get_logger
-from quark.modules.coded_layer import CodedLayer
-from quark.names import folded
-from quark.planning.kept_layers import CodesOf
-from quark.planning.one_layer import as_model, put_back
-from quark.planning.plan import QuantPlan
-from quark.planning.plan_row import PlanRow
+from quark.models.hf.quantized_model import QuantizedModel
+from quark.models.layers.coded_layer import CodedLayer
+from quark.models.plan.kept_layers import CodesOf
+from quark.models.plan.one_layer import as_model, put_back
+from quark.models.plan.plan_row import PlanRow
+from quark.models.plan.quant_plan import QuantPlan
+from quark.plugins.run_events import running
 from quark.runs.estimate import Estimate, estimate
 from quark.runs.from_disk import quantize_checkpoint
+from quark.runs.graph import GraphPlan, plan_graph, quantize_graph
 from quark.runs.quantize_run import quantize_run
 from quark.runs.run import Data, Run, plan_run
 from quark.runs.selected_algorithms import settings_told
@@ -70,7 +70,7 @@ class ModelQuantizer:
         """Return what would be done to ``model``, and why; meta tensors will do. Raises ConfigError with all that is wrong.
 
         Fused experts that are to be quantized are taken apart for it; the model computes what it did. In FX graph mode the model is a
-        graph module, as of `quark.graph.plan_graph`.
+        graph module, as of `quark.runs.graph.plan_graph`.
         """
         refuse_no_model(model)
         if self.config.quant_mode is QuantizationMode.fx_graph_mode:
@@ -133,7 +133,7 @@ class ModelQuantizer:
             dataloader: Calibration data (see `quark.calibration.batches.calls`), or a function that gives them: it is called with what
                 needs them. Read only where something does, such as activations with static scales.
 
-        In FX graph mode (``quant_mode``) operators are quantized, and everything is as `quark.graph.quantize_graph` says.
+        In FX graph mode (``quant_mode``) operators are quantized, and everything is as `quark.runs.graph.quantize_graph` says.
 
         Returns:
             The same object, its layers replaced, with the attributes ``quant_config``, ``quark_plan`` and ``quark_quantized``.

@@ -11,23 +11,23 @@ import attrs
 import torch
 from torch import nn
 
+from quark.base.environment import refuse_rival
 from quark.checkpoint.chosen_exporter import exporter_of
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import Exporter, ExportOptions
 from quark.checkpoint.storable import refuse_unstorable
 from quark.config.model import QConfig
-from quark.environment import refuse_rival
 from quark.errors import CheckpointError, QuarkError
-from quark.hf.attention_switch import refuse_unswitchable
-from quark.hf.dtype_and_device import torch_device, torch_dtype
-from quark.hf.quantized_source import float_tensors_of
-from quark.hf.shards import INDEX, SINGLE, Shard, check_shards
-from quark.hf.skeleton import meta_model, skeleton
-from quark.hf.stored_tensors import StoredTensors
-from quark.hf.tokenizer import load_tokenizer
-from quark.planning.family import template_of, weight_converters_of
-from quark.planning.kept_layers import CodesOf
-from quark.planning.plan import QuantPlan
+from quark.models.hf.attention_switch import refuse_unswitchable
+from quark.models.hf.dtype_and_device import torch_device, torch_dtype
+from quark.models.hf.quantized_source import float_tensors_of
+from quark.models.hf.shards import INDEX, SINGLE, Shard, check_shards
+from quark.models.hf.skeleton import meta_model, skeleton
+from quark.models.hf.stored_tensors import StoredTensors
+from quark.models.hf.tokenizer import load_tokenizer
+from quark.models.plan.family import template_of, weight_converters_of
+from quark.models.plan.kept_layers import CodesOf
+from quark.models.plan.quant_plan import QuantPlan
 from quark.runs.estimate import Estimate, estimate
 from quark.runs.memory import collecting_later, free_bytes
 from quark.runs.run import Run, plan_run

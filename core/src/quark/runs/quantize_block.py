@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from quark.algorithms import Rounding, RoundToNearest, Transform, Tuning
+from quark.base.ranks import Ranks
 from quark.calibration.activation_scales import ActivationScales
 from quark.calibration.attention import install
 from quark.calibration.block_rounding import BlockRounding
@@ -26,13 +27,12 @@ from quark.calibration.report import CalibrationReport
 from quark.calibration.rounding_tasks import round_to_nearest, round_without_statistics
 from quark.calibration.two_passes import TwoPasses
 from quark.errors import CheckpointError
-from quark.modules import QuantizedLayer, quantized_class
-from quark.modules.experts import showing_all
-from quark.planning.decoder_blocks import Block, decoder_blocks, rows_by_block
-from quark.planning.family import text_config
-from quark.planning.plan import QuantPlan
-from quark.planning.plan_row import PlanRow
-from quark.ranks import Ranks
+from quark.models.layers import QuantizedLayer, quantized_class
+from quark.models.layers.experts import showing_all
+from quark.models.plan.decoder_blocks import Block, decoder_blocks, rows_by_block
+from quark.models.plan.family import text_config
+from quark.models.plan.plan_row import PlanRow
+from quark.models.plan.quant_plan import QuantPlan
 from quark.runs.block_events import BlockEvents
 from quark.runs.block_figures import RunFigures
 from quark.runs.memory import FreedMemory, tokens_in

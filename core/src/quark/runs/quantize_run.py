@@ -12,7 +12,7 @@ from quark.calibration.spilled_inputs import SpilledInputs
 from quark.calibration.transform_validation import validate_transforms
 from quark.checkpoint.content import CheckpointContent, set_results
 from quark.config.model import QConfig
-from quark.hf.attention_switch import switch_attention
+from quark.models.hf.attention_switch import switch_attention
 from quark.plugins.attribution import attributed
 from quark.runs.quantize_block import quantize_blocks, start_transforms
 from quark.runs.run import FinishedRun, Run, StartedRun, allowed_activations

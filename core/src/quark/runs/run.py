@@ -12,6 +12,9 @@ import torch
 from torch import nn
 
 from quark.algorithms import NamesLayers, ResolvesForModel, Rounding, ValidatedTransform
+from quark.base.log import get_logger
+from quark.base.names import folded
+from quark.base.ranks import ALONE, Ranks
 from quark.calibration.batches import Call, calls
 from quark.calibration.block_transforms import StartedTransform
 from quark.calibration.report import CalibrationReport
@@ -21,20 +24,17 @@ from quark.calibration.transform_validation import TransformValidation
 from quark.checkpoint.content import CheckpointContent
 from quark.config.model import QConfig
 from quark.errors import ConfigError, UnsupportedError
-from quark.events import SILENT, RunEvents
-from quark.hf.attention_switch import refuse_unswitchable
-from quark.log import get_logger
-from quark.names import folded
-from quark.planning.decoder_blocks import decoder_blocks, owners, rows_by_block
-from quark.planning.family import architecture_of
-from quark.planning.kept_layers import CodesOf
-from quark.planning.mixtures import separate_experts
-from quark.planning.plan import QuantPlan, has_static_scale, make_plan
-from quark.planning.plan_row import PlanRow
-from quark.planning.plan_text import plan_lines, warning_lines
+from quark.models.hf.attention_switch import refuse_unswitchable
+from quark.models.plan.decoder_blocks import decoder_blocks, owners, rows_by_block
+from quark.models.plan.family import architecture_of
+from quark.models.plan.kept_layers import CodesOf
+from quark.models.plan.mixtures import separate_experts
+from quark.models.plan.plan_row import PlanRow
+from quark.models.plan.plan_text import plan_lines, warning_lines
+from quark.models.plan.quant_plan import QuantPlan, has_static_scale, make_plan
 from quark.plugins.attribution import attributed
 from quark.plugins.events import RunPlanned
-from quark.ranks import ALONE, Ranks
+from quark.plugins.run_events import SILENT, RunEvents
 from quark.runs.memory import SHARE, free_bytes, held_bytes, held_probabilities, tokens_in
 from quark.runs.selected_algorithms import Algorithms, algorithms_of, own_settings, refuse_excluded_schemes
 from quark.runs.source import InMemorySource, RunSource

@@ -12,12 +12,12 @@ from quark.calibration.plugin_checks import CheckedRounding, CheckedTransform, C
 from quark.config.algorithm import AlgoConfig, StoredAlgoConfig
 from quark.config.layer import levels
 from quark.config.model import QConfig
+from quark.config.templates.algorithms import algo_config_from_dict
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, UnsupportedError
-from quark.planning.plan_row import PlanRow
+from quark.models.plan.plan_row import PlanRow
 from quark.plugins import AlgorithmRecord, algorithms, schemes
 from quark.plugins.attribution import attributed, origin
-from quark.templates.algorithms import algo_config_from_dict
 
 __all__ = ["Algorithms", "algorithms_of", "in_order", "own_settings", "refuse_excluded_schemes", "settings_told"]
 

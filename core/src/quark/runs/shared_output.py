@@ -8,11 +8,11 @@ from pathlib import Path
 
 from torch import nn
 
+from quark.base.ranks import Ranks, owners
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import BlockStream, Exporter, ExportOptions
 from quark.errors import OutputError
-from quark.planning.decoder_blocks import Block, decoder_blocks
-from quark.ranks import Ranks, owners
+from quark.models.plan.decoder_blocks import Block, decoder_blocks
 from quark.runs.run import Run, StartedRun
 from quark.runs.sink import BlockResult, BlockSink, CheckpointSink, InPlaceSink
 from quark.runs.skeleton import quantized_skeleton

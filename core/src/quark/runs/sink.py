@@ -8,12 +8,12 @@ from typing import Any, Protocol
 import attrs
 from torch import nn
 
+from quark.base.log import get_logger
+from quark.base.names import folded
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import BlockStream
-from quark.log import get_logger
-from quark.modules import QuantizedLayer
-from quark.names import folded
-from quark.planning.decoder_blocks import Block
+from quark.models.layers import QuantizedLayer
+from quark.models.plan.decoder_blocks import Block
 from quark.runs.journal import FinishedBlock, Journal
 
 __all__ = ["BlockResult", "BlockSink", "CheckpointSink", "InPlaceSink", "JournaledSink"]
@@ -37,7 +37,7 @@ class BlockSink(Protocol):
 
     Attributes:
         needs_values: Whether weights have to be rounded when they are accepted. Else some may be float, with the scales that they are to
-            be rounded to (`quark.modules.QuantizerModule.is_deferred`).
+            be rounded to (`quark.models.layers.QuantizerModule.is_deferred`).
     """
 
     needs_values: bool

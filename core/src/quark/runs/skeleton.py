@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from quark.calibration.attention import attention_quantizers, install
 from quark.config.slot import Slot
-from quark.modules import QuantizedLayer, QuantizerModule, quantized_class
-from quark.modules.attention import PROBABILITIES
-from quark.planning.plan import QuantPlan
-from quark.planning.plan_row import PlanRow
-from quark.quantizers import QParams, TensorQuantizer
+from quark.models.layers import QuantizedLayer, QuantizerModule, quantized_class
+from quark.models.layers.attention import PROBABILITIES
+from quark.models.plan.plan_row import PlanRow
+from quark.models.plan.quant_plan import QuantPlan
+from quark.numbers import QParams, TensorQuantizer
 
 __all__ = ["quantized_skeleton"]
 

@@ -11,16 +11,16 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from quark.base.log import get_logger
 from quark.calibration.finite import refuse_non_finite
-from quark.hf.placing import owners_of, put_tensor
-from quark.hf.stored_tensors import Recipe, StoredTensors
-from quark.log import get_logger
-from quark.modules.coded_layer import CodedLayer
-from quark.modules.experts import SeparateExperts, separated
-from quark.planning.decoder_blocks import Block, decoder_blocks
-from quark.planning.mixtures import FusedMixture, fused_mixtures
-from quark.planning.plan import QuantPlan
-from quark.planning.plan_row import PlanRow
+from quark.models.hf.placing import owners_of, put_tensor
+from quark.models.hf.stored_tensors import Recipe, StoredTensors
+from quark.models.layers.coded_layer import CodedLayer
+from quark.models.layers.experts import SeparateExperts, separated
+from quark.models.plan.decoder_blocks import Block, decoder_blocks
+from quark.models.plan.mixtures import FusedMixture, fused_mixtures
+from quark.models.plan.plan_row import PlanRow
+from quark.models.plan.quant_plan import QuantPlan
 from quark.runs.memory import free_bytes
 
 __all__ = ["BlockSource", "CheckpointSource", "InMemorySource", "ReadAhead", "RunSource"]
@@ -91,7 +91,7 @@ class RunSource(BlockSource, Protocol):
     """The source of a run, whose layers may stay quantized as they come."""
 
     def coded(self, names: Sequence[str]) -> Mapping[str, CodedLayer]:
-        """Return the codes and scales of layers that stay as they are (`quark.planning.plan_row.PlanRow.is_kept`); asked for once."""
+        """Return the codes and scales of layers that stay as they are (`quark.models.plan.plan_row.PlanRow.is_kept`); asked for once."""
 
 
 class InMemorySource:
@@ -121,13 +121,13 @@ class CheckpointSource:
     A model that is one block is read at once, since its forwards start before the block is loaded.
 
     Args:
-        model: The model from `quark.hf.skeleton.skeleton`, with no module replaced yet.
+        model: The model from `quark.models.hf.skeleton.skeleton`, with no module replaced yet.
         stored: The checkpoint, as tensors of that model.
         device: The device that tensors are read to.
 
     Attributes:
         model, device: The arguments of these names.
-        codes_of: As of `quark.hf.stored_tensors.StoredTensors`.
+        codes_of: As of `quark.models.hf.stored_tensors.StoredTensors`.
     """
 
     def __init__(self, model: nn.Module, stored: StoredTensors, device: torch.device) -> None:

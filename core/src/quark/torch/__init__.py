@@ -9,8 +9,8 @@ from quark.torch.finder import load, public_names
 if TYPE_CHECKING:
     from quark.checkpoint import ModelExporter, export_safetensors, import_model_from_safetensors
     from quark.config.enums import QuantFlow
+    from quark.config.templates import LLMTemplate
     from quark.runs import ModelQuantizer
-    from quark.templates import LLMTemplate
     from quark.torch.not_offered import RuntimeOptions, disable_native_inference, enable_native_inference
     from quark.torch.other_forms import export_gguf, export_onnx
     from quark.torch.parameters import load_params, save_params

@@ -15,7 +15,7 @@ from quark.torch.absent import refuse_absent, refuse_absent_module
 from quark.torch.import_paths import IN_EXAMPLES, NAMES, WITH_NAMES_OF_PLUGINS
 
 if TYPE_CHECKING:
-    from quark.lazy import Reference
+    from quark.base.lazy import Reference
 
 __all__ = ["PublicModules", "install", "load", "public_names"]
 
@@ -36,7 +36,7 @@ def load(module: str, name: str) -> Any:
     if name == "__all__":
         return public_names(module)
     if (reference := NAMES.get(module, {}).get(name)) is not None:
-        from quark.lazy import LazyRef  # not above: `import quark` imports next to nothing
+        from quark.base.lazy import LazyRef  # not above: `import quark` imports next to nothing
 
         value = LazyRef(reference).load()
     elif name.startswith("_"):
@@ -86,7 +86,7 @@ def _of_a_plugin(module: str, name: str) -> Any:
     """Return the object that a plugin exports under a public name, or the public module below this one; errors as for `load`."""
     near = None
     if module in WITH_NAMES_OF_PLUGINS:
-        from quark.names import closest
+        from quark.base.names import closest
         from quark.plugins import documented_object
 
         try:

@@ -24,12 +24,12 @@ _CONFIGS = (
     | _of("quark.config.layer", "QLayerConfig", QuantizationConfig="QLayerConfig")
     | _of("quark.config.tensor", "QTensorConfig", QuantizationSpec="QTensorConfig")
     | _of(
-        "quark.templates",
+        "quark.config.templates",
         "load_quant_algo_config_from_file",
         load_pre_optimization_config_from_file="load_quant_algo_config_from_file",
     )
 )
-_OBSERVERS = _of("quark.quantizers.observer", ObserverBase="Observer")
+_OBSERVERS = _of("quark.numbers.observer", ObserverBase="Observer")
 
 NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
@@ -40,7 +40,7 @@ NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         | _SAVE
         | _OPTIONS
         | _of("quark.torch.not_offered", "disable_native_inference", "enable_native_inference")
-        | _of("quark.templates", "LLMTemplate")
+        | _of("quark.config.templates", "LLMTemplate")
         | _of("quark.config.enums", "QuantFlow"),
         "quark.torch.algorithm": {},
         "quark.torch.export": _CHECKPOINTS | _EXPORT_CONFIGS,
@@ -55,10 +55,10 @@ NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         ),
         "quark.torch.quantization": _CONFIGS,
         "quark.torch.quantization.api": _QUANTIZER | _LOAD,
-        "quark.torch.quantization.config.algo_configs": _of("quark.templates", "get_algo_config", "get_supported_algorithm_types"),
+        "quark.torch.quantization.config.algo_configs": _of("quark.config.templates", "get_algo_config", "get_supported_algorithm_types"),
         "quark.torch.quantization.config.config": _CONFIGS | _of("quark.config.algorithm", "AlgoConfig", PreQuantOptConfig="AlgoConfig"),
         "quark.torch.quantization.config.template": _of(
-            "quark.templates", "LLMTemplate", "QuantizationScheme", "QuantizationSchemeCollection"
+            "quark.config.templates", "LLMTemplate", "QuantizationScheme", "QuantizationSchemeCollection"
         )
         | _of(
             "quark.torch.default_templates",
@@ -82,9 +82,9 @@ NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "quark.torch.quantization.observer.observer": _OBSERVERS,
         "quark.torch.quantization.utils": _OPTIONS,
         "quark.torch.quantization.weight_convert": _of(
-            "quark.hf.conversion_ops", "Chunk", "Concatenate", "ConversionOps", "FuseExperts", "SplitFusedExperts", "Transpose"
+            "quark.models.hf.conversion_ops", "Chunk", "Concatenate", "ConversionOps", "FuseExperts", "SplitFusedExperts", "Transpose"
         )
-        | _of("quark.hf.weight_converters", "WeightConverter", "apply_converters"),
+        | _of("quark.models.hf.weight_converters", "WeightConverter", "apply_converters"),
     }
 )
 """References by public module and name. A name with an underscore is found, and not listed."""

@@ -16,7 +16,7 @@ from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
 from quark.errors import CheckpointError, ConfigError, UnsupportedError
-from quark.planning.precedence import layer_config_for
+from quark.models.plan.rules import layer_config_for
 
 __all__ = ["QuantConfigParser", "get_layer_quant_config"]
 
@@ -26,7 +26,7 @@ _CACHE = QTensorConfig(dtype="fp8_e4m3", qscheme="per_tensor", observer_cls="Per
 
 
 def get_layer_quant_config(quant_config: QConfig, layer_type: type[nn.Module], layer_name: str) -> QLayerConfig | None:
-    """Return the configuration of the layer ``layer_name``, None where it stays float (`quark.planning.precedence.layer_config_for`)."""
+    """Return the configuration of the layer ``layer_name``, None where it stays float (`quark.models.plan.rules.layer_config_for`)."""
     return layer_config_for(quant_config, layer_name, layer_type).config
 
 

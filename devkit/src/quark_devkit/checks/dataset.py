@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from quark.data.samples import sample_of
+from quark.calibration.data.samples import sample_of
 from quark.errors import CalibrationError, MissingPluginError, QuarkError
 from quark.plugins.records import DatasetRecord
 from quark_devkit.check import CheckFailedError, NotApplicableError, NotHereError, check, require

@@ -11,11 +11,11 @@ from quark.config.enums import Dtype, QuantizationMode
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
-from quark.graph.capture import capture
-from quark.graph.normal_form import normal_form
-from quark.graph.operators import Operator, operators_in
-from quark.modules import QuantizerModule
+from quark.models.layers import QuantizerModule
 from quark.plugins.records import Record
+from quark.runs.graph.capture import capture
+from quark.runs.graph.normal_form import normal_form
+from quark.runs.graph.operators import Operator, operators_in
 from quark.torch import ModelQuantizer
 from quark_devkit.check import NotApplicableError, check, require
 from quark_devkit.example_specs import registered_formats

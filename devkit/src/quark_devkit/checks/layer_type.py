@@ -18,8 +18,8 @@ from quark.config.enums import Dtype
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
-from quark.modules import QuantizedLayer, counts_as, linear_weight
-from quark.modules.layer_types import layer_type_of_class
+from quark.models.layers import QuantizedLayer, counts_as, linear_weight
+from quark.models.layers.layer_types import layer_type_of_class
 from quark.plugins.records import LayerTypeRecord
 from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_devkit.check import NotApplicableError, check, require

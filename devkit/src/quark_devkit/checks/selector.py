@@ -11,10 +11,10 @@ import attrs
 import torch
 from torch import nn
 
-from quark.selection import FLOAT, Budget, Selection, SelectionProblem, select_schemes, selector_of
 from quark_devkit.check import NotApplicableError, check, require
 from quark_devkit.small_models import batches, coarse_scheme, run_config, saved, small_model
 from quark_devkit.subject import Subject
+from quark_workbench.mixed_precision import FLOAT, Budget, Selection, SelectionProblem, select_schemes, selector_of
 
 SHARES = (0.0, 0.3, 0.7, 1.0)
 """Budgets that are asked for: places between the fewest and the most bytes that the groups can take."""
@@ -69,7 +69,7 @@ def is_made_without_options(subject: Subject) -> None:
 def chooses_for_every_group(subject: Subject) -> None:
     """It returns a Selection that has for each group one of the candidates that fit it."""
     problem, selection = _asked(subject)
-    require(isinstance(selection, Selection), f"returns a {type(selection).__name__}: return a quark.selection.Selection")
+    require(isinstance(selection, Selection), f"returns a {type(selection).__name__}: return a quark_workbench.mixed_precision.Selection")
     for name, sizes in problem.sizes.items():
         chosen = selection.choices.get(name)
         require(chosen in sizes, f"chooses {chosen!r} for '{name}', for which there are {', '.join(sizes)}")

@@ -16,14 +16,14 @@ from quark.checkpoint import import_model_from_safetensors
 from quark.checkpoint.export import export_with
 from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
+from quark.config.templates.algorithms import derived_config, refusal
 from quark.errors import QuarkError
-from quark.modules import counts_as, linear_weight
-from quark.planning.family import text_config
+from quark.models.layers import counts_as, linear_weight
+from quark.models.plan.family import text_config
 from quark.plugins import algorithms
 from quark.runs import ModelQuantizer
 from quark.runs.run import plan_run
 from quark.runs.selected_algorithms import algorithms_of
-from quark.templates.algorithms import derived_config, refusal
 from quark_devkit.check import NotApplicableError, check, require
 from quark_devkit.example_models import (
     IDS,

@@ -7,9 +7,9 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
+from quark.base.version import VERSION
 from quark.errors import ConfigError, OutputError
 from quark.plugins.api_version import API_VERSION
-from quark.version import VERSION
 from quark_devkit.new_plugin.kinds import PLUGIN_KINDS, PluginKind
 from quark_devkit.new_plugin.naming import Naming
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import Granularity, NumberFormat, Packing
+from quark.numbers import Granularity, NumberFormat, Packing
 
 __all__ = [
     "ACME_NF3",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError
-from quark.quantizers import Granularity, Observer
+from quark.numbers import Granularity, Observer
 
 __all__ = ["DEFAULT_MULTIPLE", "AcmeRmsObserver"]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from acme_quant.weighted_config import AcmeWeightedConfig
 from quark.algorithms import Metrics, RoundingTask, Statistic
 from quark.config.algorithm import AlgoConfig
-from quark.quantizers import GroupScales, WeightGrid
+from quark.numbers import GroupScales, WeightGrid
 
 __all__ = ["AcmeWeighted", "MeanSquare"]
 
@@ -40,7 +40,7 @@ class MeanSquare(Statistic):
 
 
 class AcmeWeighted:
-    """Rounds weights with scales and values from a `quark.quantizers.WeightGrid`, and so supports every format.
+    """Rounds weights with scales and values from a `quark.numbers.WeightGrid`, and so supports every format.
 
     The metric ``error_share`` of a layer is its weighted error ÷ that with the observer's own ranges, as a mean over rows; at most 1.
 

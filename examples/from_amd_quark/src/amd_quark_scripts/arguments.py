@@ -8,9 +8,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from quark.data.extras import extra
+from quark.base.log import get_logger
+from quark.calibration.data.extras import extra
 from quark.errors import ConfigError, UnsupportedError
-from quark.log import get_logger
 from quark.plugins import exporters
 
 __all__ = ["EXPORTERS", "argument_parser", "check_arguments", "exporter_named"]

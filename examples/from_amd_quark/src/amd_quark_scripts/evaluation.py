@@ -1,4 +1,4 @@
-"""``quark.contrib.llm_eval``: perplexity and tasks as AMD Quark's scripts call them, by `quark.evaluate`."""
+"""``quark.contrib.llm_eval``: perplexity and tasks as AMD Quark's scripts call them, by `quark_workbench.evaluate`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from amd_quark_scripts.model_preparation import get_tokenizer
-from quark.data import read_samples, text_of
+from quark.calibration.data import read_samples, text_of
 from quark.errors import ConfigError, UnsupportedError
-from quark.evaluate import Windows, perplexity
-from quark.evaluate.tasks import TaskOptions, TaskResult, evaluate_tasks
 from quark.torch.not_offered import not_offered
+from quark_workbench.evaluate import Windows, perplexity
+from quark_workbench.evaluate.tasks import TaskOptions, TaskResult, evaluate_tasks
 
 __all__ = [
     "eval_model",
@@ -115,7 +115,7 @@ def task_eval(
 
     Raises:
         UnsupportedError: An argument of ``kwargs`` has a value.
-        ConfigError, UnknownNameError, MissingPluginError: As `quark.evaluate.tasks.prepare_tasks`.
+        ConfigError, UnknownNameError, MissingPluginError: As `quark_workbench.evaluate.tasks.prepare_tasks`.
     """
     if unknown := sorted(name for name, value in kwargs.items() if value):
         raise UnsupportedError(f"task_eval does not take {', '.join(unknown)}: run lm_eval itself on the exported checkpoint")

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from quark.log import get_logger
+from quark.base.log import get_logger
 
 __all__ = ["ScreenLogger", "log_errors"]
 

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from quark.base.log import get_logger
 from quark.checkpoint.companions import copy_companions
 from quark.checkpoint.transformers_loading import register_layouts
 from quark.errors import CheckpointError
-from quark.hf.loading import load_model
-from quark.hf.skeleton import meta_model
-from quark.hf.tokenizer import load_tokenizer
-from quark.log import get_logger
+from quark.models.hf.loading import load_model
+from quark.models.hf.skeleton import meta_model
+from quark.models.hf.tokenizer import load_tokenizer
 from quark.runs.model_quantizer import several_devices
 
 __all__ = [
@@ -81,7 +81,7 @@ def get_model(
         trust_remote_code: Without effect, since code from a checkpoint is never run.
 
     Raises:
-        CheckpointError, ConfigError: As `quark.hf.loading.load_model`.
+        CheckpointError, ConfigError: As `quark.models.hf.loading.load_model`.
     """
     if multi_gpu or multi_device:
         get_logger(__name__).warning(several_devices("multi_gpu"))
@@ -152,7 +152,7 @@ def check_compatibility_before_quantization(model: nn.Module, raise_on_error: bo
 
 
 def create_model_skeleton(model_dir: str | Path, trust_remote_code: bool = False, attn_implementation: str = "eager") -> nn.Module:
-    """Return the model of a checkpoint on the meta device, without its weights; errors as for `quark.hf.skeleton.meta_model`."""
+    """Return the model of a checkpoint on the meta device, without its weights; errors as for `quark.models.hf.skeleton.meta_model`."""
     model: Any = meta_model(local_checkpoint(model_dir))
     model.set_attn_implementation(attn_implementation)
     return model

@@ -17,19 +17,19 @@ from amd_quark_scripts.arguments import EXPORTERS, argument_parser, check_argume
 from amd_quark_scripts.data_preparation import calibration_data
 from amd_quark_scripts.evaluation import eval_model
 from amd_quark_scripts.model_preparation import available_device, get_model, get_model_type, get_tokenizer, local_checkpoint
+from quark.base.environment import refuse_rival
+from quark.base.printable import shown
 from quark.checkpoint import ExportOptions, export_safetensors, import_model_from_safetensors
 from quark.checkpoint.destination import refuse_used_directory
 from quark.checkpoint.export import export_with
 from quark.config.model import QConfig
-from quark.environment import refuse_rival
+from quark.config.templates import load_quant_algo_config_from_file, register_template_file
 from quark.errors import ConfigError, QuarkError, UnsupportedError
-from quark.hf.skeleton import meta_model
-from quark.planning.family import template_of
+from quark.models.hf.skeleton import meta_model
+from quark.models.plan.family import template_of
 from quark.plugins import schemes
-from quark.printable import shown
 from quark.runs import ModelQuantizer, quantize_checkpoint
 from quark.runs.planned_run import plan
-from quark.templates import load_quant_algo_config_from_file, register_template_file
 from quark.torch.other_forms import export_gguf
 from quark.torch.parameters import load_params, save_params
 

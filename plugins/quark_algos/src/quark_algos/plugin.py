@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from quark.plugins import AlgorithmRecord, SelectorRecord, hookimpl
+from quark.plugins import AlgorithmRecord, hookimpl
 
-__all__ = ["QUARK_API", "quark_register_algorithms", "quark_register_selectors"]
+__all__ = ["QUARK_API", "quark_register_algorithms"]
 
 QUARK_API = (2, 2)
 _DOCUMENTED = "quark_algos.tuning.documented"
@@ -73,18 +73,6 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
             "OnlineRotationConfig": "quark_algos.rotation.config:OnlineRotationConfig",
             "quark.torch.algorithm.rotation.rotation:RotationProcessor": f"{_PROCESSORS}:RotationProcessor",
         },
-    )
-
-
-@hookimpl
-def quark_register_selectors() -> Iterator[SelectorRecord]:
-    """Yield the record of automatic mixed precision."""
-    yield SelectorRecord(
-        name="mixed_precision",
-        aliases=("amp",),
-        summary="the smallest predicted divergence under a budget: output errors weighted by squared gradients, an exact knapsack",
-        selector="quark_algos.mixed_precision.selector:MixedPrecision",
-        capabilities={"calibration"},
     )
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from quark.parallel import parallel_map, row_slices
-from quark.quantizers import GroupScales, WeightGrid
+from quark.base.parallel import parallel_map, row_slices
+from quark.numbers import GroupScales, WeightGrid
 
 __all__ = ["COARSE", "FINE", "LARGE_PIECE", "NARROWEST", "PATIENCE", "PIECE", "POWERS", "STEP", "WIDEST", "search", "stretched"]
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from quark.algorithms import Hessian, Metrics, RoundingTask, Statistic
-from quark.quantizers import GroupScales
+from quark.numbers import GroupScales
 from quark_algos.gptq.damping import shrunk
 from quark_algos.scale_search import search
 

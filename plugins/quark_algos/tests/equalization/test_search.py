@@ -11,7 +11,7 @@ from torch import Tensor
 
 import quark
 from quark.config.layer import TensorSpec
-from quark.quantizers import WeightGrid, quantizer_for
+from quark.numbers import WeightGrid, quantizer_for
 from quark_algos.equalization.candidates import by_activations, by_both, relative_weights, smoothquant
 from quark_algos.equalization.quadratic import RANK, Quadratic, moved
 from quark_algos.equalization.search import AWQ_RATIOS, ActivationErrors, Part, autosmooth, awq

@@ -9,7 +9,7 @@ from torch import Tensor
 from quark.config.enums import Dtype, QSchemeType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import GroupScales, WeightGrid, quantizer_for
+from quark.numbers import GroupScales, WeightGrid, quantizer_for
 
 N = 12
 

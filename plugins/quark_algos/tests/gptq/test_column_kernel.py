@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quark.config.enums import Dtype
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import GroupScales
+from quark.numbers import GroupScales
 from quark_algos.gptq.damping import Damped, Factor, factor
 from quark_algos.gptq.ldlq import Swept, descend, ldlq, ldlq_by_rows, ldlq_choosing
 from tests.kit.interpreted_kernels import Kernels

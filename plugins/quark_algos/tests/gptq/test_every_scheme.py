@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import quark
-from quark.quantizers import WeightGrid, quantizer_for
+from quark.numbers import WeightGrid, quantizer_for
 from quark_algos.gptq.damping import factor
 from quark_algos.gptq.ldlq import descend, ldlq
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import quark
 from quark.algorithms import CrossMoment, Hessian, Rounding, RoundingTask, RoundToNearest
-from quark.modules import quantized_class
+from quark.models.layers import quantized_class
 from quark_algos.gptq.config import GPTAQConfig, GPTQConfig
 from quark_algos.gptq.rounding import ColumnRounding
 from quark_algos.searched_nearest import SearchedNearest

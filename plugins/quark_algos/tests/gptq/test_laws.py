@@ -14,7 +14,7 @@ import quark
 from quark.config.enums import Dtype, QSchemeType
 from quark.config.tensor import QTensorConfig
 from quark.errors import NonFiniteError
-from quark.quantizers import GroupScales, WeightGrid, quantizer_for
+from quark.numbers import GroupScales, WeightGrid, quantizer_for
 from quark_algos.gptq.damping import SingularError, factor, largest_eigenvalue
 from quark_algos.gptq.ldlq import Swept, descend, ldlq
 from quark_algos.scale_search import COARSE, FINE, POWERS, search, stretched

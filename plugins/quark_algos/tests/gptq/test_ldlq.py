@@ -12,7 +12,7 @@ from torch import Tensor
 
 import quark
 from quark.config.enums import Dtype
-from quark.quantizers import GroupScales
+from quark.numbers import GroupScales
 from quark_algos import scale_search as scales_module
 from quark_algos.gptq import ldlq as sweep
 from quark_algos.gptq.damping import factor

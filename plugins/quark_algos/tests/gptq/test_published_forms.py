@@ -10,7 +10,7 @@ import quark
 from quark.algorithms import CrossMoment, Hessian64, RoundingTask, Statistic
 from quark.config.enums import Dtype
 from quark.config.tensor import QTensorConfig
-from quark.modules import quantized_class
+from quark.models.layers import quantized_class
 from quark_algos.gptq.config import GPTAQConfig
 from quark_algos.gptq.correction import causal_matrix, corrected, share_for
 from quark_algos.gptq.damping import factor

@@ -16,8 +16,8 @@ from quark.config.algorithm import AlgoConfig
 from quark.config.layer import QLayerConfig, TensorSpec
 from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
-from quark.modules import QuantizedLayer
-from quark.quantizers import GroupScales, WeightGrid
+from quark.models.layers import QuantizedLayer
+from quark.numbers import GroupScales, WeightGrid
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark_algos.gptq.config import GPTAQConfig, GPTQConfig, QronosConfig
 from quark_algos.gptq.damping import damped

@@ -15,7 +15,7 @@ from quark.algorithms import CrossMoment, Hessian, RoundingTask, Statistic
 from quark.config.algorithm import AlgoConfig
 from quark.config.model import QConfig
 from quark.errors import QuarkError
-from quark.modules import quantized_class
+from quark.models.layers import quantized_class
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark_algos.gptq.config import GPTAQConfig, GPTQConfig
 from quark_algos.gptq.rounding import ColumnRounding

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import quark
 from quark.algorithms import CrossMoment, Hessian, RoundingTask, Statistic
 from quark.algorithms.rounding import HeldOut
-from quark.modules import quantized_class
+from quark.models.layers import quantized_class
 from quark_algos.gptq.config import GPTAQConfig
 from quark_algos.gptq.correction import share_for
 from quark_algos.gptq.rounding import ColumnRounding

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import quark
 from quark.config.architecture import Architecture
-from quark.planning.mixtures import separate_experts
+from quark.models.plan.mixtures import separate_experts
 from quark.torch import LLMTemplate
 from quark_devkit.float64 import InFloat64
 

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 import quark_tiny_model as tiny
 from quark.checkpoint import export_safetensors
 from quark.config.model import QConfig
-from quark.planning.decoder_blocks import Block
-from quark.planning.family import architecture_of
+from quark.models.plan.decoder_blocks import Block
+from quark.models.plan.family import architecture_of
 from quark.runs import ModelQuantizer, quantize_checkpoint
 from quark.runs.source import CheckpointSource
 from quark.torch import LLMTemplate

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from quark.config.architecture import Architecture
 from quark.errors import ConfigError, UnsupportedError
-from quark.modules.experts import SeparateExperts
+from quark.models.layers.experts import SeparateExperts
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark_algos.rotation.fold import block, fuse_norms, outside, r1_of, untie, values
 from quark_algos.rotation.hadamard import Rotation

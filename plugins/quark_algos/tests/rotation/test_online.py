@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from quark.errors import CheckpointError, ConfigError
-from quark.modules import quantized_class
+from quark.models.layers import quantized_class
 from quark.torch import LLMTemplate
 from quark_algos.mappings.mapping import readers_of_attention_norm, writers_of_mlp
 from quark_algos.rotation import stored

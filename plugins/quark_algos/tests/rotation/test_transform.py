@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import quark_tiny_model as tiny
 from quark.algorithms import BlockContext
 from quark.errors import UnsupportedError
-from quark.planning.family import architecture_of
-from quark.planning.plan import make_plan
+from quark.models.plan.family import architecture_of
+from quark.models.plan.quant_plan import make_plan
 from quark.runs import quantize_checkpoint
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_algos.rotation.config import RotationConfig

@@ -14,7 +14,7 @@ from torch import nn
 
 from quark.config.architecture import Architecture
 from quark.errors import ConfigError, UnsupportedError
-from quark.planning.inferred_architecture import infer_architecture
+from quark.models.plan.inferred_architecture import infer_architecture
 from quark_algos.rotation import fold as folding
 from quark_algos.rotation.config import RotationConfig
 from quark_algos.rotation.norm_form import form_of, with_form_of

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from quark.algorithms import BlockContext
 from quark.config.architecture import Architecture
+from quark.config.templates.algorithms import get_algo_config
 from quark.errors import UnsupportedError
-from quark.modules.attention import BASIS
-from quark.planning.plan import make_plan
-from quark.templates.algorithms import get_algo_config
+from quark.models.layers.attention import BASIS
+from quark.models.plan.quant_plan import make_plan
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_algos.rotation.config import OnlineRotationConfig, QuaRotConfig, RotationConfig
 from quark_algos.rotation.online import is_rotated

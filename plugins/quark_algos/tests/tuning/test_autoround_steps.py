@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import quark
 from quark.algorithms import RoundedBlock, Sample, StackedWeights
-from quark.modules import QuantizedLayer, quantized_class
+from quark.models.layers import QuantizedLayer, quantized_class
 from quark_algos.tuning import block as tuned_block
 from quark_algos.tuning.block import AutoRound
 from quark_algos.tuning.config import AutoRoundConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from quark.modules.attention import STORED_STATES
+from quark.models.layers.attention import STORED_STATES
 
 __all__ = ["cache_scales"]
 

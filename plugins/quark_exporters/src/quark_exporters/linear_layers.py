@@ -9,9 +9,9 @@ from quark.checkpoint import CheckpointContent, CheckpointExporter, ExportOption
 from quark.checkpoint.float_layers import is_float, routers
 from quark.config.layer import QLayerConfig, TensorSpec
 from quark.config.tensor import QTensorConfig
-from quark.modules.attention import KEY, QUERY, VALUE
-from quark.planning.plan import QuantPlan
-from quark.quantizers import canonicalize
+from quark.models.layers.attention import KEY, QUERY, VALUE
+from quark.models.plan.quant_plan import QuantPlan
+from quark.numbers import canonicalize
 
 __all__ = ["LinearExporter", "LinearReader", "coded_rows", "float_names"]
 

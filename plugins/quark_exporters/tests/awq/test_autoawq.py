@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from quark.checkpoint import import_model_from_safetensors
 from quark.checkpoint.inspection import inspect_checkpoint
-from quark.modules import QuantizedLayer
+from quark.models.layers import QuantizedLayer
 from quark.runs import quantize_checkpoint
 from quark.torch import LLMTemplate
 

@@ -10,8 +10,8 @@ import torch
 import quark
 from quark.config.layer import QLayerConfig
 from quark.errors import UnsupportedError
-from quark.modules.coded_layer import CodedLayer
-from quark.quantizers import QParams
+from quark.models.layers.coded_layer import CodedLayer
+from quark.numbers import QParams
 from quark_devkit.small_models import run_config
 from quark_exporters.awq.storage import SCALE_TYPES, AwqStorage
 

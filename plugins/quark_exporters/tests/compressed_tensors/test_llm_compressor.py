@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from quark.checkpoint import import_model_from_safetensors
 from quark.checkpoint.inspection import inspect_checkpoint
-from quark.modules import QuantizedLayer
+from quark.models.layers import QuantizedLayer
 
 GOLDEN = Path(__file__).parent / "golden_checkpoints"
 MANIFEST = json.loads((GOLDEN / "MANIFEST.json").read_text(encoding="utf-8"))

@@ -12,7 +12,7 @@ from quark.checkpoint import CodedLayer
 from quark.config.layer import QLayerConfig
 from quark.config.tensor import QTensorConfig
 from quark.errors import CheckpointError
-from quark.quantizers import quantizer_for
+from quark.numbers import quantizer_for
 from quark_exporters.compressed_tensors.storage import CompressedTensorsStorage
 
 ROWS, COLUMNS, GROUP = 16, 64, 32

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quark.config.tensor import QTensorConfig
 from quark.errors import UnsupportedError
-from quark.quantizers import QParams, TensorQuantizer, quantizer_for
+from quark.numbers import QParams, TensorQuantizer, quantizer_for
 from quark.torch import LLMTemplate
 from quark_exporters.gguf_layout.ggml_blocks import Q8_0, BlockType, block_type_for
 

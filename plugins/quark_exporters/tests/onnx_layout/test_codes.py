@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from quark.config.enums import RoundType
-from quark.quantizers import number_format
+from quark.numbers import number_format
 from quark_exporters.onnx_layout.codes import native_type, stored_codes, stored_type
 
 INT4, UINT4, INT8, UINT8, INT16 = (ir.DataType[name] for name in ("INT4", "UINT4", "INT8", "UINT8", "INT16"))

@@ -17,7 +17,7 @@ from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, UnsupportedError
-from quark.modules import QuantizerModule
+from quark.models.layers import QuantizerModule
 from quark.torch import ModelQuantizer
 from quark_exporters.onnx_layout.export import export_onnx
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import quark
-from quark.quantizers import format_of, number_format, quantizer_for
+from quark.numbers import format_of, number_format, quantizer_for
 from quark_exporters.onnx_layout.steps import Steps, steps_of
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 import quark
 from quark.config.layer import QLayerConfig
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import TensorQuantizer, number_format, quantizer_for
-from quark.quantizers.single_level import SingleLevelQuantizer
+from quark.numbers import TensorQuantizer, number_format, quantizer_for
+from quark.numbers.single_level import SingleLevelQuantizer
 from quark_exporters.onnx_layout.trial import reason_against
 
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from quark.checkpoint import ExportOptions, export_safetensors, import_model_from_safetensors
 from quark.checkpoint.export import export_with
 from quark.errors import UnsupportedError
-from quark.hf.dequantized_tensors import DequantizedTensors
-from quark.hf.file_tensors import FileTensors
-from quark.hf.quantized_source import float_tensors_of
-from quark.hf.shards import check_shards
+from quark.models.hf.dequantized_tensors import DequantizedTensors
+from quark.models.hf.file_tensors import FileTensors
+from quark.models.hf.quantized_source import float_tensors_of
+from quark.models.hf.shards import check_shards
 from quark.plugins import schemes
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark_devkit.small_models import fitting_schemes, quantized, run_config

@@ -14,7 +14,7 @@ from quark.checkpoint.content import content_of
 from quark.checkpoint.model_tensors import Region
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
-from quark.modules import QuantizedLayer
+from quark.models.layers import QuantizedLayer
 from quark.torch import ModelQuantizer
 from quark.torch.quantization import Int8PerChannelSpec
 from quark_exporters.quark_layout.exporter import SafetensorsExporter

@@ -212,8 +212,8 @@ def test_damage_is_named(layout: str, damage: str, tmp_path: Path) -> None:
 
 
 def test_the_program_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from quark.cli.inspect import inspect
     from quark.errors import CheckpointError
+    from quark_workbench.commands.inspect import inspect
 
     out = exported(run_config("int4_wo_32"), tmp_path)
     inspect(out)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
-from quark.quantizers import PerGroup, number_format, quantizer_for
+from quark.numbers import PerGroup, number_format, quantizer_for
 from quark_schemes.specs import BFP16Spec, MX6Spec, MX9Spec, OCP_MXINT8Spec
 
 CASES = {

@@ -12,7 +12,7 @@ from torch import Tensor
 import quark
 from quark.config.enums import RoundType
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import NumberFormat, canonicalize, format_of, number_format
+from quark.numbers import NumberFormat, canonicalize, format_of, number_format
 from quark_schemes.formats.integer import IntegerFormat
 from quark_schemes.formats.minifloat import MiniFloat
 
@@ -149,7 +149,7 @@ def test_rounding_half_away_from_zero_differs_at_halfway_only(name: str) -> None
 @pytest.mark.parametrize("method", [RoundType.half_even, RoundType.floor, RoundType.round])
 @pytest.mark.parametrize("name", ["int4", "uint8", "fp4", "fp8_e4m3"])
 def test_the_rounding_of_a_spec_reaches_values_and_codes_alike(name: str, method: RoundType) -> None:
-    from quark.quantizers import quantizer_for
+    from quark.numbers import quantizer_for
 
     quantizer = quantizer_for(spec(name, round_method=method), activation=False)
     x = torch.randn(8, 32, generator=torch.Generator().manual_seed(0))
@@ -212,7 +212,7 @@ def test_e8m0_holds_every_power_of_two_and_rounds_up() -> None:
 
 @pytest.mark.parametrize("name", ["fp8_e5m3", "fp8_e8m0"])
 def test_formats_of_scales_are_refused_for_weights(name: str) -> None:
-    from quark.quantizers import quantizer_for
+    from quark.numbers import quantizer_for
 
     quantizer = quantizer_for(spec(name), activation=False)
     assert "holds scales" in str(quantizer.shape_error((4, 4)))
@@ -221,7 +221,7 @@ def test_formats_of_scales_are_refused_for_weights(name: str) -> None:
 @pytest.mark.parametrize("shape", [(1,), (1, 1), (1, 1, 1)], ids=str)
 @pytest.mark.parametrize("name", [n for n in ELEMENTWISE if n != "fp8_e5m3"])
 def test_a_single_element_is_a_tensor_like_any_other(name: str, shape: tuple[int, ...]) -> None:
-    from quark.quantizers import quantizer_for
+    from quark.numbers import quantizer_for
 
     quantizer = quantizer_for(spec(name), activation=False)
     x = torch.full(shape, 0.7)

@@ -12,7 +12,7 @@ import quark
 from quark.config.enums import Dtype, RoundType, ScaleType, ZeroPointType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import TensorQuantizer, quantizer_for
+from quark.numbers import TensorQuantizer, quantizer_for
 from tests.kit.interpreted_kernels import Kernels, assert_same_bits
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import Observer, TensorQuantizer, quantizer_for
+from quark.numbers import Observer, TensorQuantizer, quantizer_for
 
 SHAPE = {"per_channel": {"ch_axis": 0}, "per_group": {"ch_axis": -1, "group_size": 8}}
 

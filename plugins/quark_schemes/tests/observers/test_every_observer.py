@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.errors import CalibrationError
-from quark.quantizers import Observer, WeightGrid, quantizer_for
+from quark.numbers import Observer, WeightGrid, quantizer_for
 from quark.torch import ModelQuantizer
 from quark.torch.quantization.observer import observer as documented
 from quark_tiny_model import calibration_batches, tiny_model

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError
-from quark.quantizers import TILE_ELEMENTS, quantizer_for
+from quark.numbers import TILE_ELEMENTS, quantizer_for
 from quark_schemes.observers.histogram import BINS, Distribution, Histogram
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)

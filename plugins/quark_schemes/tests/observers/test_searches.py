@@ -11,8 +11,8 @@ from torch import Tensor
 
 from quark.config.enums import ZeroPointType
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import QParams, quantizer_for
-from quark.quantizers.single_level import SingleLevelQuantizer
+from quark.numbers import QParams, quantizer_for
+from quark.numbers.single_level import SingleLevelQuantizer
 from quark_schemes.observers.histogram import BINS, Distribution, Histogram
 from quark_schemes.observers.histogram_ranges import CLIPPED_SHARES, ExpectedError, _least
 from quark_schemes.observers.mse import ROW_FACTORS, TENSOR_FACTORS

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import Granularity, PerChannel, PerGroup, QParams, number_format
+from quark.numbers import Granularity, PerChannel, PerGroup, QParams, number_format
 
 
 def spec(name: str) -> QTensorConfig:

@@ -9,7 +9,7 @@ import pytest
 import quark
 from quark.config.layer import levels
 from quark.config.slot import Slot
-from quark.templates import QuantizationScheme, QuantizationSchemeCollection
+from quark.config.templates import QuantizationScheme, QuantizationSchemeCollection
 from quark_schemes.schemes import classes
 
 REGISTERED: dict[str, Callable[[], QuantizationScheme]] = {
@@ -87,7 +87,7 @@ def test_the_weight_of_each_scheme_has_the_bits_that_its_tensors_take() -> None:
     import torch
 
     from quark.config.describe import effective_bits
-    from quark.quantizers import number_format, quantizer_for
+    from quark.numbers import number_format, quantizer_for
 
     x = torch.randn(256, 512, generator=torch.Generator().manual_seed(0))
     for name in REGISTERED:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quark.modules.experts import ExpertParts, SeparateExperts
+from quark.models.layers.experts import ExpertParts, SeparateExperts
 
 __all__ = ["SeparateSortedExperts", "sorted_experts", "stacked_experts"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quark.modules import QuantizedConvolution, QuantizedLayer
+from quark.models.layers import QuantizedConvolution, QuantizedLayer
 
 __all__ = ["GainedTranspose", "QuantGainedTranspose", "QuantScaledEmbedding", "ScaledEmbedding"]
 

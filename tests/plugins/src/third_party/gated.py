@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from quark.modules import QuantizedLayer
+from quark.models.layers import QuantizedLayer
 
 
 class Gated(nn.Module):

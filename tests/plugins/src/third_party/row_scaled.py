@@ -11,8 +11,8 @@ from torch import Tensor
 
 from quark.config.enums import QSchemeType
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import MultiLevelQuantizer, NumberFormat, Observer, PerChannel, QParams, level_quantizer
-from quark.quantizers.single_level import SingleLevelQuantizer
+from quark.numbers import MultiLevelQuantizer, NumberFormat, Observer, PerChannel, QParams, level_quantizer
+from quark.numbers.single_level import SingleLevelQuantizer
 
 LARGEST = 63
 """The largest group scale, of six bits."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import NumberFormat
+from quark.numbers import NumberFormat
 
 BOUNDS = (0.5, 1.5, 3.0)
 """Halfway between neighbours: 0.5 goes to 0, 1.5 to 2 and 3 to 2, which have the even codes."""

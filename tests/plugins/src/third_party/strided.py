@@ -6,7 +6,7 @@ import attrs
 from torch import Tensor
 
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import Granularity
+from quark.numbers import Granularity
 from third_party.signed_powers import SignedPowers
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import Granularity, NumberFormat, Packing
+from quark.numbers import Granularity, NumberFormat, Packing
 
 _PLACES = (1, 3, 9, 27, 81)
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from importlib_metadata import EntryPoint
 
-from quark.lazy import LazyRef
+from quark.base.lazy import LazyRef
 from quark.plugins.discovery import GROUP, Candidate, Source
 from quark.plugins.records import Record, TemplateRecord
 from quark_devkit.checks.distribution.side_effects import side_effects
@@ -104,8 +104,8 @@ def _listed(sources: tuple[Source, ...], path: tuple[str, ...], loads: bool) -> 
 
 def _main(plugins: str, out: str, loads: str) -> None:
     """List the plugins, and write what is seen as JSON."""
+    from quark.cli.installed import kind_report
     from quark.plugins.catalog import Catalog
-    from quark.plugins.report import kind_report
 
     sources = [Source(**row) for row in json.loads(plugins)]
     with side_effects() as effects:

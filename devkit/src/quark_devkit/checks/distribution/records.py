@@ -8,15 +8,15 @@ from typing import Any
 
 import attrs
 
+from quark.base.lazy import LazyRef
+from quark.base.printable import unprintable
 from quark.errors import QuarkError
-from quark.lazy import LazyRef
 from quark.plugins.collection import Registered
 from quark.plugins.discovery import CORE, RUN_TIME, normalized
 from quark.plugins.expected import KEY
 from quark.plugins.kinds import BUILT_IN
 from quark.plugins.records import ExporterRecord, LayerTypeRecord, ObserverRecord, Record, TemplateRecord
 from quark.plugins.registry import Registry
-from quark.printable import unprintable
 from quark_devkit.check import CheckFailedError, check, require
 from quark_devkit.checks.distribution.facts import claims_of
 from quark_devkit.subject import Subject

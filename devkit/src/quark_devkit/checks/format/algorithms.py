@@ -12,7 +12,7 @@ from quark.config.algorithm import AlgoConfig
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.errors import QuarkError
-from quark.quantizers import WeightGrid
+from quark.numbers import WeightGrid
 from quark.torch import ModelQuantizer
 from quark_devkit.check import NotApplicableError, check, require
 from quark_devkit.checks.format.cases import Case, weight_cases
@@ -69,7 +69,7 @@ def _roundings(subject: Subject) -> Iterator[tuple[str, AlgoConfig]]:
 
 @check("format")
 def serves_columns(subject: Subject) -> None:
-    """Algorithms that choose codes column by column get the values of round-to-nearest by `quark.quantizers.WeightGrid`."""
+    """Algorithms that choose codes column by column get the values of round-to-nearest by `quark.numbers.WeightGrid`."""
     for case in _scaled_weight_cases(subject):
         weight = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
         transposed = weight.t().contiguous()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import NumberFormat, TensorQuantizer
+from quark.numbers import NumberFormat, TensorQuantizer
 from quark_devkit.check import NotApplicableError
 from quark_devkit.example_specs import Example, examples
 from quark_devkit.subject import Subject

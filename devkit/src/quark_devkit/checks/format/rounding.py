@@ -1,4 +1,4 @@
-"""Checks of `quark.quantizers.NumberFormat.round_`: which value a number is rounded to."""
+"""Checks of `quark.numbers.NumberFormat.round_`: which value a number is rounded to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quark.config.enums import RoundType
 from quark.errors import QuarkError
-from quark.quantizers import canonicalize, format_of
+from quark.numbers import canonicalize, format_of
 from quark_devkit.check import NotApplicableError, check, require
 from quark_devkit.checks.format.cases import Case, all_values, cases, first_case, loaded, numbers, shares_bits
 from quark_devkit.random_states import random_states_kept

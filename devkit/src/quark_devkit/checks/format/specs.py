@@ -7,9 +7,9 @@ import torch
 from quark.config.layer import levels
 from quark.config.tensor import QTensorConfig
 from quark.errors import QuarkError
+from quark.numbers import NumberFormat, Packing, number_format
+from quark.numbers.build import observer_class
 from quark.plugins.records import FormatRecord
-from quark.quantizers import NumberFormat, Packing, number_format
-from quark.quantizers.build import observer_class
 from quark_devkit.check import NotApplicableError, check, require
 from quark_devkit.checks.format.cases import cases, loaded, weight_cases
 from quark_devkit.example_specs import example_specs, odd_specs

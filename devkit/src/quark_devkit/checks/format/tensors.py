@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quark.config.enums import ScaleType
-from quark.quantizers import QParams
+from quark.numbers import QParams
 from quark_devkit.accelerator_runs import accelerator
 from quark_devkit.check import NotApplicableError, check, require
 from quark_devkit.checks.format.cases import Case, cases, same_bits, weight_cases

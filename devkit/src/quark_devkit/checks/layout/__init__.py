@@ -19,7 +19,7 @@ from quark.checkpoint.destination import COMPANIONS
 from quark.checkpoint.export import export_with
 from quark.checkpoint.shard_layout import ShardLayout
 from quark.errors import ConfigError, QuarkError, UnsupportedError
-from quark.planning.decoder_blocks import decoder_blocks
+from quark.models.plan.decoder_blocks import decoder_blocks
 from quark.plugins import exporters
 from quark.runs.run import plan_run
 from quark.runs.skeleton import quantized_skeleton

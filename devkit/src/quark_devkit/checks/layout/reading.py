@@ -16,11 +16,11 @@ from quark.checkpoint.inspection import inspect_checkpoint
 from quark.checkpoint.layouts import quantization_block, reader_of
 from quark.checkpoint.reader import import_model_from_safetensors
 from quark.checkpoint.transformers_loading import is_read_here, register_layouts
-from quark.hf.dequantized_tensors import DequantizedTensors
-from quark.hf.file_tensors import FileTensors
-from quark.hf.loading import load_model
-from quark.hf.quantized_source import float_tensors_of
-from quark.hf.shards import check_shards
+from quark.models.hf.dequantized_tensors import DequantizedTensors
+from quark.models.hf.file_tensors import FileTensors
+from quark.models.hf.loading import load_model
+from quark.models.hf.quantized_source import float_tensors_of
+from quark.models.hf.shards import check_shards
 from quark.plugins import exporters
 from quark.runs import ModelQuantizer
 from quark_devkit.check import NotApplicableError, check, require

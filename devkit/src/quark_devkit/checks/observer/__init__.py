@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quark.errors import CalibrationError, ConfigError, QuarkError
-from quark.quantizers import Observer
+from quark.numbers import Observer
 from quark_devkit.accelerator_runs import accelerator
 from quark_devkit.check import NotApplicableError, check, require
 from quark_devkit.example_specs import SHAPE, Example, examples, registered_formats
@@ -192,7 +192,7 @@ def does_not_depend_on_the_order_of_data(subject: Subject) -> None:
 
 @check("observer")
 def refuses_to_merge_another_kind(subject: Subject) -> None:
-    """Merging an observer of an unrelated class raises ConfigError (`quark.quantizers.Observer.of_same_kind`)."""
+    """Merging an observer of an unrelated class raises ConfigError (`quark.numbers.Observer.of_same_kind`)."""
 
     class Unrelated(Observer):
         def observe(self, x: Tensor) -> None: ...

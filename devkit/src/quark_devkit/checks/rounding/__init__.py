@@ -14,7 +14,7 @@ from quark.calibration.plugin_checks import checked_metrics, refuse_strange
 from quark.config.algorithm import AlgoConfig
 from quark.config.layer import QLayerConfig
 from quark.errors import QuarkError, RoundingError
-from quark.modules import QuantizedLayer
+from quark.models.layers import QuantizedLayer
 from quark.plugins import schemes
 from quark.plugins.attribution import origin
 from quark_devkit import settings_checks

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from quark.base.lazy import LazyRef
 from quark.config.layer import QLayerConfig, TensorSpec, levels
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
-from quark.lazy import LazyRef
 from quark.plugins.options import REQUIRED
 from quark.plugins.records import SchemeRecord
 from quark_devkit.check import NotApplicableError, check, require

@@ -19,8 +19,8 @@ from quark.config.describe import effective_bits
 from quark.config.layer import levels
 from quark.config.model import QConfig
 from quark.errors import CalibrationError
-from quark.planning.plan import QuantPlan, static_activations
-from quark.planning.plan_row import PlanRow
+from quark.models.plan.plan_row import PlanRow
+from quark.models.plan.quant_plan import QuantPlan, static_activations
 from quark.plugins import Catalog
 from quark.plugins.records import SchemeRecord
 from quark.runs import quantize_checkpoint

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from quark.config.layer import QLayerConfig, levels
 from quark.config.model import QConfig
 from quark.errors import ConfigError
-from quark.modules import QuantizerModule
-from quark.quantizers import TensorQuantizer, quantizer_for
+from quark.models.layers import QuantizerModule
+from quark.numbers import TensorQuantizer, quantizer_for
 from quark.torch import ModelQuantizer
 from quark_devkit.check import NotApplicableError, check, require
 from quark_devkit.subject import Subject

@@ -9,9 +9,9 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.from_device import numbers
-from quark.parallel import coarsely, parallel_map
-from quark.quantizers import WeightGrid
+from quark.base.from_device import numbers
+from quark.base.parallel import coarsely, parallel_map
+from quark.numbers import WeightGrid
 from quark_algos.equalization.candidates import by_activations, by_both, relative_weights
 from quark_algos.equalization.quadratic import Quadratic
 from quark_algos.mappings.channels import Channels

@@ -24,14 +24,14 @@ from quark.algorithms import (
     input_is_transformed,
     validated,
 )
+from quark.base.from_device import numbers
+from quark.base.log import get_logger
 from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
 from quark.config.layer import QLayerConfig, levels
-from quark.from_device import numbers
-from quark.log import get_logger
-from quark.modules.layers import linear_weight
-from quark.planning.plan import QuantPlan
-from quark.quantizers import WeightGrid, quantizer_for
+from quark.models.layers.quantized_layers import linear_weight
+from quark.models.plan.quant_plan import QuantPlan
+from quark.numbers import WeightGrid, quantizer_for
 from quark_algos.equalization.candidates import smoothquant
 from quark_algos.equalization.config import AutoSmoothQuantConfig, AWQConfig, SmoothQuantConfig
 from quark_algos.equalization.quadratic import Quadratic

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quark.kernels.devices import launching_on
-from quark.quantizers import ColumnRounder
+from quark.numbers import ColumnRounder
+from quark.numbers.kernels.devices import launching_on
 
 __all__ = ["Feedback", "round_columns"]
 

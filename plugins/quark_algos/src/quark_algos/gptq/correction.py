@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quark.from_device import numbers
+from quark.base.from_device import numbers
 from quark_algos.gptq.damping import Factor
 
 __all__ = ["causal_matrix", "corrected", "correction", "share_for"]

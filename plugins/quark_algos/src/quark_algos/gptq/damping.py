@@ -10,8 +10,8 @@ import attrs
 import torch
 from torch import Tensor
 
+from quark.base.from_device import numbers
 from quark.errors import NonFiniteError, RoundingError
-from quark.from_device import numbers
 
 __all__ = ["ATTEMPTS", "NONE", "PANEL", "Damped", "Factor", "SingularError", "damped", "factor", "largest_eigenvalue", "shrunk"]
 

@@ -13,9 +13,9 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.kernels import uses_kernels
-from quark.parallel import one_thread, parallel_map, row_slices
-from quark.quantizers import ColumnRounder, GroupScales, WeightGrid
+from quark.base.parallel import one_thread, parallel_map, row_slices
+from quark.numbers import ColumnRounder, GroupScales, WeightGrid
+from quark.numbers.kernels import uses_kernels
 from quark_algos.gptq.damping import Factor
 
 __all__ = ["BLOCK", "FEW", "SLICE", "Chooser", "Rounder", "Swept", "descend", "ldlq", "ldlq_by_rows", "ldlq_choosing"]

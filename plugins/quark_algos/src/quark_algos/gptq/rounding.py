@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from quark.algorithms import CrossMoment, Hessian, Hessian64, Metrics, RoundingTask, Statistic
+from quark.base.from_device import numbers
+from quark.base.names import folded
+from quark.base.parallel import coarsely
 from quark.config.algorithm import AlgoConfig
 from quark.errors import NonFiniteError
-from quark.from_device import numbers
-from quark.names import folded
-from quark.parallel import coarsely
-from quark.quantizers import GroupScales, WeightGrid
+from quark.numbers import GroupScales, WeightGrid
 from quark_algos.gptq.config import GPTQConfig, QronosConfig
 from quark_algos.gptq.correction import causal_matrix, correction, share_for
 from quark_algos.gptq.damping import NONE, Factor, SingularError, damped, factor, largest_eigenvalue

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from quark.config.architecture import Architecture
-from quark.modules.layers import is_transposed, linear_weight
+from quark.models.layers.quantized_layers import is_transposed, linear_weight
 from quark_algos.mappings.channels import Channels
 from quark_algos.mappings.mapping import LayerMapping
 

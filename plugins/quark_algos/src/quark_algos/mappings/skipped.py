@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from quark.config.architecture import Architecture
-from quark.planning.decoder_blocks import decoder_blocks
+from quark.models.plan.decoder_blocks import decoder_blocks
 from quark_algos.mappings.resolve import resolve
 from quark_algos.mappings.user_mappings import UserMapping
 

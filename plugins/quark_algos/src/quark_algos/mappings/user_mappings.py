@@ -9,11 +9,11 @@ from typing import Any
 import attrs
 from torch import Tensor, nn
 
+from quark.base.log import get_logger
+from quark.base.names import closest
 from quark.config.architecture import Architecture
 from quark.errors import ConfigError
-from quark.log import get_logger
-from quark.names import closest
-from quark.planning.decoder_blocks import decoder_blocks
+from quark.models.plan.decoder_blocks import decoder_blocks
 from quark_algos.mappings.mapping import LayerMapping, mappings_of
 from quark_algos.mappings.resolve import resolve, submodule
 

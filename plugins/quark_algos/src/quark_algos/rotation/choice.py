@@ -10,11 +10,11 @@ from torch import nn
 
 from quark.config.architecture import Architecture
 from quark.errors import ConfigError, UnsupportedError
-from quark.modules.attention import BASIS
-from quark.planning.attention import AttentionRow
-from quark.planning.decoder_blocks import decoder_blocks
-from quark.planning.plan import QuantPlan
-from quark.planning.plan_row import PlanRow
+from quark.models.layers.attention import BASIS
+from quark.models.plan.attention import AttentionRow
+from quark.models.plan.decoder_blocks import decoder_blocks
+from quark.models.plan.plan_row import PlanRow
+from quark.models.plan.quant_plan import QuantPlan
 from quark_algos.mappings.mapping import readers_of_attention_norm, readers_of_mlp_norm, writers_of_mlp
 from quark_algos.rotation.config import RotationConfig
 from quark_algos.rotation.hadamard import Rotation, factors_of
@@ -93,7 +93,7 @@ def rotate_heads(model: nn.Module, sizes: Mapping[str, int]) -> None:
     """Make attention modules rotate queries and keys; the outputs stay.
 
     Args:
-        model: The model; its attention modules use the functions of `quark.modules.attention`, now or when they run.
+        model: The model; its attention modules use the functions of `quark.models.layers.attention`, now or when they run.
         sizes: Head size by full name of the module.
     """
     for name, size in sizes.items():

@@ -8,9 +8,9 @@ from typing import Any
 import attrs
 from torch import nn
 
+from quark.base.names import folded
 from quark.config.architecture import Architecture
 from quark.errors import ConfigError
-from quark.names import folded
 from quark_algos.mappings.mapping import linear_layers, writers_of_attention, writers_of_mlp
 from quark_algos.mappings.resolve import input_axis, submodule
 from quark_algos.rotation.residual_stream import Stream, check, matching, norms_and_readers, see_single_experts

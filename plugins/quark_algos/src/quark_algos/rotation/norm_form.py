@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from quark.config.architecture import Architecture
 from quark.errors import UnsupportedError
-from quark.planning.decoder_blocks import decoder_blocks
-from quark.planning.family import text_config
+from quark.models.plan.decoder_blocks import decoder_blocks
+from quark.models.plan.family import text_config
 from quark_algos.rotation.residual_stream import matching, norms_and_readers
 
 __all__ = ["PROBE_SCALE", "TOLERANCE", "as_measured", "form_of", "with_form_of"]

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from quark.config.algorithm import AlgoConfig
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, UnsupportedError
-from quark.modules.layers import counts_as, linear_weight
-from quark.planning.attention import attention_rows
-from quark.planning.family import architecture_of
-from quark.planning.plan import plan_rows
-from quark.planning.precedence import layer_config_for
+from quark.models.layers.quantized_layers import counts_as, linear_weight
+from quark.models.plan.attention import attention_rows
+from quark.models.plan.family import architecture_of
+from quark.models.plan.quant_plan import plan_rows
+from quark.models.plan.rules import layer_config_for
 from quark_algos.rotation import stored
 from quark_algos.rotation.choice import block_size, rotate_heads, rotated_attentions
 from quark_algos.rotation.config import RotationConfig

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from quark.algorithms import BlockContext, Metrics, ResolvedSettings, Rounding, Statistic, Validation
+from quark.base.log import get_logger
+from quark.base.names import folded
 from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
 from quark.errors import UnsupportedError
-from quark.log import get_logger
-from quark.modules.layers import linear_weight
-from quark.names import folded
-from quark.planning.plan import QuantPlan
+from quark.models.layers.quantized_layers import linear_weight
+from quark.models.plan.quant_plan import QuantPlan
 from quark_algos.mappings.resolve import submodule
 from quark_algos.rotation import fold as folding
 from quark_algos.rotation import stored

@@ -9,9 +9,9 @@ from typing import Any
 import attrs
 from torch import nn
 
+from quark.base.names import closest
 from quark.config.architecture import Architecture
 from quark.errors import ConfigError, UnsupportedError
-from quark.names import closest
 from quark_algos.mappings.resolve import submodule
 from quark_algos.rotation.closed_stream import known_in_full, see_closed, see_shapes
 from quark_algos.rotation.config import RotationConfig

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from quark.algorithms import Metrics, RoundedBlock, Sample
-from quark.log import get_logger
+from quark.base.log import get_logger
 from quark_algos.tuning.adam import Adam
 from quark_algos.tuning.config import AutoRoundConfig, TuningConfig
 from quark_algos.tuning.layer import TunedLayer

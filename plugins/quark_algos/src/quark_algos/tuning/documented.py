@@ -9,11 +9,11 @@ from typing import Any
 import attrs
 from torch import nn
 
+from quark.base.log import get_logger
 from quark.config.algorithm import AlgoConfig
 from quark.config.dataclass_view import with_dataclass_view
 from quark.config.model import QConfig
 from quark.errors import ConfigError
-from quark.log import get_logger
 from quark.runs import ModelQuantizer
 from quark_algos.fields import LEGACY
 from quark_algos.tuning import config

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quark.algorithms import StackedWeights
-from quark.quantizers import GroupScales
+from quark.numbers import GroupScales
 from quark_algos.tuning.config import AutoRoundConfig
 
 __all__ = ["OffsetLayer"]

@@ -12,7 +12,7 @@ from quark.checkpoint import CodedLayer, FloatTensor
 from quark.checkpoint.layer_storage import layer_codes
 from quark.config.layer import QLayerConfig
 from quark.errors import CheckpointError
-from quark.quantizers import cast_finite, quantizer_for
+from quark.numbers import cast_finite, quantizer_for
 from quark_exporters.awq.reader import awq_config
 from quark_exporters.awq.storage import AwqStorage
 

@@ -23,7 +23,7 @@ from quark.checkpoint import CodedLayer
 from quark.config.enums import ZeroPointType
 from quark.config.layer import QLayerConfig
 from quark.errors import ConfigError, UnsupportedError
-from quark.quantizers import QParams, canonicalize, quantizer_for
+from quark.numbers import QParams, canonicalize, quantizer_for
 from quark_exporters.words import packed_words, unpacked_words
 
 __all__ = ["ORDER", "SCALE_TYPES", "AwqStorage", "group_size_of"]

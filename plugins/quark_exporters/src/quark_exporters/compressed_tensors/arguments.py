@@ -10,7 +10,7 @@ from quark.config.json_values import value_of
 from quark.config.layer import QLayerConfig, TensorSpec
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, UnsupportedError
-from quark.quantizers import canonicalize
+from quark.numbers import canonicalize
 from quark_exporters.compressed_tensors.scheme import group_of
 
 __all__ = ["arguments_of", "format_of", "layer_config", "spec_of"]

@@ -24,7 +24,7 @@ from torch import Tensor
 from quark.checkpoint import CodedLayer
 from quark.config.layer import QLayerConfig
 from quark.errors import CheckpointError, UnsupportedError
-from quark.quantizers import QParams, TensorQuantizer, quantizer_for
+from quark.numbers import QParams, TensorQuantizer, quantizer_for
 from quark_exporters.compressed_tensors.arguments import arguments_of, format_of
 from quark_exporters.words import packed_words, unpacked_words
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from quark.base.log import get_logger
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import ExportOptions
-from quark.log import get_logger
 from quark_exporters.fp8.storage import Fp8Storage, activation_scheme_of, block_size_of
 from quark_exporters.linear_layers import LinearExporter, coded_rows, float_names
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from quark.checkpoint import CodedLayer
 from quark.config.layer import QLayerConfig
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import QParams, canonicalize, quantizer_for
+from quark.numbers import QParams, canonicalize, quantizer_for
 
 __all__ = ["Fp8Storage", "activation_scheme_of", "block_size_of"]
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from quark.base.log import get_logger
 from quark.checkpoint.companions import save_companions
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import BlockStream, Exporter, ExportOptions
 from quark.checkpoint.model_tensors import Region
 from quark.errors import ConfigError, MissingPluginError, UnsupportedError
-from quark.log import get_logger
-from quark.planning.decoder_blocks import Block, decoder_blocks
+from quark.models.plan.decoder_blocks import Block, decoder_blocks
 from quark_exporters.gguf_layout.families import family_of
 from quark_exporters.gguf_layout.metadata import rotary_factors, write_metadata
 from quark_exporters.gguf_layout.tensors import FLOAT_TYPES, GgufTensor, TensorWriter, floats

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quark.config.tensor import QTensorConfig
 from quark.errors import UnsupportedError
-from quark.quantizers import PerBlock, QParams, TensorQuantizer
+from quark.numbers import PerBlock, QParams, TensorQuantizer
 
 __all__ = ["BLOCK", "BlockType", "block_type_for"]
 

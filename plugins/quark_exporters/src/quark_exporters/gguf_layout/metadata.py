@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from quark.base.version import VERSION
 from quark.config.model import QConfig
 from quark.errors import UnsupportedError
-from quark.version import VERSION
 from quark_exporters.gguf_layout.families import Family
 
 if TYPE_CHECKING:

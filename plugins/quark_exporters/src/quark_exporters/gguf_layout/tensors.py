@@ -10,10 +10,10 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from quark.base.names import folded
 from quark.checkpoint.model_tensors import Region
 from quark.errors import UnsupportedError
-from quark.modules import QuantizedLayer, QuantizerModule
-from quark.names import folded
+from quark.models.layers import QuantizedLayer, QuantizerModule
 from quark_exporters.gguf_layout.families import Family
 from quark_exporters.gguf_layout.ggml_blocks import BLOCK, BlockType, block_type_for
 

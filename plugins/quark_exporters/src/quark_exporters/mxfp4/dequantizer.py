@@ -16,7 +16,7 @@ from torch import Tensor
 from quark.checkpoint import CodedLayer, FloatTensor, LayerCodes
 from quark.config.layer import QLayerConfig
 from quark.errors import CheckpointError
-from quark.quantizers import quantizer_for
+from quark.numbers import quantizer_for
 from quark_exporters.compressed_tensors.arguments import spec_of
 from quark_exporters.e2m1 import e2m1_values
 

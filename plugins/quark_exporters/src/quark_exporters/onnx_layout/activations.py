@@ -15,9 +15,9 @@ from torch import Tensor
 
 from quark.config.tensor import QTensorConfig
 from quark.errors import UnsupportedError
-from quark.quantizers import NumberFormat, PerChannel, PerGroup, PerTensor, PerToken, QParams, TensorQuantizer
-from quark.quantizers.single_level import SingleLevelQuantizer
-from quark.quantizers.two_level import TwoLevelQuantizer
+from quark.numbers import NumberFormat, PerChannel, PerGroup, PerTensor, PerToken, QParams, TensorQuantizer
+from quark.numbers.single_level import SingleLevelQuantizer
+from quark.numbers.two_level import TwoLevelQuantizer
 from quark_exporters.onnx_layout.codes import INTEGERS, native_type, whole_ends
 from quark_exporters.onnx_layout.ops import FLOAT, FLOAT_TYPES, Ops, as_tensor, block_shape
 from quark_exporters.onnx_layout.specs import described, name_of

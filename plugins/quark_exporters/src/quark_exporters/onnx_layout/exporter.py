@@ -10,16 +10,16 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from quark.base.log import get_logger
+from quark.base.names import folded
 from quark.checkpoint.companions import save_companions
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import Exporter, ExportOptions
 from quark.config.layer import levels
 from quark.errors import ConfigError, MissingPluginError, UnsupportedError
-from quark.log import get_logger
-from quark.modules import QuantizedLayer, QuantizerModule, RoundedParameter
-from quark.modules.experts import SeparateExperts
-from quark.names import folded
-from quark.quantizers import TensorQuantizer
+from quark.models.layers import QuantizedLayer, QuantizerModule, RoundedParameter
+from quark.models.layers.experts import SeparateExperts
+from quark.numbers import TensorQuantizer
 from quark_exporters.onnx_layout.example_inputs import ExampleInputs, example_inputs
 
 __all__ = ["FILE", "OPSET", "OnnxExporter"]

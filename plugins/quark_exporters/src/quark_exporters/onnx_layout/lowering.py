@@ -8,9 +8,9 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
+from quark.base.names import folded
 from quark.errors import UnsupportedError
-from quark.names import folded
-from quark.quantizers import QParams
+from quark.numbers import QParams
 from quark_exporters.onnx_layout.activations import quantized_activation
 from quark_exporters.onnx_layout.ops import FLOAT, Library, Ops, as_tensor
 from quark_exporters.onnx_layout.traced import DOMAIN, FAKE_QUANTIZE, TracedQuantizer

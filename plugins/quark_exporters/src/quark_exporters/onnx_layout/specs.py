@@ -7,7 +7,7 @@ import re
 
 from quark.config.layer import levels
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import TensorQuantizer
+from quark.numbers import TensorQuantizer
 
 __all__ = ["described", "name_of"]
 

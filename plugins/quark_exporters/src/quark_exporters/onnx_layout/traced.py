@@ -14,8 +14,8 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.modules import QuantizedLayer, QuantizerModule, RoundedParameter
-from quark.quantizers import TensorQuantizer
+from quark.models.layers import QuantizedLayer, QuantizerModule, RoundedParameter
+from quark.numbers import TensorQuantizer
 
 __all__ = ["DOMAIN", "FAKE_QUANTIZE", "TracedQuantizer", "traced_form"]
 
@@ -23,7 +23,7 @@ DOMAIN = "quark"
 """Domain of the nodes ``FakeQuantize`` while a model is traced, and of the functions in the file."""
 
 FAKE_QUANTIZE = "FakeQuantize"
-"""Type of the nodes; inputs: the tensor, scale, zero point and outer scale, as of `quark.quantizers.QParams`."""
+"""Type of the nodes; inputs: the tensor, scale, zero point and outer scale, as of `quark.numbers.QParams`."""
 
 
 @attrs.frozen(eq=False)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quark.errors import UnsupportedError
-from quark.quantizers import QParams, TensorQuantizer
+from quark.numbers import QParams, TensorQuantizer
 from quark_exporters.onnx_layout.lowering import lowered
 from quark_exporters.onnx_layout.ops import FLOAT, Library, Ops
 from quark_exporters.onnx_layout.traced import TracedQuantizer

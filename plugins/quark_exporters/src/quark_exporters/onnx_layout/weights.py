@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from quark.errors import ConfigError, UnsupportedError
-from quark.quantizers import PerChannel, PerGroup, PerTensor, PerToken, QParams, TensorQuantizer
-from quark.quantizers.on_grid import LOSSY, codes_error
-from quark.quantizers.progressive import ProgressiveQuantizer
-from quark.quantizers.single_level import SingleLevelQuantizer
-from quark.quantizers.two_level import TwoLevelQuantizer
-from quark.quantizers.viewed import KernelMatrix, ViewedQuantizer
+from quark.numbers import PerChannel, PerGroup, PerTensor, PerToken, QParams, TensorQuantizer
+from quark.numbers.on_grid import LOSSY, codes_error
+from quark.numbers.progressive import ProgressiveQuantizer
+from quark.numbers.single_level import SingleLevelQuantizer
+from quark.numbers.two_level import TwoLevelQuantizer
+from quark.numbers.viewed import KernelMatrix, ViewedQuantizer
 from quark_exporters.onnx_layout.codes import StoredCodes, stored_codes, stored_type
 from quark_exporters.onnx_layout.ops import FLOAT, FLOAT_TYPES, Ops, as_tensor
 from quark_exporters.onnx_layout.traced import TracedQuantizer

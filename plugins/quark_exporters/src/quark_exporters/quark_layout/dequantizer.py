@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quark.base.log import get_logger
 from quark.checkpoint import FloatTensor
 from quark.checkpoint.provenance import refuse_unreadable
 from quark.config.layer import TensorSpec
 from quark.config.slot import PARAMETERS, Slot
 from quark.errors import CheckpointError, UnsupportedError
-from quark.log import get_logger
-from quark.modules.packed_layers import packed_meta
-from quark.planning.precedence import layer_config_for
-from quark.quantizers import cast_finite, quantizer_for
-from quark.quantizers.tensor_quantizer import TensorQuantizer
+from quark.models.layers.packed_layers import packed_meta
+from quark.models.plan.rules import layer_config_for
+from quark.numbers import cast_finite, quantizer_for
+from quark.numbers.tensor_quantizer import TensorQuantizer
 from quark_exporters.quark_layout.quantization_config import read_quantization_config
 
 __all__ = ["QuarkDequantizer"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from quark.base.log import get_logger
 from quark.checkpoint import CheckpointContent, CheckpointExporter, ExportOptions
-from quark.log import get_logger
 from quark_exporters.quark_layout.quantization_config import quantization_config
 
 __all__ = ["SafetensorsExporter"]

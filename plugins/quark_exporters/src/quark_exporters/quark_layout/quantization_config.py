@@ -22,10 +22,10 @@ from quark.config.export import JsonExporterConfig
 from quark.config.json_values import value_of
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
-from quark.planning.mixtures import fused_mixtures
-from quark.planning.plan import QuantPlan
-from quark.planning.plan_row import PlanRow
-from quark.planning.precedence import layer_config_for
+from quark.models.plan.mixtures import fused_mixtures
+from quark.models.plan.plan_row import PlanRow
+from quark.models.plan.quant_plan import QuantPlan
+from quark.models.plan.rules import layer_config_for
 from quark.plugins import layer_types
 
 __all__ = ["quantization_config", "read_quantization_config"]

@@ -9,16 +9,16 @@ from typing import Any
 import attrs
 from torch import nn
 
+from quark.base.log import get_logger
 from quark.checkpoint.layout_reader import StoredConfig
 from quark.checkpoint.model_tensors import STORED_PROBABILITIES
 from quark.checkpoint.packed_model import pack_model
 from quark.config.slot import Slot
-from quark.hf.quark_loader import is_stored_beside_weight
-from quark.hf.shards import check_shards
-from quark.log import get_logger
-from quark.modules.attention import PROBABILITIES
-from quark.modules.packed_layers import PackedLayer
-from quark.planning.plan import QuantPlan, has_static_scale
+from quark.models.hf.quark_loader import is_stored_beside_weight
+from quark.models.hf.shards import check_shards
+from quark.models.layers.attention import PROBABILITIES
+from quark.models.layers.packed_layers import PackedLayer
+from quark.models.plan.quant_plan import QuantPlan, has_static_scale
 from quark_exporters.quark_layout.quantization_config import read_quantization_config
 
 __all__ = ["QuarkReader"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from quark.base.names import folded, has_wildcard
 from quark.checkpoint.float_layers import is_float
 from quark.checkpoint.inspection import CheckpointFacts, RuntimeSupport
 from quark.config.layer import QLayerConfig, levels
-from quark.names import folded, has_wildcard
-from quark.planning.plan_row import PlanRow
-from quark.planning.precedence import first_match
+from quark.models.plan.plan_row import PlanRow
+from quark.models.plan.rules import first_match
 from quark_exporters.runtimes.rules import Rule, rule_for, rules
 
 __all__ = ["RuntimeInspector"]

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from quark.config.layer import QLayerConfig, TensorSpec
-from quark.quantizers import canonicalize
+from quark.numbers import canonicalize
 
 __all__ = ["Rule", "Rules", "rule_for", "rules"]
 

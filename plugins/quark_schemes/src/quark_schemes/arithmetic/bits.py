@@ -10,9 +10,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from quark.base.parallel import parallel_map, row_slices
 from quark.errors import ConfigError
-from quark.kernels import uses_kernels
-from quark.parallel import parallel_map, row_slices
+from quark.numbers.kernels import uses_kernels
 
 __all__ = [
     "ORDERS",

@@ -16,8 +16,8 @@ from quark.config.enums import Dtype, QSchemeType, RoundType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
-from quark.kernels import DeviceCode
-from quark.quantizers import NumberFormat, Packing, QParams, Spacing
+from quark.numbers import NumberFormat, Packing, QParams, Spacing
+from quark.numbers.kernels import DeviceCode
 from quark_schemes.arithmetic.shared_exponent import MODES, shared_exponent_scale
 from quark_schemes.arithmetic.whole_numbers import WHOLE_ROUNDINGS
 from quark_schemes.packing.shared_exponents import SharedExponentPacking

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import NumberFormat, QParams
+from quark.numbers import NumberFormat, QParams
 
 __all__ = ["BFLOAT16", "FLOAT16", "CastFormat"]
 

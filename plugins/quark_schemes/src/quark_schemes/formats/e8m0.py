@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import NumberFormat, QParams
+from quark.numbers import NumberFormat, QParams
 from quark_schemes.arithmetic.shared_exponent import decode_e8m0, encode_e8m0, shared_exponent_scale
 
 __all__ = ["FP8_E8M0", "PowerOfTwo"]

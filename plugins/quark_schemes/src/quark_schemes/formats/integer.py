@@ -12,8 +12,8 @@ from torch import Tensor
 from quark.config.enums import RoundType, ZeroPointType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
-from quark.kernels import DeviceCode
-from quark.quantizers import NumberFormat, Packing, QParams, Spacing
+from quark.numbers import NumberFormat, Packing, QParams, Spacing
+from quark.numbers.kernels import DeviceCode
 from quark_schemes.arithmetic.whole_numbers import WHOLE_ROUNDINGS
 from quark_schemes.packing.integers import IntegerPacking
 from quark_schemes.scale_formats import SMALLEST_SCALE, scale_error, scale_format_of, with_outer_scale

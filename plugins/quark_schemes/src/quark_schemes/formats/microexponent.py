@@ -15,8 +15,8 @@ from torch import Tensor
 
 from quark.config.enums import RoundType
 from quark.config.tensor import QTensorConfig
-from quark.kernels import DeviceCode
-from quark.quantizers import Packing
+from quark.numbers import Packing
+from quark.numbers.kernels import DeviceCode
 from quark_schemes.arithmetic.whole_numbers import WHOLE_ROUNDINGS
 from quark_schemes.formats.block_float import BlockFloat
 from quark_schemes.packing.shared_exponents import PAIR_BITS, MicroexponentPacking

@@ -9,8 +9,8 @@ from torch import Tensor
 from quark.config.enums import QSchemeType, RoundType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
-from quark.kernels import DeviceCode
-from quark.quantizers import NumberFormat, Packing, QParams, Spacing
+from quark.numbers import NumberFormat, Packing, QParams, Spacing
+from quark.numbers.kernels import DeviceCode
 from quark_schemes.arithmetic.float_shapes import E2M1, E2M3, E3M2, E4M3, E5M2, E5M3, FloatShape
 from quark_schemes.arithmetic.shared_exponent import MODES, shared_exponent_scale
 from quark_schemes.arithmetic.small_float import decode_small, encode_small, round_small_

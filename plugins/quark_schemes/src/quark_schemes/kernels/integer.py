@@ -6,8 +6,8 @@ import attrs
 import triton
 import triton.language as tl
 
-from quark.kernels import DeviceCode
-from quark.kernels.arithmetic import bounded, round_whole
+from quark.numbers.kernels import DeviceCode
+from quark.numbers.kernels.arithmetic import bounded, round_whole
 from quark_schemes.kernels.scales import at_least, rounded_scale
 from quark_schemes.scale_formats import SMALLEST_SCALE, ScaleRounding
 

@@ -6,7 +6,7 @@ import attrs
 import triton
 import triton.language as tl
 
-from quark.kernels import DeviceCode
+from quark.numbers.kernels import DeviceCode
 from quark_schemes.arithmetic.float_shapes import FloatShape
 from quark_schemes.kernels.scales import at_least, rounded_scale, shared_exponent
 from quark_schemes.kernels.small_floats import encode_small, round_small

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quark.kernels.arithmetic import bits_of, float_of
+from quark.numbers.kernels.arithmetic import bits_of, float_of
 from quark_schemes.kernels.small_floats import round_small
 
 __all__ = ["at_least", "rounded_scale", "shared_exponent"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quark.kernels.arithmetic import bits_of, bounded, float_of, with_sign_of
+from quark.numbers.kernels.arithmetic import bits_of, bounded, float_of, with_sign_of
 
 __all__ = ["encode_small", "round_small"]
 

@@ -13,7 +13,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.quantizers import TILE_ELEMENTS
+from quark.numbers import TILE_ELEMENTS
 
 __all__ = ["BINS", "Distribution", "Histogram"]
 

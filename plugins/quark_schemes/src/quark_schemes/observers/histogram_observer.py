@@ -10,7 +10,7 @@ from torch import Tensor
 from quark.config.enums import QSchemeType
 from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError
-from quark.quantizers import Granularity, Observer
+from quark.numbers import Granularity, Observer
 from quark_schemes.observers.histogram import Histogram
 from quark_schemes.observers.options import granularity_error, options_error
 

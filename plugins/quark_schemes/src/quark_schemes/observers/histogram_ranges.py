@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import format_of
+from quark.numbers import format_of
 from quark_schemes.formats.integer import IntegerFormat
 from quark_schemes.observers.histogram import Distribution, Histogram
 from quark_schemes.observers.histogram_observer import HistogramObserver

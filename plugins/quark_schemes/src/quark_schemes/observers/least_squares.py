@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quark.config.enums import ZeroPointType
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import format_of
+from quark.numbers import format_of
 
 __all__ = ["Range", "best_range", "error_norms", "has_real_zero_point", "shrunk_range"]
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from quark.config.enums import QSchemeType
 from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError
-from quark.quantizers import TILE_ELEMENTS, Granularity, Observer, PerTensor
-from quark.quantizers.scratch import scratch
+from quark.numbers import TILE_ELEMENTS, Granularity, Observer, PerTensor
+from quark.numbers.scratch import scratch
 from quark_schemes.observers.options import granularity_error, options_error
 
 __all__ = [

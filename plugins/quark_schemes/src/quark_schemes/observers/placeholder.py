@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import Observer, number_format
+from quark.numbers import Observer, number_format
 from quark_schemes.observers.options import options_error
 
 __all__ = ["PlaceholderObserver"]

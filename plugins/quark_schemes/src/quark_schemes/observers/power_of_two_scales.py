@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quark.config.enums import QSchemeType
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import format_of
+from quark.numbers import format_of
 from quark_schemes.arithmetic.shared_exponent import power_of_two
 from quark_schemes.observers.histogram import Histogram
 from quark_schemes.observers.histogram_observer import HistogramObserver

@@ -11,7 +11,7 @@ from torch import Tensor
 from quark.config.enums import QSchemeType
 from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError
-from quark.quantizers import TILE_ELEMENTS, Granularity, Observer
+from quark.numbers import TILE_ELEMENTS, Granularity, Observer
 from quark_schemes.observers.least_squares import Range
 from quark_schemes.observers.options import granularity_error, options_error
 

@@ -1,1 +1,1 @@
-"""How each family of formats is stored in a checkpoint: `quark.quantizers.Packing` values."""
+"""How each family of formats is stored in a checkpoint: `quark.numbers.Packing` values."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quark.config.enums import ZeroPointType
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import Granularity, Packing, PerGroup, QParams
+from quark.numbers import Granularity, Packing, PerGroup, QParams
 from quark_schemes.arithmetic.bits import pack_bits, pack_nibbles, pack_nibbles_across, unpack_bits, unpack_nibbles
 from quark_schemes.scale_formats import scale_format_of
 

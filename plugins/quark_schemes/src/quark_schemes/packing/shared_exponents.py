@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import Granularity, Packing, PerGroup, QParams
+from quark.numbers import Granularity, Packing, PerGroup, QParams
 from quark_schemes.arithmetic.bits import pack_bits, pack_flags, unpack_bits, unpack_flags
 from quark_schemes.arithmetic.shared_exponent import decode_e8m0, encode_e8m0
 

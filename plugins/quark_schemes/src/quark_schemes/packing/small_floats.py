@@ -6,7 +6,7 @@ import attrs
 from torch import Tensor
 
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import Granularity, Packing, QParams
+from quark.numbers import Granularity, Packing, QParams
 from quark_schemes.arithmetic.bits import pack_six, pack_two, unpack_six, unpack_two
 from quark_schemes.scale_formats import scale_format_of
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from quark.config.layer import QLayerConfig
-from quark.templates import QuantizationScheme
+from quark.config.templates import QuantizationScheme
 from quark_schemes.schemes import block_float, float8, integer, microscaling, two_level
 
 CONFIGURATIONS: Mapping[str, Callable[..., QLayerConfig]] = MappingProxyType(

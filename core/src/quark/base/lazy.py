@@ -1,0 +1,109 @@
+"""LazyRef: a reference to code, ``"module:attr"``, that imports nothing until it is loaded; ObjectRef: one to an object that exists."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import attrs
+
+__all__ = ["LazyRef", "ObjectRef", "Reference", "as_optional_reference", "as_reference", "make_callable"]
+
+_GRAMMAR = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+@attrs.frozen
+class LazyRef:
+    """A reference to an object by module and attribute, loaded on demand.
+
+    Example:
+        >>> LazyRef("json:dumps").load()([1])
+        '[1]'
+
+    Raises:
+        ValueError: The target is not of the form ``"module:attr"``.
+    """
+
+    target: str = attrs.field()
+
+    @target.validator
+    def _check(self, _: Any, value: object) -> None:
+        if not isinstance(value, str) or not _GRAMMAR.fullmatch(value):
+            raise ValueError(f"a lazy reference is written 'package.module:attribute', not {value!r}")
+
+    @property
+    def module(self) -> str:
+        """The module's dotted name."""
+        return self.target.partition(":")[0]
+
+    @property
+    def attribute(self) -> str:
+        """The attribute's dotted name inside the module."""
+        return self.target.partition(":")[2]
+
+    def load(self) -> Any:
+        """Import the module and return the object.
+
+        Raises:
+            ImportError: The module cannot be imported.
+            AttributeError: The module has no such attribute.
+        """
+        target: Any = importlib.import_module(self.module)
+        for part in self.attribute.split("."):
+            target = getattr(target, part)
+        return target
+
+    def __str__(self) -> str:
+        return self.target
+
+
+@attrs.frozen(eq=False)
+class ObjectRef:
+    """A reference to an object of the running program, with the interface of `LazyRef`.
+
+    Example:
+        >>> ObjectRef([1]).load()
+        [1]
+    """
+
+    target: Any
+
+    def load(self) -> Any:
+        """Return the object."""
+        return self.target
+
+    def __str__(self) -> str:
+        return f"a {type(self.target).__name__} of this program"
+
+
+Reference = LazyRef | ObjectRef
+
+
+def as_reference(value: str | Reference) -> Reference:
+    """Convert ``"module:attr"`` to a LazyRef; leave references as they are."""
+    return value if isinstance(value, (LazyRef, ObjectRef)) else LazyRef(value)
+
+
+def as_optional_reference(value: str | Reference | None) -> Reference | None:
+    """As `as_reference`, with None passed through."""
+    return None if value is None else as_reference(value)
+
+
+def make_callable(module: str, call: Callable[[], Any]) -> None:
+    """Make the imported module ``module`` answer calls with ``call()``.
+
+    ``import quark.algorithms`` binds that package to ``quark.algorithms``, in front of the registry function of the same name;
+    so the package itself has to be callable. Python allows to replace a module's class (data model, "Customizing module attribute access").
+    """
+
+    class CallableModule(ModuleType):
+        """A module that can be called."""
+
+        def __call__(self) -> Any:
+            return call()
+
+    sys.modules[module].__class__ = CallableModule

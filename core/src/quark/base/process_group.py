@@ -1,0 +1,175 @@
+"""The processes of a run that ``torchrun`` has started: their connection, and how a failure of one reaches the others.
+
+``torchrun`` (torch.distributed.elastic) starts the processes, tells each its number in the environment, keeps a store that outlives them,
+and ends all of them when one has failed. What the processes exchange goes over ``gloo``, and sums of tensors on GPUs over ``nccl``.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
+
+from quark.base.ranks import Ranks
+from quark.errors import ConfigError, RankError, UnsupportedError
+
+__all__ = ["TIMEOUT", "is_one_of_many", "ranks_of_environment"]
+
+TIMEOUT = timedelta(minutes=30)
+"""How long a rank waits for the others in an exchange: longer than any work that one has to do alone."""
+_ERROR = "error"
+_PATIENCE = 2.0
+"""Seconds that a rank whose connection has broken waits for the others to say why."""
+
+
+def is_one_of_many() -> bool:
+    """Return whether this process is one of several that ``torchrun`` has started."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
+
+
+@contextmanager
+def ranks_of_environment(device: torch.device, *, is_deterministic: bool = False) -> Iterator[tuple[Ranks, torch.device]]:
+    """Yield the ranks of the run that this process belongs to, and the device it works on; one rank where ``torchrun`` has not started it.
+
+    An exception that leaves the body is told to the other ranks, which stop with a RankError.
+
+    Args:
+        device: What the run works on; "cuda" without a number is divided among the processes of each machine.
+        is_deterministic: As of `quark.base.ranks.Ranks`.
+
+    Raises:
+        ConfigError: The environment is incomplete, or names a device for all processes of a machine.
+        RankError: The other processes cannot be reached.
+        UnsupportedError: This build of PyTorch has no torch.distributed.
+    """
+    if not is_one_of_many():
+        yield Ranks(is_deterministic=is_deterministic), device
+        return
+    if not dist.is_available():
+        raise UnsupportedError("this build of PyTorch has no torch.distributed: run in one process, or install another build")
+    device = _own_device(device)
+    store, rank, size = _meet()
+    group = _ProcessGroup(rank, size, store)
+    try:
+        dist.init_process_group(_backend(device), store=PrefixStore("group", store), rank=rank, world_size=size, timeout=TIMEOUT)
+    except (RuntimeError, ValueError) as error:
+        raise RankError(f"rank {rank} cannot reach the other {size - 1} processes of this run: {_first_line(error)}") from error
+    try:
+        yield Ranks(rank, size, is_deterministic, group), device
+        group.gather(b"")  # a rank that ends earlier would close connections that others still use
+    except BaseException as error:
+        group.report(error)
+        raise
+    finally:
+        with suppress(RuntimeError, ValueError):
+            dist.destroy_process_group()
+
+
+class _ProcessGroup:
+    """The default group of torch.distributed as a `quark.base.ranks.Group`."""
+
+    def __init__(self, rank: int, size: int, store: Store) -> None:
+        self._rank = rank
+        self._size = size
+        self._store = store
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """As `quark.base.ranks.Group.gather`."""
+        with self._failing_together():
+            sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self._size)]
+            dist.all_gather(sizes, torch.tensor([len(data)]))
+            lengths = [int(size) for size in sizes]
+            if not (longest := max(lengths)):
+                return [b""] * self._size
+            own = torch.zeros(longest, dtype=torch.uint8)
+            if data:
+                own[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            received = [torch.empty(longest, dtype=torch.uint8) for _ in range(self._size)]
+            dist.all_gather(received, own)
+        return [each[:length].numpy().tobytes() for each, length in zip(received, lengths, strict=True)]
+
+    def gather_tensors(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        """As `quark.base.ranks.Group.gather_tensors`; from GPU to GPU where it lies there."""
+        with self._failing_together():
+            longest = max(sizes)
+            received = [x.new_empty(longest) for _ in sizes]
+            dist.all_gather(received, torch.nn.functional.pad(x, (0, longest - len(x))))
+        return [each[:size] for each, size in zip(received, sizes, strict=True)]
+
+    def sum_(self, x: Tensor) -> None:
+        """As `quark.base.ranks.Group.sum_`."""
+        with self._failing_together():
+            dist.all_reduce(x)
+
+    def report(self, error: BaseException) -> None:
+        """Tell the others why this rank stops, unless it stops because of them."""
+        if isinstance(error, RankError | SystemExit):
+            return  # because of another rank, or by torchrun, which ends all when one has failed
+        kind = "" if isinstance(error, Exception) and type(error).__module__.startswith("quark.") else f"{type(error).__name__}: "
+        with suppress(RuntimeError, ValueError):
+            self._store.compare_set(_ERROR, "", f"rank {self._rank} of {self._size} has stopped: {kind}{_first_line(error)}")
+
+    @contextmanager
+    def _failing_together(self) -> Iterator[None]:
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:  # torch has one class for a lost connection and another for a time-out
+            raise RankError(self._cause(error)) from error
+
+    def _cause(self, error: Exception) -> str:
+        """Return what another rank has reported, or else what can be said of an exchange that has failed."""
+        until = time.monotonic() + _PATIENCE
+        while time.monotonic() < until:
+            with suppress(RuntimeError, ValueError):
+                if self._store.check([_ERROR]):
+                    return self._store.get(_ERROR).decode(errors="replace")
+            time.sleep(0.05)
+        return (
+            f"another process of this run is gone without a word, or has not answered for {TIMEOUT.seconds // 60} minutes: it was killed "
+            f"(for want of memory?), or its machine cannot be reached any more. Rank {self._rank} has noticed: {_first_line(error)}"
+        )
+
+
+def _meet() -> tuple[Store, int, int]:
+    """Return the store of all processes, the rank of this one, and how many there are."""
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise ConfigError(
+            f"RANK and WORLD_SIZE are set, and {' and '.join(missing)} is not: start the processes with "
+            "`torchrun --nproc-per-node N -m quark …`, or unset WORLD_SIZE to run in one process"
+        )
+    try:
+        store, rank, size = next(iter(rendezvous("env://", timeout=TIMEOUT)))
+    except (RuntimeError, ValueError) as error:
+        raise RankError(f"the processes of this run cannot meet at {os.environ['MASTER_ADDR']}: {_first_line(error)}") from error
+    # The store outlives processes that torchrun starts again, and has the addresses of those before them.
+    return PrefixStore(f"quark/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store), rank, size
+
+
+def _own_device(device: torch.device) -> torch.device:
+    """Return the device of this process."""
+    if device.type != "cuda":
+        return device
+    if device.index is not None:
+        raise ConfigError(f"the device '{device}' would be that of all processes: give 'cuda', which is divided among those of a machine")
+    number = int(os.environ.get("LOCAL_RANK", "0"))  # type: ignore[unreachable]
+    own = torch.device("cuda", number % max(torch.cuda.device_count(), 1))
+    torch.cuda.set_device(own)
+    return own
+
+
+def _backend(device: torch.device) -> str:
+    # nccl refuses two processes on one GPU, which is of use for tests alone.
+    has_own = device.type == "cuda" and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count()
+    return "cpu:gloo,cuda:nccl" if has_own and dist.is_nccl_available() else "gloo"
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__

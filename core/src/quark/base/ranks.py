@@ -1,0 +1,232 @@
+"""Ranks: the processes that share one run, and how they exchange values. A run of one process has the same code, with nothing to exchange.
+
+Every exchange is collective: all ranks call the same ones in the same order. Calibration samples, and sums over them, are divided by
+`quark.calibration.sample_grid`; `quark.base.process_group` starts the processes' connection.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.errors import RankError, UnsupportedError
+
+__all__ = ["ALONE", "Group", "Ranks", "T", "owners"]
+
+T = TypeVar("T")
+_Item = TypeVar("_Item")
+
+
+class Group(Protocol):
+    """Carries data between the ranks of a run. Its methods are collective, and raise RankError where another rank has failed."""
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """Return the data of all ranks, in their order."""
+
+    def gather_tensors(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        """Return the tensors of all ranks, each ``[size]``, uint8, on the device of ``x``, which is this rank's."""
+
+    def sum_(self, x: Tensor) -> None:
+        """Replace ``x`` by its sum over all ranks, the same bits on each of them."""
+
+
+@attrs.frozen(eq=False)
+class Ranks:
+    """The ranks of a run, seen from one of them.
+
+    Attributes:
+        rank: The number of this one, from 0 on.
+        size: How many there are.
+        is_deterministic: Whether sums over calibration samples are taken in an order that does not depend on ``size``, and so give the same
+            bits for any number of ranks.
+        group: Carries data between them; None for one rank.
+
+    Example:
+        >>> ALONE.gather("what this rank has")
+        ['what this rank has']
+    """
+
+    rank: int = 0
+    size: int = 1
+    is_deterministic: bool = False
+    group: Group | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank is the one that makes directories, writes what lies outside the blocks, and prints."""
+        return self.rank == 0
+
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all ranks, in their order: anything that can be pickled; tensors arrive on the device of this rank.
+
+        Raises:
+            UnsupportedError: The value cannot be pickled.
+        """
+        if self.group is None:
+            return [value]
+        try:
+            message = _Message(value)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise UnsupportedError(
+                f"a {type(value).__name__} cannot be sent to the other processes of this run ({error}): run it in one process, or make it "
+                "of what the module pickle can store, such as attributes and classes that a module defines by name"
+            ) from error
+        return [value if rank == self.rank else each for rank, each in enumerate(_received(self.group, message))]
+
+    def broadcast(self, value: T, source: int = 0) -> T:
+        """Return the value of the rank ``source``; those of the others are ignored."""
+        return self.gather(value if self.rank == source else None)[source]  # type: ignore[return-value]
+
+    def first(self, value: T | None) -> T | None:
+        """Return the value of the first rank that has one."""
+        return next((each for each in self.gather(value) if each is not None), None)
+
+    def sum(self, number: int) -> int:
+        """Return the sum of a number over all ranks."""
+        return sum(self.gather(number))
+
+    def sum_(self, x: Tensor) -> None:
+        """Replace ``x``, which is contiguous, by its sum over all ranks; in which order the terms are added is not defined."""
+        if self.group is not None:
+            self.group.sum_(x)
+
+    def any(self, fact: bool) -> bool:
+        """Return whether something holds on any rank."""
+        return any(self.gather(bool(fact)))
+
+    def all(self, fact: bool) -> bool:
+        """Return whether something holds on all ranks."""
+        return all(self.gather(bool(fact)))
+
+    def barrier(self) -> None:
+        """Wait until all ranks have come here."""
+        self.gather(None)
+
+    def spread(self, work: Callable[[_Item], T], items: Sequence[_Item]) -> list[T]:
+        """Return ``[work(item) for item in items]``, each computed by one rank, consecutive items by the same one."""
+        parts = self.gather([work(item) for item in items[self.part(len(items))]])
+        return [result for part in parts for result in part]
+
+    def part(self, count: int) -> slice:
+        """Return which of so many things are this rank's: consecutive ones, about as many for each rank."""
+        return slice(self.rank * count // self.size, (self.rank + 1) * count // self.size)
+
+
+ALONE = Ranks()
+"""A run of one process."""
+
+
+def owners(sizes: Sequence[int], ranks: int, first: int = 0) -> list[int]:
+    """Return a rank for each of some pieces of work: the largest first, each to the rank that has least so far.
+
+    Args:
+        sizes: Of the pieces, in any unit.
+        ranks: How many there are.
+        first: What rank 0 has to do besides.
+    """
+    loads = [first, *[0] * (ranks - 1)]
+    owner_of = [0] * len(sizes)
+    for number in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
+        owner_of[number] = loads.index(min(loads))
+        loads[owner_of[number]] += sizes[number]
+    return owner_of
+
+
+@attrs.frozen(eq=False)
+class _Place:
+    """Where the bytes of a tensor are in a message, and what they are; ``device`` is a kind: numbers differ from rank to rank."""
+
+    start: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    device: str
+
+    def read(self, data: Tensor) -> Tensor:
+        """Return the tensor from the bytes of all tensors of the message."""
+        size = self.dtype.itemsize * math.prod(self.shape)
+        return data[self.start : self.start + size].view(self.dtype).reshape(self.shape).to(self.device, copy=True)
+
+
+class _Message:
+    """A value as bytes: its tensors apart from the rest, so that those on GPUs go from GPU to GPU.
+
+    Args:
+        value: Anything that can be pickled.
+
+    Attributes:
+        data: What is pickled: the value, with the number of each tensor in its place, and the places of the tensors.
+        tensors: The bytes of all tensors, uint8, on the GPU if one of them is there.
+    """
+
+    def __init__(self, value: object) -> None:
+        file, found = io.BytesIO(), list[Tensor]()
+        pickler = pickle.Pickler(file, protocol=pickle.HIGHEST_PROTOCOL)
+        pickler.persistent_id = lambda part: _numbered(part, found)  # type: ignore[method-assign]
+        pickler.dump(value)
+        device = next((x.device for x in found if x.device.type != "cpu"), torch.device("cpu"))
+        places, parts, size = [], [torch.empty(0, dtype=torch.uint8, device=device)], 0
+        for x in found:
+            places.append(_Place(size, x.dtype, tuple(x.shape), x.device.type))
+            part = x.detach().to(device).contiguous().reshape(-1).view(torch.uint8)
+            parts.append(torch.nn.functional.pad(part, (0, -len(part) % _ALIGNMENT)))
+            size += len(parts[-1])
+        self.tensors = torch.cat(parts)
+        self.data = pickle.dumps((file.getvalue(), places, size, device.type))
+
+
+_ALIGNMENT = 16
+
+
+def _numbered(part: object, found: list[Tensor]) -> int | None:
+    """Return the number of a tensor in a message, to which it is added; None for what is none."""
+    if type(part) is not Tensor or part.layout is not torch.strided:
+        return None
+    found.append(part)
+    return len(found) - 1
+
+
+def _received(group: Group, message: _Message) -> Iterator[Any]:
+    """Yield the values of all ranks' messages, in their order."""
+    headers = [_Unpickler(data, ()).load() for data in group.gather(message.data)]
+    sizes = [size for _, _, size, _ in headers]
+    device = next((kind for _, _, size, kind in headers if size and kind != "cpu"), "cpu")
+    tensors = group.gather_tensors(message.tensors.to(device), sizes) if any(sizes) else [message.tensors] * len(headers)
+    for (body, places, _, _), data in zip(headers, tensors, strict=True):
+        yield _Unpickler(body, [place.read(data) for place in places]).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads a value that another rank has sent: of the standard library and of torch it may name data types alone."""
+
+    def __init__(self, body: bytes, tensors: Sequence[Tensor]) -> None:
+        super().__init__(io.BytesIO(body))
+        self._tensors = tensors
+
+    def persistent_load(self, number: int) -> Tensor:
+        """Return the tensor of that number."""
+        return self._tensors[number]
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what a message names, if it may name that.
+
+        Raises:
+            RankError: It may not.
+        """
+        package = module.partition(".")[0]
+        is_foreign = package in sys.stdlib_module_names or package == "torch" or module not in sys.modules
+        found = None if is_foreign and (module, name) not in _NAMED and module != "torch" else super().find_class(module, name)
+        if found is None or (module == "torch" and not isinstance(found, torch.dtype) and found not in (torch.device, torch.Size)):
+            raise RankError(f"a process that takes part in this run has sent '{module}.{name}', which none of its ranks sends: stopped")
+        return found
+
+
+_NAMED = {("builtins", name) for name in ("complex", "frozenset", "range", "set", "slice")}
+_NAMED |= {("collections", name) for name in ("Counter", "OrderedDict", "defaultdict", "deque")}

@@ -1,0 +1,117 @@
+"""Files that hold samples: plain text, JSON lines, Parquet; and the small examples on which the conformance suite tries them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from quark.calibration.data.extras import extra
+from quark.calibration.data.samples import Sample, is_chat, sample_of, value_of
+from quark.errors import CalibrationError
+
+__all__ = ["json_lines", "parquet", "text", "write_json_lines", "write_parquet", "write_text"]
+
+_EXAMPLE = ("The first text.", "Another one, with an ümlaut.", "A third.")
+
+
+def text(path: Path, separator: str = "") -> Iterator[Sample]:
+    """Yield the text of a file: one sample, or several where a separator is given.
+
+    Args:
+        path: A file in UTF-8.
+        separator: What stands between two samples, such as a line that says so; empty for one sample.
+    """
+    content = path.read_text(encoding="utf-8", errors="replace")
+    yield from (part for part in (content.split(separator) if separator else [content]) if part.strip())
+
+
+def json_lines(path: Path, column: str | None = None) -> Iterator[Sample]:
+    """Yield a sample of each line: an object with a text or with messages, or a JSON string. A file that is one list is read likewise.
+
+    Args:
+        path: A file in UTF-8, one JSON value a line.
+        column: Key that holds the text or the messages; by default "text", or else "messages".
+
+    Raises:
+        CalibrationError: A line is not JSON, or holds no sample.
+    """
+    for where, row in _rows(path):
+        value = sample_of(value_of(row, column, where), where)
+        if not isinstance(value, str) or value.strip():
+            yield value
+
+
+def parquet(path: Path, column: str | None = None) -> Iterator[Sample]:
+    """Yield a sample of each row of a Parquet file.
+
+    Args:
+        path: The file.
+        column: Column that holds the text or the messages; by default "text", or else "messages".
+
+    Raises:
+        CalibrationError: The file is damaged, or a row holds no sample.
+        MissingPluginError: The extra that reads it is not installed.
+    """
+    pyarrow = extra("pyarrow", "Parquet files")
+    reader = extra("pyarrow.parquet", "Parquet files")
+    try:
+        batches = reader.ParquetFile(path).iter_batches()
+        for batch in batches:
+            for row in batch.to_pylist():
+                value = sample_of(value_of(row, column, f"'{path}'"), f"'{path}'")
+                if not isinstance(value, str) or value.strip():
+                    yield value
+    except pyarrow.ArrowException as error:
+        raise CalibrationError(f"'{path}' cannot be read as Parquet: {error}") from error
+
+
+def write_text(path: Path) -> None:
+    """Write a small text file."""
+    path.write_text("\n\n".join(_EXAMPLE), encoding="utf-8")
+
+
+def write_json_lines(path: Path) -> None:
+    """Write a small file of JSON lines, with texts."""
+    path.write_text("".join(json.dumps({"text": one}) + "\n" for one in _EXAMPLE), encoding="utf-8")
+
+
+def write_parquet(path: Path) -> None:
+    """Write a small Parquet file with a column ``text``.
+
+    Raises:
+        MissingPluginError: The extra that writes it is not installed.
+    """
+    pyarrow, writer = extra("pyarrow", "Parquet files"), extra("pyarrow.parquet", "Parquet files")
+    writer.write_table(pyarrow.table({"text": list(_EXAMPLE)}), path)
+
+
+def _rows(path: Path) -> Iterator[tuple[str, object]]:
+    """Yield the values of a file of JSON lines, or of one JSON list, each with where it is."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                if number > 1:
+                    raise CalibrationError(f"line {number} of '{path}' is not JSON: {error}") from error
+                value = _whole(path)  # its first line is no value of its own
+                yield from ((f"entry {i} of '{path}'", entry) for i, entry in enumerate(value, 1))
+                return
+            if isinstance(value, list) and not is_chat(value):
+                yield from ((f"entry {i} of line {number} of '{path}'", entry) for i, entry in enumerate(value, 1))
+            else:
+                yield f"line {number} of '{path}'", value
+
+
+def _whole(path: Path) -> list[object]:
+    """Return the list that a file holds."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except (ValueError, RecursionError) as error:
+        raise CalibrationError(f"'{path}' holds no JSON, neither one value a line nor one list: {error}") from error
+    if not isinstance(value, list):
+        raise CalibrationError(f"'{path}' holds one JSON object: write one a line, or a list of them")
+    return value

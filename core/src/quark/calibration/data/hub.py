@@ -1,0 +1,89 @@
+"""Data sets through the package `datasets`: any by its name, directories that it has written, and those that papers calibrate on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from quark.calibration.data.extras import extra
+from quark.calibration.data.samples import Sample, sample_of, value_of
+from quark.errors import CalibrationError
+
+__all__ = ["cnn_dailymail", "huggingface", "pileval", "ultrachat", "wikitext"]
+
+
+def huggingface(name: str, config: str | None = None, split: str = "train", column: str | None = None) -> Iterator[Sample]:
+    """Yield a sample of each row of a data set.
+
+    Args:
+        name: As for `datasets.load_dataset`: a name on the Hugging Face Hub or a local directory; or what `save_to_disk` has written.
+        config: Which configuration of the data set; None for its only one.
+        split: Which of its splits.
+        column: Column that holds the text or the messages; by default "text", or else "messages".
+
+    Raises:
+        CalibrationError: There is no such data set, or it cannot be fetched; or a row holds no sample.
+        MissingPluginError: The package `datasets` is not installed.
+    """
+    where = f"the data set '{name}'"
+    for row in _rows(name, config, split):
+        value = sample_of(value_of(row, column, where), where)
+        if not isinstance(value, str) or value.strip():
+            yield value
+
+
+def pileval(split: str = "validation") -> Iterator[Sample]:
+    """Yield texts of the Pile's validation data, on which AWQ calibrates.
+
+    Args:
+        split: Which split.
+    """
+    yield from huggingface("mit-han-lab/pile-val-backup", split=split)
+
+
+def wikitext(split: str = "train", config: str = "wikitext-2-raw-v1", rows: int | None = None) -> Iterator[Sample]:
+    """Yield the text of WikiText as one sample, its rows joined as GPTQ's code joins them.
+
+    Args:
+        split: Which split.
+        config: Which WikiText.
+        rows: How many rows, from the start; None for all.
+    """
+    where = "the data set 'wikitext'"
+    yield "\n\n".join(str(value_of(row, "text", where)) for row in islice(_rows("Salesforce/wikitext", config, split), rows))
+
+
+def cnn_dailymail(split: str = "train", config: str = "3.0.0") -> Iterator[Sample]:
+    """Yield articles of CNN and the Daily Mail.
+
+    Args:
+        split: Which split.
+        config: Which version.
+    """
+    yield from huggingface("abisee/cnn_dailymail", config, split, "article")
+
+
+def ultrachat(split: str = "train_sft") -> Iterator[Sample]:
+    """Yield chats of UltraChat 200k.
+
+    Args:
+        split: Which split.
+    """
+    yield from huggingface("HuggingFaceH4/ultrachat_200k", split=split, column="messages")
+
+
+def _rows(name: str, config: str | None, split: str) -> Any:
+    """Return the rows of a split."""
+    datasets = extra("datasets", "data sets of the Hugging Face Hub")
+    try:
+        if any((Path(name) / file).is_file() for file in ("dataset_dict.json", "state.json")):
+            saved = datasets.load_from_disk(name)
+            return saved[split] if isinstance(saved, dict) else saved
+        return datasets.load_dataset(name, config, split=split)
+    except Exception as error:  # of any kind: the network, the cache, a missing split
+        raise CalibrationError(
+            f"the data set '{name}' (split '{split}') cannot be loaded: {type(error).__name__}: {error}. Check its name and the network, "
+            "or use local files"
+        ) from error

@@ -1,0 +1,117 @@
+"""Sequences of tokens for calibration, made of samples: packed, or one sample each."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from quark.calibration.data.samples import Sample
+from quark.calibration.data.text import rendered
+from quark.errors import CalibrationError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["token_sequences"]
+
+_CHARACTERS_PER_TOKEN = 8  # generous for any tokenizer: no more text than needed is tokenized
+
+
+def token_sequences(
+    tokenizer: Any,
+    samples: Iterable[Sample],
+    count: int = 128,
+    length: int = 512,
+    *,
+    packing: bool = True,
+    batch_size: int = 1,
+    seed: int | None = None,
+) -> list[Any]:
+    """Return batches of token sequences, ready for `quark.torch.ModelQuantizer.quantize_model`.
+
+    Args:
+        tokenizer: A transformers tokenizer; each sample is tokenized as it does it, with BOS where it adds one.
+        samples: Texts or chats; only as many are read as are needed.
+        count: The largest number of sequences.
+        length: Tokens of a sequence.
+        packing: Whether the tokens of all samples stand one after another and are cut every ``length`` tokens, the last sequence perhaps
+            shorter. Otherwise a sequence is one sample, cut at ``length``.
+        batch_size: Sequences in a batch. In one batch shorter sequences are padded at their end, with an attention mask.
+        seed: None takes samples in order. A number shuffles all of them; of a single sample, it draws windows.
+
+    Returns:
+        Tensors ``[batch, tokens]``, int64; a batch with padding is a dictionary with ``input_ids`` and ``attention_mask``.
+
+    Raises:
+        CalibrationError: There is no tokenizer, no token, or a number below 1; or the tokenizer cannot render a chat.
+    """
+    if tokenizer is None:
+        raise CalibrationError(
+            "the checkpoint has no tokenizer, so text cannot be turned into tokens: use the Python interface with token tensors"
+        )
+    for name, number in (("count", count), ("length", length), ("batch_size", batch_size)):
+        if number < 1:
+            raise CalibrationError(f"{name}={number} leaves no calibration data: give 1 or more")
+    if seed is not None:
+        samples = list(samples)
+        random.Random(seed).shuffle(samples)
+        draws = packing and len(samples) == 1
+    else:
+        draws = False
+    rows = list(_packed(tokenizer, samples, None if draws else count, length) if packing else _apart(tokenizer, samples, count, length))
+    if draws:
+        rows = random.Random(seed).sample(rows, min(count, len(rows)))
+    if not rows:
+        raise CalibrationError("the data give no tokens")
+    return [_batch(tokenizer, rows[i : i + batch_size]) for i in range(0, len(rows), batch_size)]
+
+
+def _packed(tokenizer: Any, samples: Iterable[Sample], count: int | None, length: int) -> Iterator[list[int]]:
+    """Yield ``count`` pieces of the tokens of all samples, or all of them."""
+    waiting: list[int] = []
+    left = None if count is None else count * length
+    for sample in samples:
+        if left is not None and left <= 0:
+            break
+        ids = _tokens(tokenizer, sample, left)
+        waiting += ids
+        left = None if left is None else left - len(ids)
+        while len(waiting) >= length:
+            yield waiting[:length]
+            waiting = waiting[length:]
+    if waiting:
+        yield waiting
+
+
+def _apart(tokenizer: Any, samples: Iterable[Sample], count: int, length: int) -> Iterator[list[int]]:
+    """Yield the tokens of ``count`` samples, each cut at ``length``; samples without a token are skipped."""
+    for sample in samples:
+        if count == 0:
+            break
+        if ids := _tokens(tokenizer, sample, length):
+            count -= 1
+            yield ids
+
+
+def _tokens(tokenizer: Any, sample: Sample, most: int | None) -> list[int]:
+    """Return at most so many tokens of a sample, from its start."""
+    text = rendered(tokenizer, sample)
+    text = text if most is None else text[: most * _CHARACTERS_PER_TOKEN]
+    # A chat template writes its special tokens itself. verbose=False: no warning for a text longer than the model's context.
+    ids: list[int] = tokenizer(text, add_special_tokens=isinstance(sample, str), verbose=False)["input_ids"]
+    return ids[:most]
+
+
+def _batch(tokenizer: Any, rows: list[list[int]]) -> Tensor | dict[str, Tensor]:
+    """Return sequences as one batch."""
+    import torch  # not above: listings show the sources of data without it
+
+    longest = max(map(len, rows))
+    if all(len(row) == longest for row in rows):
+        return torch.tensor(rows)
+    padding = next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
+    return {
+        "input_ids": torch.tensor([row + [padding] * (longest - len(row)) for row in rows]),
+        "attention_mask": torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows]),
+    }

@@ -1,0 +1,104 @@
+"""Which source reads what a user names: files by their endings, everything else by its registered name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from quark.calibration.data.samples import Sample, sample_of
+from quark.errors import AmbiguousNameError, CalibrationError
+from quark.plugins import datasets
+from quark.plugins.attribution import attributed, origin
+from quark.plugins.options import checked
+
+__all__ = ["read_samples"]
+
+_PLAIN = "text"
+"""The source of files whose ending no source claims."""
+_END: Any = object()
+
+
+def read_samples(spec: str | Path, options: Mapping[str, Any] | None = None) -> Iterator[Sample]:
+    """Return the samples of a file, of the files of one kind in a directory in order of name, or of a registered source.
+
+    Args:
+        spec: A name of `quark.datasets`, or a path. A name goes first; ``./name`` and a `pathlib.Path` are never names.
+        options: Of the source. With the option ``path`` a source that reads files is chosen by its name, whatever the file's ending.
+
+    Raises:
+        CalibrationError: There is nothing of that name, or a directory has no files that can be read, or files of several kinds; and while
+            it is read: there is no sample in it, or something else than samples.
+        ConfigError: The source has no such option, or not of that type.
+        AmbiguousNameError: Several sources read files with that ending.
+        MissingPluginError: The source needs a package that is not installed.
+        PluginError: The code of a plugin failed.
+
+    >>> read_samples("text")
+    Traceback (most recent call last):
+    quark.errors.CalibrationError: the source 'text' reads files: give the path of one in place of its name
+    """
+    options = dict(options or {})
+    name = str(spec)
+    if isinstance(spec, Path) or name not in datasets():
+        files = _files_of(Path(spec))
+        return _read(_source_of(files[0]) or _PLAIN, files, options)
+    if not datasets().get(name).suffixes:
+        return _read(name, [], options)
+    if "path" not in options:
+        raise CalibrationError(f"the source '{name}' reads files: give the path of one in place of its name")
+    file = Path(options.pop("path"))
+    if not file.is_file():
+        raise CalibrationError(f"there is no file '{file}' for the source '{name}' to read")
+    return _read(name, [file], options)
+
+
+def _read(name: str, files: list[Path], options: dict[str, Any]) -> Iterator[Sample]:
+    """Return the samples of a source, of each of these files where it reads files; the options are checked at once."""
+    given = checked(f"the source '{name}'", datasets().options(name), options)
+    samples = datasets().load_samples(name)
+    readers = [(f"'{file}'", partial(samples, path=file, **given)) for file in files]
+    return _samples(name, readers or [(f"the source '{name}'", partial(samples, **given))])
+
+
+def _samples(name: str, readers: Sequence[tuple[str, Callable[[], Iterable[object]]]]) -> Iterator[Sample]:
+    """Yield the samples of all readers of a source, each of which is given with what it reads."""
+    is_empty = True
+    for where, reader in readers:
+        with attributed(f"reading {where}", origin("datasets", name)):
+            values = iter(reader())
+        while True:
+            with attributed(f"reading {where}", origin("datasets", name)):
+                value = next(values, _END)
+            if value is _END:
+                break
+            is_empty = False
+            yield sample_of(value, where)
+    if is_empty:
+        raise CalibrationError(f"{', '.join(where for where, _ in readers)} holds no text")
+
+
+def _source_of(file: Path) -> str | None:
+    """Return the name of the source that reads files with that ending; None where no source does."""
+    names = [record.name for record in datasets() if file.suffix.lower() in record.suffixes]
+    if len(names) > 1:
+        raise AmbiguousNameError(f"the sources {' and '.join(names)} both read files like '{file}': name one, with the option path={file}")
+    return next(iter(names), None)
+
+
+def _files_of(path: Path) -> list[Path]:
+    """Return a file alone, or the files of a directory that a source reads."""
+    if not path.exists():
+        known = ", ".join(datasets().names())
+        raise CalibrationError(f"'{path}' is neither a file nor a directory, nor one of the sources of data: {known}")
+    if not path.is_dir():
+        return [path]
+    files = [file for file in sorted(path.iterdir()) if file.is_file() and _source_of(file) is not None]
+    kinds = sorted({file.suffix.lower() for file in files})
+    if not files:
+        known = ", ".join(sorted(suffix for record in datasets() for suffix in record.suffixes))
+        raise CalibrationError(f"the directory '{path}' has no file that can be read as text: there are sources for {known}")
+    if len({_source_of(file) for file in files}) > 1:
+        raise CalibrationError(f"the directory '{path}' has files of several kinds, {', '.join(kinds)}: name one file, or part them")
+    return files

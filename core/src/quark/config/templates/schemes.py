@@ -1,0 +1,218 @@
+"""Schemes by name: AMD Quark's public classes for them, and the configuration that a name and its options give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from quark.base.lazy import ObjectRef
+from quark.base.names import closest
+from quark.config.layer import QLayerConfig
+from quark.config.tensor import QTensorConfig
+from quark.errors import ConfigError, UnknownNameError
+from quark.plugins import SchemeRecord, schemes
+from quark.plugins.attribution import attributed, origin
+from quark.plugins.expected import described
+from quark.plugins.options import called, checked
+from quark.plugins.records import RunTimeScheme
+
+__all__ = [
+    "RUN_TIME_SUMMARY",
+    "AttentionPart",
+    "QuantizationScheme",
+    "QuantizationSchemeCollection",
+    "scheme_config",
+    "scheme_part",
+    "scheme_record",
+    "supported_for",
+]
+
+AttentionPart = Literal["kv_cache", "attention"]
+"""Fields of `SchemeRecord` that build the configuration of a part of attention."""
+RUN_TIME_SUMMARY = "registered by this program"
+"""Summary of what has no plugin to describe it."""
+
+
+class QuantizationScheme:
+    """A scheme: something with a layer configuration. AMD Quark's base of the scheme classes.
+
+    Args:
+        config: The configuration of a layer under this scheme; it is copied.
+    """
+
+    def __init__(self, config: QLayerConfig) -> None:
+        if not isinstance(config, QLayerConfig):
+            raise ConfigError(f"this scheme has no QLayerConfig but {config!r}")
+        self._config = config.copied()
+
+    @property
+    def config(self) -> QLayerConfig:
+        """The configuration of a layer under this scheme: a new copy each time."""
+        return self._config.copied()
+
+
+class _NamedScheme(QuantizationScheme):
+    """A scheme by its name; its configuration is built anew each time it is asked for."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def config(self) -> QLayerConfig:
+        return _built(self._name)
+
+
+class QuantizationSchemeCollection:
+    """All schemes by name, as AMD Quark documents them: a view of the registry, `quark.schemes`, which alone holds them."""
+
+    def register_scheme(self, scheme_name: str, scheme: QuantizationScheme) -> None:
+        """Add a scheme under a new name.
+
+        Raises:
+            ConfigError: (a ValueError) The name is taken or holds a colon, or ``scheme`` has no layer configuration.
+        """
+        if scheme_name in schemes():
+            raise ConfigError(f"Scheme '{scheme_name}' already registered, please use a different name.")
+        if not isinstance(scheme.config, QLayerConfig):
+            raise ConfigError(f"the scheme '{scheme_name}' has no QLayerConfig but {scheme.config!r}")
+        attention = None if _attention_config(scheme.config) is None else ObjectRef(lambda: _attention_config(scheme.config))
+        try:
+            record = RunTimeScheme(
+                name=scheme_name,
+                summary=RUN_TIME_SUMMARY,
+                config=ObjectRef(lambda: scheme.config),
+                kv_cache=attention,
+                attention=attention,
+                scheme=scheme,
+            )
+        except ValueError as error:
+            raise ConfigError(f"this scheme cannot be registered: {error}") from None
+        schemes().register(record)
+
+    def unregister_scheme(self, scheme_name: str) -> None:
+        """Remove a scheme that `register_scheme` added.
+
+        Raises:
+            ConfigError: (a ValueError) There is no such scheme, or it comes from an installed distribution.
+        """
+        if scheme_name in schemes().run_time_names():
+            schemes().unregister(scheme_name)
+            return
+        if scheme_name in schemes():
+            raise ConfigError(
+                f"Scheme '{scheme_name}' not registered as custom scheme, quark built-in schemes cannot be unregistered. "
+                f"It comes from {schemes().source(scheme_name).distribution}; QUARK_DISABLED_PLUGINS leaves a plugin out"
+            )
+        raise UnknownNameError(
+            f"Scheme '{scheme_name}' not found, please check the name.{_run_time_hint(scheme_name)}",
+            kind="scheme",
+            name=scheme_name,
+            known=self.get_supported_schemes(),
+        )
+
+    def get_supported_schemes(self) -> list[str]:
+        """Return all names of schemes: plugins' in alphabetical order, their aliases, then the program's own in order of registration."""
+        own = schemes().run_time_names()
+        return [*schemes().plugin_names(), *(alias for record in schemes() for alias in record.aliases), *own]
+
+    def get_scheme(self, scheme_name: str) -> QuantizationScheme:
+        """Return the scheme of that name, or alias.
+
+        Raises:
+            UnknownNameError: (a ValueError) There is none; the closest match is named.
+            AmbiguousNameError: Several distributions claim the name.
+        """
+        record = scheme_record(scheme_name)
+        return record.scheme if isinstance(record, RunTimeScheme) else _NamedScheme(scheme_name)
+
+
+def scheme_record(scheme_name: str) -> SchemeRecord:
+    """Return the record of a scheme.
+
+    Raises:
+        UnknownNameError: (a ValueError) There is none; the closest match is named.
+        AmbiguousNameError: Several distributions claim the name.
+    """
+    try:
+        return schemes().get(scheme_name)
+    except UnknownNameError as error:
+        raise UnknownNameError(
+            f"Unsupported quantization scheme: {scheme_name}{_run_time_hint(scheme_name)}; {error}",
+            kind="scheme",
+            name=str(scheme_name),
+            known=error.known,
+        ) from None
+
+
+def scheme_config(scheme_name: str, options: Mapping[str, Any] | None = None) -> QLayerConfig:
+    """Build the configuration of a layer under a scheme, with options of the scheme: a new one each time.
+
+    Raises:
+        UnknownNameError: (a ValueError) There is no such scheme.
+        ConfigError: (a ValueError) The scheme has no such option, or refuses its value; the options that it has are named.
+        PluginError: The scheme's function failed, or gives no layer configuration.
+    """
+    record = scheme_record(scheme_name)
+    if not options:
+        return _built(scheme_name)
+    if isinstance(record, RunTimeScheme):
+        raise ConfigError(f"the scheme '{scheme_name}' was registered at run time and has no options: leave scheme_options out")
+    return _built(scheme_name, checked(f"the scheme '{scheme_name}'", schemes().options(scheme_name), options))
+
+
+def _run_time_hint(scheme_name: str) -> str:
+    """Return the closest of the program's own names; the registry's message has the closest of all."""
+    near = closest(str(scheme_name), schemes().run_time_names())
+    return f" (did you mean '{near}', registered in this program?)" if near else ""
+
+
+def _built(name: str, options: Mapping[str, Any] | None = None) -> QLayerConfig:
+    """Call the function of a scheme, and check what it returns."""
+    build, whose = schemes().load_config(name), origin("schemes", name)
+    with attributed("building its configuration", whose):
+        layer = called(f"the scheme '{name}'", build, options) if options else build()
+    if not isinstance(layer, QLayerConfig):
+        raise whose.error(f"builds {described(layer)} where a QLayerConfig is wanted")
+    return layer.copied()  # one spec may serve two tensors in it, and nothing says that it is a new one each time
+
+
+def _attention_config(layer: QLayerConfig) -> QTensorConfig | None:
+    """Return the configuration of outputs, or else of inputs, for a KV cache or attention; None where it is not one static level."""
+    spec = layer.output_tensors or layer.input_tensors
+    return spec if isinstance(spec, QTensorConfig) and not spec.is_dynamic else None
+
+
+def scheme_part(scheme_name: str, part: AttentionPart, what: str) -> QTensorConfig:
+    """Return the tensor configuration that a scheme offers for one part of attention.
+
+    Args:
+        scheme_name: Name of a registered scheme.
+        part: Which part.
+        what: How messages call it, such as ``"KV cache scheme"``.
+
+    Raises:
+        UnknownNameError: (a ValueError) There is no such scheme, or it has no such part; those that have one are listed.
+    """
+    able = supported_for(part)
+    record = schemes().get(scheme_name) if scheme_name in schemes() else None
+    if record is None or getattr(record, part) is None:
+        near = closest(str(scheme_name), able)
+        hint = f" Did you mean '{near}'?" if near else ""
+        raise UnknownNameError(
+            f"Unsupported {what}: {scheme_name}.{hint} Schemes that can serve: {', '.join(able) or 'none'}",
+            kind=what,
+            name=str(scheme_name),
+            known=able,
+        )
+    build = schemes().load_kv_cache(scheme_name) if part == "kv_cache" else schemes().load_attention(scheme_name)
+    with attributed(f"building its {what}", origin("schemes", scheme_name)):
+        spec: object = build()
+    if not isinstance(spec, QTensorConfig):
+        source = schemes().source(scheme_name)
+        raise ConfigError(f"the {what} '{scheme_name}' of {source} gives a {type(spec).__name__}, not a QTensorConfig: fix that plugin")
+    return spec
+
+
+def supported_for(part: AttentionPart) -> list[str]:
+    """Return names of the schemes whose record has that part."""
+    return [record.name for record in schemes() if getattr(record, part) is not None]

@@ -1,0 +1,396 @@
+"""LLMTemplate: from the name of a scheme to the configuration of a whole language model of a known family."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, cast
+
+import attrs
+
+from quark.base.lazy import LazyRef, ObjectRef
+from quark.base.log import get_logger
+from quark.base.names import closest
+from quark.config.algorithm import AlgoConfig
+from quark.config.architecture import Architecture
+from quark.config.layer import QLayerConfig
+from quark.config.model import QConfig
+from quark.config.templates import projections
+from quark.config.templates.algorithms import (
+    by_algorithm,
+    canonical_algorithm,
+    derived_config,
+    get_supported_algorithm_types,
+    refusal,
+    require_processor,
+    with_options,
+)
+from quark.config.templates.legacy_keywords import legacy_settings, one_of
+from quark.config.templates.schemes import (
+    RUN_TIME_SUMMARY,
+    QuantizationScheme,
+    QuantizationSchemeCollection,
+    scheme_config,
+    scheme_part,
+    scheme_record,
+)
+from quark.config.tensor import QTensorConfig
+from quark.errors import ConfigError, UnknownNameError, UnsupportedError
+from quark.plugins import TemplateRecord, algorithms, templates
+from quark.plugins.records import RunTimeTemplate
+
+__all__ = ["LLMTemplate", "template_for"]
+
+_QKV = ("q_proj", "k_proj", "v_proj")
+"""AMD Quark's group of attention projections that share a global scale, for families that do not state three of their own."""
+
+
+_MAKE_CONVERTERS = LazyRef("quark.models.hf.weight_converters:make_converters")
+"""Imports torch, which templates do without unless a family has converters."""
+
+
+def _converters(architecture: Architecture) -> list[Any] | None:
+    if not architecture.weight_converters:
+        return None
+    return list(_MAKE_CONVERTERS.load()(architecture.weight_converters))
+
+
+def _list(value: str | Sequence[str] | None) -> list[str]:
+    return [value] if isinstance(value, str) else list(value or ())
+
+
+class LLMTemplate:
+    """How models of one family are quantized: which layers feed the cache, which stay float, what algorithms need to know.
+
+    Templates of known families come from plugins, as `quark.config.architecture.Architecture` facts; `LLMTemplate.get` makes one when it
+    is first asked for. A program may register templates of its own beside them.
+
+    Args:
+        model_type: ``config.model_type`` of the family.
+        kv_layers_name: Patterns of the projections whose outputs enter the cache; None for none. Old keyword: ``kv_layer_name``.
+        q_layer_name: Pattern, or patterns, of the query projections.
+        gate_up_layers_name: Suffixes of the two MLP input projections; None for ``gate_proj`` and ``up_proj``.
+        exclude_layers_name: Patterns of layers left in float. Old keyword: ``exclude_layers``.
+        algorithm_configs: Settings by name of algorithm, in any case.
+        f2f_weight_converters: What `quark.runs.quantize_checkpoint` makes of stored tensors first, with calibration data or without
+            (`quark.torch.quantization.weight_convert`); None for nothing.
+        kv_layer_name: Old name of ``kv_layers_name``.
+        exclude_layers: Old name of ``exclude_layers_name``.
+        architecture: Further facts about the family.
+        legacy_algorithm_parameters: ``<algorithm>_config``, the form before ``algorithm_configs``; warns.
+
+    Raises:
+        ConfigError: (a ValueError) A keyword is unknown, an algorithm is, or an argument is passed under both its names.
+
+    Example:
+        >>> from quark.torch import LLMTemplate
+        >>> template = LLMTemplate(model_type="acme", kv_layers_name=["*k_proj", "*v_proj"], exclude_layers_name=["lm_head"])
+        >>> template.get_config(scheme="fp8", kv_cache_scheme="fp8").exclude
+        ['lm_head']
+    """
+
+    _made: ClassVar[dict[str, tuple[tuple[TemplateRecord, object, tuple[int, int]], LLMTemplate]]] = {}
+
+    def __init__(
+        self,
+        model_type: str,
+        kv_layers_name: Sequence[str] | None = None,
+        q_layer_name: str | Sequence[str] | None = None,
+        gate_up_layers_name: Sequence[str] | None = None,
+        exclude_layers_name: Sequence[str] = (),
+        algorithm_configs: Mapping[str, AlgoConfig | None] | None = None,
+        f2f_weight_converters: Sequence[Any] | None = None,
+        *,
+        kv_layer_name: Sequence[str] | None = None,
+        exclude_layers: Sequence[str] | None = None,
+        architecture: Architecture | None = None,
+        **legacy_algorithm_parameters: AlgoConfig | None,
+    ) -> None:
+        kv_layers = one_of("kv_layers_name", kv_layers_name, "kv_layer_name", kv_layer_name)
+        excluded = one_of("exclude_layers_name", exclude_layers_name or None, "exclude_layers", exclude_layers)
+        self.model_type = model_type
+        self.kv_layers_name = None if kv_layers is None else _list(kv_layers)
+        self.q_layer_name = q_layer_name if q_layer_name is None or isinstance(q_layer_name, str) else list(q_layer_name)
+        self.gate_up_layers_name = ["gate_proj", "up_proj"] if gate_up_layers_name is None else list(gate_up_layers_name)
+        self.exclude_layers_name = _list(excluded)
+        self.f2f_weight_converters = None if f2f_weight_converters is None else list(f2f_weight_converters)
+        self.architecture = architecture
+        self._derived: Mapping[str, AlgoConfig | None] = {}
+        self.algo_config: dict[str, AlgoConfig | None] = dict.fromkeys(get_supported_algorithm_types())
+        self.algo_config |= legacy_settings(legacy_algorithm_parameters)
+        self.algo_config |= by_algorithm(algorithm_configs, "`algorithm_configs`")
+
+    def __repr__(self) -> str:
+        return f"LLMTemplate(model_type={self.model_type!r}, kv_layers_name={self.kv_layers_name}, exclude={self.exclude_layers_name})"
+
+    @property
+    def algorithm_configs(self) -> dict[str, AlgoConfig | None]:
+        """Settings by name of algorithm: ``algo_config`` under the name of the keyword."""
+        return self.algo_config
+
+    @classmethod
+    def from_architecture(cls, architecture: Architecture) -> LLMTemplate:
+        """Return the template of a family whose facts are known; each installed algorithm derives its settings from them."""
+        derived = {name: derived_config(name, architecture) for name in get_supported_algorithm_types()}
+        template = cls(
+            model_type=architecture.model_type,
+            kv_layers_name=architecture.kv_layers_name,
+            q_layer_name=architecture.q_layer_name,
+            gate_up_layers_name=architecture.gate_up_layers_name,
+            exclude_layers_name=architecture.exclude_layers_name,
+            algorithm_configs=derived,
+            f2f_weight_converters=_converters(architecture),
+            architecture=architecture,
+        )
+        template._derived = derived
+        return template
+
+    @classmethod
+    def list_available(cls) -> list[str]:
+        """Model types that have a template: plugins' in alphabetical order, then the program's own."""
+        plugins = templates().plugin_names()
+        return [*plugins, *(name for name in templates().run_time_names() if name not in plugins)]
+
+    @classmethod
+    def register_template(cls, template: LLMTemplate) -> None:
+        """Register a template for the rest of this process; one of the same model type is replaced, with a warning.
+
+        Raises:
+            ConfigError: (a ValueError) Its model type is no text, or holds a colon.
+        """
+        registry, name = templates(), template.model_type
+        facts = template.architecture
+        replaced = registry.get(name) if name in registry else None
+        try:
+            record = RunTimeTemplate(
+                name=name,
+                summary=RUN_TIME_SUMMARY,
+                architecture=ObjectRef(facts) if facts is not None else getattr(replaced, "architecture", None),
+                replaces=None if replaced is None or isinstance(replaced, RunTimeTemplate) else registry.source(name).distribution,
+                template=template,
+            )
+        except ValueError as error:
+            raise ConfigError(f"this template cannot be registered: {error}") from None
+        if replaced is not None:
+            get_logger(__name__).warning(
+                f"Template '{name}' already registered, will overwrite the existing template for the rest of this process."
+            )
+        if isinstance(replaced, RunTimeTemplate):
+            registry.unregister(name)
+            record = attrs.evolve(record, replaces=replaced.replaces)
+        registry.register(record)
+
+    @classmethod
+    def get(cls, model_type: str) -> LLMTemplate:
+        """Return the template of a model type.
+
+        Args:
+            model_type: ``model.config.model_type``, or the first of ``model.config.architectures`` where that is missing.
+
+        Raises:
+            UnknownNameError: (a ValueError) There is none; the closest match, all that there are, and how to make one are named.
+        """
+        try:
+            record = templates().get(model_type)
+        except UnknownNameError as error:
+            raise cls._no_template(model_type) from error
+        if isinstance(record, RunTimeTemplate):
+            return cast("LLMTemplate", record.template)
+        registry = algorithms()
+        source = (record, registry, registry.revision)  # a template has settings of every registered algorithm
+        cached = cls._made.get(record.name)
+        if cached is None or cached[0] != source:
+            cached = cls._made[record.name] = (source, cls.from_architecture(templates().load_architecture(model_type)))
+        return cached[1]
+
+    @classmethod
+    def _no_template(cls, model_type: str) -> UnknownNameError:
+        available = cls.list_available()
+        near = closest(str(model_type), available)
+        hint = f" Did you mean '{near}'?" if near else ""
+        failed = "".join(f". A plugin failed: {failure}" for failure in templates().failures())
+        return UnknownNameError(
+            f"There is no model template defined for the model type '{model_type}'.{hint} Available templates: {', '.join(available)}. "
+            f"To add one: LLMTemplate.register_template(LLMTemplate(model_type='{model_type}', kv_layers_name=[…], "
+            f"exclude_layers_name=[…])), or a plugin's quark_register_templates{failed}",
+            kind="template",
+            name=str(model_type),
+            known=available,
+        )
+
+    @classmethod
+    def register_scheme(cls, scheme_name: str, config: QLayerConfig) -> None:
+        """Make a scheme available to every template in this process.
+
+        Raises:
+            ConfigError: (a ValueError) The name is taken.
+        """
+        QuantizationSchemeCollection().register_scheme(scheme_name, QuantizationScheme(config))
+
+    @classmethod
+    def unregister_scheme(cls, scheme_name: str) -> None:
+        """Remove a scheme that `register_scheme` added.
+
+        Raises:
+            ConfigError: (a ValueError) There is no such scheme, or it comes from a plugin.
+        """
+        QuantizationSchemeCollection().unregister_scheme(scheme_name)
+
+    @classmethod
+    def get_supported_schemes(cls) -> list[str]:
+        """Return names of all schemes: plugins' and those registered in this process."""
+        return QuantizationSchemeCollection().get_supported_schemes()
+
+    def get_config(
+        self,
+        scheme: str,
+        algorithm: str | Sequence[str] | None = None,
+        kv_cache_scheme: str | None = None,
+        min_kv_scale: float = 0.0,
+        attention_scheme: str | None = None,
+        layer_config: Mapping[str, str] | None = None,
+        layer_type_config: Mapping[Any, str] | None = None,
+        exclude_layers: Sequence[str] | None = None,
+        algo_configs: Mapping[str, AlgoConfig] | None = None,
+        shared_scale_groups: Sequence[Sequence[str]] | None = None,
+        *,
+        kv_cache_post_rope: bool | None = None,
+        attention_post_rope: bool | None = None,
+        scheme_options: Mapping[str, Any] | None = None,
+        algorithm_options: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> QConfig:
+        """Return the configuration of a whole model: a new one, which shares only the algorithm settings that the caller passed.
+
+        Args:
+            scheme: Name of the scheme of every linear layer.
+            algorithm: Name or names of algorithms to apply, in order.
+            kv_cache_scheme: Name of a scheme that can hold the cache.
+            min_kv_scale: Floor of the cache's scales; 0.0 for none.
+            attention_scheme: Name of a scheme that can hold attention probabilities and queries.
+            layer_config: Scheme by pattern of layer name; the first pattern that matches decides.
+            layer_type_config: Scheme by layer type, a torch class or its name; patterns go before types.
+            exclude_layers: Patterns of layers left in float, in place of the template's; ``[]`` quantizes everything.
+            algo_configs: Settings by name of algorithm, in place of the template's.
+            shared_scale_groups: Groups of name suffixes that share a global scale, in place of the scheme's own; ``[]`` for none.
+            kv_cache_post_rope: Whether keys and values of the cache are rounded as attention gets them, which is what runtimes cache. False
+                takes the projections' outputs, AMD Quark's convention; None decides by the model: True where its attention can be reached.
+            attention_post_rope: The same for the queries of ``attention_scheme``.
+            scheme_options: Options of ``scheme`` by name, such as ``{"block_size": 32}``; ``quark schemes NAME`` shows them.
+            algorithm_options: Options by algorithm, such as ``{"gptq": {"damp_percent": 0.05}}``; ``quark algorithms NAME`` shows them.
+
+        Raises:
+            UnknownNameError: (a ValueError) There is no such scheme or algorithm, or the scheme cannot do that.
+            UnsupportedError: (a NotImplementedError) The algorithm cannot run, or has no settings for this family.
+            ConfigError: (a ValueError) An option is unknown or of the wrong type, or no layers are known to feed the cache.
+        """
+        record = scheme_record(scheme)
+        shares = record.shares_global_scale and shared_scale_groups is None
+        config = QConfig(
+            global_quant_config=scheme_config(scheme, scheme_options),
+            min_kv_scale=min_kv_scale,
+            exclude=self._with_modules(self.exclude_layers_name if exclude_layers is None else exclude_layers),
+            algo_config=self._algorithms(algorithm, algo_configs, algorithm_options),
+            layer_quant_config={pattern: scheme_config(name) for pattern, name in (layer_config or {}).items()},
+            layer_type_quant_config={kind: scheme_config(name) for kind, name in (layer_type_config or {}).items()},
+            kv_cache_group=self._with_modules(self.kv_layers_name),
+            shared_scale_groups=self._scale_groups() if shares else [list(group) for group in shared_scale_groups or ()],
+            sync_moe_expert_input_amax=shares,
+            kv_cache_post_rope=kv_cache_post_rope,
+            scheme=record.name,
+            attention_post_rope=attention_post_rope,
+        )
+        return self._with_attention(config, kv_cache_scheme, attention_scheme)
+
+    def _scale_groups(self) -> list[list[str]]:
+        """Return suffixes of layers that share a global scale where the scheme says so: queries, keys and values; gate and up."""
+        facts = self.architecture
+        roles = () if facts is None else (facts.query_projections, facts.key_projections, facts.value_projections)
+        suffixes = [{name.rpartition(".")[2] for name in names or ()} for names in roles]
+        is_stated = bool(suffixes) and all(len(names) == 1 for names in suffixes)
+        return [[name for names in suffixes for name in names] if is_stated else list(_QKV), list(self.gate_up_layers_name)]
+
+    def _with_attention(self, config: QConfig, kv_cache_scheme: str | None, attention_scheme: str | None) -> QConfig:
+        """Return the configuration, with these schemes of the cache and of attention."""
+        if kv_cache_scheme:
+            config = self._with_quantized_cache(config, scheme_part(kv_cache_scheme, "kv_cache", "KV cache scheme"))
+        if attention_scheme:
+            config = self._with_quantized_attention(config, scheme_part(attention_scheme, "attention", "attention scheme"))
+        return config
+
+    def _algorithms(
+        self,
+        algorithm: str | Sequence[str] | None,
+        algo_configs: Mapping[str, AlgoConfig] | None,
+        algorithm_options: Mapping[str, Mapping[str, Any]] | None,
+    ) -> list[AlgoConfig] | None:
+        settings = self.algo_config | by_algorithm(algo_configs, "`algo_configs`")
+        names = [canonical_algorithm(name) for name in _list(algorithm)]
+        options = {canonical_algorithm(name): values for name, values in (algorithm_options or {}).items()}
+        if idle := [name for name in options if name not in names]:
+            applied = f"this run applies {', '.join(names)}" if names else "this run applies none"
+            raise ConfigError(f"there are options for the algorithm '{idle[0]}', and {applied}: name it as an algorithm too")
+        chosen = []
+        for name in names:
+            require_processor(name)
+            own = settings.get(name)
+            if own is None:
+                reason = refusal(name, self.architecture) if self.architecture else None
+                raise UnsupportedError(
+                    f"No built-in {name} configuration is available for the '{self.model_type}' architecture"
+                    f"{f': {reason}' if reason else ''}. "
+                    f"Pass your own to get_config: algo_configs={{'{name}': …}}"
+                )
+            # Derived settings are shared by all configurations of the family; settings that a caller passed stay the caller's object.
+            own = copy.deepcopy(own) if own is self._derived.get(name) else own
+            chosen.append(with_options(name, own, options[name]) if name in options else own)
+        return chosen or None
+
+    def _with_modules(self, patterns: str | Sequence[str] | None) -> list[str]:
+        return self.architecture.with_modules(_list(patterns)) if self.architecture else _list(patterns)
+
+    def _with_quantized_cache(self, config: QConfig, spec: QTensorConfig) -> QConfig:
+        """Return the configuration with quantized outputs of the projections that feed the cache; excluded ones keep float weights, inputs.
+
+        ``kv_cache_quant_config`` owns the outputs: `quark.models.plan.rules` takes them from there. Its entries stand in
+        ``layer_quant_config`` too because AMD Quark's documentation has both, and programs and checkpoints read either.
+        """
+        if not self.kv_layers_name:
+            raise ConfigError(
+                f"the cache of '{self.model_type}' cannot be quantized: its template has no kv_layers_name. Make one with "
+                f"LLMTemplate(model_type='{self.model_type}', kv_layers_name=['*k_proj', '*v_proj'], …), or leave kv_cache_scheme out"
+            )
+        for pattern in self._with_modules(self.kv_layers_name):
+            base = projections.base_for(config, pattern, self.architecture) or QLayerConfig()
+            layer = QLayerConfig(input_tensors=base.input_tensors, weight=base.weight, output_tensors=spec)
+            config = attrs.evolve(
+                config,
+                kv_cache_quant_config=config.kv_cache_quant_config | {pattern: layer},
+                layer_quant_config=config.layer_quant_config | {pattern: attrs.evolve(layer)},
+            )
+        return config
+
+    def _with_quantized_attention(self, config: QConfig, spec: QTensorConfig) -> QConfig:
+        """Return the configuration with quantized attention probabilities, and outputs of query projections that are not excluded."""
+        config = attrs.evolve(config, softmax_quant_spec=spec)
+        for pattern in self._with_modules(self.q_layer_name):
+            base = projections.base_for(config, pattern, self.architecture)
+            if base is not None:
+                config = projections.put_before_cover(config, pattern, attrs.evolve(base, output_tensors=spec), self.architecture)
+        return config
+
+
+def template_for(model_config: Any) -> LLMTemplate:
+    """Return the template of the model that a configuration describes.
+
+    Args:
+        model_config: A transformers configuration, or the dict of a ``config.json``.
+
+    Raises:
+        ConfigError: It names neither a model type nor an architecture.
+        UnknownNameError: (a ValueError) No template is there for it.
+    """
+    read = model_config.get if isinstance(model_config, Mapping) else lambda key: getattr(model_config, key, None)
+    model_type = read("model_type") or next(iter(read("architectures") or ()), None)
+    if not model_type:
+        raise ConfigError("this model configuration has neither 'model_type' nor 'architectures', so its family is not known")
+    return LLMTemplate.get(model_type)

@@ -1,0 +1,139 @@
+"""Templates of model families from JSON files: facts as data, checked field by field; nothing of a file is run."""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import attrs
+
+from quark.base.lazy import LazyRef
+from quark.base.names import closest
+from quark.config.architecture import Architecture
+from quark.config.templates.algorithms import algo_config_from_dict, canonical_algorithm
+from quark.config.templates.template import LLMTemplate
+from quark.errors import ConfigError, QuarkError
+from quark.plugins import templates
+
+__all__ = ["read_template_file", "register_template_file"]
+
+_OWN = ("base", "algorithm_configs")
+"""Keys beside those of `Architecture`."""
+_PATTERNS = ("model_type", "kv_layers_name", "q_layer_name", "gate_up_layers_name", "exclude_layers_name")
+"""Facts without which a family's structure is inferred, as for `LLMTemplate` itself: those of AMD Quark's form."""
+
+
+def register_template_file(path: str | Path) -> LLMTemplate:
+    """Register the template in a JSON file for the rest of this process, and return it; errors as `read_template_file`.
+
+    A resumed run needs the file again: the facts are part of the identity of a run.
+    """
+    template = read_template_file(path)
+    LLMTemplate.register_template(template)
+    return template
+
+
+def read_template_file(path: str | Path) -> LLMTemplate:
+    """Return the template that a JSON file describes.
+
+    The file has one object. Its keys are the attributes of `quark.config.architecture.Architecture`, of which ``model_type`` alone is
+    required, and
+
+    - ``base``: the model type of an installed template, whose facts are taken where the file has none;
+    - ``algorithm_configs``: settings by name of algorithm, each an object with a ``name``, as for `load_quant_algo_config_from_file`.
+
+    AMD Quark's form of such a file is among these. With patterns alone, the structure of the family is inferred from its modules.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ConfigError: (a ValueError) It cannot be read, or a field of it cannot; the message names file and field.
+    """
+    path = Path(path)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"the template file '{path}' cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ConfigError(f"the template file '{path}' is not JSON: {error}") from error
+    try:
+        return _template(data)
+    except (QuarkError, TypeError, ValueError) as error:
+        raise ConfigError(f"the template file '{path}' cannot be used: {error}") from error
+
+
+def _template(data: Any) -> LLMTemplate:
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"it holds a {type(data).__name__}, and one object is wanted")
+    hints = get_type_hints(Architecture)
+    for key in data:
+        if key not in hints and key not in _OWN:
+            near = closest(key, [*hints, *_OWN])
+            raise ConfigError(f"it has a field '{key}', which there is not" + (f"; did you mean '{near}'?" if near else ""))
+    if not isinstance(data.get("model_type"), str) or not data["model_type"]:
+        raise ConfigError("its field 'model_type' is a model's config.model_type, such as \"llama\", and it is missing or no text")
+    facts = {key: _value(value, hints[key], key) for key, value in data.items() if key not in _OWN}
+    settings, base_name = _settings(data.get("algorithm_configs")), _value(data.get("base"), str | None, "base")
+    if base_name is None and all(key in _PATTERNS for key in facts):
+        return LLMTemplate(**facts, algorithm_configs=settings)
+    base = Architecture(model_type=facts["model_type"]) if base_name is None else templates().load_architecture(base_name)
+    template = LLMTemplate.from_architecture(attrs.evolve(base, **facts))
+    template.algo_config |= settings
+    return template
+
+
+def _settings(data: Any) -> dict[str, Any]:
+    settings = {}
+    for name, own in _value(data, Mapping[str, Mapping[str, Any]], "algorithm_configs").items() if data is not None else ():
+        try:
+            algorithm, config = canonical_algorithm(name), algo_config_from_dict(own)
+        except (QuarkError, TypeError, ValueError) as error:
+            raise ConfigError(f"its field 'algorithm_configs.{name}' cannot be read: {error}") from error
+        if canonical_algorithm(config.name) != algorithm:
+            raise ConfigError(f"its field 'algorithm_configs.{name}' has settings of '{config.name}'")
+        settings[algorithm] = config
+    return settings
+
+
+def _value(value: Any, hint: Any, field: str) -> Any:
+    """Return a JSON value as a field of that type has it, lists as tuples. Raises ConfigError with the field where it is of another."""
+    kind, arguments = get_origin(hint), get_args(hint)
+    if hint is Any or (hint is type(None) and value is None):
+        return value
+    if hint in (str, bool, int) and type(value) is hint:
+        return value
+    if kind is Literal and value in arguments:
+        return value
+    if kind in (Union, types.UnionType):
+        for each in arguments:
+            try:
+                return _value(value, each, field)
+            except ConfigError:
+                continue
+    if kind is tuple and isinstance(value, list):
+        if arguments[-1] is Ellipsis:
+            return tuple(_value(v, arguments[0], f"{field}[{i}]") for i, v in enumerate(value))
+        if len(value) == len(arguments):
+            return tuple(_value(v, one, f"{field}[{i}]") for i, (v, one) in enumerate(zip(value, arguments, strict=True)))
+    if isinstance(kind, type) and issubclass(kind, Mapping) and isinstance(value, Mapping):
+        return {key: _value(v, arguments[1], f"{field}.{key}") for key, v in value.items()}
+    if kind is tuple and arguments == (str, ...) and isinstance(value, str):
+        return (value,)
+    raise ConfigError(f"its field '{field}' is {value!r}, where {_wanted(hint)} is wanted")
+
+
+def _wanted(hint: Any) -> str:
+    """Return in words what a field of that type has."""
+    kind, arguments = get_origin(hint), get_args(hint)
+    if kind in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(map(_wanted, arguments)))
+    if kind is Literal:
+        return " or ".join(f'"{one}"' for one in arguments)
+    if kind is tuple:
+        return f"a list of {'texts' if arguments == (str, ...) else 'lists' if arguments[-1] is Ellipsis else len(arguments)}"
+    words = {str: "a text", bool: "true or false", int: "a whole number", type(None): "null", LazyRef: "code, which only a base brings,"}
+    return words.get(hint, "an object")

@@ -1,0 +1,86 @@
+"""Switch a transformers model to attention that can be quantized, by transformers' own registries; no function of torch is replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from quark.errors import UnsupportedError
+from quark.models.hf.internals import can_set_attention
+from quark.models.layers.attention import eager_attention, sdpa_attention
+
+__all__ = ["refuse_unswitchable", "switch_attention", "why_unswitchable"]
+
+_EAGER, _SDPA = "quark_eager", "quark_sdpa"
+_WITHOUT = "Leave attention_scheme out, and kv_cache_post_rope or set that to False"
+_BASES = {"eager": "eager", "sdpa": "sdpa", _EAGER: "eager", _SDPA: "sdpa"}
+
+
+def why_unswitchable(model: nn.Module, attentions: Sequence[str]) -> str | None:
+    """Return why these attention modules of ``model`` cannot be switched, with what to do; None where they can be."""
+    if not hasattr(model, "set_attn_implementation"):
+        return (
+            f"the attention of a {type(model).__name__} cannot be quantized: only transformers models call an attention that can be "
+            f"exchanged. {_WITHOUT}"
+        )
+    if not can_set_attention(model):
+        return (
+            f"the attention of a {type(model).__name__} cannot be quantized: its code does not use transformers' attention interface. "
+            f"{_WITHOUT}"
+        )
+    for name in attentions:
+        implementation = _implementation(model, name)
+        if implementation not in _BASES:
+            return (
+                f"'{name}' runs the attention implementation {implementation!r}, whose probabilities and keys cannot be reached: load "
+                "the model with attn_implementation='eager' or 'sdpa', or call model.set_attn_implementation('eager') before"
+            )
+    return None
+
+
+def refuse_unswitchable(model: nn.Module, attentions: Sequence[str]) -> None:
+    """Raise UnsupportedError if these attention modules of ``model`` cannot be switched, before any work."""
+    reason = why_unswitchable(model, attentions)
+    if reason is not None:
+        raise UnsupportedError(reason)
+
+
+def switch_attention(model: nn.Module, attentions: Sequence[str], *, eager: bool) -> None:
+    """Let these attention modules call `quark.models.layers.attention`.
+
+    A config that is saved does not tell: transformers never stores the implementation.
+
+    Args:
+        model: A transformers model on any device, changed in place.
+        attentions: Full names of its attention modules.
+        eager: Whether probabilities must be in memory; otherwise "sdpa" stays fused and "eager" stays eager.
+
+    Raises:
+        UnsupportedError: As `refuse_unswitchable`.
+    """
+    refuse_unswitchable(model, attentions)
+    _register()
+    configs = {id(c): (c, name) for name in attentions if (c := getattr(model.get_submodule(name), "config", None)) is not None}
+    for config, name in configs.values() or [(model.config, "")]:
+        base = _BASES[_implementation(model, name)]
+        target = _EAGER if eager or base == "eager" else _SDPA
+        # Of a model of several parts (text, vision) only the part that these modules belong to is switched.
+        part = next((key for key in getattr(model.config, "sub_configs", {}) if getattr(model.config, key, None) is config), None)
+        model.set_attn_implementation(target if part is None else {part: target})  # type: ignore[operator]
+
+
+def _implementation(model: nn.Module, name: str) -> Any:
+    config = getattr(model.get_submodule(name), "config", None) or model.config
+    return getattr(config, "_attn_implementation", None)
+
+
+def _register() -> None:
+    """Make both implementations known, with the masks of those they stand for. Done when first needed: transformers is slow to import."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    for name, function in ((_EAGER, eager_attention), (_SDPA, sdpa_attention)):
+        ALL_ATTENTION_FUNCTIONS.register(name, function)
+        ALL_MASK_ATTENTION_FUNCTIONS.register(name, ALL_MASK_ATTENTION_FUNCTIONS[_BASES[name]])

@@ -1,0 +1,60 @@
+"""Code that comes with a checkpoint: run where the user says so, and else refused, in one sentence that names the files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from quark.errors import UnsupportedError
+from quark.models.hf.json_files import read_json
+
+__all__ = ["code_files", "code_of", "refuse_code"]
+
+_NAMING = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+"""Files of a checkpoint whose ``auto_map`` names code."""
+_LARGEST = 1 << 24  # bytes: no module that people write has more
+_RELATIVE = re.compile(r"^\s*from\s+\.(?:(\w+)|\s+import\s+\(?([\w ,]+))", re.MULTILINE)
+"""``from .name import …``, and ``from . import name, name``: how modules beside each other import each other."""
+
+
+def code_files(file: Path) -> list[str]:
+    """Return the names of the Python files that ``auto_map`` of a config.json or tokenizer_config.json names; none without that key."""
+    data = read_json(file) if file.is_file() else None
+    auto_map = data.get("auto_map") if isinstance(data, dict) else None
+    if not isinstance(auto_map, Mapping):
+        return []
+    references: list[Any] = [one for value in auto_map.values() for one in (value if isinstance(value, list) else [value])]
+    return sorted({f"{one.rpartition('--')[2].partition('.')[0]}.py" for one in references if isinstance(one, str)})
+
+
+def code_of(directory: Path) -> list[str]:
+    """Return the names of the Python files that are a checkpoint's code: those that ``auto_map`` names, and those that these import.
+
+    Other Python files in the directory are not of the checkpoint. Nothing is run.
+    """
+    found: set[str] = set()
+    waiting = [name for file in _NAMING for name in code_files(directory / file)]
+    while waiting:
+        name = waiting.pop()
+        path = directory / name
+        if name in found or path.name != name or not path.is_file() or path.stat().st_size > _LARGEST:
+            continue
+        found.add(name)
+        for module, several in _RELATIVE.findall(path.read_text(encoding="utf-8", errors="replace")):
+            waiting += [f"{one.strip()}.py" for one in (module or several).split(",")]
+    return sorted(found)
+
+
+def refuse_code(file: Path) -> None:
+    """Raise if a file has an ``auto_map``; for a caller whose user has not said that the code may run, and who cannot do without it.
+
+    Raises:
+        UnsupportedError: There is an ``auto_map``; the message names its files and how to allow them.
+    """
+    if files := code_files(file):
+        raise UnsupportedError(
+            f"'{file}' needs code of the checkpoint's own ({', '.join(files)}), which is not run unless you say so: read it, then give "
+            "--trust-remote-code (trust_remote_code=True)"
+        )

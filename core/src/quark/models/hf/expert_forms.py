@@ -1,0 +1,60 @@
+"""Fused experts of a mixture, read as one matrix for every expert and projection.
+
+Nothing is copied: matrices are views of the fused parameters. Source: the experts interface of transformers 5. Models that do not follow it
+are taken apart by the function that their family names, `quark.config.architecture.Architecture.expert_parts`.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from quark.config.architecture import Architecture
+from quark.models.hf.internals import apply_gate
+from quark.models.layers.experts import ExpertParts
+
+__all__ = ["expert_parts"]
+
+_GATE, _UP, _DOWN, _GATE_UP = "gate_proj", "up_proj", "down_proj", "gate_up_proj"
+
+
+def expert_parts(module: nn.Module, architecture: Architecture) -> ExpertParts | None:
+    """Return a fused mixture taken apart, or None where the module is none.
+
+    Args:
+        module: Any module; its parameters may be on the meta device.
+        architecture: Of its family. A form declared on the module's class takes precedence.
+    """
+    parts = _of_interface(module)
+    if parts is None and architecture.expert_parts is not None:
+        names = (*architecture.expert_inputs, architecture.expert_output)
+        own: ExpertParts | None = architecture.expert_parts.load()(module, names)
+        return own
+    return parts
+
+
+def _of_interface(module: Any) -> ExpertParts | None:
+    pair = _pair(module)
+    if pair is None or not getattr(module, "has_gate", False) or getattr(module, "has_post_expert_norm", False):
+        return None
+    up, down = (p.transpose(1, 2) for p in pair) if module.is_transposed else pair
+    # Models define what lies between the matrices on their own class: a copy of it, without its weights, is asked.
+    shell = copy.copy(module)
+    shell._parameters = {}
+    biases = {name: module._parameters[f"{name}_bias"] for name in (_GATE_UP, _DOWN)} if module.has_bias else {}
+    if not module.is_concatenated:
+        return ExpertParts({_GATE_UP: up, _DOWN: down}, biases, partial(apply_gate, shell))
+    halves = dict(zip((_GATE, _UP), biases[_GATE_UP].chunk(2, dim=1), strict=True)) | {_DOWN: biases[_DOWN]} if biases else {}
+    return ExpertParts(_halved(up, down), halves, partial(apply_gate, shell))
+
+
+def _pair(module: nn.Module) -> tuple[Tensor, Tensor] | None:
+    pair = [p.detach() for name in (_GATE_UP, _DOWN) if (p := module._parameters.get(name)) is not None and p.ndim == 3]
+    return (pair[0], pair[1]) if len(pair) == 2 else None
+
+
+def _halved(up: Tensor, down: Tensor) -> dict[str, Tensor]:
+    return {**dict(zip((_GATE, _UP), up.chunk(2, dim=1), strict=True)), _DOWN: down}

@@ -1,0 +1,101 @@
+"""The tensors of a checkpoint's safetensors files, as they are stored: names, shapes and dtypes from headers, values when they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from quark.errors import CheckpointError
+from quark.models.hf.shards import Shard
+
+__all__ = ["FileTensors", "ReadTensor", "TensorFiles"]
+
+_DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "U16": torch.uint16,
+    "U32": torch.uint32,
+    "U64": torch.uint64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+"""By the names of safetensors. Others are refused (`quark.models.hf.shards.refuse_codes`)."""
+
+ReadTensor = Callable[[str, torch.dtype], Tensor]
+"""Reads the tensor of a name. The dtype is that of values that have to be computed; a tensor that is stored keeps its own."""
+
+
+class TensorFiles(Protocol):
+    """Tensors of a checkpoint by name: as they are stored, dequantized, or converted.
+
+    Attributes:
+        meta: Every tensor by full name, on the meta device, in the dtype that it is stored in.
+    """
+
+    meta: dict[str, Tensor]
+
+    def sources(self, name: str) -> list[str]:
+        """Return names of the stored tensors that make the tensor ``name``."""
+
+    def reading(self, device: torch.device) -> AbstractContextManager[ReadTensor]:
+        """Return the context of a function that reads tensors to a device; files are open only while the body runs."""
+
+
+class FileTensors:
+    """Tensors as they are stored.
+
+    Args:
+        shards: From `quark.models.hf.shards.check_shards`.
+
+    Attributes:
+        meta: As of `TensorFiles`.
+    """
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self._file_of = {name: shard.path for shard in shards for name in shard.tensors}
+        self.meta: dict[str, Tensor] = {
+            name: torch.empty(shape, dtype=_DTYPES.get(dtype, torch.float32), device="meta")
+            for shard in shards
+            for name, (dtype, shape) in shard.tensors.items()
+        }
+
+    def sources(self, name: str) -> list[str]:
+        """Return the name: a stored tensor is its own source."""
+        return [name]
+
+    @contextmanager
+    def reading(self, device: torch.device) -> Iterator[ReadTensor]:
+        """As `TensorFiles.reading`.
+
+        Raises:
+            CheckpointError: A file has changed or cannot be read.
+        """
+        with ExitStack() as stack:
+            files: dict[Path, Any] = {}
+
+            def read(name: str, _: torch.dtype) -> Tensor:
+                path = self._file_of[name]
+                try:
+                    if path not in files:
+                        files[path] = stack.enter_context(safe_open(path, framework="pt"))
+                    tensor: Tensor = files[path].get_tensor(name)
+                except (SafetensorError, OSError) as error:
+                    raise CheckpointError(f"'{name}' cannot be read from '{path}' ({error}): fetch the checkpoint again") from error
+                return tensor.to(device)
+
+            yield read

@@ -1,0 +1,116 @@
+"""The transformers config of a checkpoint, and the Auto class whose models include the one that it names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from quark.errors import CheckpointError
+from quark.models.hf.custom_code import refuse_code
+from quark.models.hf.foreign_errors import reading
+from quark.models.hf.internals import model_classes
+from quark.models.hf.json_files import read_json
+from quark.models.hf.modeling import known_to_transformers
+
+__all__ = ["auto_class", "experts_per_token", "is_of_its_config", "model_config"]
+
+_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "top_k_experts")
+_EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
+"""Names that configs of transformers have for these numbers."""
+
+_MOST_PARTS = 10_000  # layers, or experts of a layer: of a model that can be built in time
+
+
+def model_config(path: Path, *, trust_remote_code: bool = False) -> Any:
+    """Return the transformers config of a checkpoint; the model class that a plugin brings for it is imported first.
+
+    Args:
+        path: Directory of the checkpoint.
+        trust_remote_code: Whether code that comes with the checkpoint may run.
+
+    Raises:
+        CheckpointError: There is no such directory, its config.json is missing or damaged, or nobody knows its model type.
+        UnsupportedError: Its model needs code that comes with it, which may not run.
+        PluginError: The plugin's module cannot be imported.
+    """
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    if not (path / "config.json").is_file():
+        what = "there is no such directory" if not path.is_dir() else "it has no config.json"
+        raise CheckpointError(f"'{path}' is not a checkpoint in Hugging Face form: {what}")
+    file = path / "config.json"
+    values = read_json(file)
+    _refuse_endless(values, file)
+    model_type = values.get("model_type")
+    if model_type is not None and not isinstance(model_type, str):
+        raise CheckpointError(f"'{file}' says model_type = {model_type!r} where a name is expected: it is damaged, fetch it again")
+    with known_to_transformers(file):
+        if not trust_remote_code and model_type not in CONFIG_MAPPING:
+            refuse_code(file)
+        with reading(file, "it is damaged, or of a model that this release of transformers does not know"):
+            config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    classes = config.architectures
+    if classes and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
+        raise CheckpointError(f"'{file}' says architectures = {classes!r} where a list of names is expected: it is damaged, fetch it again")
+    if not trust_remote_code and config.architectures and not _is_known(config):
+        refuse_code(file)  # the model of transformers for that config would be another
+    return config
+
+
+def _is_known(config: Any) -> bool:
+    """Return whether transformers has the model class that a config names."""
+    return bool(set(config.architectures) & {model.__name__ for models in _known_classes(config).values() for model in models})
+
+
+def _refuse_endless(config: Any, file: Path) -> None:
+    """Raise if a model of that config.json would take forever to build, even without weights."""
+    for key, value in config.items() if isinstance(config, dict) else ():
+        if isinstance(value, dict):
+            _refuse_endless(value, file)
+        elif isinstance(value, int) and value > _MOST_PARTS and re.search("layer|expert|depth", key) and not re.search("size|dim", key):
+            raise CheckpointError(f"'{file}' says {key} = {value:,}, and no model has more than {_MOST_PARTS:,} of such: it is damaged")
+
+
+def auto_class(config: Any) -> Any:
+    """Return the Auto class of transformers whose models include the one that a checkpoint's config names.
+
+    That is the one for text, or, for a model of several parts, the one for images and text; what no ``architectures`` decides is the first
+    that knows the config, text before images.
+
+    Args:
+        config: A transformers config.
+    """
+    named = set(config.architectures or ())
+    classes = _known_classes(config)
+    known = [auto for auto, models in classes.items() if models]
+    exact = [auto for auto in known if named & {model.__name__ for model in classes[auto]}]
+    own = [auto for auto in classes if auto.__name__ in (getattr(config, "auto_map", None) or {})]  # code of the checkpoint's own
+    return [*exact, *known, *own, *classes][0]
+
+
+def is_of_its_config(model: nn.Module) -> bool:
+    """Return whether transformers has a model of that class for the model's config."""
+    from transformers import PretrainedConfig
+
+    config = getattr(model, "config", None)
+    return isinstance(config, PretrainedConfig) and type(model) in _known_classes(config)[auto_class(config)]
+
+
+def experts_per_token(config: Any) -> tuple[int | None, int | None]:
+    """Return how many experts of a mixture each token is routed to, and how many there are; None for what a config does not say."""
+    return _first_count(config, _CHOSEN), _first_count(config, _EXPERTS)
+
+
+def _first_count(config: Any, names: tuple[str, ...]) -> int | None:
+    values = (getattr(config, name, None) for name in names)
+    return next((value for value in values if isinstance(value, int) and not isinstance(value, bool) and value > 0), None)
+
+
+def _known_classes(config: Any) -> dict[Any, tuple[Any, ...]]:
+    """Return the model classes of transformers that have such a config, by the Auto class for text and that for images and text."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return {auto: model_classes(auto, config) for auto in (AutoModelForCausalLM, AutoModelForImageTextToText)}

@@ -1,0 +1,148 @@
+"""The files that hold a checkpoint's tensors: its safetensors files and their headers, checked before anything is read from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import attrs
+from safetensors import SafetensorError, safe_open
+
+from quark.base.names import folded
+from quark.errors import CheckpointError
+from quark.models.hf.json_files import LARGEST_FILE, read_json, refuse_many_values
+
+__all__ = ["INDEX", "SINGLE", "Shard", "check_shards", "read_header", "refuse_codes"]
+
+_NARROW_FLOATS = ("F8", "F6", "F4")
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+@attrs.frozen
+class Shard:
+    """One safetensors file whose header agrees with its size.
+
+    Attributes:
+        path: The file.
+        tensors: Name → (dtype as safetensors writes it, shape).
+    """
+
+    path: Path
+    tensors: dict[str, tuple[str, tuple[int, ...]]]
+
+
+def check_shards(directory: Path) -> list[Shard]:
+    """Return the safetensors files of a checkpoint, after checking that each is complete and no tensor is in two of them.
+
+    Raises:
+        CheckpointError: A file is missing, truncated or malformed, is outside the directory, or lacks a tensor of the index; a tensor is
+            in two files, or in a file and not in the index; or it is unclear which files belong to the checkpoint.
+    """
+    index = directory / INDEX
+    if not index.is_file():
+        if not (directory / SINGLE).is_file():
+            raise CheckpointError(
+                f"'{directory}' has neither {SINGLE} nor {INDEX}: weights are read from safetensors only, convert them first"
+            )
+        return [read_header(directory / SINGLE)]
+    weight_map = _weight_map(index)
+    files = {name: _inside(directory, name) for name in sorted(set(weight_map.values()))}
+    if SINGLE not in files and (directory / SINGLE).exists():
+        raise CheckpointError(
+            f"'{directory}' has a {SINGLE}, and an {INDEX} that names other files: readers differ in which of them they use. Remove the "
+            "wrong one"
+        )
+    shards = {name: read_header(path) for name, path in files.items()}
+    for tensor, name in weight_map.items():
+        if tensor not in shards[name].tensors:
+            raise CheckpointError(
+                f"'{index}' says that '{tensor}' is in '{name}', but it is not there: the checkpoint is incomplete, fetch it again"
+            )
+    _refuse_twice(shards, directory)
+    _refuse_unlisted(shards, weight_map, index)
+    return list(shards.values())
+
+
+def refuse_codes(shards: Iterable[Shard], directory: Path) -> None:
+    """Check that a checkpoint without a ``quantization_config`` has no quantized tensors.
+
+    Raises:
+        CheckpointError: A tensor has floating-point elements of 8 bits or fewer, which are codes and need scales.
+    """
+    for shard in shards:
+        for tensor, (dtype, _) in shard.tensors.items():
+            if dtype.startswith(_NARROW_FLOATS):
+                raise CheckpointError(
+                    f"'{shard.path}' holds '{tensor}' as {dtype}, and no quantization_config in '{directory}/config.json' says what "
+                    "its scales are: give the float checkpoint, or restore the quantization_config"
+                )
+
+
+def _refuse_twice(shards: Mapping[str, Shard], directory: Path) -> None:
+    file_of: dict[str, str] = {}
+    for name, shard in shards.items():
+        for tensor in shard.tensors:
+            if tensor in file_of:
+                raise CheckpointError(
+                    f"'{directory}' has the tensor '{tensor}' twice, in '{file_of[tensor]}' and in '{name}': it is unclear which one is "
+                    "right. Fetch the checkpoint again, or make it anew"
+                )
+            file_of[tensor] = name
+
+
+def _refuse_unlisted(shards: Mapping[str, Shard], weight_map: Mapping[str, str], index: Path) -> None:
+    for shard in shards.values():
+        if unlisted := [tensor for tensor in shard.tensors if tensor not in weight_map]:
+            raise CheckpointError(
+                f"'{shard.path}' has {len(unlisted)} tensor(s) that '{index}' does not list: {folded(unlisted)}. Readers differ in whether "
+                "they read such tensors, and file and index may be of different checkpoints: fetch both again, or make the index anew"
+            )
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    weight_map = read_json(index).get("weight_map")
+    if isinstance(weight_map, dict) and weight_map and all(isinstance(v, str) for v in weight_map.values()):
+        return weight_map
+    raise CheckpointError(f"'{index}' is not a safetensors index: its weight_map does not map tensor names to files")
+
+
+def _inside(directory: Path, name: str) -> Path:
+    """Return the path of a file in the directory. Links are not followed for this check, as model caches consist of links."""
+    if Path(name).name != name or name in ("", ".", ".."):
+        raise CheckpointError(f"the index of '{directory}' points to '{name}', outside the directory: refusing to read it")
+    return directory / name
+
+
+def read_header(path: Path) -> Shard:
+    """Return the header of one safetensors file, checked against the file's size.
+
+    safetensors reads the header: it bounds its size and depth, refuses values of a wrong type, and checks that the tensors fill the file
+    without overlap. The number of values is bounded before: it would keep all of them while it looks for one that is wrong. No tensor is
+    read.
+
+    Raises:
+        CheckpointError: The file is missing, truncated or malformed.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"the shard '{path}' is missing: the checkpoint is incomplete, fetch it again")
+    _refuse_large_header(path)
+    try:
+        with safe_open(path, framework="np") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            return Shard(path, {name: (s.get_dtype(), tuple(s.get_shape())) for name, s in slices.items()})
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"'{path}' is truncated or damaged, or no safetensors file ({error}; it has {path.stat().st_size:,} bytes): fetch it again"
+        ) from error
+
+
+def _refuse_large_header(path: Path) -> None:
+    """Raise CheckpointError for a header of more values than any real one has; one that is longer than the file is left to safetensors."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length <= min(LARGEST_FILE, path.stat().st_size):
+                refuse_many_values(file.read(length), path)
+    except OSError as error:
+        raise CheckpointError(f"'{path}' cannot be read ({error.strerror or error})") from error

@@ -1,0 +1,89 @@
+"""A checkpoint's model without its weights: on the meta device, or with memory that nothing has been written to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark.models.hf.dtype_and_device import first_dtype, torch_dtype
+from quark.models.hf.foreign_errors import reading
+from quark.models.hf.internals import initialize_what_no_checkpoint_holds, kept_in_float32, without_initialization
+from quark.models.hf.json_files import read_json
+from quark.models.hf.model_config import auto_class, model_config
+from quark.models.hf.quantized_source import refuse_unknown_source, without_quantization
+
+__all__ = ["empty_model", "meta_model", "skeleton"]
+
+_NO_MODEL = "no model can be built of it; it is damaged, fetch it again"
+
+
+def meta_model(path: Path, dtype: torch.dtype | None = None, *, trust_remote_code: bool = False) -> nn.Module:
+    """Return the float model of a checkpoint without its weights, on the meta device.
+
+    Args:
+        path: Directory of the checkpoint.
+        dtype: Of its weights; None is what the config says.
+        trust_remote_code: Whether code that comes with the checkpoint may run.
+
+    Raises:
+        CheckpointError: The directory is no checkpoint.
+        ConfigError: The checkpoint is quantized, and no installed layout dequantizes it.
+    """
+    refuse_unknown_source(path)
+    config = without_quantization(model_config(path, trust_remote_code=trust_remote_code))
+    with torch.device("meta"), reading(path / "config.json", _NO_MODEL):
+        return auto_class(config).from_config(config, dtype=dtype or config.dtype, trust_remote_code=trust_remote_code)
+
+
+def skeleton(path: Path, dtype: str, device: torch.device, *, trust_remote_code: bool = False) -> nn.Module:
+    """As `load_model`, without reading a weight: parameters and persistent buffers are on the meta device, in the dtypes they are to have.
+
+    Buffers that no checkpoint holds (rotary tables) are computed, on ``device``. Source: what ``from_pretrained`` of transformers 5 does.
+
+    Args:
+        path: Directory of the checkpoint.
+        dtype: As of `load_model`.
+        device: Where the buffers go.
+        trust_remote_code: Whether code that comes with the checkpoint may run.
+
+    Raises:
+        CheckpointError, ConfigError: As `load_model` and `meta_model`.
+    """
+    from transformers import GenerationConfig
+
+    model_dtype = torch_dtype(dtype) or model_config(path, trust_remote_code=trust_remote_code).dtype or first_dtype(path)
+    model: Any = meta_model(path, model_dtype, trust_remote_code=trust_remote_code)
+    for name in kept_in_float32(model, model_dtype):
+        owner, _, leaf = name.rpartition(".")
+        module = model.get_submodule(owner)
+        wide = getattr(module, leaf).detach().to(torch.float32)
+        setattr(module, leaf, nn.Parameter(wide, requires_grad=False) if leaf in module._parameters else wide)
+    for name, buffer in list(model.named_non_persistent_buffers()):
+        owner, _, leaf = name.rpartition(".")
+        model.get_submodule(owner)._buffers[leaf] = torch.empty_like(buffer, device=device)
+    initialize_what_no_checkpoint_holds(model)
+    generation = path / "generation_config.json"
+    if generation.is_file():
+        read_json(generation)
+        with reading(generation, "it is damaged; fetch it again, or remove it"):
+            model.generation_config = GenerationConfig.from_pretrained(path)
+    evaluated: nn.Module = model.eval()
+    return evaluated
+
+
+def empty_model(path: Path, attn_implementation: str | None, *, trust_remote_code: bool = False) -> nn.Module:
+    """Return the float model of a checkpoint's config.json with weights that are allocated and not initialised, in the checkpoint's dtype.
+
+    Its buffers that no checkpoint holds (rotary tables) are computed. Raises as `model_config`.
+    """
+    config = without_quantization(model_config(path, trust_remote_code=trust_remote_code))
+    own = {"trust_remote_code": trust_remote_code}
+    with without_initialization(), reading(path / "config.json", _NO_MODEL):
+        return (
+            auto_class(config)
+            .from_config(config, dtype=config.dtype or torch.float32, attn_implementation=attn_implementation, **own)
+            .eval()
+        )

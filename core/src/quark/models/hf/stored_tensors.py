@@ -1,0 +1,275 @@
+"""Mapping of stored tensors to the tensors of a transformers model, decided from file headers before any tensor is read.
+
+Weight converters of the user or template come first (`quark.models.hf.converted_tensors`), then the renamings and conversions of
+transformers, such as fusing experts that are stored one by one, so that the result equals that of ``from_pretrained``. Source: transformers
+5, ``core_model_loading``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.base.log import get_logger
+from quark.base.names import folded
+from quark.errors import CheckpointError
+from quark.models.hf.converted_tensors import ConvertedTensors
+from quark.models.hf.dequantized_tensors import DequantizedTensors
+from quark.models.hf.dequantizer import FloatTensor, LayerCodes
+from quark.models.hf.file_tensors import FileTensors
+from quark.models.hf.placing import left_out_by, without_source
+from quark.models.hf.shards import Shard, refuse_codes
+from quark.models.hf.weight_converters import WeightConverter
+from quark.models.layers.coded_layer import CodedLayer
+
+__all__ = ["Recipe", "StoredTensors"]
+
+
+@attrs.frozen(eq=False)
+class Recipe:
+    """Tensors of a model that are made from the same stored tensors.
+
+    Attributes:
+        sources: Pattern of transformers' conversion and full name of each stored tensor, in the order in which they are joined.
+        targets: Full names of the resulting tensors in the model.
+        conversion: transformers' ``WeightConverter`` from sources to targets; None where one source is the target as it is.
+    """
+
+    sources: tuple[tuple[str, str], ...]
+    targets: tuple[str, ...]
+    conversion: Any = None
+
+    def make(self, stored: Mapping[str, Tensor], model: Any) -> dict[str, Tensor]:
+        """Return the targets by full name.
+
+        Args:
+            stored: The sources by full name; meta tensors give meta tensors.
+            model: The transformers model, whose configuration some conversions read.
+        """
+        if self.conversion is None:
+            return {self.targets[0]: stored[self.sources[0][1]]}
+        return _converted(self.conversion, self.targets[0], self.sources, stored, model)
+
+
+class StoredTensors:
+    """The tensors of a checkpoint, converted to those of one model.
+
+    Args:
+        model: A transformers model on the meta device, with no module replaced yet.
+        shards: The result of `quark.models.hf.shards.check_shards`.
+        directory: The checkpoint's directory, for messages.
+        converters: Weight converters of the user or of the model's template, applied before transformers' own
+            (`quark.models.hf.converted_tensors`).
+        float_tensors: Of a quantized checkpoint, what is computed from its codes and scales; None for a float checkpoint.
+
+    Attributes:
+        recipes: One for each tensor of the model, or for several that are made together; tied tensors only under the stored names.
+        codes_of: How each layer that comes quantized is stored, by full name in the model; None where that has no exact expression.
+
+    Raises:
+        CheckpointError: The checkpoint lacks tensors of the model, stores them in other shapes or as codes, or a conversion does not fit.
+        ConfigError: A weight converter does not fit.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        shards: Sequence[Shard],
+        directory: Path,
+        converters: Sequence[WeightConverter] = (),
+        float_tensors: Sequence[FloatTensor] | None = None,
+    ) -> None:
+        self._model = model
+        self._directory = directory
+        state: dict[str, Tensor] = model.state_dict(keep_vars=True)
+        if float_tensors is None:
+            refuse_codes(shards, directory)
+        files = FileTensors(shards)
+        float_files = files if float_tensors is None else DequantizedTensors(files, float_tensors, directory)
+        names = _ModelNames(model, state)
+        self._files = files
+        self._layers = dict(_layers(names, float_tensors or ()))
+        self.codes_of = {name: codes for name, (_, codes) in self._layers.items()}
+        self._tensors = ConvertedTensors(float_files, directory, converters, lambda name: names.find(name) is not None)
+        recipes, unused = _recipes(names, self._tensors.meta)
+        self.recipes = [self._checked(recipe, state) for recipe in recipes]
+        self._refuse_missing(state)
+        self._refuse_integers(state)
+        _warn_unused(unused, model, directory)
+
+    def _checked(self, recipe: Recipe, state: Mapping[str, Tensor]) -> Recipe:
+        stored = {name: self._tensors.meta[name] for _, name in recipe.sources}
+        names = ", ".join(f"'{name}' {list(t.shape)}" for name, t in list(stored.items())[:4]) + (", …" if len(stored) > 4 else "")
+        try:
+            targets = recipe.make(stored, self._model)
+        except (RuntimeError, ValueError, IndexError, KeyError) as error:
+            raise CheckpointError(
+                f"'{self._directory}': {names} cannot be turned into '{recipe.targets[0]}' of this {type(self._model).__name__} ({error}): "
+                "the checkpoint is of another model, or incomplete"
+            ) from error
+        for name, tensor in targets.items():
+            if name not in state or tensor.shape != state[name].shape:
+                expected = list(state[name].shape) if name in state else "no such tensor"
+                raise CheckpointError(
+                    f"'{self._directory}': {names} gives '{name}' the shape {list(tensor.shape)}, the model of its config.json has "
+                    f"{expected}: config.json and weights do not belong together"
+                )
+        return attrs.evolve(recipe, targets=tuple(targets))
+
+    def _refuse_missing(self, state: Mapping[str, Tensor]) -> None:
+        missing = list(without_source(state, (name for recipe in self.recipes for name in recipe.targets)))
+        if missing:
+            raise CheckpointError(
+                f"'{self._directory}' lacks {len(missing)} tensor(s) of a {type(self._model).__name__}: {folded(missing)}. It is "
+                "incomplete, or its config.json is of another model"
+            )
+
+    def _refuse_integers(self, state: Mapping[str, Tensor]) -> None:
+        for recipe in self.recipes:
+            for _, name in recipe.sources:
+                dtype = self._tensors.meta[name].dtype
+                is_integer = not dtype.is_floating_point and dtype is not torch.bool
+                if is_integer and all(state[target].is_floating_point() for target in recipe.targets):
+                    stored = self._tensors.sources(name)[0]
+                    raise CheckpointError(
+                        f"'{self._directory}' holds '{stored}' as {str(dtype).removeprefix('torch.')} where the model has floating-point "
+                        "numbers: it is quantized already, or of another model. Give the float checkpoint"
+                    )
+
+    def read(self, recipes: Iterable[Recipe], dtype_of: Mapping[str, torch.dtype], device: torch.device) -> Iterator[tuple[str, Tensor]]:
+        """Read the tensors of some recipes. Files are open only while this generator runs, so that their memory maps can be released.
+
+        Args:
+            recipes: Recipes from the attribute ``recipes``.
+            dtype_of: The dtype of each target, by full name.
+            device: The device of all targets.
+
+        Yields:
+            Full name in the model, and the tensor.
+
+        Raises:
+            CheckpointError: A file has changed or cannot be read.
+        """
+        with self._tensors.reading(device) as tensor_of:
+            for recipe in recipes:
+                dtype = dtype_of[recipe.targets[0]]
+                stored = {name: tensor_of(name, dtype).to(dtype) for _, name in recipe.sources}
+                yield from recipe.make(stored, self._model).items()
+
+    def read_codes(self, names: Iterable[str], device: torch.device) -> dict[str, CodedLayer]:
+        """Return the codes and scales of layers as they are stored, by full name in the model.
+
+        Args:
+            names: Those for which ``codes_of`` is not None.
+            device: Where they are read to.
+
+        Raises:
+            CheckpointError: A file has changed or cannot be read, or codes and scales do not fit each other.
+        """
+        chosen = {name: self._layers[name] for name in names}
+        of_tensor: dict[str, dict[str, LayerCodes]] = {}
+        for name, (one, codes) in chosen.items():
+            assert codes is not None
+            of_tensor.setdefault(one.name, {})[name] = codes
+        tensors = {one.name: one for one, _ in chosen.values()}
+        coded: dict[str, CodedLayer] = {}
+        with self._files.reading(device) as read:
+            for name, layers in of_tensor.items():
+                stored = {n: read(n, torch.float32) for n in (*tensors[name].sources, *tensors[name].left_out)}
+                coded |= {layer: codes.read(stored) for layer, codes in layers.items()}
+        return coded
+
+
+def _layers(names: _ModelNames, float_tensors: Sequence[FloatTensor]) -> Iterator[tuple[str, tuple[FloatTensor, LayerCodes | None]]]:
+    """Yield the layers that come quantized by their full names in the model."""
+    for one in float_tensors:
+        found = names.find(one.name)
+        owner = one.name.removesuffix(".weight") if found is None else found[0].rpartition(".")[0]
+        for codes in one.layers:
+            yield _name_in_model(codes.name, owner), (one, codes)
+        if not one.layers:
+            yield _name_in_model(one.name.removesuffix(".weight"), owner), (one, None)
+
+
+def _name_in_model(layer: str, owner: str) -> str:
+    """Return the name of a stored layer below the module of the model that has its weight, or the fused weights of its experts."""
+    parts, last = layer.split("."), owner.rpartition(".")[2]
+    if last not in parts:
+        return layer
+    behind = parts[len(parts) - parts[::-1].index(last) :]
+    return ".".join((owner, *behind))
+
+
+class _ModelNames:
+    """Maps stored names to names in a transformers model, by transformers' own renamings and conversions."""
+
+    def __init__(self, model: Any, state: Mapping[str, Tensor]) -> None:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, WeightRenaming
+
+        transforms = get_model_conversion_mapping(model)
+        self._renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
+        self._converters = [t for t in transforms if isinstance(t, WeightConverter)]
+        self._converter_of = {pattern: c for c in self._converters for pattern in c.source_patterns}
+        self._prefix = model.base_model_prefix
+        self._state = state
+
+    def find(self, name: str) -> tuple[str, str | None] | None:
+        """Return the name of the model's tensor that a stored tensor belongs to, and the pattern of its conversion, if any."""
+        from transformers.core_model_loading import rename_source_key
+
+        target, pattern = rename_source_key(name, self._renamings, self._converters, self._prefix, self._state)
+        if target not in self._state and name in self._state:
+            target, pattern = rename_source_key(name, [], [], self._prefix, self._state)
+        return (target, pattern) if target in self._state else None
+
+    def conversion(self, pattern: str) -> Any:
+        """Return transformers' converter of a pattern."""
+        return self._converter_of[pattern]
+
+
+def _recipes(names: _ModelNames, stored: Iterable[str]) -> tuple[list[Recipe], list[str]]:
+    """Return the recipes, and the names of the stored tensors that no recipe uses."""
+    from transformers.core_model_loading import dot_natural_key
+
+    sources: dict[str, list[tuple[str, str]]] = {}
+    conversions: dict[str, Any] = {}
+    unused = []
+    # Parts are joined in the order of the numbers in their names.
+    for name in sorted(stored, key=dot_natural_key):
+        match = names.find(name)
+        if match is None or (match[1] is None and match[0] in sources):
+            unused.append(name)
+            continue
+        target, pattern = match
+        sources.setdefault(target, []).append((pattern or "", name))
+        if pattern is not None:
+            conversions[target] = names.conversion(pattern)
+    return [Recipe(tuple(members), (target,), conversions.get(target)) for target, members in sources.items()], unused
+
+
+def _converted(
+    conversion: Any, target: str, sources: Sequence[tuple[str, str]], stored: Mapping[str, Tensor], model: Any
+) -> dict[str, Tensor]:
+    converter = copy.deepcopy(conversion)  # it collects tensors
+    for pattern, name in sources:
+        converter.add_tensor(target, name, pattern, stored[name])
+    results: dict[str, Any] = converter.convert(target, model=model, config=model.config)
+    return {name: value[0] if isinstance(value, list) else value for name, value in results.items()}
+
+
+def _warn_unused(names: Sequence[str], model: Any, directory: Path) -> None:
+    """Log a warning about stored tensors that the model does not have and that its class does not list as expected."""
+    is_expected = left_out_by(model)
+    left_out = [name for name in names if not is_expected(name)]
+    if left_out:
+        get_logger(__name__).warning(
+            f"'{directory}' holds {len(left_out)} tensor(s) that a {type(model).__name__} has no place for: {folded(left_out)}. "
+            "They are left out of the result. Its config.json may name fewer layers, or other parts, than the checkpoint has"
+        )

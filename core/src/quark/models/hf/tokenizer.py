@@ -1,0 +1,58 @@
+"""The tokenizer that lies with a checkpoint."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from quark.errors import CheckpointError
+from quark.models.hf.custom_code import refuse_code
+from quark.models.hf.foreign_errors import reading
+from quark.models.hf.json_files import bounded_bytes
+
+__all__ = ["load_tokenizer"]
+
+# An id of eight digits in tokenizer.json: the vocabulary is laid out up to the largest, whatever time and memory that takes.
+_FAR_ID = re.compile(rb'":(?<!length":)\s*(\d{8,18})\s*[,}]')
+
+_NECESSARY = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+_OTHERS = (
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+)
+"""Files that a tokenizer is loaded from: one of the first there has to be."""
+
+
+def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Any:
+    """Return the tokenizer that lies with a checkpoint, or None where there is none.
+
+    Args:
+        path: Directory of the checkpoint.
+        trust_remote_code: Whether code that comes with the checkpoint may run.
+
+    Raises:
+        CheckpointError: It is damaged.
+        UnsupportedError: It needs code that comes with the checkpoint, which may not run.
+    """
+    from transformers import AutoTokenizer
+
+    if not any((path / name).is_file() for name in _NECESSARY):
+        return None
+    for file in (path / name for name in (*_NECESSARY, *_OTHERS) if (path / name).is_file()):
+        if far := _FAR_ID.search(bounded_bytes(file)):
+            raise CheckpointError(f"'{file}' has the token id {int(far[1]):,}, and no vocabulary is so large: fetch it again")
+    try:
+        with reading(path, "its tokenizer is damaged; fetch tokenizer.json and tokenizer_config.json again"):
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
+            tokenizer("some text")  # some settings are looked at only when it is used
+    except CheckpointError:
+        if not trust_remote_code:
+            refuse_code(path / "tokenizer_config.json")
+        raise
+    return tokenizer

@@ -1,0 +1,44 @@
+"""Quantized modules."""
+
+from quark.models.layers.convolutions import (
+    QuantConv1d,
+    QuantConv2d,
+    QuantConv3d,
+    QuantConvTranspose1d,
+    QuantConvTranspose2d,
+    QuantConvTranspose3d,
+    QuantizedConvolution,
+)
+from quark.models.layers.quantized_layers import (
+    QuantConv1D,
+    QuantEmbedding,
+    QuantEmbeddingBag,
+    QuantizedLayer,
+    QuantLinear,
+    counts_as,
+    is_quantized,
+    linear_weight,
+    quantized_class,
+)
+from quark.models.layers.quantizer_module import QuantizerModule, RoundedParameter
+
+__all__ = [
+    "QuantConv1D",
+    "QuantConv1d",
+    "QuantConv2d",
+    "QuantConv3d",
+    "QuantConvTranspose1d",
+    "QuantConvTranspose2d",
+    "QuantConvTranspose3d",
+    "QuantEmbedding",
+    "QuantEmbeddingBag",
+    "QuantLinear",
+    "QuantizedConvolution",
+    "QuantizedLayer",
+    "QuantizerModule",
+    "RoundedParameter",
+    "counts_as",
+    "is_quantized",
+    "linear_weight",
+    "quantized_class",
+]

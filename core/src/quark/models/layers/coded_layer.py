@@ -1,0 +1,66 @@
+"""CodedLayer: the codes and scales of a linear layer as a checkpoint stores them, and how they become a quantized layer's."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from quark.config.layer import QLayerConfig
+from quark.models.layers.quantized_layers import QuantizedLayer
+from quark.models.layers.stored_scales import refuse_bad_scales
+from quark.numbers import QParams, cast_finite, quantizer_for
+
+__all__ = ["CodedLayer"]
+
+
+@attrs.frozen(eq=False)
+class CodedLayer:
+    """The codes and scales of a quantized linear layer.
+
+    Attributes:
+        config: How its weight and input are quantized.
+        codes: Of the weight, ``[O, I]``, as its number format has them.
+        qparams: Scales and zero points of the weight.
+        input: The scale of a static input; None where inputs are float or find their scales at run time.
+    """
+
+    config: QLayerConfig
+    codes: Tensor
+    qparams: QParams
+    input: QParams | None = None
+
+    @classmethod
+    def empty(cls, config: QLayerConfig, shape: tuple[int, ...]) -> Self:
+        """Return a layer with a weight of that shape on the meta device."""
+        assert config.weight is not None
+        quantizer = quantizer_for(config.weight, activation=False)
+        qparams = quantizer.empty_qparams(shape, "meta")
+        codes = quantizer.quantize(torch.empty(shape, dtype=torch.float32, device="meta"), qparams)
+        inputs = None if config.input_tensors is None else quantizer_for(config.input_tensors, activation=True)
+        is_static = inputs is not None and not inputs.is_dynamic and not inputs.is_float
+        return cls(config, codes, qparams, inputs.empty_qparams((1,), "meta") if inputs is not None and is_static else None)
+
+    def put_into(self, layer: QuantizedLayer, name: str, *, keeps_codes: bool) -> None:
+        """Set the weight of a layer, and its scales, to what is stored.
+
+        Args:
+            layer: Of the same configuration; its weight gives the dtype, and may be on the meta device.
+            name: Its full name, for messages.
+            keeps_codes: Whether the layer is to be stored with these very codes; else they follow from its values.
+
+        Raises:
+            CheckpointError: A scale is not valid.
+        """
+        quantizer = layer.weight_quantizer
+        assert quantizer is not None
+        refuse_bad_scales(self.qparams, f"the weight of '{name}'", activation=False)
+        quantizer.set_qparams(self.qparams, codes=self.codes if keeps_codes else None)
+        values = cast_finite(quantizer.quantizer.dequantize(self.codes, self.qparams), layer.weight.dtype)  # type: ignore[arg-type]
+        layer._parameters["weight"] = nn.Parameter(values, requires_grad=False)
+        if self.input is not None and layer.input_quantizer is not None:
+            qparams = self.input.map(lambda scale: scale.reshape(()))
+            refuse_bad_scales(qparams, f"the input of '{name}'", activation=True)
+            layer.input_quantizer.set_qparams(qparams)

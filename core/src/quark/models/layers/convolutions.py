@@ -1,0 +1,68 @@
+"""Quantized convolutions of torch: scales per output channel, groups of scales along the input channels, also where they are transposed.
+
+A weight keeps torch's layout, so that the float class's forward applies. Its quantizer sees it as the matrix
+``[out, kernel positions · in / groups]``, and an input or output whose scales are those of groups or vectors with its channels last.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from quark.config.layer import TensorSpec
+from quark.config.slot import Slot
+from quark.models.layers.layer_shape import LayerShape
+from quark.models.layers.quantized_layers import QuantizedLayer
+from quark.numbers import ChannelsLast, KernelMatrix, TensorQuantizer, quantizer_for, viewed
+
+__all__ = [
+    "QuantConv1d",
+    "QuantConv2d",
+    "QuantConv3d",
+    "QuantConvTranspose1d",
+    "QuantConvTranspose2d",
+    "QuantConvTranspose3d",
+    "QuantizedConvolution",
+]
+
+
+class QuantizedConvolution(QuantizedLayer):
+    """Base of quantized convolutions, also of those of plugins. Inputs and outputs are ``[batch, channels, …]`` or ``[channels, …]``.
+
+    ``ch_axis=0`` of a weight is the output channels, however the float class stores it; other axes are refused when a plan is made. Groups
+    run along the input channels, at each kernel position by itself where the group divides them. Of activations, ``ch_axis=1`` is the
+    channels, static or dynamic, and groups run along the channels.
+    """
+
+    @classmethod
+    def quantizer_of(cls, slot: Slot, spec: TensorSpec, shape: LayerShape) -> TensorQuantizer:
+        # Not as an activation: a dynamic scale per channel means one per token there, and here the axis says what is meant.
+        quantizer = quantizer_for(spec, activation=False)
+        if slot is Slot.weight:
+            return viewed(quantizer, KernelMatrix(shape.is_transposed, shape.groups))
+        if slot.is_activation and quantizer.granularity.is_local:
+            return viewed(quantizer, ChannelsLast(1 - shape.rank))
+        return quantizer
+
+
+class QuantConv1d(QuantizedConvolution, nn.Conv1d):  # type: ignore[misc]
+    """A quantized ``nn.Conv1d``."""
+
+
+class QuantConv2d(QuantizedConvolution, nn.Conv2d):  # type: ignore[misc]
+    """A quantized ``nn.Conv2d``."""
+
+
+class QuantConv3d(QuantizedConvolution, nn.Conv3d):  # type: ignore[misc]
+    """A quantized ``nn.Conv3d``."""
+
+
+class QuantConvTranspose1d(QuantizedConvolution, nn.ConvTranspose1d):  # type: ignore[misc]
+    """A quantized ``nn.ConvTranspose1d``."""
+
+
+class QuantConvTranspose2d(QuantizedConvolution, nn.ConvTranspose2d):  # type: ignore[misc]
+    """A quantized ``nn.ConvTranspose2d``."""
+
+
+class QuantConvTranspose3d(QuantizedConvolution, nn.ConvTranspose3d):  # type: ignore[misc]
+    """A quantized ``nn.ConvTranspose3d``."""

@@ -1,0 +1,146 @@
+"""The registered layer types by class of a float layer: its quantized class, and the class as which plans know it."""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from torch import nn
+
+from quark.base.lazy import ObjectRef, Reference
+from quark.errors import ConfigError
+from quark.models.layers.linear_forms import is_verbatim_linear
+from quark.plugins import LayerTypeRecord, Registry, layer_types
+
+if TYPE_CHECKING:
+    from quark.models.layers.quantized_layers import QuantizedLayer
+
+__all__ = ["LayerType", "is_by_name", "is_lookup", "layer_type_of", "layer_type_of_class", "planned_names"]
+
+_HARMLESS = {"__init__", "__module__", "__doc__", "__qualname__", "__annotations__", "__firstlineno__", "__static_attributes__"} | {
+    "__constants__", "__annotate_func__", "__annotations_cache__", "reset_parameters", "extra_repr", "__repr__"
+}  # fmt: skip
+"""What a subclass may define anew without computing something else."""
+
+
+@attrs.frozen(eq=False)
+class LayerType:
+    """A registered layer type whose float class is loaded.
+
+    Attributes:
+        float_class: The class of the float layers.
+        record: The registered record.
+        planned_as: The class by which configurations and algorithms know such layers.
+        planned_name: The name that ``planned_as`` is registered under, by which plans know it.
+    """
+
+    float_class: type[nn.Module]
+    record: LayerTypeRecord
+    planned_as: type[nn.Module]
+    planned_name: str
+    _name: str
+
+    @property
+    def quantized(self) -> type[QuantizedLayer]:
+        """The quantized class. Raises PluginError where it cannot be imported or is no `QuantizedLayer`."""
+        quantized = layer_types().load_quantized(self._name)
+        return quantized
+
+
+def layer_type_of(layer: nn.Module) -> LayerType | None:
+    """Return the layer type of a float layer; None where the layer cannot be quantized.
+
+    It is the layer type registered for exactly the layer's class, or for the nearest class that it derives from and overrides nothing of.
+    A subclass of ``nn.Linear`` may override what it likes, as long as it computes the same (`quark.models.layers.linear_forms`).
+    """
+    layer_type = layer_type_of_class(type(layer)) or _inherited(layer)
+    return None if layer_type is None or layer_type.record.quantized is None else layer_type
+
+
+def _inherited(layer: nn.Module) -> LayerType | None:
+    """Return the layer type of the nearest registered base class of a layer that computes what that class does."""
+    for base in type(layer).__mro__[1:]:
+        layer_type = layer_type_of_class(base)
+        if layer_type is not None:
+            is_same = is_verbatim_linear(layer) if base is nn.Linear else _overrides_nothing(type(layer), base)
+            return layer_type if is_same else None
+    return None
+
+
+def _overrides_nothing(layer_class: type[nn.Module], base: type[nn.Module]) -> bool:
+    """Return whether a class computes with its base's own code and parameters."""
+    own = layer_class.__mro__[: layer_class.__mro__.index(base)]
+    names = {name for cls in own for name in vars(cls)} - _HARMLESS
+    return not any(hasattr(base, name) for name in names) and not names & {"weight", "bias"}
+
+
+def layer_type_of_class(layer_class: type[Any]) -> LayerType | None:
+    """Return the layer type registered for exactly this class, also one that stays float; None where there is none."""
+    known = _known(layer_types())
+    if layer_class not in known:
+        known[layer_class] = _registered_for(layer_class)
+    return known[layer_class]
+
+
+def is_lookup(layer_class: type[Any]) -> bool:
+    """Return whether layers of that class take indices as input, as embeddings do."""
+    layer_type = layer_type_of_class(layer_class)
+    return layer_type is not None and layer_type.record.lookup
+
+
+def is_by_name(layer_class: type[Any]) -> bool:
+    """Return whether layers of that class are quantized only where a pattern or a type names them."""
+    layer_type = layer_type_of_class(layer_class)
+    return layer_type is not None and layer_type.record.by_name
+
+
+def planned_names() -> list[str]:
+    """Return the sorted names of the classes that layers can be planned as: what ``layer_type_quant_config`` may name."""
+    return sorted({_class_name(record.layer) for record in layer_types() if record.quantized is not None and record.planned_as is None})
+
+
+def _known(registry: Registry[LayerTypeRecord]) -> dict[Any, LayerType | None]:
+    return _cache(registry, registry.revision)
+
+
+# Looked up for each module of a model; cached until the registry changes.
+@lru_cache(maxsize=2)
+def _cache(registry: Registry[LayerTypeRecord], revision: tuple[int, int]) -> dict[Any, LayerType | None]:
+    """Return an empty cache of layer types by class, the same one until the registry's revision is another."""
+    return {}
+
+
+def _registered_for(layer_class: type[Any]) -> LayerType | None:
+    registry = layer_types()
+    claims = [name for name in registry.names() if _loaded(registry.get(name).layer) is layer_class]
+    if not claims:
+        return None
+    if len(claims) > 1:
+        sources = " and ".join(f"'{name}' of {registry.source(name)}" for name in claims)
+        raise ConfigError(
+            f"the class {layer_class.__module__}.{layer_class.__qualname__} is registered as the layer types {sources}: leave one out with "
+            'QUARK_DISABLED_PLUGINS, or let one take the name of the other and say replaces="..."'
+        )
+    record = registry.get(claims[0])
+    if record.planned_as is None:
+        return LayerType(layer_class, record, layer_class, claims[0], claims[0])
+    return LayerType(layer_class, record, registry.load_layer(record.planned_as), registry.get(record.planned_as).name, claims[0])
+
+
+def _class_name(reference: Reference) -> str:
+    """Return the name of the class that a reference names, without importing it."""
+    if isinstance(reference, ObjectRef):
+        return str(reference.target.__name__)
+    return reference.attribute.rpartition(".")[2]
+
+
+def _loaded(reference: Reference) -> Any:
+    """Return the object that a reference names if its module is imported already; None otherwise."""
+    if isinstance(reference, ObjectRef):
+        return reference.target
+    loaded: Any = sys.modules.get(reference.module)
+    for part in reference.attribute.split("."):
+        loaded = getattr(loaded, part, None)
+    return loaded

@@ -1,0 +1,189 @@
+"""Quantized layers: the float layer's own class, with its weight rounded and its inputs and outputs fake-quantized.
+
+Convolutions are in `quark.models.layers.convolutions`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from torch import Tensor, nn
+
+from quark.config.layer import QLayerConfig, TensorSpec
+from quark.config.slot import ACTIVATIONS, PARAMETERS, Slot
+from quark.errors import ConfigError
+from quark.models.layers.layer_shape import LayerShape
+from quark.models.layers.layer_types import layer_type_of, layer_type_of_class
+from quark.models.layers.quantizer_module import QuantizerModule
+from quark.numbers import TensorQuantizer, quantizer_for
+
+__all__ = [
+    "QuantConv1D",
+    "QuantEmbedding",
+    "QuantEmbeddingBag",
+    "QuantLinear",
+    "QuantizedLayer",
+    "counts_as",
+    "is_quantized",
+    "is_transposed",
+    "linear_weight",
+    "quantized_class",
+]
+
+
+class QuantizedLayer(nn.Module):
+    """Base of quantized layers, which derive from it and from their float class.
+
+    ``weight`` and ``bias`` hold values on the grid of their quantizers, in the model's dtype, so that the float class's forward applies and
+    the codes can be recovered exactly; a weight that is only stored may still be float (`QuantizerModule.is_deferred`).
+
+    Attributes:
+        layer_config: The spec of each tensor.
+        planned_as: The class by which plans and algorithms know the layer: ``nn.Linear`` for all linear layers.
+        weight_quantizer, bias_quantizer: Scales of the parameters; None where they stay float.
+        input_quantizer, output_quantizer: Applied at each forward; None where activations stay float.
+    """
+
+    layer_config: QLayerConfig
+    planned_as: type[nn.Module] | None
+    weight_quantizer: QuantizerModule | None
+    bias_quantizer: QuantizerModule | None
+    input_quantizer: QuantizerModule | None
+    output_quantizer: QuantizerModule | None
+
+    @classmethod
+    def from_float(cls, layer: nn.Module, config: QLayerConfig) -> Self:
+        """Return a quantized layer that shares the parameters, hooks and settings of ``layer``; no value is rounded yet."""
+        quantized = cls.__new__(cls)
+        quantized.__dict__.update({k: dict(v) if type(v) is dict else v for k, v in layer.__dict__.items()})
+        quantized._modules = dict(layer._modules)
+        quantized.layer_config = config
+        quantized.planned_as = counts_as(layer)
+        has_bias = getattr(layer, "bias", None) is not None
+        shape = LayerShape.of(layer)
+        for slot in (*PARAMETERS, *ACTIVATIONS):
+            spec = getattr(config, slot) if slot is not Slot.bias or has_bias else None
+            module = None
+            if spec is not None:
+                quantizer = cls.quantizer_of(slot, spec, shape)
+                module = QuantizerModule(spec, activation=slot.is_activation, quantizer=quantizer)
+            setattr(quantized, slot.quantizer_attribute, module)
+        return quantized
+
+    @classmethod
+    def quantizer_of(cls, slot: Slot, spec: TensorSpec, shape: LayerShape) -> TensorQuantizer:
+        """Return the quantizer of one tensor of a layer.
+
+        A layer type whose channels lie elsewhere than a linear layer's, which has the output channels of a weight first, its input
+        channels last, and the features of activations last, gives quantizers that look through a view (`quark.numbers.viewed`).
+
+        Args:
+            slot: The tensor.
+            spec: Its quantization.
+            shape: The shapes of the layer.
+        """
+        return quantizer_for(spec, activation=slot.is_activation)
+
+    def other_state(self) -> dict[str, Tensor]:
+        """Return parameters and persistent buffers by name, except weight, bias and quantizer buffers; they are never quantized."""
+        quantizers = tuple(f"{slot.quantizer_attribute}." for slot in Slot)
+        state: dict[str, Tensor] = self.state_dict(keep_vars=True)
+        return {name: tensor for name, tensor in state.items() if name not in PARAMETERS and not name.startswith(quantizers)}
+
+    @staticmethod
+    def as_stored(matrix: Tensor) -> Tensor:
+        """Return a view of a weight, or of its codes, in the layout of the float class's checkpoints, and back to ``[out, in, …]``."""
+        return matrix
+
+    # The float classes name and count their arguments differently; all take the input first.
+    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the float layer's output for the quantized input, quantized."""
+        y = self.product(x, *args, **kwargs)
+        return y if self.output_quantizer is None else self.output_quantizer(y)
+
+    def product(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the output before the output quantizer."""
+        return super().forward(x if self.input_quantizer is None else self.input_quantizer(x), *args, **kwargs)
+
+
+class QuantLinear(QuantizedLayer, nn.Linear):  # type: ignore[misc]
+    """A quantized ``nn.Linear``. Input ``[…, I]``, output ``[…, O]``."""
+
+
+class QuantConv1D(QuantLinear):
+    """A quantized linear layer whose float class stores its weight as ``[in, out]``, such as ``Conv1D`` of transformers.
+
+    The quantized layer's weight is ``[out, in]``, a view of the float weight, with the channels and groups of any linear layer. In a
+    checkpoint, weight and codes are ``[in, out]``, since runtimes of such models transpose every ``weight`` and nothing else; scales have
+    the layout of a linear layer. Source: ``vllm.model_executor.models.gpt2``.
+    """
+
+    @classmethod
+    def from_float(cls, layer: nn.Module, config: QLayerConfig) -> Self:
+        """Return a quantized layer that shares the storage of the weight of ``layer``; see `QuantizedLayer.from_float`."""
+        quantized = super().from_float(layer, config)
+        weight = linear_weight(layer)
+        quantized._parameters["weight"] = nn.Parameter(weight, requires_grad=False)
+        quantized.out_features, quantized.in_features = weight.shape
+        return quantized
+
+    @staticmethod
+    def as_stored(matrix: Tensor) -> Tensor:
+        """Return a matrix transposed, ``[out, in]`` to ``[in, out]`` or back; tensors of other ranks are returned unchanged."""
+        return matrix.t() if matrix.ndim == 2 else matrix
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight"] = self.as_stored(destination[f"{prefix}weight"])
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        name = f"{prefix}weight"
+        own = {**state_dict, name: self.as_stored(state_dict[name])} if name in state_dict else state_dict
+        super()._load_from_state_dict(own, prefix, *args)
+
+
+class QuantEmbedding(QuantizedLayer, nn.Embedding):  # type: ignore[misc]
+    """A quantized ``nn.Embedding``: channel 0 of its weight is the token. Its input is indices, which are not quantized."""
+
+
+class QuantEmbeddingBag(QuantizedLayer, nn.EmbeddingBag):  # type: ignore[misc]
+    """A quantized ``nn.EmbeddingBag``: channel 0 of its weight is the token. Its input is indices, which are not quantized."""
+
+
+def counts_as(layer: nn.Module) -> type[nn.Module] | None:
+    """Return the class by which a float layer is planned, from its registered layer type; None where it cannot be quantized."""
+    layer_type = layer_type_of(layer)
+    return None if layer_type is None else layer_type.planned_as
+
+
+def quantized_class(layer: nn.Module) -> type[QuantizedLayer]:
+    """Return the quantized class of a float layer for which `counts_as` is not None.
+
+    Raises:
+        ConfigError: (a ValueError) No layer type is registered for the layer.
+        PluginError: The class that is registered for the layer is no `QuantizedLayer`.
+    """
+    layer_type = layer_type_of(layer)
+    if layer_type is None:
+        raise ConfigError(f"no layer type is registered for a {type(layer).__name__}: see the hook quark_register_layer_types")
+    return layer_type.quantized
+
+
+def is_transposed(layer: nn.Module) -> bool:
+    """Return whether the class of a float layer stores its weight as ``[in, out / groups, …]``."""
+    layer_type = layer_type_of_class(type(layer)) or layer_type_of(layer)
+    return layer_type is not None and layer_type.record.transposed
+
+
+def linear_weight(layer: nn.Module) -> Tensor:
+    """Return a view of a float layer's weight as its quantized class has it: ``[out, in]`` for a linear layer, however it is stored.
+
+    Weights of other ranks, those of convolutions, are as the float class has them.
+    """
+    weight: Tensor = layer.weight  # type: ignore[assignment]
+    return weight.detach().t() if weight.ndim == 2 and is_transposed(layer) else weight
+
+
+def is_quantized(module: nn.Module) -> bool:
+    """Return whether this module itself is a quantized layer."""
+    return isinstance(module, QuantizedLayer)

@@ -1,0 +1,117 @@
+"""QuantizerModule: one tensor's quantization inside a model, with its scales as buffers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quark.config.layer import TensorSpec, levels
+from quark.errors import CalibrationError
+from quark.models.layers.exported_quantizer import exported
+from quark.numbers import QParams, TensorQuantizer, quantizer_for
+
+__all__ = ["QuantizerModule", "RoundedParameter"]
+
+_BUFFERS = ("scale", "zero_point", "outer_scale", "codes")
+
+
+class QuantizerModule(nn.Module):
+    """Fake-quantizes a tensor: with stored scales where they are static, and with scales computed at each call where they are dynamic.
+
+    Args:
+        spec: The tensor's quantization.
+        activation: Whether the tensor is an activation, which decides the channel axis.
+        quantizer: A quantizer of that spec that sees the tensor as its layer type says; None is that of the spec alone.
+
+    Attributes:
+        quantizer: The `quark.numbers.TensorQuantizer` that does the arithmetic.
+        scale, zero_point, outer_scale: Buffers, None until `set_qparams`, or where the format has none.
+        codes: Buffer: the codes of a weight that stays as its checkpoint stores it; None where they follow from its values.
+        is_deferred: Whether the scales are those of a weight that is still float: its codes are those of its values, rounded to nearest.
+            No forward may run before the weight is rounded.
+    """
+
+    is_deferred: bool
+
+    scale: Tensor | None
+    zero_point: Tensor | None
+    outer_scale: Tensor | None
+    codes: Tensor | None
+
+    def __init__(self, spec: TensorSpec, *, activation: bool, quantizer: TensorQuantizer | None = None) -> None:
+        super().__init__()
+        self.is_deferred = False
+        self.quantizer = quantizer_for(spec, activation=activation) if quantizer is None else quantizer
+        for name in _BUFFERS:
+            self.register_buffer(name, None)
+
+    @property
+    def qparams(self) -> QParams | None:
+        """The scales; None before `set_qparams`."""
+        return None if self.scale is None else QParams(self.scale, self.zero_point, self.outer_scale)
+
+    def set_qparams(self, qparams: QParams, *, is_deferred: bool = False, codes: Tensor | None = None) -> None:
+        """Set the scales, which replace earlier ones, and the attributes ``is_deferred`` and ``codes``."""
+        self.is_deferred = is_deferred
+        for name in _BUFFERS:
+            setattr(self, name, None)
+        self.codes = codes
+        for name, value in qparams.items():
+            setattr(self, name, value.detach())
+
+    def codes_of(self, weight: Tensor) -> Tensor:
+        """Return the codes of a weight that is rounded, or, where ``is_deferred``, float; the scales are set."""
+        assert self.qparams is not None
+        if self.codes is not None:
+            return self.codes
+        return (self.quantizer.quantize if self.is_deferred else self.quantizer.codes_of)(weight, self.qparams)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x`` fake-quantized, in its dtype and shape. Raises CalibrationError where a static scale is not set.
+
+        Gradients pass straight through: that of ``x`` is that of the result.
+        """
+        is_static = not (self.quantizer.is_dynamic or self.quantizer.is_float)
+        qparams = self.qparams if is_static else None
+        if is_static and qparams is None:
+            raise CalibrationError(
+                f"a static {_formats(self.quantizer.spec)} quantizer has no scales yet: quantize the model with calibration data"
+            )
+        if torch.compiler.is_exporting():
+            return exported(x, self.quantizer, qparams)
+        with torch.no_grad():
+            values = self.quantizer.fake_quantize(x, qparams)
+        return _StraightThrough.apply(x, values) if x.requires_grad and torch.is_grad_enabled() else values
+
+    def extra_repr(self) -> str:
+        """Return format, static or dynamic, and granularity, for ``repr``."""
+        return f"{_formats(self.quantizer.spec)}, {'dynamic' if self.quantizer.is_dynamic else 'static'}, {self.quantizer.granularity}"
+
+
+class _StraightThrough(torch.autograd.Function):
+    """Returns its second argument, with the gradient of its first: the straight-through estimator."""
+
+    @staticmethod
+    def forward(_: Any, x: Tensor, values: Tensor) -> Tensor:
+        return values
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+class RoundedParameter(QuantizerModule):
+    """The quantizer of a parameter that has the values of its grid already, so that there is nothing to do when it is called.
+
+    It is called in graphs, for what reads them, such as an exporter, which finds the scales here.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x``."""
+        return x
+
+
+def _formats(spec: TensorSpec) -> str:
+    return " → ".join(s.dtype.name for s in levels(spec))

@@ -1,0 +1,75 @@
+"""Decoder blocks of a model: those that its architecture names, or the whole model as one block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import attrs
+from torch import nn
+
+from quark.config.architecture import Architecture
+from quark.errors import ConfigError
+from quark.models.plan.plan_row import PlanRow
+
+__all__ = ["Block", "decoder_blocks", "owners", "rows_by_block"]
+
+
+@attrs.frozen(eq=False)
+class Block:
+    """One decoder block, or the whole model.
+
+    Attributes:
+        name: Full name of the module; empty where the block is the whole model.
+        module: The module itself.
+    """
+
+    name: str
+    module: nn.Module
+
+    @property
+    def prefix(self) -> str:
+        """What the full names of the modules inside begin with; empty where the block is the whole model."""
+        return f"{self.name}." if self.name else ""
+
+    def owns(self, layer: str) -> bool:
+        """Return whether the layer with that full name is in this block."""
+        return layer.startswith(self.prefix)
+
+
+def decoder_blocks(model: nn.Module, architecture: Architecture | None) -> list[Block]:
+    """Return the blocks of ``model`` in order; one block, the model itself, where the architecture is not known or names no blocks.
+
+    Raises:
+        ConfigError: The architecture names a list that the model does not have.
+    """
+    if architecture is None or architecture.decoder_blocks is None:
+        return [Block("", model)]
+    try:
+        block_list = model.get_submodule(architecture.decoder_blocks)
+    except AttributeError:
+        raise ConfigError(
+            f"the template '{architecture.model_type}' says that decoder blocks are at '{architecture.decoder_blocks}', but this "
+            f"{type(model).__name__} has no such module. Use the template of the model's own config.model_type"
+        ) from None
+    return [Block(f"{architecture.decoder_blocks}.{name}", block) for name, block in block_list.named_children()]
+
+
+def rows_by_block(blocks: Sequence[Block], rows: Sequence[PlanRow]) -> list[list[PlanRow]]:
+    """Return the rows of each block, in their order; those of layers outside all blocks are in none."""
+    number = {block.name: i for i, block in enumerate(blocks)}
+    inside: list[list[PlanRow]] = [[] for _ in blocks]
+    for row in rows:
+        if (i := next((number[name] for name in owners(row.name) if name in number), None)) is not None:
+            inside[i].append(row)
+    return inside
+
+
+def owners(name: str) -> Iterator[str]:
+    """Yield the full names of the modules that contain a module, from the innermost to the model itself, whose name is empty.
+
+    >>> list(owners("layers.0.mlp"))
+    ['layers.0', 'layers', '']
+    """
+    while name:
+        name = name.rpartition(".")[0]
+        yield name

@@ -1,0 +1,63 @@
+"""The architecture of a given model: from its config's model type, through the registered templates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from quark.base.log import get_logger
+from quark.config.architecture import Architecture
+from quark.config.templates import LLMTemplate
+from quark.errors import UnknownNameError
+from quark.models.plan.inferred_architecture import infer_architecture, inferred_lines
+from quark.plugins import templates
+
+__all__ = ["architecture_of", "model_type_of", "template_of", "text_config", "weight_converters_of"]
+
+
+def model_type_of(model_config: Any) -> str | None:
+    """Return ``model_type`` of a transformers config, or its first architecture's name if that is missing; None for other objects."""
+    model_type = getattr(model_config, "model_type", None) or next(iter(getattr(model_config, "architectures", None) or []), None)
+    return model_type if isinstance(model_type, str) and model_type else None
+
+
+def architecture_of(model: nn.Module) -> Architecture | None:
+    """Return facts about the family of ``model``, from its template or inferred from its modules; None where neither is possible."""
+    name = model_type_of(getattr(model, "config", None))
+    if name is None:
+        return None
+    return templates().find_architecture(name) or infer_architecture(model, name)
+
+
+def weight_converters_of(model: nn.Module) -> list[Any]:
+    """Return the weight converters (`quark.models.hf.weight_converters`) of the template of ``model``; none where it has no template."""
+    name = model_type_of(getattr(model, "config", None))
+    try:
+        return list(LLMTemplate.get(name).f2f_weight_converters or ()) if name else []
+    except UnknownNameError:
+        return []
+
+
+def text_config(model: nn.Module) -> Any:
+    """Return the configuration of a model, or of the part of it that makes text; None where it has none."""
+    config: Any = getattr(model, "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def template_of(model: nn.Module) -> LLMTemplate:
+    """Return the template of a model's type, or one inferred from its modules; the inference is logged.
+
+    Raises:
+        UnknownNameError: (a ValueError) There is no template, and the modules are not those of a plain decoder.
+    """
+    name = model_type_of(getattr(model, "config", None)) or "(none)"
+    try:
+        return LLMTemplate.get(name)
+    except UnknownNameError:
+        architecture = infer_architecture(model, name)
+        if architecture is None:
+            raise
+    for line in inferred_lines(architecture):
+        get_logger(__name__).warning(line)
+    return LLMTemplate.from_architecture(architecture)

@@ -1,0 +1,167 @@
+"""Inference of an `Architecture` from module names, for models without a template and for fields that a template leaves open.
+
+This is the one module of core that tests names of layers; everything else asks an `Architecture`. An inferred architecture has fewer facts
+than a template and is not verified. It suffices to quantize block by block, to leave the output head in float, and to find keys, values and
+experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
+from typing import Any
+
+import attrs
+from torch import nn
+
+from quark.base.names import folded
+from quark.config.architecture import Architecture
+
+__all__ = [
+    "EXPERTS",
+    "attention_modules",
+    "gives_queries_keys_and_values",
+    "infer_architecture",
+    "inferred_lines",
+    "with_inferred_attention",
+]
+
+_FUSED = ("*qkv_proj", "*query_key_value", "*Wqkv")
+_CACHE = (("*k_proj", "*v_proj"), ("*key_proj", "*value_proj"), ("*.key", "*.value"), *((pattern,) for pattern in _FUSED))
+_QUERIES = ("*q_proj", "*query_proj", "*.query", *_FUSED)
+_GATES = ("*router*", "*.gate")
+"""Common name patterns of projections; the first pattern or group that matches is used."""
+_ATTENTION_MODULES = ("*attn", "*attention")
+_QUERY_WORDS, _KEY_WORDS, _VALUE_WORDS = frozenset({"q", "query"}), frozenset({"k", "key"}), frozenset({"v", "value"})
+_NORMED_WORDS = frozenset({"k", "key", "qk"})
+EXPERTS = "experts"
+"""The last part of the name of a module that holds experts."""
+
+
+def infer_architecture(model: nn.Module, model_type: str) -> Architecture | None:
+    """Return the architecture inferred from the module tree of a language model, or None if the model is not a plain decoder.
+
+    The decoder blocks are the one list of modules of one class that contains linear layers. A model with two such lists (an encoder and a
+    decoder, a vision tower) is not a plain decoder, nor is one that runs a block several times. Linear layers outside the blocks, and
+    routers, are left in float.
+
+    Args:
+        model: A transformers model, on any device; meta tensors will do.
+        model_type: Its ``config.model_type``.
+    """
+    lists = list(_block_lists(model))
+    if len(lists) != 1 or not hasattr(model, "get_output_embeddings"):
+        return None
+    blocks = lists[0]
+    if len(list(model.get_submodule(blocks).children())) != getattr(getattr(model, "config", None), "num_hidden_layers", None):
+        return None  # for example, blocks that run several times
+    linear = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
+    inside = [name for name in linear if name.startswith(f"{blocks}.")]
+    outside = [name for name in linear if name not in set(inside)]
+    cache = next((group for group in _CACHE if all(_some(inside, p) for p in group)), None)
+    return Architecture(
+        model_type=model_type,
+        decoder_blocks=blocks,
+        embeddings=_name_of(model, model.get_input_embeddings()),  # type: ignore[operator]
+        head=_name_of(model, model.get_output_embeddings()) or None,  # type: ignore[operator]
+        kv_layers_name=cache,
+        q_layer_name=next((p for p in _QUERIES if _some(inside, p)), None),
+        **_attention_roles(_in_block(name, blocks) for name in inside),
+        key_norms=_key_norms(_in_block(name, blocks) for name, _ in model.named_modules() if name.startswith(f"{blocks}.")),
+        experts=next(
+            (_in_block(n, blocks) for n, _ in model.get_submodule(blocks).named_modules(prefix=blocks) if _holds_experts(n)), None
+        ),
+        expert_value=None,  # names do not show that what a projection gives is only multiplied
+        exclude_layers_name=(*outside, *(p for p in _GATES if _some(inside, p))),
+    )
+
+
+def with_inferred_attention(architecture: Architecture | None, model: nn.Module, layers: Iterable[str]) -> Architecture:
+    """Return the facts with query, key and value projections and key norms, by names where ``architecture`` does not state them.
+
+    Args:
+        architecture: Facts about the family of ``model``; None where nothing is known.
+        model: Its module names show key norms.
+        layers: Full names of the layers of ``model`` among which projections are looked for.
+    """
+    facts = architecture or Architecture(model_type="")
+    roles = {"query_projections", "key_projections", "value_projections"}
+    if unstated := {name for name in roles if getattr(facts, name) is None}:
+        inferred = _attention_roles(_in_block(name, facts.decoder_blocks) for name in layers)
+        facts = attrs.evolve(facts, **{name: inferred[name] for name in unstated})
+    if facts.key_norms is None:
+        facts = attrs.evolve(facts, key_norms=_key_norms(_in_block(name, facts.decoder_blocks) for name, _ in model.named_modules()))
+    return facts
+
+
+def gives_queries_keys_and_values(layer: str, architecture: Architecture) -> bool:
+    """Return whether the output of a layer has the queries, keys and values of attention, such as that of ``qkv_proj``.
+
+    The architecture says so where its patterns of projections that feed the cache and its patterns of query projections both name the
+    layer, and it belongs to no ``mixer``; where it has no such patterns, the layer's name tells.
+    """
+    cache, queries = architecture.kv_layers_name, architecture.q_layer_name
+    if cache is None or queries is None:
+        return any(fnmatchcase(layer, pattern) for pattern in _FUSED)
+    queries = (queries,) if isinstance(queries, str) else queries
+    named = all(any(fnmatchcase(layer, p) for p in architecture.with_modules(patterns)) for patterns in (cache, queries))
+    return named and _in_block(layer, architecture.decoder_blocks) not in architecture.mixer
+
+
+def attention_modules(names: Iterable[str]) -> list[str]:
+    """Return those full names of modules that are called ``…attn`` or ``…attention``."""
+    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in _ATTENTION_MODULES)]
+
+
+def inferred_lines(found: Architecture) -> Iterator[str]:
+    """Yield log lines that describe an inferred architecture."""
+    yield f"There is no template for the model type '{found.model_type}'; this was inferred from its modules:"
+    yield f"  decoder blocks   {found.decoder_blocks}"
+    yield f"  feed the cache   {', '.join(found.kv_layers_name or ()) or 'unknown: the cache cannot be quantized'}"
+    yield f"  left in float    {folded(found.exclude_layers_name, most=16) or 'nothing'}"
+
+
+def _attention_roles(names: Iterable[str]) -> dict[str, Any]:
+    """Return, by field of `Architecture`, layers that give queries, keys or values alone: ``k_proj`` does, ``query_key_value`` does not."""
+    roles: dict[str, dict[str, None]] = {"query_projections": {}, "key_projections": {}, "value_projections": {}}
+    words_of = dict(zip(roles, (_QUERY_WORDS, _KEY_WORDS, _VALUE_WORDS), strict=True))
+    for name in names:
+        words = (_QUERY_WORDS | _KEY_WORDS | _VALUE_WORDS) & set(name.rpartition(".")[2].split("_"))
+        for role, own in words_of.items():
+            if words and words <= own:
+                roles[role][name] = None
+    return {role: tuple(layers) for role, layers in roles.items()}
+
+
+def _key_norms(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the norms of keys, such as ``self_attn.k_norm`` or ``self_attn.key_layernorm``."""
+    words_of = {name: name.rpartition(".")[2].lower().split("_") for name in names}
+    return tuple(dict.fromkeys(name for name, words in words_of.items() if _NORMED_WORDS & set(words) and "norm" in words[-1]))
+
+
+def _holds_experts(name: str) -> bool:
+    return name.rpartition(".")[2] == EXPERTS
+
+
+def _in_block(name: str, blocks: str | None) -> str:
+    """Return the name relative to its decoder block; the full name where it lies in none."""
+    return name.removeprefix(f"{blocks}.").partition(".")[2] if blocks is not None and name.startswith(f"{blocks}.") else name
+
+
+def _block_lists(model: nn.Module) -> Iterator[str]:
+    """Yield the full names of the outermost lists of modules of one class that contain linear layers."""
+    lists: list[str] = []
+    for name, module in model.named_modules():
+        if any(name.startswith(f"{outer}.") for outer in lists) or not isinstance(module, nn.ModuleList) or len(module) == 0:
+            continue
+        if len({type(block) for block in module}) == 1 and any(isinstance(m, nn.Linear) for m in module[0].modules()):
+            lists.append(name)
+            yield name
+
+
+def _some(names: list[str], pattern: str) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names)
+
+
+def _name_of(model: nn.Module, module: object) -> str:
+    return next((name for name, m in model.named_modules() if m is module and module is not None), "")

@@ -1,0 +1,122 @@
+"""Mixtures of experts: names of experts' layers, and the separation of fused experts that a configuration quantizes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterable, Iterator
+
+import attrs
+from torch import nn
+
+from quark.config.architecture import Architecture
+from quark.config.model import QConfig
+from quark.models.hf.expert_forms import expert_parts
+from quark.models.layers.experts import ExpertParts, separated
+from quark.models.layers.quantized_layers import counts_as
+from quark.models.plan.family import architecture_of
+from quark.models.plan.inferred_architecture import EXPERTS
+from quark.models.plan.rules import layer_config_for
+
+__all__ = ["ExpertNames", "FusedMixture", "fused_mixtures", "fused_parameters", "separate_experts"]
+
+
+@attrs.frozen(eq=False)
+class FusedMixture:
+    """A fused mixture of experts that can be separated into linear layers.
+
+    Attributes:
+        module: The mixture.
+        facts: Facts about its model family.
+    """
+
+    module: nn.Module
+    facts: Architecture
+
+    def parts(self) -> ExpertParts:
+        """Return the matrices of each expert, as views of the mixture's current parameters."""
+        parts = _parts(self.module, self.facts)
+        assert parts is not None
+        return parts
+
+    @property
+    def is_meta(self) -> bool:
+        """Whether the parameters of the mixture are on the meta device."""
+        return next(self.module.parameters()).is_meta
+
+
+def fused_mixtures(model: nn.Module) -> dict[str, FusedMixture]:
+    """Return the fused mixtures of a model that can be separated, by full name."""
+    facts = architecture_of(model) or Architecture(model_type="")
+    return {name: FusedMixture(m, facts) for name, m in model.named_modules() if _parts(m, facts) is not None}
+
+
+def separate_experts(model: nn.Module, config: QConfig, kept: Container[str] = ()) -> list[str]:
+    """Replace fused experts by separate ones, in place, where a layer of them is quantized, named, in ``kept``, or changed by an algorithm.
+
+    The model computes the same as before. Returns the full names of the mixtures that were separated.
+    """
+    everywhere = any(settings.separates_experts() for settings in config.algo_config or ())
+    parts_of = {n: parts for n, m in fused_mixtures(model).items() if _is_told_apart(n, parts := m.parts(), config, kept) or everywhere}
+    for name, parts in parts_of.items():
+        model.set_submodule(name, separated(parts))
+    return list(parts_of)
+
+
+def _parts(module: nn.Module, facts: Architecture) -> ExpertParts | None:
+    return expert_parts(module, facts)
+
+
+def _is_told_apart(name: str, parts: ExpertParts, config: QConfig, kept: Container[str]) -> bool:
+    """Return whether a layer of an expert is quantized, stays as it comes, or is excluded by its full name, as some exports do."""
+    layers = [f"{name}.{i}.{layer}" for layer, weight in parts.weights.items() for i in range(weight.shape[0])]
+    excluded = frozenset(config.exclude)
+    return any(layer in excluded or layer in kept or layer_config_for(config, layer, nn.Linear).config is not None for layer in layers)
+
+
+class ExpertNames:
+    """Tells which layers belong to experts, by the architecture; without one, experts are the children of a module named ``experts``.
+
+    Args:
+        architecture: Facts about the family; None where nothing is known.
+
+    Example:
+        >>> names = ExpertNames(Architecture(model_type="acme", experts="mlp.experts"))
+        >>> names.expert("model.layers.0.mlp.experts.7.up_proj"), names.projection("model.layers.0.mlp.experts.7.up_proj")
+        ('model.layers.0.mlp.experts.7', 'model.layers.0.mlp.experts.*.up_proj')
+        >>> names.projection("model.layers.0.mlp.up_proj") is None
+        True
+    """
+
+    def __init__(self, architecture: Architecture | None) -> None:
+        holder = EXPERTS if architecture is None else architecture.experts
+        self._expression = None if holder is None else re.compile(rf"((?:^|\.){re.escape(holder)}\.)\d+(\.)")
+
+    def projection(self, layer: str) -> str | None:
+        """Return the name of an expert's layer with ``*`` for the expert's number, the same for all experts; None for other layers."""
+        return None if self._match(layer) is None or self._expression is None else self._expression.sub(r"\1*\2", layer)
+
+    def expert(self, layer: str) -> str:
+        """Return the full name of the expert that a layer belongs to; the layer's own where it belongs to none."""
+        match = self._match(layer)
+        return layer if match is None else layer[: match.end() - 1]
+
+    def among(self, layers: Iterable[str]) -> list[str]:
+        """Return those layers that belong to experts."""
+        return [layer for layer in layers if self._match(layer) is not None]
+
+    def _match(self, layer: str) -> re.Match[str] | None:
+        return None if self._expression is None else self._expression.search(layer)
+
+
+def fused_parameters(model: nn.Module) -> Iterator[str]:
+    """Yield the full names of parameters that hold the matrices of many experts and are in no plan row."""
+    facts = architecture_of(model)
+    holder = EXPERTS if facts is None else facts.experts
+    for name, module in model.named_modules() if holder is not None else ():
+        if counts_as(module) is None and f".{holder}." in f".{name}.":
+            yield from (f"{name}.{p}" for p, tensor in module.named_parameters(recurse=False) if _holds_matrices(p, tensor.ndim))
+
+
+def _holds_matrices(name: str, axes: int) -> bool:
+    # Stacked biases of many experts have two axes as well, as have matrices that are concatenated along their rows.
+    return axes >= 2 and "bias" not in name

@@ -1,0 +1,108 @@
+"""PlanRow: what one layer gets in a plan, and which rule said so."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import attrs
+from torch import nn
+
+from quark.config.layer import QLayerConfig, TensorSpec
+from quark.config.slot import Slot
+from quark.models.layers.layer_shape import LayerShape
+from quark.models.layers.quantized_layers import QuantizedLayer
+from quark.numbers import TensorQuantizer, quantizer_for
+from quark.plugins import LayerTypeRecord, Registry, layer_types
+
+__all__ = ["PlanRow"]
+
+
+@attrs.frozen
+class PlanRow:
+    """The plan of one layer.
+
+    Attributes:
+        name: Full module name.
+        layer_type: Name of the registered layer type as which the layer is planned: ``"linear"`` for all linear layers.
+        shape: Shape of the weight with its output channels first, however it is stored; see `LayerShape`.
+        config: How the layer is quantized; None where it stays float.
+        reason: The rule that decided this.
+        algorithm: Name of the algorithm that chooses the weight's codes, decided when the run is planned; None where they are rounded to
+            nearest.
+        tied_to: Full name of the module whose parameter this one shares; None where it shares none.
+        groups: Of a convolution.
+        is_kept: Whether codes and scales are those that the checkpoint stores, so that nothing is rounded.
+    """
+
+    name: str
+    layer_type: str
+    shape: tuple[int, ...]
+    config: QLayerConfig | None
+    reason: str
+    tied_to: str | None = None
+    algorithm: str | None = None
+    groups: int = 1
+    is_kept: bool = False
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the layer is planned as ``nn.Linear``, so that algorithms for linear layers apply."""
+        registry = layer_types()
+        return _is_linear(registry, registry.revision, self.layer_type)
+
+    @property
+    def has_quantized_weight(self) -> bool:
+        """Whether the weight is quantized."""
+        return self.config is not None and self.config.weight is not None
+
+    @property
+    def has_quantized_matrix(self) -> bool:
+        """Whether the weight is quantized, and is a matrix ``[out, in]``: algorithms for linear layers work on it."""
+        return self.has_quantized_weight and self.is_linear
+
+    @property
+    def has_codes_to_choose(self) -> bool:
+        """Whether an algorithm may choose the codes of the weight: a quantized matrix, not merely cast, whose codes are not stored yet."""
+        if self.config is None or self.config.weight is None or self.is_kept or not self.is_linear:
+            return False
+        return not quantizer_for(self.config.weight, activation=False).is_float
+
+    @property
+    def is_lookup(self) -> bool:
+        """Whether the layer's input is indices, as an embedding's is."""
+        return layer_types().get(self.layer_type).lookup
+
+    @property
+    def is_by_name(self) -> bool:
+        """Whether the layer is quantized only where a pattern or a type names it: a configuration need not exclude it."""
+        return layer_types().get(self.layer_type).by_name
+
+    @property
+    def shapes(self) -> LayerShape:
+        """The shapes of the layer's tensors."""
+        record = layer_types().get(self.layer_type)
+        return LayerShape(self.shape, self.groups, record.transposed, record.lookup)
+
+    def quantizer(self, slot: Slot, spec: TensorSpec) -> TensorQuantizer:
+        """Return the quantizer of one of its tensors for some spec, as its layer type gives it."""
+        if self.is_linear:
+            return quantizer_for(spec, activation=slot.is_activation)
+        quantized: type[QuantizedLayer] = layer_types().load_quantized(self.layer_type)
+        return quantized.quantizer_of(slot, spec, self.shapes)
+
+    def shape_error(self, slot: Slot, spec: TensorSpec) -> str | None:
+        """Return why one of its tensors cannot be quantized by some spec; None where it can."""
+        return self.quantizer(slot, spec).shape_error(self.shapes.of_slot(slot))
+
+    @property
+    def quantized_to(self) -> QLayerConfig:
+        """The configuration of a quantized layer. Raises ValueError for a row that is not among `QuantPlan.quantized`."""
+        if self.config is None:
+            raise ValueError(f"'{self.name}' stays float: it has no configuration")
+        return self.config
+
+
+# Asked of each of perhaps a hundred thousand layers; cached until the registry changes.
+@lru_cache(maxsize=64)
+def _is_linear(registry: Registry[LayerTypeRecord], revision: tuple[int, int], layer_type: str) -> bool:
+    return layer_types().load_layer(layer_type) is nn.Linear

@@ -1,0 +1,283 @@
+"""QuantPlan: how each layer will be quantized and why; computed from structure and shapes alone, before the model is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+from torch import nn
+
+from quark.base.names import folded
+from quark.config.architecture import Architecture
+from quark.config.layer import QLayerConfig, TensorSpec, levels
+from quark.config.model import QConfig
+from quark.config.slot import ACTIVATIONS, Slot
+from quark.errors import ConfigError
+from quark.models.layers.layer_shape import LayerShape
+from quark.models.layers.layer_types import layer_type_of
+from quark.models.layers.quantized_layers import is_quantized
+from quark.models.plan.attention import (
+    AttentionRow,
+    attention_errors,
+    attention_facts,
+    attention_rows,
+    attention_warnings,
+    resolve_attention,
+)
+from quark.models.plan.kept_layers import CodesOf, not_kept, with_kept
+from quark.models.plan.mixtures import fused_parameters
+from quark.models.plan.patterns import Rule, rules_of
+from quark.models.plan.plan_row import PlanRow
+from quark.models.plan.rules import layer_config_for
+from quark.numbers import quantizer_for
+from quark.numbers.self_check import refuse_broken
+from quark.plugins import schemes, templates
+
+__all__ = ["QuantPlan", "has_static_scale", "make_plan", "plan_rows", "refuse_misfits", "static_activations"]
+
+
+@attrs.frozen
+class QuantPlan:
+    """The plan of one run.
+
+    Attributes:
+        rows: One per layer that could be quantized, in the model's order.
+        config: The configuration of the run, resolved for the model.
+        architecture: Facts about the model family, None where it is not known.
+        notes: Remarks for the user that need no action.
+        attentions: The attention modules with quantized tensors.
+        rules: The configuration's patterns and layer types, and how many layers each matches.
+        warnings: Settings that are probably not what was meant, and rules without effect.
+    """
+
+    rows: tuple[PlanRow, ...]
+    config: QConfig = attrs.field(eq=False)
+    architecture: Architecture | None = None
+    notes: tuple[str, ...] = ()
+    attentions: tuple[AttentionRow, ...] = ()
+    rules: tuple[Rule, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def quantized(self) -> tuple[PlanRow, ...]:
+        """Rows of the layers with at least one quantized tensor."""
+        return tuple(r for r in self.rows if r.config is not None)
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Full names of the layers that stay quantized as they come."""
+        return tuple(r.name for r in self.rows if r.is_kept)
+
+    @property
+    def excluded(self) -> tuple[str, ...]:
+        """Full names of the layers whose weight and input stay float, embeddings and others that are quantized by name apart."""
+        return tuple(r.name for r in self.rows if (r.config is None or r.config.weight is None) and not r.is_by_name)
+
+    @property
+    def calibrated(self) -> tuple[PlanRow | AttentionRow, ...]:
+        """Rows whose activations have static scales, so that calibration data are needed."""
+        # The inputs of a layer that stays as it is have their scales.
+        layers = (r for r in self.quantized if any(not (r.is_kept and s is Slot.input_tensors) for s in static_activations(r.config)))
+        return (*layers, *(a for a in self.attentions if has_static_scale(a.probabilities)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan in JSON form, which is saved beside the result."""
+        rows = [attrs.asdict(r, filter=lambda a, _: a.name != "config") | {"config": r.config and r.config.to_dict()} for r in self.rows]
+        return {
+            "rows": rows,
+            "attentions": attention_facts(self.attentions),
+            "notes": list(self.notes),
+            "rules": [attrs.asdict(rule) for rule in self.rules],
+            "warnings": list(self.warnings),
+            "model_type": self.architecture and self.architecture.model_type,
+        }
+
+
+def static_activations(layer: QLayerConfig | None) -> Iterator[Slot]:
+    """Yield the slots of a layer whose activations need calibration: those with a static level that is not a mere cast."""
+    for slot in ACTIVATIONS:
+        if layer is not None and has_static_scale(getattr(layer, slot)):
+            yield slot
+
+
+def has_static_scale(spec: TensorSpec | None) -> bool:
+    """Return whether an activation with that spec needs calibration."""
+    return spec is not None and any(s.is_dynamic is False for s in levels(spec)) and not quantizer_for(spec, activation=True).is_float
+
+
+def make_plan(
+    model: nn.Module, config: QConfig, architecture: Architecture | None = None, codes_of: CodesOf = MappingProxyType({})
+) -> QuantPlan:
+    """Resolve the quantization of every layer of ``model`` (meta tensors will do) and check everything that needs no data.
+
+    Layers in ``codes_of`` that the configuration leaves alone stay as they come.
+
+    Raises:
+        ConfigError: All errors in one message: layers that are quantized already, groups that do not divide, incomplete specs; and where
+            the configuration is ``strict``, patterns that match nothing and layer types that cannot be quantized.
+        PluginError: A format or an observer fails its self-check.
+    """
+    quantized = [name for name, m in model.named_modules() if is_quantized(m)]
+    if quantized:
+        raise ConfigError(
+            f"this model is quantized already: {len(quantized)} layers, {folded(quantized)}. "
+            "Load the float model again to quantize it differently"
+        )
+    rows = with_kept(plan_rows(model, config, architecture), codes_of)
+    requested_post_rope, config = config.kv_cache_post_rope, resolve_attention(model, rows, config, architecture)
+    attentions = attention_rows(model, rows, config, architecture)
+    rules = rules_of(model, config, architecture)
+    errors = [
+        *(rule.problem for rule in rules if rule.problem and config.strict),
+        *_misfits(rows, config.scheme),
+        *attention_errors(model, attentions, rows, config, architecture, requested_post_rope),
+    ]
+    if errors:
+        raise ConfigError("\n".join(errors))
+    _refuse_broken_plugins(rows, attentions)
+    warnings = (*(r.problem for r in rules if r.problem), *not_kept(rows, codes_of))
+    warnings = (*warnings, *attention_warnings(model, rows, config, architecture, requested_post_rope))
+    return QuantPlan(rows, config, architecture, tuple(_notes(rows, model, architecture)), attentions, rules, warnings)
+
+
+def plan_rows(model: nn.Module, config: QConfig, architecture: Architecture | None = None) -> tuple[PlanRow, ...]:
+    """Return one row for each quantizable layer of ``model``, in the model's order. Nothing is checked.
+
+    Where the architecture names decoder blocks, cache settings apply only to layers inside them. Exported configurations have exact layer
+    names, and are read without an architecture.
+    """
+    blocks = architecture.decoder_blocks if architecture is not None else None
+    return tuple(_rows(dict(model.named_modules()), config, "" if blocks is None else f"{blocks}."))
+
+
+def _rows(modules: dict[str, nn.Module], config: QConfig, inside: str) -> Iterator[PlanRow]:
+    first_owner: dict[int, str] = {}
+    for name, module in modules.items():
+        layer_type = layer_type_of(module)
+        if layer_type is None:
+            continue
+        weight: Any = module.weight
+        owner = first_owner.setdefault(id(weight), name)
+        resolved = layer_config_for(config, name, layer_type.planned_as, has_cache=name.startswith(inside))
+        shape = LayerShape.of(module)
+        yield PlanRow(
+            name,
+            layer_type.planned_name,
+            shape.weight,
+            resolved.config,
+            resolved.reason,
+            tied_to=None if owner == name else owner,
+            groups=shape.groups,
+        )
+
+
+def refuse_misfits(rows: tuple[PlanRow, ...]) -> None:
+    """Check that each spec fits its layer, for rows of a checkpoint, which no plan has checked.
+
+    Raises:
+        ConfigError: All specs that do not fit, in one message.
+    """
+    empty = [row.name for row in rows if row.config is not None and 0 in row.shape]
+    if empty:
+        raise ConfigError(f"{len(empty)} layer(s) that are to be quantized have weights without elements: {folded(empty)}")
+    if errors := list(_misfits(rows, None)):
+        raise ConfigError("\n".join(errors))
+
+
+def _misfits(rows: tuple[PlanRow, ...], scheme: str | None) -> Iterator[str]:
+    """Yield one error for each kind of spec that is incomplete or does not fit its layers; ``scheme`` is the requested scheme."""
+    rows_of: dict[tuple[tuple[str, ...], str], list[PlanRow]] = {}
+    for row in rows:
+        slots: dict[str, list[str]] = {}
+        for slot in Slot:
+            spec = None if row.config is None else getattr(row.config, slot)
+            if spec is not None and (error := row.shape_error(slot, spec)) is not None:
+                slots.setdefault(error, []).append(slot)
+        for error, failing in slots.items():
+            rows_of.setdefault((tuple(failing), error), []).append(row)
+    for (wrong_slots, error), misfits in rows_of.items():
+        names, reason = folded(r.name for r in misfits), f"{' and '.join(wrong_slots)}: {error}"
+        yield f"{len(misfits)} layer(s) cannot be quantized as asked ({reason}): {names}. {_fix(misfits, scheme)}"
+
+
+def _fix(misfits: Sequence[PlanRow], scheme: str | None) -> str:
+    """Return the fix: schemes that fit, among them the requested one without its options."""
+    fitting = _fitting_schemes(misfits)
+    others = ", ".join(name for name in fitting if name != scheme)
+    fixes = [f"Schemes of the same format that fit: {others}."] if others else []
+    fixes += [f"The scheme '{scheme}' fits with its default options."] if scheme in fitting else []
+    return " ".join(fixes) or "Exclude these layers, or give them another scheme."
+
+
+def _refuse_broken_plugins(rows: tuple[PlanRow, ...], attentions: Sequence[AttentionRow]) -> None:
+    """Run the self-check of every planned format and observer; raises PluginError where one fails."""
+    specs = [(getattr(r.config, slot), slot.is_activation) for r in rows if r.config is not None for slot in Slot]
+    specs += [(spec, True) for a in attentions for spec in (a.probabilities, a.query, a.key, a.value)]
+    # Two-level specs are lists, which cannot be hashed: their levels can.
+    distinct = {(levels(spec), is_activation): spec for spec, is_activation in specs if spec is not None}
+    for (_, is_activation), spec in distinct.items():
+        refuse_broken(quantizer_for(spec, activation=is_activation), activation=is_activation)
+
+
+def _fits(row: PlanRow, layer: QLayerConfig) -> bool:
+    return all((spec := getattr(layer, slot)) is None or row.shape_error(slot, spec) is None for slot in Slot)
+
+
+def _fitting_schemes(bad: Sequence[PlanRow]) -> list[str]:
+    """Return the registered schemes whose weight format is that of the first misfit and that fit all misfits in every slot."""
+    config = bad[0].config
+    formats = {s.dtype for s in levels(config.weight if config else None)}
+    fitting = []
+    for name in schemes().names():
+        layer = schemes().load_config(name)()
+        same_format = layer.weight is not None and {s.dtype for s in levels(layer.weight)} == formats
+        if same_format and all(_fits(row, layer) for row in bad):
+            fitting.append(name)
+    return fitting
+
+
+def _notes(rows: tuple[PlanRow, ...], model: nn.Module, architecture: Architecture | None) -> Iterator[str]:
+    if architecture is not None and templates().find_architecture(architecture.model_type) is None:
+        yield (
+            f"no plugin provides a template for the model type '{architecture.model_type}': the decoder blocks were inferred from its "
+            f"modules, at '{architecture.decoder_blocks}'"
+        )
+    fused = list(fused_parameters(model))
+    if fused:
+        yield (
+            f"{len(fused)} fused matrices of experts stay float: {folded(fused)}. They are excluded, or of a form that cannot be separated"
+        )
+    yield from _notes_of_types(rows)
+    owners = {row.name: row for row in rows}
+    for row in rows:
+        if row.tied_to is not None and (row.has_quantized_weight or owners[row.tied_to].has_quantized_weight):
+            yield _untied(row, owners[row.tied_to])
+
+
+def _notes_of_types(rows: Sequence[PlanRow]) -> Iterator[str]:
+    """Yield what the axes of a spec mean in layers that are not linear."""
+    quantized = [row for row in rows if row.has_quantized_weight]
+    if kernels := [row.name for row in quantized if len(row.shape) > 2]:
+        yield (
+            f"of {len(kernels)} convolution(s), channel 0 of a weight is the output channels, also where it is transposed, and groups run "
+            f"along the input channels of a kernel position; channel 1 of activations is the channels: {folded(kernels)}"
+        )
+    if lookups := [row.name for row in quantized if row.is_lookup]:
+        yield (
+            f"of {len(lookups)} embedding(s), channel 0 of a weight is the token; their inputs are indices, which are not quantized: "
+            f"{folded(lookups)}"
+        )
+
+
+def _untied(row: PlanRow, owner: PlanRow) -> str:
+    """Return the note that a layer and the owner of its weight are no longer tied, since at least one of them is quantized."""
+    if not row.has_quantized_weight:
+        return f"'{owner.name}' will be quantized and '{row.name}', which shares its weight, stays float: each gets its own weight"
+    if owner.has_quantized_weight:
+        return f"'{row.name}' shares its weight with '{owner.name}' and both will be quantized: each gets its own codes, and its own weight"
+    return (
+        f"'{row.name}' shares its weight with '{owner.name}' and will be quantized: it gets its own weight, '{owner.name}' stays "
+        "float. vLLM cannot load a quantized output head; exclude it unless that is intended"
+    )

@@ -1,0 +1,118 @@
+"""Builds number formats, observers and quantizers from the names in a spec, through the registries."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from quark.config.enums import Dtype
+from quark.config.layer import TensorSpec, levels
+from quark.config.tensor import QTensorConfig
+from quark.errors import ConfigError, UnsupportedError
+from quark.numbers.granularity import PerGroup, PerTensor
+from quark.numbers.number_format import NumberFormat
+from quark.numbers.observer import Observer
+from quark.numbers.progressive import ProgressiveQuantizer
+from quark.numbers.single_level import SingleLevelQuantizer
+from quark.numbers.tensor_quantizer import TensorQuantizer
+from quark.numbers.two_level import TwoLevelQuantizer
+from quark.plugins import Catalog, documented_object, formats, observers
+from quark.plugins.catalog import catalog
+
+__all__ = ["canonicalize", "format_of", "level_quantizer", "number_format", "observer_class", "packed_dtype", "quantizer_for"]
+
+_EXAMPLE = 32
+"""Rows and columns of a matrix that every format can pack."""
+
+
+def number_format(dtype: Dtype | str) -> NumberFormat:
+    """Return the number format of that name.
+
+    Raises:
+        UnknownNameError: No installed plugin provides it.
+    """
+    return formats().load_format(Dtype(dtype).name if isinstance(dtype, str) else dtype.name)
+
+
+def packed_dtype(dtype: Dtype | str) -> torch.dtype:
+    """Return the torch dtype in which a checkpoint stores codes of that format; raises as `number_format`."""
+    value = number_format(dtype)
+    codes = torch.empty(_EXAMPLE, _EXAMPLE, dtype=value.storage_dtype, device="meta")
+    return value.packing.pack(codes, PerGroup(_EXAMPLE), "order").dtype
+
+
+def canonicalize(spec: TensorSpec) -> tuple[QTensorConfig, ...]:
+    """Return the levels of a spec, each made explicit by its format."""
+    written = (spec,) if isinstance(spec, QTensorConfig) else spec
+    return tuple(level for one in written for level in levels(number_format(one.dtype).canonicalize(one)))
+
+
+def format_of(spec: QTensorConfig) -> NumberFormat:
+    """Return the number format of a canonical spec, with the spec's rounding."""
+    return number_format(spec.dtype).for_spec(spec)
+
+
+def observer_class(spec: QTensorConfig) -> type[Observer]:
+    """Return the observer of a spec: its class, or that registered under its name or class name; where it has none, the format's default.
+
+    Raises:
+        UnknownNameError: No installed plugin provides it.
+        ConfigError: It is no observer.
+    """
+    named = spec.observer_cls if spec.observer_cls is not None else number_format(spec.dtype).default_observer
+    cls = _registered(named) if isinstance(named, str) else named
+    if not (isinstance(cls, type) and issubclass(cls, Observer)):
+        raise ConfigError(
+            f"observer_cls={named!r} of {spec.dtype.name} is no observer: give a subclass of quark.numbers.Observer, or its name"
+        )
+    return cls
+
+
+def _registered(name: str) -> object:
+    """Return the observer registered under a name or a class name, else the object that a plugin exports under it."""
+    record = next((r for r in observers() if name in (r.class_name, r.name, *r.aliases)), None)
+    return documented_object(name) if record is None else observers().load_observer(record.name)
+
+
+def quantizer_for(spec: TensorSpec, *, activation: bool) -> TensorQuantizer:
+    """Return the quantizer of a tensor: that of a number format with a scale structure of its own, else one of the core's.
+
+    Args:
+        spec: Of one level, or of several.
+        activation: Whether the tensor is an activation: a dynamic scale per channel then means one per token.
+
+    Raises:
+        ConfigError: The spec is incomplete.
+        UnknownNameError: A format or an observer is not installed.
+        UnsupportedError: No builder accepts that many levels.
+    """
+    return _quantizer(spec if isinstance(spec, QTensorConfig) else tuple(spec), activation, catalog())
+
+
+@lru_cache(maxsize=1024)
+def _quantizer(spec: TensorSpec, activation: bool, plugins: Catalog) -> TensorQuantizer:
+    """Return the quantizer of a spec, a value: equal specs share one, as long as ``plugins`` are those that names are looked up in."""
+    # Copies: quantizers outlive the configurations that they are made from, which may be changed.
+    specs = tuple(level.copied() for level in canonicalize(spec))
+    for level in specs:
+        quantizer = format_of(level).quantizer(specs, activation=activation)
+        if quantizer is not None:
+            return quantizer
+    if len(specs) == 1:
+        return level_quantizer(specs[0], activation=activation)
+    if len(specs) > 2:
+        names = " → ".join(level.dtype.name for level in specs)
+        raise UnsupportedError(
+            f"no number format builds a quantizer of the {len(specs)} levels {names}: a tensor has one or two, unless a format of a "
+            "plugin's own provides the quantizer (NumberFormat.quantizer)"
+        )
+    first, second = (level_quantizer(level, activation=activation) for level in specs)
+    return TwoLevelQuantizer(first, second) if specs[1].is_scale_quant else ProgressiveQuantizer(first, second)
+
+
+def level_quantizer(spec: QTensorConfig, *, activation: bool) -> SingleLevelQuantizer:
+    """Return the quantizer of one level of a canonical spec, by its format, granularity and observer."""
+    number_format = format_of(spec)
+    granularity = PerTensor() if number_format.is_cast else number_format.granularity(spec, activation=activation)
+    return SingleLevelQuantizer(spec, granularity, number_format, observer_class(spec))

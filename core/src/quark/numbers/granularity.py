@@ -1,0 +1,270 @@
+"""Granularity: which elements of a tensor share a scale.
+
+A granularity is a value that gives the shape of the scales of a tensor, the view in which each row holds the elements of one scale, and
+the way back. Views copy nothing where the axis that is grouped is the last one.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.config.enums import QSchemeType
+from quark.config.tensor import QTensorConfig
+from quark.errors import ConfigError
+from quark.numbers.kernels import Runs
+
+__all__ = ["Granularity", "PerBlock", "PerChannel", "PerGroup", "PerTensor", "PerToken", "granularity_of"]
+
+
+class Granularity(ABC):
+    """Base of all granularities.
+
+    A granularity of a new kind is a subclass with the five abstract methods; the defaults of the others are right for all, if not the
+    fastest. It is reached from a spec through `quark.numbers.NumberFormat.granularity`.
+    """
+
+    @abstractmethod
+    def rows(self, x: Tensor) -> Tensor:
+        """Return ``x`` as ``[scales, elements]``: row *i* holds the elements of scale *i*, in the order of `scale_shape` flattened."""
+
+    @abstractmethod
+    def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the scales of a tensor of that shape."""
+
+    @abstractmethod
+    def restore(self, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Return ``rows`` in that shape: the inverse of `rows`."""
+
+    @abstractmethod
+    def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Return the scales of a matrix of that shape, repeated to ``[rows, groups of columns]``; a view where possible.
+
+        The groups are runs of columns of one length, as long as possible, that share a scale in each row: of groups that do not divide the
+        columns, single columns.
+        """
+
+    @abstractmethod
+    def reduce_scale(self, expanded: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Return the scales of which `expand_scale` made ``expanded`` for a matrix of that shape."""
+
+    def columns_per_scale(self, columns: int) -> int | None:
+        """Return how many input channels in a row share a scale in one row of a weight ``[O, columns]``.
+
+        None where scales span rows, or channels that are not next to each other: algorithms then find all scales before they round.
+        """
+        return None
+
+    @property
+    def rows_per_scale(self) -> int:
+        """How many consecutive rows of a matrix share their scales, where more than one and fewer than all of them do; else 1.
+
+        A part of a matrix that starts at a multiple of it, and has a multiple of it rows, has scales of the same granularity.
+        """
+        return 1
+
+    def runs(self, shape: tuple[int, ...]) -> Runs | None:
+        """Return how elements that share a scale lie in a tensor of that shape, by which kernels find the scale of an element.
+
+        None where scales follow no such rule: the tensor is then rounded by torch's operations.
+        """
+        return None
+
+    def shape_error(self, shape: tuple[int, ...]) -> str | None:
+        """Say why a tensor of that shape cannot be quantized so; None where it can."""
+        return None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether no scale spans two vectors along the last axis, so that a tensor can be quantized in parts."""
+        return False
+
+
+@attrs.frozen
+class PerTensor(Granularity):
+    """One scale. ``[4, 8] → scale []``."""
+
+    def rows(self, x: Tensor) -> Tensor:
+        return x.reshape(1, -1)
+
+    def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return ()
+
+    def restore(self, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return rows.reshape(shape)
+
+    def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return scale.reshape(1, 1).expand(shape[0], 1)
+
+    def reduce_scale(self, expanded: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return expanded[0, 0]
+
+    def runs(self, shape: tuple[int, ...]) -> Runs:
+        return Runs(math.prod(shape))
+
+
+@attrs.frozen
+class PerChannel(Granularity):
+    """A scale for each index of one axis. ``[4, 8], axis 0 → scale [4]``."""
+
+    axis: int
+
+    def rows(self, x: Tensor) -> Tensor:
+        channels = x.shape[self.axis]
+        return x.movedim(self.axis, 0).reshape(channels, x.numel() // channels if channels else 0)
+
+    def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (shape[self.axis],)
+
+    def restore(self, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+        moved = [shape[self.axis]] + [s for i, s in enumerate(shape) if i != self.axis % len(shape)]
+        return rows.reshape(moved).movedim(0, self.axis)
+
+    def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return scale[:, None] if self.axis % 2 == 0 else scale[None].expand(shape)
+
+    def reduce_scale(self, expanded: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return expanded[:, 0] if self.axis % 2 == 0 else expanded[0]
+
+    def columns_per_scale(self, columns: int) -> int | None:
+        return columns if self.axis in (0, -2) else None
+
+    def runs(self, shape: tuple[int, ...]) -> Runs:
+        axis = self.axis % len(shape)
+        return Runs(math.prod(shape[axis + 1 :]), period=shape[axis], span=math.prod(shape[: axis + 1]))
+
+    def shape_error(self, shape: tuple[int, ...]) -> str | None:
+        return None if -len(shape) <= self.axis < len(shape) else f"has no axis {self.axis}"
+
+
+@attrs.frozen
+class PerToken(Granularity):
+    """A scale for each vector along the last axis, at any rank. ``[2, 5, 8] → scale [2, 5]``."""
+
+    is_local = True
+
+    def rows(self, x: Tensor) -> Tensor:
+        return x.reshape(-1, x.shape[-1])
+
+    def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(shape[:-1])
+
+    def restore(self, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return rows.reshape(shape)
+
+    def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return scale[:, None]
+
+    def reduce_scale(self, expanded: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return expanded[:, 0]
+
+    def columns_per_scale(self, columns: int) -> int | None:
+        return columns
+
+    def runs(self, shape: tuple[int, ...]) -> Runs:
+        return Runs(shape[-1])
+
+
+@attrs.frozen
+class PerGroup(Granularity):
+    """A scale for each run of ``size`` elements along the last axis; -1 is the whole axis. ``[4, 8], size 4 → scale [4, 2]``."""
+
+    size: int
+    is_local = True
+
+    def _size(self, length: int) -> int:
+        return length if self.size == -1 else self.size
+
+    def rows(self, x: Tensor) -> Tensor:
+        return x.reshape(-1, self._size(x.shape[-1]))
+
+    def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (*shape[:-1], shape[-1] // self._size(shape[-1]))
+
+    def restore(self, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return rows.reshape(shape)
+
+    def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return scale
+
+    def reduce_scale(self, expanded: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return expanded
+
+    def columns_per_scale(self, columns: int) -> int | None:
+        return self._size(columns)
+
+    def runs(self, shape: tuple[int, ...]) -> Runs:
+        return Runs(self._size(shape[-1]))
+
+    def shape_error(self, shape: tuple[int, ...]) -> str | None:
+        size = self._size(shape[-1])
+        return None if shape[-1] % size == 0 else f"has {shape[-1]} elements along its last axis, which groups of {size} do not divide"
+
+
+@attrs.frozen
+class PerBlock(Granularity):
+    """A scale for each block of rows × columns of a matrix; the last rows may be fewer. ``[3, 8], block (2, 4) → scale [2, 2]``."""
+
+    size: tuple[int, int]
+
+    @property
+    def rows_per_scale(self) -> int:
+        return self.size[0]
+
+    def rows(self, x: Tensor) -> Tensor:
+        (r, c), (n, k) = self.size, x.shape
+        if n % r:  # zeros change no range that holds 0, and are cut off again
+            x = torch.cat([x, x.new_zeros(-n % r, k)])
+        return x.reshape(-1, r, k // c, c).transpose(1, 2).reshape(-1, r * c)
+
+    def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (-(-shape[0] // self.size[0]), shape[1] // self.size[1])
+
+    def restore(self, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+        (r, c), (n, k) = self.size, shape
+        return rows.reshape(-1, k // c, r, c).transpose(1, 2).reshape(-1, k)[:n]
+
+    def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return scale.repeat_interleave(self.size[0], 0)[: shape[0]]
+
+    def reduce_scale(self, expanded: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return expanded[:: self.size[0]]
+
+    def runs(self, shape: tuple[int, ...]) -> Runs:
+        rows, columns = self.size
+        return Runs(columns, period=shape[-1] // columns, span=shape[-1] // columns * rows)
+
+    def shape_error(self, shape: tuple[int, ...]) -> str | None:
+        fits = len(shape) == 2 and shape[1] % self.size[1] == 0
+        return None if fits else f"of shape {list(shape)} is not made of blocks of {list(self.size)}"
+
+
+def granularity_of(spec: QTensorConfig, *, activation: bool) -> Granularity:
+    """Return the granularity of a spec, by the qschemes that every number format has.
+
+    Activations with a dynamic scale per channel of axis 1 or -2 mean one scale per token, whatever the rank: that is how the formats are
+    documented and how runtimes compute them.
+
+    Raises:
+        ConfigError: Groups run along an axis other than the last, or the spec names no ``qscheme``, or one of a plugin's own.
+    """
+    if spec.qscheme is QSchemeType.per_tensor:
+        return PerTensor()
+    if spec.qscheme is QSchemeType.per_channel and spec.ch_axis is not None:
+        return PerToken() if activation and spec.is_dynamic and spec.ch_axis in (1, -2) else PerChannel(spec.ch_axis)
+    if spec.qscheme is QSchemeType.per_group and spec.group_size is not None:
+        if spec.ch_axis not in (-1, 1):
+            raise ConfigError(f"groups run along the last axis: {spec.dtype.name} asks for ch_axis={spec.ch_axis}, use -1")
+        return PerGroup(spec.group_size)
+    if spec.qscheme is QSchemeType.per_block and spec.block_size is not None:
+        return PerBlock(spec.block_size)
+    wanted = ", ".join(QSchemeType.__members__)
+    if spec.qscheme is not None and spec.qscheme.name not in QSchemeType.__members__:
+        raise ConfigError(
+            f"the number format {spec.dtype.name} has no qscheme '{spec.qscheme.name}': use {wanted}, or a format whose plugin brings it"
+        )
+    raise ConfigError(f"{spec.dtype.name} needs a qscheme: {wanted}")

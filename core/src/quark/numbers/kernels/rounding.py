@@ -1,0 +1,216 @@
+"""One kernel that rounds a tensor with its scales, given or found on the way: values or codes, in one read and one write.
+
+The elements that share a scale lie in runs (`quark.numbers.Runs`). A program takes a tile of several short runs, or a part of a long
+one: loads and stores are of consecutive addresses, and a scale is loaded once for each run of a tile. Scales are found in the same pass
+where a run fits into a tile and no other run has its scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quark.numbers.kernels.arithmetic import bits_of, bounded, float_of
+from quark.numbers.kernels.device_code import DeviceCode, DeviceFunction
+from quark.numbers.kernels.devices import launching_on
+from quark.numbers.kernels.runs import Runs
+
+__all__ = ["LONGEST_RUN", "TILE", "Finding", "launch", "round_runs"]
+
+TILE = 2048
+"""Elements of a program: 16 for each thread of four warps, two loads of 16 bytes in 16-bit dtypes."""
+LONGEST_RUN = 1 << 15
+"""Elements of the longest run whose scale is found by the kernel: 64 registers of each thread of 16 warps."""
+MOST_WARPS = 16
+_LARGEST_OF_NARROW = 2.0**120
+
+
+@triton.jit
+def _extremes(x, is_inside, IS_SYMMETRIC: tl.constexpr):
+    """Return the smallest and the largest value of each row, NaN where there is one; if symmetric, ∓ the largest magnitude."""
+    # Magnitudes are in the order of their bits, NaN last: so a maximum of whole numbers does not lose NaN, as one of floats would.
+    largest = float_of(tl.max(tl.where(is_inside, bits_of(x) & 0x7FFFFFFF, 0), 1))
+    if IS_SYMMETRIC:
+        low, high = -largest, largest
+    else:
+        low = tl.min(tl.where(is_inside, x, float("inf")), 1)
+        high = tl.max(tl.where(is_inside, x, float("-inf")), 1)
+        low, high = tl.where(largest != largest, largest, low), tl.where(largest != largest, largest, high)
+    return low, high
+
+
+@triton.jit
+def _relative_scales(high, outer, ROUND: tl.constexpr, P: tl.constexpr, LARGEST: tl.constexpr, IN_ONE_DIVISION: tl.constexpr):
+    """Return scales for magnitudes up to ``high``, in units of the outer scale and in a format of their own: of two-level quantizers."""
+    relative = tl.div_rn(high, outer * LARGEST) if IN_ONE_DIVISION else tl.div_rn(tl.div_rn(high, LARGEST), outer)
+    scale = ROUND(relative, None, P)
+    return tl.where(scale == 0, 1.0, scale)
+
+
+@triton.jit
+def _rounded(
+    x,
+    scale,
+    zero,
+    ROUND: tl.constexpr,
+    ENCODE: tl.constexpr,
+    P: tl.constexpr,
+    BY_RECIPROCAL: tl.constexpr,
+    LIMIT: tl.constexpr,
+):
+    """Return the values of ``x`` under its scales, float32, or the codes of these."""
+    t = x * tl.div_rn(1.0, scale) if BY_RECIPROCAL else tl.div_rn(x, scale)
+    t = ROUND(t, zero, P)
+    if ENCODE is not None:
+        result = ENCODE(t, P)
+    else:
+        if zero is not None:
+            t = t - zero
+        result = t * scale
+        if LIMIT is not None:
+            result = bounded(result, -LIMIT, LIMIT)
+    return result
+
+
+@triton.jit
+def round_runs(
+    x_ptr,  # the tensor, contiguous
+    out_ptr,  # its values or codes, contiguous; may be x; None to find scales alone
+    scale_ptr,  # scales: read, or written where SCALES is given
+    zero_ptr,  # zero points likewise, or None
+    outer_ptr,  # one outer scale, or None
+    count,  # runs
+    length,  # elements of a run
+    period,  # run r has scale number r // span · period + r % period
+    span,
+    ROUND: tl.constexpr,
+    ENCODE: tl.constexpr,  # None for values
+    P: tl.constexpr,
+    SCALES: tl.constexpr,  # finds scales; None where they are given
+    ZEROS: tl.constexpr,
+    SCALES_P: tl.constexpr,
+    LARGEST: tl.constexpr,  # of an element, where SCALES is the rounding of scales relative to the outer one; else None
+    IN_ONE_DIVISION: tl.constexpr,
+    IS_SYMMETRIC: tl.constexpr,
+    BY_RECIPROCAL: tl.constexpr,
+    LIMIT: tl.constexpr,  # largest value of a narrow dtype, else None
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Round ``x`` to ``(round(x / scale about zero) − zero) · scale``, or to the codes of that."""
+    blocks = tl.cdiv(length, COLUMNS)
+    run = tl.program_id(0) // blocks * ROWS + tl.arange(0, ROWS)
+    left = tl.program_id(0) % blocks * COLUMNS
+    column = tl.arange(0, COLUMNS)
+    is_run = run < count
+    is_inside = is_run[:, None] & (column < length - left)[None, :]
+    place = (run.to(tl.int64) * length + left)[:, None] + column[None, :]
+    number = run // span * period + run % period
+    x = tl.load(x_ptr + place, mask=is_inside, other=0.0).to(tl.float32)
+    zero = None
+    if SCALES is None:
+        scale = tl.load(scale_ptr + number, mask=is_run, other=1.0).to(tl.float32)
+        if zero_ptr is not None:
+            zero = tl.load(zero_ptr + number, mask=is_run, other=0).to(tl.float32)
+    else:
+        low, high = _extremes(x, is_inside, IS_SYMMETRIC)
+        if LARGEST is None:
+            scale = SCALES(low, high, SCALES_P)
+        else:
+            scale = _relative_scales(high, tl.load(outer_ptr), SCALES, SCALES_P, LARGEST, IN_ONE_DIVISION)
+        tl.store(scale_ptr + number, scale.to(scale_ptr.dtype.element_ty), mask=is_run)
+        if ZEROS is not None:
+            zero = ZEROS(low, scale, SCALES_P)
+            tl.store(zero_ptr + number, zero.to(zero_ptr.dtype.element_ty), mask=is_run)
+    if out_ptr is not None:
+        if outer_ptr is not None:
+            scale = scale * tl.load(outer_ptr)
+        if zero_ptr is not None:
+            zero = zero[:, None]  # type: ignore[index]
+        result = _rounded(x, scale[:, None], zero, ROUND, ENCODE, P, BY_RECIPROCAL, LIMIT)
+        tl.store(out_ptr + place, result.to(out_ptr.dtype.element_ty), mask=is_inside)
+
+
+@attrs.frozen(kw_only=True)
+class Finding:
+    """How `launch` finds scales.
+
+    Attributes:
+        scales: As of `quark.numbers.kernels.DeviceCode`; or, with ``largest``, the rounding of the format of relative scales.
+        zeros: As of `quark.numbers.kernels.DeviceCode`.
+        parameters: Theirs.
+        is_symmetric: Whether ranges are ∓ the largest magnitude rather than from the smallest to the largest value.
+        largest: Largest magnitude of an element, where scales are relative to an outer scale.
+        in_one_division: Whether relative scales are ``high / (outer · largest)`` rather than ``high / largest / outer``.
+    """
+
+    scales: DeviceFunction
+    zeros: DeviceFunction | None
+    parameters: Any
+    is_symmetric: bool
+    largest: float | None = None
+    in_one_division: bool = False
+
+
+def launch(
+    code: DeviceCode,
+    x: Tensor,
+    out: Tensor | None,
+    qparams: Sequence[Tensor | None],
+    runs: Runs,
+    *,
+    by_reciprocal: bool,
+    encode: bool = False,
+    finding: Finding | None = None,
+) -> None:
+    """Round ``x`` into ``out``, with the scale, the zero points and the outer scale in ``qparams``; all tensors contiguous, on one device.
+
+    Args:
+        code: The arithmetic of the number format.
+        x: float32, float16 or bfloat16.
+        out: Values, in a dtype of these, or codes; None where scales are wanted alone.
+        qparams: Float32 or narrower scales, int32 or float32 zero points or None, a float32 outer scale or None. With ``finding``
+            scales and zero points are written.
+        runs: Where scales lie; with ``finding`` each run has its own, and is not longer than `LONGEST_RUN`.
+        by_reciprocal: Whether scaled values are ``x · (1 / scale)``.
+        encode: Whether ``out`` gets codes.
+        finding: How scales are found; None where they are given.
+    """
+    columns = triton.next_power_of_2(runs.length)
+    if finding is None:
+        columns = min(columns, TILE)
+    rows = max(1, TILE // columns)
+    count = x.numel() // runs.length
+    grid = (triton.cdiv(count, rows) * triton.cdiv(runs.length, columns),)
+    limit = float("inf") if out is None or encode else torch.finfo(out.dtype).max
+    with launching_on(x.device):
+        round_runs[grid](
+            x,
+            out,
+            *qparams,
+            count,
+            runs.length,
+            1 if runs.have_own_scales else runs.period,
+            1 if runs.have_own_scales else runs.span,
+            ROUND=code.round,
+            ENCODE=code.encode if encode else None,
+            P=code.parameters,
+            SCALES=None if finding is None else finding.scales,
+            ZEROS=None if finding is None else finding.zeros,
+            SCALES_P=None if finding is None else finding.parameters,
+            LARGEST=None if finding is None else finding.largest,
+            IS_SYMMETRIC=finding is not None and finding.is_symmetric,
+            IN_ONE_DIVISION=finding is not None and finding.in_one_division,
+            BY_RECIPROCAL=by_reciprocal,
+            LIMIT=limit if limit < _LARGEST_OF_NARROW else None,
+            ROWS=rows,
+            COLUMNS=columns,
+            num_warps=min(max(rows * columns // 512, 4), MOST_WARPS),
+            enable_fp_fusion=False,
+        )

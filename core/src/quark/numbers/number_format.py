@@ -1,0 +1,193 @@
+"""NumberFormat: the values that an element can have, their codes, and the scales of a range. A format is a value, never a branch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.config.enums import RoundType, ScaleType
+from quark.config.layer import TensorSpec
+from quark.config.tensor import QTensorConfig
+from quark.numbers.granularity import Granularity, granularity_of
+from quark.numbers.kernels import DeviceCode
+from quark.numbers.packing import AS_THEY_ARE, Packing
+from quark.numbers.qparams import QParams
+
+if TYPE_CHECKING:
+    from quark.numbers.tensor_quantizer import TensorQuantizer
+
+__all__ = ["SMALLEST_SCALE", "NumberFormat", "Spacing"]
+
+SMALLEST_SCALE = float(torch.finfo(torch.float32).tiny)
+"""Smallest scale that `NumberFormat.qparams` gives, float32's smallest normal number: the scale of a group of zeros must not be 0."""
+
+
+@attrs.frozen
+class Spacing:
+    """How the values of a format lie, in units of the scale.
+
+    Attributes:
+        smallest: The smallest distance of two neighbours.
+        largest: Magnitude that no rounded value exceeds, saturated or not.
+        steps: Largest magnitude of a value in units of its distance to the next smaller one.
+    """
+
+    smallest: float
+    largest: float
+    steps: int
+
+
+class NumberFormat(ABC):
+    """A number format. The core knows none by name; plugins register values of subclasses.
+
+    A format owes four methods, `max_magnitude`, `round_`, `encode` and `decode`. The other methods have defaults that serve formats with a
+    float32 scale, no zero point and codes that are stored as they are.
+
+    The engine (`quark.numbers.single_level`) divides by the scale; the methods here work on *scaled* values ``t = x / scale``. It calls
+    them from several threads, on different parts of a tensor.
+
+    Attributes:
+        name: Registered name.
+        bits: Bits of one stored element.
+        storage_dtype: Torch dtype of unpacked codes.
+        is_cast: Whether the format has no scales: values are cast to ``storage_dtype`` and that is all.
+        default_observer: Documented name of the observer of specs that name none.
+        packing: How codes and scales are stored in a checkpoint.
+    """
+
+    name: str
+    bits: float
+    storage_dtype: torch.dtype
+    is_cast: bool = False
+    default_observer: str = "MinMaxObserver"
+    packing: Packing = AS_THEY_ARE
+
+    @abstractmethod
+    def max_magnitude(self, spec: QTensorConfig) -> float:
+        """Return the largest representable magnitude in units of the scale: 448 for E4M3, 7.5 for INT4.
+
+        The ideal symmetric scale of a range is its largest magnitude divided by this.
+        """
+
+    @abstractmethod
+    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
+        """Round scaled float32 values in place to the nearest representable ones, ties to the even code, saturating; returns ``t``.
+
+        NaN stays NaN. Formats in which neighbours share bits look at the last axis, which holds whole groups of the spec's granularity.
+        ``zero`` is None for formats without zero points; else (int32: whole; float: real) it is broadcast over ``t`` and added on the way,
+        and the result counts from it.
+        """
+
+    @abstractmethod
+    def encode(self, t: Tensor) -> Tensor:
+        """Return codes, in ``storage_dtype``, of values that `round_` returned."""
+
+    @abstractmethod
+    def decode(self, codes: Tensor) -> Tensor:
+        """Return the float32 values of codes; the inverse of `encode`."""
+
+    def codes(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
+        """Return codes of scaled values: `round_`, then `encode`. May overwrite ``t``. Formats override it where one step does both."""
+        return self.encode(self.round_(t, zero))
+
+    def write_codes(self, t: Tensor, zero: Tensor | None, out: Tensor) -> None:
+        """Write `codes` to ``out``, of ``t``'s shape, in ``storage_dtype``. Formats override it where that saves a pass."""
+        out.copy_(self.codes(t, zero))
+
+    def writes_codes_of(self, dtype: torch.dtype) -> bool:
+        """Return whether `write_codes` takes scaled values in that dtype, where they are the same as in float32."""
+        return dtype is torch.float32
+
+    def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
+        """Return scales, and zero points, of ranges ``[low, high]``, float32, of any shape; the shape stays."""
+        return QParams((torch.maximum(-low, high) / self.max_magnitude(spec)).clamp_(min=SMALLEST_SCALE))
+
+    def spec_error(self, spec: QTensorConfig) -> str | None:
+        """Return what a spec of this format lacks or contradicts, and the fix; None where it is complete.
+
+        The default is that of a format with the default scales: float32, without zero points, rounding to nearest.
+        """
+        missing = [name for name in ("is_dynamic", "qscheme") if getattr(spec, name) is None]
+        if missing:
+            return f"{self.name} needs {' and '.join(missing)}: set them"
+        if spec.symmetric is False:
+            return f"{self.name} has no zero point: set symmetric=True or None"
+        if spec.scale_format not in (None, "float32") or spec.scale_type not in (None, ScaleType.float, ScaleType.float32):
+            return f"{self.name} has float32 scales: leave out scale_format and scale_type"
+        if spec.scale_calculation_mode is not None:
+            return f"{self.name} computes its scales in one way only: leave out scale_calculation_mode"
+        if spec.round_method not in (None, RoundType.half_even):
+            return f"{self.name} rounds to the nearest value only: leave out round_method"
+        return None
+
+    def canonicalize(self, spec: QTensorConfig) -> TensorSpec:
+        """Return the spec made explicit: fields that the format implies are filled in, old spellings are replaced.
+
+        The result may be of another format, or of several levels; it is not canonicalized again.
+        """
+        return spec
+
+    def for_spec(self, spec: QTensorConfig) -> NumberFormat:
+        """Return this format as a canonical spec wants it, where it varies with anything but the scale (a rounding method)."""
+        return self
+
+    def quantizer(self, levels: tuple[QTensorConfig, ...], *, activation: bool) -> TensorQuantizer | None:
+        """Return the quantizer of a tensor, for formats with a scale structure of their own; None leaves the choice to the core.
+
+        Args:
+            levels: The canonical spec of the tensor. At least one of its levels is of this format.
+            activation: Whether the tensor is an activation.
+        """
+        return None
+
+    def granularity(self, spec: QTensorConfig, *, activation: bool) -> Granularity:
+        """Return which elements share a scale, for formats with qschemes of their own; by default what `granularity_of` does.
+
+        A qscheme of a format's own has its vendor's prefix, ``"acme.diagonal"``, and for its size the spec's ``group_size`` or
+        ``block_size``.
+
+        Args:
+            spec: The canonical spec of one level.
+            activation: Whether the tensor is an activation.
+
+        Raises:
+            ConfigError: The format has no such qscheme.
+        """
+        return granularity_of(spec, activation=activation)
+
+    def by_reciprocal(self, spec: QTensorConfig) -> bool:
+        """Return whether scaled values are ``x · (1 / scale)`` rather than ``x / scale``, which takes longer.
+
+        The two differ in the last bit, and so in the codes of values halfway between two: each family follows its reference. Where scales
+        are powers of two they are the same.
+        """
+        return False
+
+    def spacing(self, spec: QTensorConfig) -> Spacing | None:
+        """Return how the values lie, by which it is known that codes survive a cast of values to 16 bits; None where that is not known.
+
+        Without it, codes that are stored are always made of rounded values, which takes twice as long.
+        """
+        return None
+
+    def device_code(self, spec: QTensorConfig) -> DeviceCode | None:
+        """Return the arithmetic of this format as Triton functions, of which kernels for GPUs are made; None leaves it to torch.
+
+        It is asked for where kernels are used alone, so that only then Triton is imported. ``spec`` is canonical, of one level.
+        """
+        return None
+
+    def subscales(self, t: Tensor) -> Tensor | None:
+        """Return factors, one for each scaled value in ``t``, by which bits that neighbours share make their scale finer; None for none.
+
+        With the factor in its scale, an element is rounded by `element_format`, whatever its neighbours are.
+        """
+        return None
+
+    def element_format(self) -> NumberFormat:
+        """Return the format of one element once `subscales` are part of its scale; this format where there are none."""
+        return self

@@ -1,0 +1,72 @@
+"""Observer: collects the statistic that decides the range of a tensor."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Self
+
+from torch import Tensor
+
+from quark.config.tensor import QTensorConfig
+from quark.errors import ConfigError
+from quark.numbers.granularity import Granularity
+
+__all__ = ["Observer"]
+
+
+class Observer(ABC):
+    """Collects a statistic of one tensor over any number of calls.
+
+    Two observers of the same tensor can be merged, with the result of one observer that has seen both data sets. So ranks can reduce.
+
+    Args:
+        spec: The tensor's quantization.
+        granularity: Which elements share a range.
+
+    Attributes:
+        is_extremes: Whether the range is just the smallest and the largest value, or ∓ the largest magnitude for a spec without zero
+            points. What needs ranges then takes them itself, without an observer.
+        options: Names of the observer options that it has, each with a class attribute of that name that holds the default. Listings show
+            them; `spec_error` refuses others.
+    """
+
+    is_extremes: ClassVar[bool] = False
+    options: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, spec: QTensorConfig, granularity: Granularity) -> None:
+        self.spec = spec
+        self.granularity = granularity
+
+    @classmethod
+    def spec_error(cls, spec: QTensorConfig) -> str | None:
+        """Return why this observer cannot serve the spec, and the fix; None where it can."""
+        return None
+
+    @abstractmethod
+    def observe(self, x: Tensor) -> None:
+        """Update the statistic with a tensor of any float dtype; must keep no reference to it."""
+
+    @abstractmethod
+    def range(self) -> tuple[Tensor, Tensor]:
+        """Return low and high, float32, in the granularity's scale shape.
+
+        Raises:
+            CalibrationError: Nothing was observed.
+        """
+
+    @abstractmethod
+    def merge(self, other: Observer) -> None:
+        """Add the statistic of another observer of the same kind (`of_same_kind`)."""
+
+    def of_same_kind(self, other: Observer) -> Self:
+        """Return ``other``, checked to be of this observer's class.
+
+        Raises:
+            ConfigError: It is of another class, so that the two cannot be merged.
+        """
+        if not isinstance(other, type(self)):
+            raise ConfigError(
+                f"what a {type(self).__name__} and a {type(other).__name__} have seen cannot be merged, and tensors that share a range, "
+                "such as the inputs of the experts of a mixture, need that: give them one observer_cls"
+            )
+        return other

@@ -1,0 +1,127 @@
+"""Whether values and scales can be expressed by codes: checks of what algorithms and loaders leave in a model."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from quark.numbers.qparams import QParams
+from quark.numbers.sampled_rows import qparams_of_rows, sample_of_rows
+from quark.numbers.tensor_quantizer import TensorQuantizer
+
+__all__ = ["LOSSY", "SAMPLE", "codes_error", "grid_error", "off_grid", "same_bits", "scale_values_error", "scales_error"]
+
+SAMPLE = 1 << 13
+"""Elements that are checked where the whole tensor would take too long: whole rows, spread evenly."""
+
+
+@torch.no_grad()
+def grid_error(quantizer: TensorQuantizer, qparams: QParams | None, values: Tensor) -> str | None:
+    """Return why values do not lie on a quantizer's grid, or why their scales are unusable; None where all is well.
+
+    Checks every element, in about the time that rounding it takes.
+
+    Args:
+        quantizer: The quantizer of the tensor.
+        qparams: The scales; None where they are not set.
+        values: A weight or a bias, on any device.
+
+    Returns:
+        A predicate, such as ``"holds NaN or Inf"``.
+    """
+    if (wrong := scales_error(quantizer, qparams, tuple(values.shape))) is not None:
+        return wrong
+    scales = qparams or QParams(values.new_ones((), dtype=torch.float32))
+    return off_grid(values, quantizer.dequantize(quantizer.codes_of(values, scales), scales))
+
+
+@torch.no_grad()
+def codes_error(
+    quantizer: TensorQuantizer, qparams: QParams, values: Tensor, codes: Tensor, order: str, *, is_rounded: bool = True
+) -> str | None:
+    """Return why values and their codes disagree, why the scales are unusable, or `LOSSY`; None where all is well.
+
+    Checks every scale, and a `SAMPLE` of the codes.
+
+    Args:
+        quantizer: The quantizer of the tensor.
+        qparams: The scales.
+        values: A weight ``[O, I]``, or of any other shape.
+        codes: The codes of all values.
+        order: Order of 4-bit codes in a word.
+        is_rounded: Whether the values are rounded; else their sample is.
+    """
+    if (wrong := scales_error(quantizer, qparams, tuple(values.shape))) is not None or values.numel() == 0:
+        return wrong
+    rows = sample_of_rows(quantizer.granularity, tuple(values.shape), SAMPLE)
+    if rows is not None:
+        values, codes, qparams = values[rows], codes[rows], qparams_of_rows(quantizer.granularity, tuple(values.shape), qparams, rows)
+    if not is_rounded:
+        values = quantizer.fake_quantize(values, qparams)
+    if (wrong := off_grid(values, quantizer.dequantize(codes, qparams))) is not None:
+        return wrong
+    unpacked, _ = quantizer.unpack(quantizer.pack(codes, qparams, order=order), tuple(codes.shape), order=order)
+    return None if same_bits(unpacked, codes) else LOSSY
+
+
+LOSSY = "has codes that do not survive packing: unpack(pack(codes)) differs from them"
+"""The error of a `quark.numbers.Packing` that loses codes."""
+
+
+def scales_error(quantizer: TensorQuantizer, qparams: QParams | None, shape: tuple[int, ...]) -> str | None:
+    """Return why the scales of a tensor of that shape are unusable, as a predicate; None where they are not."""
+    if quantizer.is_float:
+        return None
+    if qparams is None:
+        return "has no scales: the quantizer's set_qparams was not called"
+    expected, present = _scale_shapes(quantizer, shape), dict(qparams.items())  # type: ignore[arg-type]  # quantizers are hashed by identity
+    if absent := [name for name in expected if name not in present]:
+        return f"has no {' and no '.join(absent)}"
+    for name, shape_wanted in expected.items():
+        if tuple(present[name].shape) != shape_wanted:
+            return f"has a {name} of shape {list(present[name].shape)} where {list(shape_wanted)} is wanted"
+    return scale_values_error(qparams)
+
+
+def scale_values_error(qparams: QParams) -> str | None:
+    """Return why scales are unusable as numbers, whatever their shapes; None where they are not."""
+    bad = [name for name, tensor in qparams.items() if name != "zero_point" and not _are_usable(tensor)]
+    return f"has a {bad[0]} that is NaN, infinite, zero or negative" if bad else None
+
+
+def off_grid(values: Tensor, decoded: Tensor) -> str | None:
+    """Return how values differ from those of their codes, as a predicate; None where they do not.
+
+    Args:
+        values: In the model's dtype.
+        decoded: The dequantized codes, float32.
+    """
+    if torch.equal(back := decoded.to(values.dtype), values):
+        return None
+    if not bool(torch.isfinite(values).all()):
+        return "holds NaN or Inf"
+    worst = float((back.float() - values.float()).abs().max())
+    return f"holds values that no codes stand for: they are up to {worst:.3g} away from what their codes say"
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors are equal in shape, dtype and every bit; for some 8-bit floats torch has no other comparison."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8)) if one.ndim else bool(one == other)
+
+
+def _are_usable(scales: Tensor) -> bool:
+    """Return whether all are positive and finite, in one pass: aminmax returns NaN for both ends where there is one."""
+    if scales.numel() == 0:
+        return True
+    low, high = torch.aminmax(scales.float())
+    return bool((low > 0) & (high < torch.inf))
+
+
+# Cached: a model has few shapes. Not on the meta device, where the first of some operations makes torch import for seconds.
+@lru_cache(maxsize=1024)
+def _scale_shapes(quantizer: TensorQuantizer, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in quantizer.empty_qparams(shape, "cpu").items()}

@@ -1,0 +1,88 @@
+"""RoundedGrid: the grid of weights that are rounded already: their scales, the next value of each weight, and other scales."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quark.numbers.observer import Observer
+from quark.numbers.qparams import QParams
+from quark.numbers.tensor_quantizer import TensorQuantizer
+from quark.numbers.weight_grid import GroupScales, WeightGrid
+
+__all__ = ["RoundedGrid"]
+
+_PROBES = 64
+"""Values for each power of two that are rounded to find the distances of neighbours: enough for 5 bits of mantissa."""
+_OCTAVES = 24
+
+
+class RoundedGrid(WeightGrid):
+    """A `WeightGrid` of layers whose scales are set, outer ones too.
+
+    Args:
+        quantizers: As of `WeightGrid`.
+        rows: As of `WeightGrid`.
+        weight: The rounded weights ``[K, N]``, float32.
+        qparams: The scales of each layer.
+
+    Attributes:
+        current: The scales of all groups.
+        each: The same with the subscales of formats that have them, one row for each input channel; else `current` itself.
+    """
+
+    def __init__(self, quantizers: Sequence[TensorQuantizer], rows: Sequence[int], weight: Tensor, qparams: Sequence[QParams]) -> None:
+        self._given = list(qparams)
+        super().__init__(quantizers, rows, weight)
+        self.current = self._given_scales()
+        self.each = self.with_subscales(weight, self.current)
+
+    @property
+    def can_be_rescaled(self) -> bool:
+        """Whether `rescaled` may be called: each scale belongs to one group of one row."""
+        return self.fixed is None and not self.has_subscales
+
+    def rescaled(self, factor: Tensor) -> GroupScales:
+        """Return the current scales times ``factor [groups, N]``, as the spec stores them; zero points stay."""
+        scale = self.current.scale * factor
+        if self.current.zero is None:
+            high = scale * self.max_magnitude
+            return self.scales_of_ranges(-high, high)
+        far = torch.finfo(torch.float32).max
+        zero = self.current.zero
+        low, high = (self._element_format.round_(torch.full_like(scale, end), zero) - zero for end in (-far, far))
+        return self.scales_of_ranges(low * scale, high * scale)
+
+    def neighbours(self, qt: Tensor, toward: Tensor) -> Tensor:
+        """Return the next value of the grid for each of ``qt [K, N]`` on its way to ``toward``; itself where the grid ends there."""
+        direction = torch.sign(toward - qt)
+        size = qt.shape[0] // self.each.scale.shape[0]
+        step = direction * self.each.scale.repeat_interleave(size, 0)
+        result = qt.clone()
+        for gap in self._gaps():
+            same = result == qt
+            result = torch.where(same, self.round_(torch.addcmul(qt, step, same.float(), value=gap), self.each), result)
+        return result
+
+    def _gaps(self) -> list[float]:
+        """Return the distances of neighbouring values of an element, in units of its scale, from the smallest on."""
+        far = torch.finfo(torch.float32).max
+        largest = float(self._element_format.round_(torch.tensor([-far, far])).abs().max())
+        probes = largest * torch.exp2(-torch.arange(_PROBES * _OCTAVES) / _PROBES)
+        values = self._element_format.round_(torch.cat([probes, torch.zeros(1)])).unique()
+        return values.diff().unique().tolist()
+
+    def _given_scales(self) -> GroupScales:
+        zeros = [q.zero_point for q in self._given if q.zero_point is not None]
+        return self._group_scales(self._spread([q.scale for q in self._given]), self._spread(zeros) if zeros else None, self._outer)
+
+    def _outer_scales(self, weight: Tensor, common: Observer | None) -> list[Tensor] | None:
+        outers = [q.outer_scale for q in self._given]
+        return None if any(outer is None for outer in outers) else outers  # type: ignore[return-value]
+
+    def _fixed_scales(self, weight: Tensor, common: Observer | None) -> GroupScales:
+        scales = self._given_scales()
+        self.group = self.columns // scales.scale.shape[0]
+        return scales

@@ -1,0 +1,182 @@
+"""Checks of a quantizer on a small tensor before it is used: whether its number format, packing and observer keep their contracts."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quark.numbers.observer import Observer
+from quark.numbers.on_grid import LOSSY, off_grid, same_bits, scale_values_error, scales_error
+from quark.numbers.qparams import QParams
+from quark.numbers.single_level import SingleLevelQuantizer
+from quark.numbers.tensor_quantizer import TensorQuantizer
+from quark.plugins import observers
+from quark.plugins.attribution import Origin, attributed, origin
+from quark.plugins.discovery import Source
+
+__all__ = ["refuse_broken"]
+
+_SHAPES = ((16, 64), (16, 128), (64, 64), (128, 128), (16, 256), (256, 256), (16, 1024), (1024, 1024))
+"""Shapes of the tensor, smallest first: the first one that the granularity divides is used."""
+_ORDERS = ("reorder", "order")
+_BEYOND = 3.0
+"""Factor by which values exceed the range of the scales: they must saturate."""
+_VALUES = 4097
+"""Evenly spaced values that are rounded one by one: enough to tell neighbours of formats up to 9 bits apart."""
+_FAR = float(torch.finfo(torch.float32).max)
+_SLACK = 1e-6
+"""Relative error of float32 arithmetic on such values."""
+
+
+def refuse_broken(quantizer: TensorQuantizer, *, activation: bool) -> None:
+    """Check on a small tensor that the number format, packing and observers of a quantizer keep their contracts; once per quantizer.
+
+    Ranges are finite and scales positive. Rounding is in place, neither makes nor hides NaN, and its results have codes, also for inputs
+    far out of range. Codes and scales survive packing. Values are in order up to the largest, at which all beyond it saturate and which is
+    the declared one, and no more of them than the declared bits can tell apart.
+
+    Args:
+        quantizer: The quantizer of a valid spec.
+        activation: Whether the tensor is an activation, of which no codes are stored.
+
+    Raises:
+        PluginError: One of them does not; names the plugin, the format or observer, and what is wrong.
+    """
+    _check(quantizer, activation)  # type: ignore[arg-type]  # quantizers are hashed by identity
+
+
+@lru_cache(maxsize=1024)
+@torch.no_grad()
+def _check(quantizer: TensorQuantizer, activation: bool) -> None:
+    shape = next((s for s in _SHAPES if quantizer.shape_error(s) is None), None)
+    if shape is None:
+        return
+    levels = sorted(quantizer.levels, key=lambda level: level is not quantizer.stored_level)
+    whose = origin("formats", quantizer.stored_level.format.name)
+    x = _example(shape)
+    if not quantizer.is_float:
+        for level in levels:
+            _check_observer(level, x)
+    with attributed(f"being tried on a tensor of shape {list(shape)}", whose):
+        for level in levels:
+            if (error := _rounding_error(level, x)) is not None:
+                raise origin("formats", level.format.name).error(error)
+        if (error := _values_error(quantizer, x, activation)) is not None:
+            raise whose.error(error)
+        for level in levels:
+            if (error := _values_of_format_error(level)) is not None:
+                raise origin("formats", level.format.name).error(error)
+
+
+def _example(shape: tuple[int, ...]) -> Tensor:
+    """Return rows of normal values of many sizes, one of zeros, one of positive and one of negative values; the same each time."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(shape, generator=generator) * 2.0 ** (torch.arange(shape[0]) % 13 - 6)[:, None]
+    x[0], x[1], x[2] = 0.0, x[1].abs(), -x[2].abs()
+    return x
+
+
+def _check_observer(level: SingleLevelQuantizer, x: Tensor) -> None:
+    name = level.observer_class.__name__
+    record = next((r for r in observers() if r.class_name == name), None)
+    whose = Origin(f"the observer {name}", Source("", module=level.observer_class.__module__))
+    whose = whose if record is None else origin("observers", record.name)
+    before = x.clone()
+    with attributed("being tried", whose):
+        observer: Observer = level.observer()
+        observer.observe(x)
+        low, high = observer.range()
+    if not torch.equal(x, before):
+        raise whose.error("changes the tensor that it observes")
+    wanted = level.granularity.scale_shape(tuple(x.shape))
+    for end in (low, high):
+        if not isinstance(end, Tensor) or tuple(end.shape) != wanted:
+            raise whose.error(f"gives a range of shape {list(getattr(end, 'shape', ()))} where {list(wanted)} is wanted")
+        if end.dtype != torch.float32 or not bool(torch.isfinite(end).all()):
+            raise whose.error("gives a range that is not finite, or not in float32")
+    if bool((low > high).any()):
+        raise whose.error("gives a range whose low end lies above its high end")
+
+
+def _rounding_error(level: SingleLevelQuantizer, x: Tensor) -> str | None:
+    """Return why the rounding of a format is wrong, as a predicate; None where it is not."""
+    if level.is_float:
+        return None
+    t = level.granularity.rows(x.clone()).contiguous()
+    rounded: Any = level.format.round_(t)
+    if not isinstance(rounded, Tensor) or rounded.data_ptr() != t.data_ptr() or rounded.shape != t.shape:
+        return "does not round in place: round_ returns another tensor than it was given"
+    if not bool(torch.isfinite(rounded).all()):
+        return "rounds finite values to NaN or Inf"
+    t.view(-1)[0] = torch.nan
+    return None if bool(level.format.round_(t).view(-1)[0].isnan()) else "hides NaN: round_ makes a number of it"
+
+
+def _values_of_format_error(level: SingleLevelQuantizer) -> str | None:
+    """Return what is wrong with the values that a format of elements rounds them to, as a predicate; None where nothing is."""
+    if level.is_float or level.spec.is_scale_quant:
+        return None
+    bits, top = level.format.bits, float(level.format.max_magnitude(level.spec))
+    if not 0 < top < torch.inf:
+        return f"says max_magnitude={top}, where a positive number is wanted"
+    end = min(_BEYOND * top, _FAR / 2)
+    t = torch.cat([torch.tensor([-_FAR]), torch.linspace(-end, end, _VALUES), torch.tensor([_FAR])])
+    rounded = level.format.element_format().round_(t.clone())
+    steps = rounded.diff()
+    steps[[0, -1]] = -steps[[0, -1]].abs()  # beyond the range there are none
+    worst = int(steps.argmin())
+    if steps[worst] < 0:
+        less, more = (f"{t[i]:g} to {rounded[i]:g}" for i in (worst, worst + 1))
+        return f"rounds {less} and {more}: values are in order, and those beyond max_magnitude={top:g} saturate"
+    values = rounded.unique()
+    # A format without 0 in its middle, such as an unsigned one, reaches half its span about a zero point.
+    reached = float(values[-1] - values[0]) / 2
+    if abs(reached - top) > float(values[-1] - values[-2]) / 2 * (1 + _SLACK):
+        return f"says max_magnitude={top:g}, and its values reach {reached:g}"
+    if len(values) > 2**bits * (1 + _SLACK):
+        return f"says bits={bits:g}, which tell {2**bits:.0f} values apart, and has {len(values)}"
+    return None
+
+
+def _values_error(quantizer: TensorQuantizer, x: Tensor, activation: bool) -> str | None:
+    """Return why scales, values, codes or packing are wrong, as a predicate; None where they are not."""
+    shape = tuple(x.shape)
+    qparams: Any = quantizer.find_qparams(x) if not quantizer.is_float else QParams(torch.ones(()))
+    if not isinstance(qparams, QParams):
+        return f"gives {qparams!r} where QParams are wanted"
+    # A static activation keeps fewer scales than one call finds.
+    if (error := scale_values_error(qparams) if activation else scales_error(quantizer, qparams, shape)) is not None:
+        return error
+    if not activation and qparams.outer_scale is not None and tuple(qparams.outer_scale.shape) not in ((), shape[:1]):
+        return (
+            f"has an outer scale of shape {list(qparams.outer_scale.shape)} for a weight of shape {list(shape)}: an outer scale is one for "
+            f"the whole tensor, [], or one for each row, [{shape[0]}]; parts of a row cannot have outer scales of their own"
+        )
+    beyond = x * _BEYOND
+    values: Any = quantizer.fake_quantize(beyond, qparams)
+    if not isinstance(values, Tensor) or values.shape != x.shape:
+        return f"rounds a tensor of shape {list(shape)} to {getattr(values, 'shape', values)}"
+    if (error := off_grid(values, quantizer.dequantize(quantizer.codes_of(values, qparams), qparams))) is not None:
+        return f"{error} (values beyond the range must saturate)"
+    codes = quantizer.quantize(beyond, qparams)
+    if off_grid(values, quantizer.dequantize(codes, qparams)) is not None:
+        return "says by codes something else than by values: decode(encode(t)) differs from t"
+    return None if activation else _packing_error(quantizer, codes, qparams)
+
+
+def _packing_error(quantizer: TensorQuantizer, codes: Tensor, qparams: QParams) -> str | None:
+    shape = tuple(codes.shape)
+    for order in _ORDERS:
+        packed = quantizer.pack(codes, qparams, order=order)
+        unpacked, scales = quantizer.unpack(packed, shape, order=order)
+        if not same_bits(unpacked, codes):
+            return LOSSY
+        if quantizer.is_float:
+            continue
+        before, after = dict(qparams.items()), dict(scales.items())
+        if before.keys() != after.keys() or any(not torch.equal(before[n].float(), after[n].float()) for n in before):
+            return "has scales that do not survive packing: unpack_qparams(pack_qparams(q)) differs from q"
+    return None

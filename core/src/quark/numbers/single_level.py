@@ -1,0 +1,273 @@
+"""SingleLevelQuantizer: quantizes a tensor by a spec of one level, whatever its number format, granularity and observer.
+
+The arithmetic is ``x / scale``, rounded by the format about its zero point, and back; in float32 whatever the tensor's dtype. It runs in
+tiles that stay in cache, so that memory is read and written once however many steps there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.base.parallel import parallel_map
+from quark.config.tensor import QTensorConfig
+from quark.numbers.finite import keep_finite_
+from quark.numbers.fused import fused_rounding
+from quark.numbers.granularity import Granularity, PerTensor
+from quark.numbers.number_format import NumberFormat
+from quark.numbers.observer import Observer
+from quark.numbers.parts import CHUNK_ELEMENTS, in_parts
+from quark.numbers.qparams import QParams
+from quark.numbers.scratch import scratch
+
+__all__ = ["TILE_ELEMENTS", "SingleLevelQuantizer", "Tile"]
+
+TILE_ELEMENTS = 1 << 17
+"""Float32 elements of a tile: 512 KiB, which the second-level caches of current processors hold together with its source."""
+
+MOST_STEPS = 256
+"""Steps from 0 to a value up to which float32 arithmetic is exact enough for `SingleLevelQuantizer.recovers_codes`."""
+
+Tile = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
+"""Source and result ``[rows, elements]``; scales ``[rows, 1]``, what takes a value to its scale, and zero points or None."""
+
+
+@attrs.frozen(eq=False)
+class SingleLevelQuantizer:
+    """One level. `quark.numbers.TensorQuantizer` says what each method promises.
+
+    Attributes:
+        spec: The tensor's quantization.
+        granularity: Which elements share a scale.
+        format: The number format.
+        observer_class: What decides ranges.
+    """
+
+    spec: QTensorConfig
+    granularity: Granularity
+    format: NumberFormat
+    observer_class: type[Observer]
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether ranges are found at run time."""
+        return bool(self.spec.is_dynamic)
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the format has no scales: it only casts."""
+        return self.format.is_cast
+
+    @property
+    def has_tensor_scale(self) -> bool:
+        """Whether there is one scale over the whole tensor, which siblings may share."""
+        return isinstance(self.granularity, PerTensor) and not self.is_float
+
+    @property
+    def levels(self) -> tuple[SingleLevelQuantizer, ...]:
+        """Itself."""
+        return (self,)
+
+    @property
+    def stored_level(self) -> SingleLevelQuantizer:
+        """Itself."""
+        return self
+
+    @property
+    def has_one_product(self) -> bool:
+        """Always."""
+        return True
+
+    def outer_scale(self, x: Tensor, shared: Observer | None = None) -> Tensor | None:
+        return None
+
+    def scales_from_ranges(self, low: Tensor, high: Tensor, outer: Tensor | None, *, observed: bool = False) -> QParams:
+        return self.format.qparams(low, high, self.spec)
+
+    def shape_error(self, shape: tuple[int, ...]) -> str | None:
+        return self.format.spec_error(self.spec) or self.observer_class.spec_error(self.spec) or self.granularity.shape_error(shape)
+
+    def observer(self) -> Observer:
+        return self.observer_class(self.spec, self.granularity)
+
+    def qparams_from(self, observer: Observer) -> QParams:
+        low, high = observer.range()
+        return self.format.qparams(low, high, self.spec)
+
+    def find_qparams(self, x: Tensor, shared: Observer | None = None) -> QParams:
+        if shared is not None:
+            return self.qparams_from(shared)
+        if x.numel() == 0:
+            zeros = torch.zeros(self.granularity.scale_shape(tuple(x.shape)), dtype=torch.float32, device=x.device)
+            return self.format.qparams(zeros, zeros, self.spec)
+        if (fused := fused_rounding(self, x)) is not None and fused.finds_scales:
+            return fused.found(x)
+        if self.granularity.is_local and not self.is_float and x.numel() > CHUNK_ELEMENTS:
+            return in_parts(x, x, self.granularity.scale_shape(tuple(x.shape)), lambda part, _: self._observed(part))
+        return self._observed(x)
+
+    def _observed(self, x: Tensor) -> QParams:
+        observer = self.observer()
+        observer.observe(x)
+        return self.qparams_from(observer)
+
+    def round_to_nearest(self, x: Tensor, *, out: Tensor | None = None) -> tuple[Tensor, QParams]:
+        if (fused := fused_rounding(self, x)) is not None and fused.finds_scales:
+            result = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+            return result, fused.found(x, result)
+        if self.is_float or not self.granularity.is_local or x.numel() == 0 or not (out is None or out.is_contiguous()):
+            qparams = self.find_qparams(x)
+            return self.fake_quantize(x, qparams, out=out), qparams
+        result = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+        return result, in_parts(x, result, self.granularity.scale_shape(tuple(x.shape)), self._round_part)
+
+    def _round_part(self, x: Tensor, out: Tensor) -> QParams:
+        qparams = self._observed(x)
+        self.fake_quantize(x, qparams, out=out)
+        return qparams
+
+    def fake_quantize(self, x: Tensor, qparams: QParams | None = None, *, out: Tensor | None = None) -> Tensor:
+        if self.is_float:
+            cast = self.format.decode(self.format.encode(x)).to(x.dtype)
+            return cast if out is None else out.copy_(cast)
+        if qparams is None:
+            return self.round_to_nearest(x, out=out)[0]
+        result = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+        if (fused := fused_rounding(self, x)) is not None:
+            return fused.rounded(x, qparams, result)
+        return self._rounded(x, qparams, result, rescale=True)
+
+    def in_scales(self, x: Tensor, qparams: QParams) -> Tensor:
+        """Return the values that codes of ``x`` stand for before they are scaled, float32; of symmetric specs."""
+        return self._rounded(x, qparams, torch.empty(x.shape, dtype=torch.float32, device=x.device), rescale=False)
+
+    def _rounded(self, x: Tensor, qparams: QParams, result: Tensor, *, rescale: bool) -> Tensor:
+        def work(tiles: Sequence[Tile]) -> None:
+            for source, place, scale, factor, zero in tiles:
+                # A result in float32 is its own room for scaled values: one tile less in the caches.
+                has_room = place.dtype is torch.float32 and place.is_contiguous() and place.storage_offset() % 2 == 0
+                t = self.format.round_(self._scaled(source, factor, place if has_room else _room(source)), zero)
+                if zero is not None:
+                    t.sub_(zero)
+                torch.mul(t, scale if rescale else 1.0, out=place)
+                keep_finite_(place)
+
+        return self._filled(x, result, qparams, work)
+
+    def quantize(self, x: Tensor, qparams: QParams) -> Tensor:
+        if self.is_float:
+            return self.format.encode(x)
+        result = torch.empty(x.shape, dtype=self.format.storage_dtype, device=x.device)
+        if x.is_meta:
+            return result
+        if (fused := fused_rounding(self, x)) is not None and fused.encodes:
+            return fused.codes(x, qparams, result)
+
+        is_narrow = x.dtype is not torch.float32 and self.format.writes_codes_of(x.dtype) and self.format.by_reciprocal(self.spec)
+        dtype = x.dtype if is_narrow and _are_powers_of_two(qparams) else torch.float32
+
+        def work(tiles: Sequence[Tile]) -> None:
+            for source, place, _, factor, zero in tiles:
+                room = scratch(source.shape, dtype, source.device, "scaled values")
+                self.format.write_codes(self._scaled(source, factor.to(dtype), room), zero, place)
+
+        return self._filled(x, result, qparams, work)
+
+    def codes_of(self, values: Tensor, qparams: QParams) -> Tensor:
+        return self.quantize(values, qparams)
+
+    def recovers_codes(self, dtype: torch.dtype, qparams: QParams) -> bool:
+        spacing = self.format.spacing(self.spec)
+        has_real_zero = qparams.zero_point is not None and qparams.zero_point.is_floating_point()
+        if self.is_float or spacing is None or has_real_zero or qparams.scale.numel() == 0:
+            return False
+        limits, outer = torch.finfo(dtype), 1.0 if qparams.outer_scale is None else qparams.outer_scale.float()
+        low, high = (float(end) for end in torch.aminmax(qparams.scale.float() * outer))
+        # A value of at most 1 / eps steps, normal and finite, is cast by less than half a step, and float32 adds next to nothing.
+        is_fine = spacing.steps <= min(1 / limits.eps, MOST_STEPS)
+        return is_fine and low * spacing.smallest >= limits.tiny and high * spacing.largest <= limits.max
+
+    def dequantize(self, codes: Tensor, qparams: QParams) -> Tensor:
+        if self.is_float:
+            return self.format.decode(codes)
+        result = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
+
+        def work(tiles: Sequence[Tile]) -> None:
+            for source, place, scale, _, zero in tiles:
+                t = self.format.decode(source)
+                torch.mul(t if zero is None else t - zero, scale, out=place)
+
+        return self._filled(codes, result, qparams, work)
+
+    def pack(self, codes: Tensor, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
+        return {"": self.format.packing.pack(codes, self.granularity, order), **self.pack_qparams(qparams, order=order)}
+
+    def pack_qparams(self, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
+        return {} if self.is_float else self.format.packing.pack_qparams(qparams, self.spec, self.granularity, order)
+
+    def unpack(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> tuple[Tensor, QParams]:
+        codes = self.format.packing.unpack(tensors[""], self.granularity, order, shape)
+        return codes, self.unpack_qparams(tensors, shape, order=order)
+
+    def unpack_qparams(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> QParams:
+        if self.is_float:
+            return QParams(torch.ones(()))
+        return self.format.packing.unpack_qparams(tensors, self.spec, self.granularity, order, shape)
+
+    def empty_qparams(self, shape: tuple[int, ...], device: str) -> QParams:
+        zeros = torch.zeros(self.granularity.scale_shape(shape), dtype=torch.float32, device=device)
+        return self.format.qparams(zeros, zeros, self.spec)
+
+    def _filled(self, x: Tensor, result: Tensor, qparams: QParams, work: Callable[[Sequence[Tile]], None]) -> Tensor:
+        """Return ``result``, filled tile by tile by ``work``, which several threads call with some tiles at a time."""
+        rows = self.granularity.rows(result)
+        tiles = list(self._tiles(x, rows, qparams))
+        count = max(1, CHUNK_ELEMENTS // max(TILE_ELEMENTS, 1))
+        parallel_map(work, [tiles[i : i + count] for i in range(0, len(tiles), count)], x.device)
+        return self._home(rows, result)
+
+    def _scaled(self, source: Tensor, factor: Tensor, out: Tensor) -> Tensor:
+        """Return ``out``, which holds the scaled values of one tile, float32."""
+        # A float32 factor with as many dimensions makes the arithmetic float32 for 16-bit sources too.
+        return torch.mul(source, factor, out=out) if self.format.by_reciprocal(self.spec) else torch.div(source, factor, out=out)
+
+    def _home(self, rows: Tensor, result: Tensor) -> Tensor:
+        """Return ``result``, into which ``rows`` are copied where they are no view of it."""
+        if rows.data_ptr() != result.data_ptr():
+            result.copy_(self.granularity.restore(rows, tuple(result.shape)))
+        return result
+
+    def _tiles(self, x: Tensor, target: Tensor, qparams: QParams) -> Iterator[Tile]:
+        """Yield the tiles of ``x`` and of ``target``, which has a row for each scale."""
+        if x.numel() == 0:
+            return
+        rows = self.granularity.rows(x)
+        scale = qparams.scale.reshape(-1, 1).float()
+        if qparams.outer_scale is not None:
+            scale = scale * qparams.outer_scale
+        factor = 1 / scale if self.format.by_reciprocal(self.spec) else scale
+        zero = None if qparams.zero_point is None else qparams.zero_point.reshape(-1, 1)
+        count, length = rows.shape
+        size = TILE_ELEMENTS if x.device.type == "cpu" else x.numel()
+        high = max(1, size // length)
+        for top in range(0, count, high):
+            part = slice(top, top + high)
+            # One row that is longer than a tile (per tensor) is cut along its length.
+            for left in range(0, length, size):
+                place = slice(left, left + size)
+                yield rows[part, place], target[part, place], scale[part], factor[part], None if zero is None else zero[part]
+
+
+def _are_powers_of_two(qparams: QParams) -> bool:
+    """Return whether all scales are powers of two, with which scaled values have the mantissas of the tensor."""
+    if qparams.outer_scale is not None or qparams.scale.dtype is not torch.float32:
+        return False
+    return not bool((qparams.scale.contiguous().view(torch.int32) & 0x7FFFFF).any())
+
+
+def _room(tile: Tensor) -> Tensor:
+    """Return room for the scaled values of a tile."""
+    return scratch(tile.shape, torch.float32, tile.device, "scaled values")

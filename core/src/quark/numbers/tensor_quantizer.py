@@ -1,0 +1,148 @@
+"""TensorQuantizer: the protocol of everything that quantizes a tensor. `quantize`, `dequantize` and `fake_quantize` agree exactly."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from quark.config.layer import TensorSpec
+from quark.numbers.granularity import Granularity
+from quark.numbers.observer import Observer
+from quark.numbers.qparams import QParams
+from quark.numbers.single_level import SingleLevelQuantizer
+
+__all__ = ["TensorQuantizer"]
+
+
+class TensorQuantizer(Protocol):
+    """What modules, algorithms and checkpoints may ask of a tensor's quantization, of one level or of several.
+
+    A quantizer of a new kind implements this protocol; `quark.numbers.MultiLevelQuantizer` is a base class with defaults. It is reached
+    from a spec through `quark.numbers.NumberFormat.quantizer`.
+
+    Attributes:
+        spec: The canonical spec it was made from.
+        levels: One for each scale structure on top of another, in the order of the spec.
+        stored_level: The level whose codes are stored.
+        granularity: Which elements share a scale of the stored level.
+        is_dynamic: Whether ranges are found at run time.
+        is_float: Whether nothing is quantized but the dtype (float16, bfloat16).
+    """
+
+    @property
+    def spec(self) -> TensorSpec: ...
+
+    @property
+    @abstractmethod
+    def levels(self) -> tuple[SingleLevelQuantizer, ...]: ...
+
+    @property
+    @abstractmethod
+    def stored_level(self) -> SingleLevelQuantizer: ...
+
+    @property
+    def granularity(self) -> Granularity: ...
+
+    @property
+    def is_dynamic(self) -> bool: ...
+
+    @property
+    def is_float(self) -> bool: ...
+
+    @property
+    def has_tensor_scale(self) -> bool:
+        """Whether one scale, or an outer scale, spans the whole tensor: then siblings may share it."""
+
+    @property
+    def has_one_product(self) -> bool:
+        """Whether a value is one product, ``(code − zero_point) · scale``.
+
+        Where it is not (two scales, an offset), the last bit depends on the order of operations, and `WeightGrid` computes the values it
+        returns from codes.
+        """
+
+    @abstractmethod
+    def shape_error(self, shape: tuple[int, ...]) -> str | None:
+        """Return why a tensor of that shape cannot be quantized so, and the fix; None where it can. Needs no data."""
+
+    @abstractmethod
+    def observer(self) -> Observer:
+        """Return a fresh observer for calibration."""
+
+    @abstractmethod
+    def qparams_from(self, observer: Observer) -> QParams:
+        """Return scales from what an observer has seen."""
+
+    @abstractmethod
+    def outer_scale(self, x: Tensor, shared: Observer | None = None) -> Tensor | None:
+        """Return the scale above the stored level's, ``[]`` or ``[O]`` for a weight ``[O, I]``; None, without looking, where there is none.
+
+        Parts of a row cannot have outer scales of their own (`QParams.outer_scale`). Arguments as for `find_qparams`.
+        """
+
+    @abstractmethod
+    def scales_from_ranges(self, low: Tensor, high: Tensor, outer: Tensor | None, *, observed: bool = False) -> QParams:
+        """Return scales and zero points of the stored level, as `QParams` hold them, for ranges of a weight.
+
+        Args:
+            low: Lower ends of the ranges, float32, of any shape; in units of the weight, not of ``outer``.
+            high: Upper ends, likewise.
+            outer: The `outer_scale`, broadcast over ``low``.
+            observed: Whether the ends are values of the weight, so that an earlier level rounds them first; else a search chose them.
+        """
+
+    @abstractmethod
+    def find_qparams(self, x: Tensor, shared: Observer | None = None) -> QParams:
+        """Return scales of ``x`` itself, by the spec's observer.
+
+        Args:
+            x: The tensor.
+            shared: An `observer` that has seen all tensors which are to share their scale over the whole tensor, ``x`` among them.
+        """
+
+    def fake_quantize(self, x: Tensor, qparams: QParams | None = None, *, out: Tensor | None = None) -> Tensor:
+        """Return ``dequantize(quantize(x))`` in ``x``'s dtype, in few passes; with ``qparams`` None the scales are found from ``x``.
+
+        ``out`` may be ``x`` itself.
+        """
+
+    def round_to_nearest(self, x: Tensor, *, out: Tensor | None = None) -> tuple[Tensor, QParams]:
+        """Find scales and fake-quantize in one go, tile by tile: ``(values, qparams)``. ``out`` may be ``x``."""
+
+    @abstractmethod
+    def quantize(self, x: Tensor, qparams: QParams) -> Tensor:
+        """Return codes of ``x``, in its shape."""
+
+    def codes_of(self, values: Tensor, qparams: QParams) -> Tensor:
+        """Return the codes of values that `fake_quantize` returned under the same ``qparams``: the inverse of `dequantize`."""
+
+    def recovers_codes(self, dtype: torch.dtype, qparams: QParams) -> bool:
+        """Return whether `codes_of` values in that dtype is known to be `quantize` of what they were rounded from.
+
+        Codes of a float tensor can then be stored without its rounded values.
+        """
+
+    @abstractmethod
+    def dequantize(self, codes: Tensor, qparams: QParams) -> Tensor:
+        """Return float32 values of codes."""
+
+    def pack(self, codes: Tensor, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
+        """Checkpoint tensors by suffix: ``""`` for the codes, ``scale``, ``zero_point``, ``scale_2``, …; works on meta tensors."""
+
+    @abstractmethod
+    def pack_qparams(self, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
+        """As `pack` without the codes: what is stored of a static activation quantizer."""
+
+    def unpack(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> tuple[Tensor, QParams]:
+        """Undo `pack` for a tensor of that shape."""
+
+    @abstractmethod
+    def unpack_qparams(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> QParams:
+        """Undo `pack_qparams`."""
+
+    @abstractmethod
+    def empty_qparams(self, shape: tuple[int, ...], device: str) -> QParams:
+        """Return scales of the right shapes and dtypes and of no particular values, for meta models and readers."""

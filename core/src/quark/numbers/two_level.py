@@ -1,0 +1,188 @@
+"""TwoLevelQuantizer: the scales of the first level are quantized by the second. NVFP4 and its relatives.
+
+``value = code · block scale · outer scale``: block scales are in a small format, relative to one outer scale over the whole tensor, with
+which the largest of them is the largest value of that format. Source: NVIDIA's NVFP4; AMD Quark 0.13's ``ScaleQuantSpec``.
+"""
+
+from __future__ import annotations
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.numbers.fused import FusedRounding, RelativeScales, device_code, fused_rounding
+from quark.numbers.granularity import PerTensor
+from quark.numbers.multi_level import MultiLevelQuantizer
+from quark.numbers.observer import Observer
+from quark.numbers.parts import in_parts
+from quark.numbers.qparams import QParams
+from quark.numbers.single_level import SingleLevelQuantizer
+
+__all__ = ["OUTER_SCALE_OF_ZEROS", "TwoLevelQuantizer"]
+
+OUTER_SCALE_OF_ZEROS = 2.0**-23
+"""Outer scale of a tensor of zeros, whose ideal scale is 0: float32's machine epsilon, which AMD Quark writes there."""
+
+
+@attrs.frozen(eq=False)
+class TwoLevelQuantizer(MultiLevelQuantizer):
+    """`quark.numbers.TensorQuantizer` says what each method promises.
+
+    `QParams` hold the block scales as values of the scale level's format, and the outer scale. Of activations whose blocks are dynamic
+    only the outer scale is kept, as ``scale``: block scales are found at each call.
+
+    Attributes:
+        element_level: Quantizes the elements in blocks; its own scales are in float32.
+        scale_level: Quantizes the block scales; one scale over the whole tensor.
+    """
+
+    element_level: SingleLevelQuantizer
+    scale_level: SingleLevelQuantizer
+
+    @property
+    def levels(self) -> tuple[SingleLevelQuantizer, ...]:
+        """Elements, then scales."""
+        return (self.element_level, self.scale_level)
+
+    @property
+    def stored_level(self) -> SingleLevelQuantizer:
+        """That of the elements."""
+        return self.element_level
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether every scale is found at run time, the outer one included."""
+        return self.scale_level.is_dynamic
+
+    @property
+    def has_tensor_scale(self) -> bool:
+        """Always: the outer scale."""
+        return True
+
+    @property
+    def _keeps_outer_only(self) -> bool:
+        return self.element_level.is_dynamic and not self.is_dynamic
+
+    def shape_error(self, shape: tuple[int, ...]) -> str | None:
+        elements, scales = self.element_level, self.scale_level
+        if not isinstance(scales.granularity, PerTensor):
+            return f"scales are quantized with one scale over all of them: set qscheme=per_tensor in the second level, {_name(scales)}"
+        if elements.spec.symmetric is False:
+            return f"scales of {_name(elements)} with zero points cannot be quantized: set symmetric=True"
+        return elements.shape_error(shape) or scales.shape_error(())
+
+    def observer(self) -> Observer:
+        return self.scale_level.observer()
+
+    def qparams_from(self, observer: Observer) -> QParams:
+        """Return the outer scale alone: block scales are found from the tensor itself."""
+        low, high = observer.range()
+        # One division by both largest magnitudes, so that nothing is rounded in between.
+        outer = torch.maximum(-low, high) / (_max_magnitude(self.element_level) * _max_magnitude(self.scale_level))
+        return QParams(torch.where(outer == 0, OUTER_SCALE_OF_ZEROS, outer))
+
+    def outer_scale(self, x: Tensor, shared: Observer | None = None) -> Tensor:
+        if shared is None:
+            shared = self.observer()
+            shared.observe(x if x.numel() else x.new_zeros(1))
+        return self.qparams_from(shared).scale
+
+    def scales_from_ranges(self, low: Tensor, high: Tensor, outer: Tensor | None, *, observed: bool = False) -> QParams:
+        assert outer is not None
+        return QParams(self._stored(torch.maximum(-low, high) / (outer * _max_magnitude(self.element_level))))
+
+    def find_qparams(self, x: Tensor, shared: Observer | None = None) -> QParams:
+        return self._block_qparams(x, self.outer_scale(x, shared))
+
+    def round_to_nearest(self, x: Tensor, *, out: Tensor | None = None) -> tuple[Tensor, QParams]:
+        return self._round_under(self.outer_scale(x), x, out)
+
+    def fake_quantize(self, x: Tensor, qparams: QParams | None = None, *, out: Tensor | None = None) -> Tensor:
+        if qparams is None:
+            return self.round_to_nearest(x, out=out)[0]
+        if qparams.outer_scale is None:
+            return self._round_under(qparams.scale, x, out)[0]
+        return self.element_level.fake_quantize(x, qparams, out=out)
+
+    def _round_under(self, outer: Tensor, x: Tensor, out: Tensor | None) -> tuple[Tensor, QParams]:
+        """Return ``x`` rounded under an outer scale, and its scales."""
+        if (fused := self._fused(x)) is not None:
+            result = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+            return result, fused.found(x, result, self._relative(outer))
+        if not self.granularity.is_local or x.numel() == 0 or not (out is None or out.is_contiguous()):
+            qparams = self._block_qparams(x, outer)
+            return self.element_level.fake_quantize(x, qparams, out=out), qparams
+        result = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+
+        def round_part(part: Tensor, place: Tensor) -> QParams:
+            qparams = self._block_qparams(part, outer)
+            self.element_level.fake_quantize(part, qparams, out=place)
+            return qparams
+
+        return result, in_parts(x, result, self.granularity.scale_shape(tuple(x.shape)), round_part)
+
+    def quantize(self, x: Tensor, qparams: QParams) -> Tensor:
+        return self.element_level.quantize(x, self._block_qparams(x, qparams.scale) if qparams.outer_scale is None else qparams)
+
+    def codes_of(self, values: Tensor, qparams: QParams) -> Tensor:
+        return self.element_level.codes_of(values, qparams)
+
+    def recovers_codes(self, dtype: torch.dtype, qparams: QParams) -> bool:
+        return qparams.outer_scale is not None and self.element_level.recovers_codes(dtype, qparams)
+
+    def dequantize(self, codes: Tensor, qparams: QParams) -> Tensor:
+        return self.element_level.dequantize(codes, qparams)
+
+    def pack_qparams(self, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
+        if qparams.outer_scale is None:
+            return {"scale_2": qparams.scale}
+        encoded = attrs.evolve(qparams, scale=self.scale_level.format.encode(qparams.scale))
+        return {**self.element_level.pack_qparams(encoded, order=order), "scale_2": qparams.outer_scale}
+
+    def unpack_qparams(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> QParams:
+        if "scale" not in tensors:
+            return QParams(tensors["scale_2"])
+        stored = self.element_level.unpack_qparams(tensors, shape, order=order)
+        return QParams(self.scale_level.format.decode(stored.scale), stored.zero_point, tensors["scale_2"])
+
+    def empty_qparams(self, shape: tuple[int, ...], device: str) -> QParams:
+        outer = torch.ones((), dtype=torch.float32, device=device)
+        if self._keeps_outer_only:
+            return QParams(outer)
+        return QParams(torch.ones(self.granularity.scale_shape(shape), dtype=torch.float32, device=device), None, outer)
+
+    def _block_qparams(self, x: Tensor, outer: Tensor) -> QParams:
+        """Block scales of ``x`` relative to ``outer``, and ``outer``."""
+        if x.numel() == 0:
+            return QParams(torch.ones(self.granularity.scale_shape(tuple(x.shape)), device=x.device), None, outer)
+        if (fused := self._fused(x)) is not None:
+            return fused.found(x, under=self._relative(outer))
+        observer = self.element_level.observer()
+        observer.observe(x)
+        low, high = observer.range()
+        if not self._keeps_outer_only:
+            return attrs.evolve(self.scales_from_ranges(low, high, outer), outer_scale=outer)
+        # AMD Quark finds scales of activations first and makes them relative then, in two divisions; those of weights take one.
+        return QParams(self._stored(torch.maximum(-low, high) / _max_magnitude(self.element_level) / outer), None, outer)
+
+    def _fused(self, x: Tensor) -> FusedRounding | None:
+        """Return the kernel that finds relative scales and rounds in one pass; None where there is none."""
+        fused = fused_rounding(self.element_level, x)
+        return fused if fused is not None and fused.finds_scales and device_code(self.scale_level) is not None else None
+
+    def _relative(self, outer: Tensor) -> RelativeScales:
+        """Return how the kernel finds scales relative to ``outer``: as `_block_qparams`."""
+        return RelativeScales(self.scale_level, outer, _max_magnitude(self.element_level), not self._keeps_outer_only)
+
+    def _stored(self, relative: Tensor) -> Tensor:
+        scale = self.scale_level.format.round_(relative)
+        # A scale that is too small for its format makes its block 0, whatever it is replaced by; 1 divides without harm.
+        return torch.where(scale == 0, 1.0, scale)
+
+
+def _name(level: SingleLevelQuantizer) -> str:
+    return level.spec.dtype.name
+
+
+def _max_magnitude(level: SingleLevelQuantizer) -> float:
+    return level.format.max_magnitude(level.spec)

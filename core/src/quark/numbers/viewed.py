@@ -1,0 +1,230 @@
+"""ViewedQuantizer: quantizes a tensor through a view in which the last axis is the one along which quantizers look.
+
+Quantizers look at rows and at the last axis: at the output channels of a weight ``[out, in]``, at groups of its input channels, at the
+features of an activation. A convolution has its channels elsewhere; its layer type says where, by a `TensorView`.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Protocol, cast
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.numbers.granularity import Granularity
+from quark.numbers.observer import Observer
+from quark.numbers.qparams import QParams
+from quark.numbers.tensor_quantizer import TensorQuantizer
+
+__all__ = ["ChannelsLast", "KernelMatrix", "TensorView", "ViewedQuantizer", "output_first_shape", "viewed"]
+
+
+class TensorView(Protocol):
+    """An arrangement of the elements of a tensor, and the way back. A value: equal views are equal and have one hash."""
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the arrangement of a tensor of that shape."""
+
+    def arranged(self, x: Tensor) -> Tensor:
+        """Return the elements of ``x`` in that arrangement; a view or a copy."""
+
+    def restored(self, arranged: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Undo `arranged` for a tensor of that shape."""
+
+    def error(self, granularity: Granularity) -> str | None:
+        """Return why scales of that granularity do not fit the arrangement, and the fix; None where they do."""
+
+
+def output_first_shape(shape: tuple[int, ...], groups: int = 1) -> tuple[int, ...]:
+    """Return the shape ``[out, in / groups, …]`` of a weight ``[in, out / groups, …]``, or the other way round: it is its own inverse.
+
+    >>> output_first_shape((8, 6, 3, 3), groups=2)
+    (12, 4, 3, 3)
+    """
+    return (shape[1] * groups, shape[0] // groups, *shape[2:])
+
+
+@attrs.frozen
+class KernelMatrix:
+    """The weight of a convolution as the matrix ``[out, kernel positions · in / groups]``.
+
+    A row is an output channel. Input channels are innermost, so that groups of scales run along the input channels of one kernel position
+    where the group divides them.
+
+    Attributes:
+        is_transposed: Whether the weight is ``[in, out / groups, *kernel]`` and not ``[out, in / groups, *kernel]``.
+        groups: Of the convolution.
+    """
+
+    is_transposed: bool = False
+    groups: int = 1
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        rows, columns, *kernel = self._output_first(shape)
+        return (rows, columns * torch.Size(kernel).numel())
+
+    def arranged(self, x: Tensor) -> Tensor:
+        weight = _exchanged(x, self.groups) if self.is_transposed else x
+        return weight.movedim(1, -1).flatten(1)
+
+    def restored(self, arranged: Tensor, shape: tuple[int, ...]) -> Tensor:
+        rows, columns, *kernel = self._output_first(shape)
+        weight = arranged.reshape(rows, *kernel, columns).movedim(-1, 1)
+        return _exchanged(weight, self.groups) if self.is_transposed else weight
+
+    def error(self, granularity: Granularity) -> str | None:
+        if granularity.scale_shape((1, 2)) == (2,):
+            return (
+                "has scales of its columns, which are input channels: of the weight of a convolution, axis 0 is the output channels, also "
+                "where the convolution is transposed, and no other axis has scales: use ch_axis=0"
+            )
+        return None
+
+    def _output_first(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return output_first_shape(shape, self.groups) if self.is_transposed else shape
+
+
+def _exchanged(weight: Tensor, groups: int) -> Tensor:
+    """Return a weight ``[in, out / groups, …]`` as ``[out, in / groups, …]``, or the other way round; a view for one group, else a copy."""
+    if groups == 1:
+        return weight.transpose(0, 1)
+    return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+
+
+@attrs.frozen
+class ChannelsLast:
+    """The input or the output of a convolution, ``[batch, channels, …]``, with its channels last.
+
+    Attributes:
+        axis: Of the channels, negative, since a tensor may come without a batch.
+    """
+
+    axis: int
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        axis = self.axis % len(shape)
+        return (*shape[:axis], *shape[axis + 1 :], shape[axis])
+
+    def arranged(self, x: Tensor) -> Tensor:
+        return x.movedim(self.axis, -1).contiguous()
+
+    def restored(self, arranged: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return arranged.movedim(-1, self.axis)
+
+    def error(self, granularity: Granularity) -> str | None:
+        return None
+
+
+def viewed(quantizer: TensorQuantizer, view: TensorView) -> TensorQuantizer:
+    """Return a quantizer of tensors through a view; ``quantizer`` itself where it only casts."""
+    return quantizer if quantizer.is_float else _viewed(quantizer, view)  # type: ignore[arg-type]  # quantizers are hashed by identity
+
+
+# As quantizers of equal specs are, so that what is cached by quantizer is shared by equal layers.
+@lru_cache(maxsize=1024)
+def _viewed(quantizer: TensorQuantizer, view: TensorView) -> TensorQuantizer:
+    return cast(TensorQuantizer, ViewedQuantizer(quantizer, view))  # the members that it does not define are those of ``quantizer``
+
+
+@attrs.frozen(eq=False)
+class ViewedQuantizer:
+    """A quantizer of the arrangement of a tensor. `quark.numbers.TensorQuantizer` says what each method promises.
+
+    Scales have the shapes that they have for the arrangement. Codes that are stored one by one, with scales of the tensor or of channels,
+    have the shape of the tensor; codes that are packed or grouped are those of the arrangement. Members that see neither a tensor nor its
+    shape are the inner quantizer's.
+
+    Attributes:
+        inner: Quantizes arranged tensors.
+        view: The arrangement.
+    """
+
+    inner: TensorQuantizer
+    view: TensorView
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def shape_error(self, shape: tuple[int, ...]) -> str | None:
+        return self.inner.shape_error(self.view.shape(shape)) or self.view.error(self.granularity)
+
+    def observer(self) -> Observer:
+        return _ViewedObserver(self.inner.observer(), self.view)
+
+    def qparams_from(self, observer: Observer) -> QParams:
+        return self.inner.qparams_from(_inner(observer))
+
+    def outer_scale(self, x: Tensor, shared: Observer | None = None) -> Tensor | None:
+        return self.inner.outer_scale(self.view.arranged(x), None if shared is None else _inner(shared))
+
+    def find_qparams(self, x: Tensor, shared: Observer | None = None) -> QParams:
+        return self.inner.find_qparams(self.view.arranged(x), None if shared is None else _inner(shared))
+
+    def fake_quantize(self, x: Tensor, qparams: QParams | None = None, *, out: Tensor | None = None) -> Tensor:
+        return self._restored(self.inner.fake_quantize(self.view.arranged(x), qparams), x, out)
+
+    def round_to_nearest(self, x: Tensor, *, out: Tensor | None = None) -> tuple[Tensor, QParams]:
+        values, qparams = self.inner.round_to_nearest(self.view.arranged(x))
+        return self._restored(values, x, out), qparams
+
+    def quantize(self, x: Tensor, qparams: QParams) -> Tensor:
+        return self._restored(self.inner.quantize(self.view.arranged(x), qparams), x)
+
+    def codes_of(self, values: Tensor, qparams: QParams) -> Tensor:
+        return self._restored(self.inner.codes_of(self.view.arranged(values), qparams), values)
+
+    def dequantize(self, codes: Tensor, qparams: QParams) -> Tensor:
+        return self._restored(self.inner.dequantize(self.view.arranged(codes), qparams), codes)
+
+    def pack(self, codes: Tensor, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
+        arranged = self.view.arranged(codes)
+        tensors = self.inner.pack(arranged, qparams, order=order)
+        if self._keeps_shape(tensors[""], tuple(arranged.shape)):
+            tensors[""] = self.view.restored(tensors[""], tuple(codes.shape)).contiguous()
+        return tensors
+
+    def unpack(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> tuple[Tensor, QParams]:
+        stored, arranged = tensors[""], self.view.shape(shape)
+        if stored.ndim == len(shape) and len(shape) != len(arranged):
+            tensors = {**tensors, "": self.view.arranged(stored)}
+        codes, qparams = self.inner.unpack(tensors, arranged, order=order)
+        return self.view.restored(codes, shape).contiguous(), qparams
+
+    def unpack_qparams(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> QParams:
+        return self.inner.unpack_qparams(tensors, self.view.shape(shape), order=order)
+
+    def empty_qparams(self, shape: tuple[int, ...], device: str) -> QParams:
+        return self.inner.empty_qparams(self.view.shape(shape), device)
+
+    def _restored(self, arranged: Tensor, like: Tensor, out: Tensor | None = None) -> Tensor:
+        result = self.view.restored(arranged, tuple(like.shape))
+        return result.contiguous() if out is None else out.copy_(result)
+
+    def _keeps_shape(self, packed: Tensor, arranged: tuple[int, ...]) -> bool:
+        return tuple(packed.shape) == arranged and len(self.granularity.scale_shape(arranged)) < len(arranged)
+
+
+class _ViewedObserver(Observer):
+    """Shows an observer the arrangement of each tensor."""
+
+    def __init__(self, inner: Observer, view: TensorView) -> None:
+        super().__init__(inner.spec, inner.granularity)
+        self.inner = inner
+        self._view = view
+
+    def observe(self, x: Tensor) -> None:
+        self.inner.observe(self._view.arranged(x))
+
+    def range(self) -> tuple[Tensor, Tensor]:
+        return self.inner.range()
+
+    def merge(self, other: Observer) -> None:
+        self.inner.merge(self.of_same_kind(other).inner)
+
+
+def _inner(observer: Observer) -> Observer:
+    return observer.inner if isinstance(observer, _ViewedObserver) else observer

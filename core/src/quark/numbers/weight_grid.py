@@ -1,0 +1,278 @@
+"""WeightGrid: the values that the weights of a rounding task can have, for algorithms that choose codes column by column.
+
+Layers that share an input are stacked and transposed into one matrix ``Wt [K, N]``, with K input channels and the N output channels of all
+layers: an input channel, a column of the weight, is then contiguous in memory. Scales are ``[groups, N]``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.base.from_device import numbers
+from quark.numbers.column_rounder import ColumnRounder
+from quark.numbers.finite import cast_finite
+from quark.numbers.granularity import PerGroup
+from quark.numbers.group_scales import GroupScales
+from quark.numbers.observer import Observer
+from quark.numbers.qparams import QParams
+from quark.numbers.tensor_quantizer import TensorQuantizer
+
+__all__ = ["ALL", "GroupScales", "WeightGrid"]
+
+ALL = slice(None)
+"""All rows of the stacked layers."""
+_PROBES = 4097
+"""Values between the largest and its negative that `WeightGrid.gap` rounds: enough to tell neighbours of formats up to 12 bits apart."""
+_RANGES = (1.0, 1.3, 1.7, 3.1, 23.0)
+"""Ends of ranges that make scales of different mantissas, unless these are powers of two."""
+
+
+class WeightGrid:
+    """Scales and rounding of stacked weights, for any `TensorQuantizer`.
+
+    Args:
+        quantizers: The weight quantizer of each layer, all of one spec.
+        rows: Output channels of each layer, N in all.
+        weight: ``Wt [K, N]``, float32; outer scales, and scales that span rows, are found from it.
+        shared: Whether the layers share the scale that spans a whole tensor.
+
+    Attributes:
+        columns: K, the number of input channels.
+        group: Input channels in a row that share a scale; K where there is one scale for each row, tensor or block of rows.
+        fixed: The scales of round-to-nearest, where scales span rows or groups and so cannot be found group by group; else None.
+        spans: Where they do, the number of the scale, from 0 on, that each group of each row has, ``[groups, N]``; else None.
+        number_of_spans: How many of these scales there are; 0 where none span rows or groups.
+    """
+
+    def __init__(self, quantizers: Sequence[TensorQuantizer], rows: Sequence[int], weight: Tensor, *, shared: bool = False) -> None:
+        self._quantizers = quantizers
+        self._rows = list(rows)
+        self._level = quantizers[0].stored_level
+        common = self._common_observer(weight) if shared else None
+        self._outers = self._outer_scales(weight, common)
+        self._outer = None if self._outers is None else torch.cat([o.expand(n) for o, n in zip(self._outers, self._rows, strict=True)])
+        self._element_format = self._level.format.element_format()
+        self._by_reciprocal = self._level.format.by_reciprocal(self._level.spec)
+        self.columns = weight.shape[0]
+        group = self._level.granularity.columns_per_scale(self.columns)
+        self.group = self.columns if group is None else group
+        self.spans: Tensor | None = None
+        self.number_of_spans = 0
+        self._span_ranges: list[tuple[Tensor, Tensor]] = []
+        self._span_numbers: list[Tensor] = []
+        self.fixed = self._fixed_scales(weight, common) if group is None else None
+
+    def of_rows(self, rows: slice) -> WeightGrid:
+        """Return the grid of some rows, for scales and rounding alone; not where `fixed` scales span rows."""
+        part = copy.copy(self)
+        part._outer = None if self._outer is None else self._outer[rows]
+        return part
+
+    def scales(self, w: Tensor, rows: slice = ALL) -> GroupScales:
+        """Return the scales of ``w [m · group, n]`` by its own ranges, as in round-to-nearest; ``rows`` are the n's places in the stack."""
+        low, high = self.ranges(w, rows)
+        return self._scales_from_ranges(low, high, rows, observed=True)
+
+    def scales_of_ranges(self, low: Tensor, high: Tensor, rows: slice = ALL) -> GroupScales:
+        """Return scales of ranges ``[m, n]`` that a search chose, as the spec stores them."""
+        return self._scales_from_ranges(low, high, rows, observed=False)
+
+    def _scales_from_ranges(self, low: Tensor, high: Tensor, rows: slice, *, observed: bool) -> GroupScales:
+        outer = None if self._outer is None else self._outer[rows]
+        qparams = self._quantizers[0].scales_from_ranges(low, high, outer, observed=observed)
+        return self._group_scales(qparams.scale, qparams.zero_point, outer)
+
+    def with_subscales(self, w: Tensor, scales: GroupScales) -> GroupScales:
+        """Return scales with the subscales of a microexponent format, chosen from ``w [m · group, N]``: one row for each input channel.
+
+        Returns ``scales`` itself for formats without subscales.
+        """
+        if not self.has_subscales:
+            return scales
+        size = w.shape[0] // scales.scale.shape[0]
+        each = scales.expanded(size)
+        subscales = self._level.format.subscales((w / each.scale).t().contiguous())
+        assert subscales is not None
+        scale = each.scale * subscales.t()
+        return attrs.evolve(each, scale=scale, inverse=None if each.inverse is None else 1 / scale)
+
+    @property
+    def has_subscales(self) -> bool:
+        """Whether `with_subscales` has anything to decide."""
+        return self._element_format is not self._level.format
+
+    def round_(self, t: Tensor, scales: GroupScales) -> Tensor:
+        """Round ``t [m · group, N]`` in place to values of the grid, or ``[N]`` with the scales of one group; returns it."""
+        size = 1 if t.ndim == 1 else t.shape[0] // scales.scale.shape[0]
+        if size > 1:
+            self._round(t.view(-1, size, t.shape[1]), scales.map(lambda x: x.unsqueeze(1)))
+            return t
+        return self._round(t, scales)
+
+    def rounder(
+        self, scales: GroupScales, order: Tensor | None = None, first: int | None = None, order_on_host: Sequence[int] | None = None
+    ) -> ColumnRounder:
+        """Return what rounds one input channel after another: it does what `round_` does with the scales of each.
+
+        Args:
+            scales: Of all groups, or of all channels (`with_subscales`).
+            order: A permutation of the channels ``[K]``: number k then means channel ``order[k]``.
+            first: With scales of some channels alone, one row for each: the number of the first of them.
+            order_on_host: ``order`` as a list, for whoever has it already: it is read from its device else.
+        """
+        size = self.columns // scales.scale.shape[0] if first is None else 1
+        return ColumnRounder(self._element_format, self._level.spec, scales, size, order, first or 0, order_on_host)
+
+    def _round(self, t: Tensor, scales: GroupScales) -> Tensor:
+        if scales.inverse is None:
+            t.div_(scales.scale)
+        else:
+            t.mul_(scales.inverse)
+        self._element_format.round_(t, scales.zero)
+        if scales.zero is not None:
+            t.sub_(scales.zero)
+        return t.mul_(scales.scale)
+
+    def qparams(self, scales: GroupScales) -> list[QParams]:
+        """Return the scales of each layer's quantizer, from the scales of all groups."""
+        qparams = []
+        for index, quantizer in enumerate(self._quantizers):
+            rows, reduce_scale = self._slice(index), quantizer.granularity.reduce_scale
+            shape = (rows.stop - rows.start, self.columns)
+            zero = None if scales.zero is None else reduce_scale(scales.zero[:, rows].t(), shape).contiguous()
+            outer = None if self._outers is None else self._outers[index].clone()
+            qparams.append(QParams(reduce_scale(scales.stored[:, rows].t(), shape).contiguous(), zero, outer))
+        return qparams
+
+    def weights(self, qt: Tensor, scales: GroupScales, dtype: torch.dtype = torch.float32) -> list[tuple[Tensor, QParams]]:
+        """Return the weight ``[rows, K]`` and the scales of each layer, from values on the grid, ``[K, N]``: exactly those of `dequantize`.
+
+        Weights are in ``dtype``. A value beyond the range of ``dtype`` becomes the nearest value of the grid that ``dtype`` has, or its
+        largest.
+        """
+        layers = []
+        limit = torch.finfo(dtype).max
+        low, high = numbers(*torch.aminmax(qt))
+        is_beyond = max(-low, high) > limit
+        for index, (quantizer, qparams) in enumerate(zip(self._quantizers, self.qparams(scales), strict=True)):
+            values = qt[:, self._slice(index)].t().contiguous()
+            # Two multiplications may differ from one by their product in the last bit; and a value that is cut off has another code.
+            if is_beyond or not quantizer.has_one_product:
+                values = quantizer.dequantize(quantizer.codes_of(values.clamp_(-limit, limit), qparams), qparams)
+            layers.append((cast_finite(values, dtype), qparams))
+        return layers
+
+    @property
+    def has_powers_of_two(self) -> bool:
+        """Whether scales are powers of two, as `scales_of_ranges` returns them; of scales below others, before these multiply them."""
+        high = torch.tensor(_RANGES)
+        outer = None if self._outer is None else torch.ones(())
+        scale = self._quantizers[0].scales_from_ranges(-high, high, outer, observed=False).scale
+        return bool((torch.frexp(scale.float())[0] == 0.5).all())
+
+    @property
+    def max_magnitude(self) -> float:
+        """Largest representable magnitude in units of the scale; of symmetric specs."""
+        return self._level.format.max_magnitude(self._level.spec)
+
+    @property
+    def gap(self) -> float:
+        """The largest magnitude of an element ÷ the next smaller one: 1.5 in FP4, 8 / 7 in INT4, hardly more than 1 in INT8.
+
+        It is 1 where there is none but 0 below the largest, such as in a ternary format.
+        """
+        far = torch.finfo(torch.float32).max
+        largest = float(self._element_format.round_(torch.tensor([-far, far])).abs().max())
+        below = self._element_format.round_(torch.linspace(-largest, largest, _PROBES)).abs()
+        return largest / max(below[(below > 0) & (below < largest)].tolist(), default=largest)
+
+    @property
+    def can_be_refitted(self) -> bool:
+        """Whether scales may be chosen freely: each belongs to one group of one row, and there are neither zero points nor subscales."""
+        return self.fixed is None and self._level.spec.symmetric is not False and not self.has_subscales
+
+    def _common_observer(self, weight: Tensor) -> Observer:
+        """Return an observer that has seen the weights of all layers."""
+        observer = self._quantizers[0].observer()
+        observer.observe(weight.t())
+        return observer
+
+    def _outer_scales(self, weight: Tensor, common: Observer | None) -> list[Tensor] | None:
+        """Return the scale above the stored ones of each layer, ``[]`` or ``[rows]``; None where the quantizers have none."""
+        scales = []
+        for index, quantizer in enumerate(self._quantizers):
+            scale = quantizer.outer_scale(weight[:, self._slice(index)].t(), common)
+            if scale is None:
+                return None
+            scales.append(scale)
+        return scales
+
+    def _slice(self, index: int) -> slice:
+        start = sum(self._rows[:index])
+        return slice(start, start + self._rows[index])
+
+    def _fixed_scales(self, weight: Tensor, common: Observer | None) -> GroupScales:
+        """Return scales that span rows, by the ranges of each layer, for every row and group."""
+        is_shared = common is not None and self._outers is None
+        count = 0
+        for index in range(len(self._quantizers)):
+            low, high = common.range() if common is not None and is_shared else self._level_range(weight[:, self._slice(index)], index)
+            start = 0 if is_shared else count
+            count = start + low.numel()
+            self._span_ranges.append((low, high))
+            self._span_numbers.append(torch.arange(start, count, device=low.device).view(low.shape))
+        self.number_of_spans = count
+        self.spans = self._spread(self._span_numbers)
+        self.group = self.columns // self.spans.shape[0]
+        return self._spanning_scales(torch.ones(count, device=weight.device), observed=True)
+
+    def _level_range(self, weight: Tensor, index: int) -> tuple[Tensor, Tensor]:
+        """Return low and high of the stored level for the weight ``[K, rows]`` of a layer, in units of the weight."""
+        observer = self._level.observer()
+        if self._outers is None or self._level.observer_class.is_extremes:
+            observer.observe(weight.t())
+            return observer.range()
+        observer.observe((weight / self._outers[index]).t())
+        low, high = observer.range()
+        return low * self._outers[index], high * self._outers[index]
+
+    def spanning(self, factor: Tensor) -> GroupScales:
+        """Return scales that span rows, for their ranges times ``factor``, which has one element for each number in ``spans``."""
+        return self._spanning_scales(factor, observed=False)
+
+    def _spanning_scales(self, factor: Tensor, *, observed: bool) -> GroupScales:
+        parts = []
+        for index, ((low, high), number) in enumerate(zip(self._span_ranges, self._span_numbers, strict=True)):
+            outer = None if self._outers is None else self._outers[index]
+            each = factor.take(number)
+            parts.append(self._quantizers[index].scales_from_ranges(low * each, high * each, outer, observed=observed))
+        zeros = [q.zero_point for q in parts if q.zero_point is not None]
+        return self._group_scales(self._spread([q.scale for q in parts]), self._spread(zeros) if zeros else None, self._outer)
+
+    def _spread(self, parts: Sequence[Tensor]) -> Tensor:
+        """Expand one tensor for each layer, shaped as its scales that span rows, to ``[groups, N]``."""
+        expand = self._level.granularity.expand_scale
+        return torch.cat([expand(x, (rows, self.columns)).t() for x, rows in zip(parts, self._rows, strict=True)], 1).contiguous()
+
+    def ranges(self, w: Tensor, rows: slice = ALL) -> tuple[Tensor, Tensor]:
+        """Return low and high ``[m, n]`` of the groups of ``w [m · group, n]``, by the spec's observer."""
+        groups = w.reshape(-1, self.group, w.shape[1])
+        if self._level.observer_class.is_extremes:
+            if self._level.spec.symmetric is not False:
+                high = groups.abs().amax(1)
+                return -high, high
+            return groups.amin(1), groups.amax(1)
+        observer = self._level.observer_class(self._level.spec, PerGroup(self.group))
+        outer = 1 if self._outer is None else self._outer[rows]
+        observer.observe((w / outer).t())
+        low, high = (x.reshape(w.shape[1], -1).t() * outer for x in observer.range())
+        return low.contiguous(), high.contiguous()
+
+    def _group_scales(self, stored: Tensor, zero: Tensor | None, outer: Tensor | None) -> GroupScales:
+        scale = stored.float() if outer is None else stored.float() * outer
+        return GroupScales(scale, 1 / scale if self._by_reciprocal else None, zero, stored)

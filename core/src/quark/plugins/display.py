@@ -1,0 +1,180 @@
+"""What people see of a run: a progress bar where stderr is a terminal, and lines in the log."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from quark.base.log import beside_a_bar, get_logger, writes_to_stderr
+from quark.base.printable import shown
+from quark.plugins.catalog import listening
+from quark.plugins.events import BatchFinished, BlockFinished, BlockStarted, Event, PhaseStarted, RunFinished, RunPlanned, RunStarted
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["Bar", "LogLines", "displayed", "duration"]
+
+SECONDS_BETWEEN_LINES = 5.0
+"""Least time between two lines on the progress of blocks."""
+_SHORT = 0.5
+"""Seconds of an evaluation, of which programs make many, that are not worth a bar."""
+_LOGGER = "quark.plugins.run_events"
+_DOING = {"quantize": "Quantizing", "select": "Choosing schemes", "evaluate": "Evaluating", "report": "Reporting", "export": "Exporting"}
+_DONE = {"quantize": "Quantized", "evaluate": "Evaluated", "report": "Measured"}
+_PHASES = {
+    "plan": "planning",
+    "data": "reading calibration data",
+    "load": "loading what lies outside the blocks",
+    "validate": "validating transforms of the whole model",
+    "select": "measuring how sensitive layers are",
+    "evaluate": "scoring",
+    "compare": "comparing hidden states with those of the float model",
+    "write": "writing",
+    "report": "making the report",
+}
+"""Phases outside the blocks, in words."""
+_LOGGED = ("data", "validate", "select", "compare")
+"""Those that may last, and that the log names too."""
+
+
+def duration(seconds: float) -> str:
+    """Return a time as people say it.
+
+    >>> duration(8.4), duration(95), duration(7300)
+    ('8 s', '1 min 35 s', '2 h 1 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+class LogLines:
+    """A listener that logs, at the level INFO: how a run begins and ends, what takes long, and now and then how far it is.
+
+    Args:
+        now: Returns the time in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._last = now()
+
+    def __call__(self, event: Event) -> None:
+        """Hear one event."""
+        if (line := self._line(event)) is not None:
+            get_logger(_LOGGER).info(line)
+
+    def _line(self, event: Event) -> str | None:
+        if isinstance(event, RunPlanned) and event.samples:
+            return f"Calibrating with {event.samples} forward pass(es), one block at a time."
+        if isinstance(event, PhaseStarted) and event.block is None:
+            return f"{_PHASES[event.phase].capitalize()}." if event.phase in _LOGGED else None
+        if isinstance(event, BlockFinished | BatchFinished) and self._now() - self._last > SECONDS_BETWEEN_LINES:
+            self._last = self._now()
+            things = "blocks" if isinstance(event, BlockFinished) else "batches"
+            of = "" if event.total is None else f" of {event.total}"
+            left = "" if event.seconds_left is None or event.number == event.total else f", about {duration(event.seconds_left)} left"
+            return f"{_DONE.get(event.task, 'Finished')} {event.number}{of} {things}{left}."
+        if isinstance(event, RunFinished) and event.task == "quantize":
+            return "Model quantization has been completed."
+        return None
+
+
+class Bar:
+    """A listener that draws a progress bar: what is done, in which block, how far the run is, and the time left.
+
+    Args:
+        console: Where to draw; rich's.
+        now: Returns the time in seconds.
+    """
+
+    def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[count]}"))
+        times = (TimeElapsedColumn(), TextColumn("{task.fields[left]}"))
+        self._progress = Progress(*columns, *times, console=console, transient=True, refresh_per_second=4)
+        self._task = self._progress.add_task("", total=None, count="", left=_Left(now))
+        self._left = self._progress.tasks[0].fields["left"]
+        self._is_drawn = False
+        self._doing, self._phase = "", ""
+
+    def __call__(self, event: Event) -> None:
+        """Hear one event."""
+        if not self._is_drawn and not (event.task == "evaluate" and event.elapsed < _SHORT):
+            self._is_drawn = True
+            self._progress.start()
+        if isinstance(event, RunStarted):
+            self._doing, self._phase = _DOING.get(event.task, event.task.capitalize()), ""
+        elif isinstance(event, BlockStarted):
+            self._phase = f" {event.block}"
+            if event.number == 1:
+                self._left.set(None)
+            self._count(event.number - 1, event.total)
+        elif isinstance(event, PhaseStarted):
+            self._phase = f": {_PHASES.get(event.phase, event.phase)}" if event.block is None else f" {event.block}: {event.phase}"
+            if event.block is None:
+                self._left.set(None)
+        elif isinstance(event, BlockFinished | BatchFinished):
+            self._count(event.number, event.total)
+            self._left.set(event.seconds_left)
+        self._progress.update(self._task, description=shown(f"{self._doing}{self._phase}"))
+
+    def _count(self, number: int, total: int | None) -> None:
+        self._progress.update(self._task, completed=number, total=total, count=f"{number}/{total}" if total else str(number))
+
+    def close(self) -> None:
+        """Take the bar away."""
+        self._progress.stop()
+
+
+class _Left:
+    """The time left as text, which runs down between two events."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._end: float | None = None
+
+    def set(self, seconds: float | None) -> None:
+        """Set the time left from now; None where it is not known."""
+        self._end = None if seconds is None else self._now() + seconds
+
+    def __str__(self) -> str:
+        return "" if self._end is None else f"{duration(max(self._end - self._now(), 0.0))} left"
+
+
+@contextmanager
+def displayed() -> Iterator[None]:
+    """Show the runs of the body: lines in the log and, where quark itself writes its log to a terminal, a bar in place of these lines.
+
+    Nothing is shown where the logger ``quark`` is set to leave out INFO; where the application has configured logging, there is no bar.
+    """
+    if not get_logger(_LOGGER).isEnabledFor(logging.INFO):
+        yield
+        return
+    with ExitStack() as stack:
+        stack.enter_context(listening(LogLines(), "the log"))
+        if sys.stderr.isatty() and writes_to_stderr():
+            stack.enter_context(_bar())
+        yield
+
+
+@contextmanager
+def _bar() -> Iterator[None]:
+    """Draw a bar in place of the lines that this module logs; other lines appear above it."""
+    from rich.console import Console
+
+    console = Console(file=sys.stderr)
+    bar, write = Bar(console), functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    with listening(bar, "the progress bar"), beside_a_bar(write, _LOGGER):
+        try:
+            yield
+        finally:
+            bar.close()

@@ -1,0 +1,193 @@
+"""RunEvents: the one voice of a run. Whatever works on a run tells it here; a bar, log lines, programs and plugins listen."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from quark.base.log import get_logger
+from quark.plugins.catalog import emit, is_heard
+from quark.plugins.display import displayed
+from quark.plugins.events import (
+    BatchFinished,
+    BlockFinished,
+    BlockStarted,
+    Event,
+    Exported,
+    PhaseStarted,
+    RunFailed,
+    RunFinished,
+    RunStarted,
+    Warned,
+)
+from quark.plugins.time_left import TimeLeft
+
+__all__ = ["SILENT", "RunEvents", "running"]
+
+_Item = TypeVar("_Item")
+_Block = TypeVar("_Block", bound=Any)
+
+
+class RunEvents:
+    """Tells listeners what one run does. Where nobody listens, no event is made.
+
+    Args:
+        task: What the run does, as of `quark.plugins.Event`.
+        speaks: Whether anything is told at all; of several processes, only the first speaks.
+        now: Returns the time in seconds.
+    """
+
+    def __init__(self, task: str, speaks: bool = True, now: Callable[[], float] = time.perf_counter) -> None:
+        self._task, self._speaks, self._now = task, speaks, now
+        self._begin = now()
+        self._phase: tuple[str, str | None] = ("", None)
+        self._block: tuple[str, int, float] | None = None  # name, number, when it began
+        self._total = 0
+        self._left = TimeLeft(())
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether anybody listens."""
+        return self._speaks and is_heard()
+
+    def tell(self, kind: type[Event], **fields: Any) -> None:
+        """Pass an event of that kind to whoever listens."""
+        if self.is_heard:
+            emit(kind(task=self._task, elapsed=self._now() - self._begin, **fields))
+
+    def phase(self, name: str) -> None:
+        """Tell that another kind of work begins, in the block that is on; nothing where it is on already."""
+        if not self._speaks:
+            return
+        phase = name, None if self._block is None else self._block[0]
+        if phase != self._phase:
+            self._phase = phase
+            self.tell(PhaseStarted, phase=name, block=phase[1])
+
+    def expect(self, work: Sequence[float]) -> None:
+        """Set out for some blocks, in order; see `TimeLeft`."""
+        if self._speaks:
+            self._total, self._left = len(work), TimeLeft(work)
+
+    def block_started(self, name: str, number: int) -> None:
+        """Tell that a block is worked on; 0 is the number of the first."""
+        if not self._speaks:
+            return  # one silent voice is shared by all
+        self._block = name, number, self._now()
+        self.tell(BlockStarted, block=name, number=number + 1, total=self._total)
+
+    def block_finished(
+        self,
+        outcome: str = "done",
+        phases: Mapping[str, float] | None = None,
+        figures: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        """Tell that the block is finished; ``figures`` is called where anybody listens. Other arguments as of `BlockFinished`."""
+        if self._block is None:
+            return
+        name, number, begin = self._block
+        seconds = self._now() - begin
+        self._left.finish(number, seconds)
+        if self.is_heard:
+            self.tell(
+                BlockFinished,
+                block=name,
+                number=number + 1,
+                total=self._total,
+                outcome=outcome,
+                seconds=seconds,
+                seconds_left=self._left.seconds,
+                phases=phases or {},
+                figures=figures(),
+            )
+        self._block = None
+
+    def blocks(self, blocks: Sequence[_Block]) -> Iterator[_Block]:
+        """Yield blocks, each with a ``name`` and a ``module``, and tell of each before it is worked on and when the next is asked for."""
+        self.expect([sum(p.nbytes for p in block.module.parameters()) for block in blocks] if self.is_heard else [0] * len(blocks))
+        for number, block in enumerate(blocks):
+            self.block_started(block.name or "model", number)
+            yield block
+            self.block_finished()
+
+    def batches(self, items: Iterable[_Item], of: object) -> Iterator[_Item]:
+        """Yield the items, and tell of each when the next is asked for; there are as many as ``of`` has, where that has a length."""
+        total = len(of) if isinstance(of, Sized) else None
+        left, since = TimeLeft([1.0] * (total or 0)), self._now()
+        for number, item in enumerate(items):
+            yield item
+            now = self._now()
+            if total is not None:
+                left.finish(number, now - since)
+            since = now
+            self.tell(BatchFinished, number=number + 1, total=total, seconds_left=left.seconds)
+
+    def exported(self, path: Path, exporter: str) -> None:
+        """Tell that an export is complete."""
+        if self.is_heard:
+            sizes = [file.stat().st_size for file in path.rglob("*") if file.is_file()]
+            self.tell(Exported, path=str(path), exporter=exporter, bytes=sum(sizes), files=len(sizes))
+
+
+SILENT = RunEvents("", speaks=False)
+"""Of what is no run of its own: nothing is told."""
+_current = threading.local()
+
+
+@contextmanager
+def running(task: str, *, speaks: bool = True, **facts: Any) -> Iterator[RunEvents]:
+    """Yield the voice of a run: it has begun, and ends with this context, well or by an error. A run inside another one is silent.
+
+    While it lasts, a bar is shown on a terminal, lines go to the log, and what is logged as a warning is told to listeners.
+
+    Args:
+        task: What the run does, as of `quark.plugins.Event`.
+        speaks: As of `RunEvents`.
+        facts: Fields of `quark.plugins.RunStarted`.
+    """
+    if getattr(_current, "is_running", False):
+        yield SILENT
+        return
+    events = RunEvents(task, speaks)
+    _current.is_running = True
+    try:
+        with ExitStack() as stack:
+            if speaks:
+                stack.enter_context(displayed())
+                stack.enter_context(_warnings_told(events))
+            events.tell(RunStarted, **facts)
+            try:
+                yield events
+            except BaseException as error:
+                events.tell(RunFailed, error=type(error).__name__, message=str(error))
+                raise
+            events.tell(RunFinished)
+    finally:
+        _current.is_running = False
+
+
+class _Warnings(logging.Handler):
+    """Tells what is logged as a warning."""
+
+    def __init__(self, events: RunEvents) -> None:
+        super().__init__(logging.WARNING)
+        self._events = events
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Pass one record on."""
+        self._events.tell(Warned, message=record.getMessage(), level=record.levelname, logger=record.name)
+
+
+@contextmanager
+def _warnings_told(events: RunEvents) -> Iterator[None]:
+    handler = _Warnings(events)
+    get_logger().addHandler(handler)
+    try:
+        yield
+    finally:
+        get_logger().removeHandler(handler)

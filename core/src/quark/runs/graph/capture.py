@@ -1,0 +1,97 @@
+"""Capture of a model as a graph of torch's operators, and checks that a given graph is such a one."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
+
+from quark.base.names import folded
+from quark.errors import ConfigError, UnsupportedError
+from quark.models.layers import QuantizerModule
+from quark.runs.graph.operators import arguments, schema_name
+
+__all__ = ["GUARDS", "capture", "refuse_unfit_graph"]
+
+GUARDS = "_guards_fn"
+"""The submodule by which a graph of torch.export checks the shapes of its inputs."""
+
+_TRAINING = {"aten::batch_norm": "training", "aten::dropout": "train", "aten::feature_dropout": "train", "aten::alpha_dropout": "train"}
+_HOW = "capture the model with quark.runs.graph.capture(model, example_inputs), or torch.export.export(model, example_inputs).module()"
+
+
+def capture(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None, *, dynamic_batch: bool = True
+) -> fx.GraphModule:
+    """Return the graph of a model as ``torch.export`` sees it, with the model's own parameters.
+
+    Args:
+        model: In inference mode (``model.eval()``).
+        args: Example arguments; their values do not matter, their shapes do.
+        kwargs: Example keyword arguments.
+        dynamic_batch: Whether axis 0 of every argument may have other sizes than in the example, as far as the model allows it. An axis of
+            size 1 in the example stays 1.
+
+    Raises:
+        ConfigError: The model is in training mode.
+        UnsupportedError: torch.export cannot capture the model, such as where a branch depends on values of a tensor.
+    """
+    training = [name or "the model" for name, module in model.named_modules() if module.training and not list(module.children())]
+    if training:
+        raise ConfigError(f"{len(training)} module(s) are in training mode ({folded(training)}): call model.eval() before the capture")
+    shapes: Any = torch.export.ShapesCollection()
+    for value in tree_leaves((args, kwargs)):
+        if dynamic_batch and isinstance(value, Tensor) and value.ndim:
+            shapes[value] = {0: torch.export.Dim.AUTO}
+    try:
+        with torch.no_grad():
+            exported = torch.export.export(model, args, dict(kwargs or {}), dynamic_shapes=shapes)
+    except Exception as error:
+        cause = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        raise UnsupportedError(
+            f"torch.export cannot capture this {type(model).__name__} as a graph ({type(error).__name__}: {cause}). Branches and shapes "
+            "that depend on values of tensors cannot be captured: rewrite them with torch.where or torch.cond, or use "
+            "quant_mode=QuantizationMode.eager_mode, which needs no graph"
+        ) from error
+    return exported.module()
+
+
+def refuse_unfit_graph(model: fx.GraphModule) -> None:
+    """Check that a graph is one of torch's operators, in inference mode, and not quantized.
+
+    Raises:
+        ConfigError: It has other nodes, is of a model in training mode, or has quantizers.
+    """
+    if any(isinstance(module, QuantizerModule) for module in model.modules()):
+        raise ConfigError("this graph is quantized already: capture the float model again to quantize it differently")
+    foreign = [node.name for node in model.graph.nodes if _is_foreign(node)]
+    if foreign:
+        raise ConfigError(
+            f"{len(foreign)} node(s) of this graph are no operators of torch ({folded(foreign)}), as torch.fx.symbolic_trace leaves them: "
+            f"{_HOW}"
+        )
+    if bare := [node.name for node in model.graph.nodes if schema_name(node) and "val" not in node.meta]:
+        raise ConfigError(f"{len(bare)} node(s) of this graph do not say what they give ({folded(bare)}): {_HOW}")
+    training = [node.name for node in model.graph.nodes if (name := _TRAINING.get(schema_name(node) or "")) and arguments(node).get(name)]
+    if training:
+        raise ConfigError(
+            f"{len(training)} operator(s) of this graph work as in training ({folded(training)}): call model.eval(), then {_HOW}"
+        )
+
+
+def _is_foreign(node: fx.Node) -> bool:
+    if node.op == "call_module":
+        return node.target != GUARDS
+    if node.op == "call_method":
+        return True
+    is_of_torch = isinstance(node.target, torch._ops.OpOverload | torch._ops.HigherOrderOperator)
+    # Arithmetic on sizes is written with functions of the module operator and of torch's symbolic numbers.
+    return node.op == "call_function" and not is_of_torch and not _is_of_sizes(node)
+
+
+def _is_of_sizes(node: fx.Node) -> bool:
+    return node.target is operator.getitem or not isinstance(node.meta.get("val", torch.empty(0)), Tensor)

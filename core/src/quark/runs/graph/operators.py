@@ -1,0 +1,174 @@
+"""Operators in a graph: which record a node has, its arguments by name, and the tensors that it reads and gives."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, fx
+
+from quark.config.layer import TensorSpec
+from quark.config.slot import Slot
+from quark.errors import ConfigError
+from quark.models.layers import QuantizedLayer
+from quark.models.layers.layer_shape import LayerShape
+from quark.numbers import TensorQuantizer, output_first_shape, quantizer_for
+from quark.plugins import GraphOpRecord, LayerTypeRecord, Registry, graph_ops, layer_types
+
+__all__ = ["Operator", "arguments", "is_float", "module_of", "operators_in", "schema_name", "shape_of", "tensors_in"]
+
+
+@attrs.frozen(eq=False)
+class Operator:
+    """An operator of a graph that a record describes.
+
+    Attributes:
+        name: Of the module, where the module is this one operator (``"stem.0"``); else of the module and the node (``"head.matmul"``).
+        node: The node of the graph.
+        record: What is known of the operator.
+        names: All that patterns may call it: ``name``, the module's name where it is the operator, and the node's.
+    """
+
+    name: str
+    node: fx.Node
+    record: GraphOpRecord
+    names: tuple[str, ...]
+
+    @property
+    def layer_type(self) -> LayerTypeRecord | None:
+        """The layer type that computes the same; None for a function."""
+        return None if self.record.layer_type is None else layer_types().get(self.record.layer_type)
+
+    @property
+    def is_lookup(self) -> bool:
+        """Whether its activation is indices, as an embedding's is."""
+        return self.layer_type is not None and self.layer_type.lookup
+
+    def quantizer(self, slot: Slot, spec: TensorSpec) -> TensorQuantizer:
+        """Return the quantizer of one of its tensors, as the layer type gives it: channels and groups lie where eager mode has them."""
+        if self.record.layer_type is None:
+            return quantizer_for(spec, activation=slot.is_activation)
+        quantized: type[QuantizedLayer] = layer_types().load_quantized(self.record.layer_type)
+        return quantized.quantizer_of(slot, spec, self._layer_shape())
+
+    def _layer_shape(self) -> LayerShape:
+        layer_type, groups = self.layer_type, self.argument("groups") or 1
+        assert layer_type is not None
+        stored = shape_of(self.argument(self.record.weight))
+        weight = output_first_shape(stored, groups) if layer_type.transposed else stored
+        return LayerShape(weight, groups, layer_type.transposed, layer_type.lookup)
+
+    def argument(self, name: str | None) -> Any:
+        """Return the value of an argument of the schema; None where the operator has no such argument or it is left out."""
+        return None if name is None else arguments(self.node).get(name)
+
+    @property
+    def inputs(self) -> list[fx.Node]:
+        """The float tensors that are activations, each once, with a weight or bias that no parameter holds."""
+        values = arguments(self.node)
+        of_parameters = (self.record.weight, self.record.bias)
+        computed = [node for name in of_parameters for node in tensors_in(self.argument(name)) if node.op != "get_attr"]
+        names = self.record.inputs or [name for name in values if name not in of_parameters]
+        nodes = [node for name in names for node in tensors_in(values.get(name))] + computed
+        return [node for node in dict.fromkeys(nodes) if is_float(node)]
+
+    @property
+    def outputs(self) -> list[fx.Node]:
+        """The float tensors that it gives and others read: the node, or of one with several results the nodes that take them out."""
+        nodes = (
+            [self.node] if isinstance(self.node.meta.get("val"), Tensor) else [n for n in self.node.users if n.target is operator.getitem]
+        )
+        return [node for node in nodes if is_float(node) and node.users]
+
+
+def operators_in(graph: fx.Graph) -> list[Operator]:
+    """Return the operators of a graph that have a record, in order.
+
+    Raises:
+        ConfigError: Two records describe one operator.
+    """
+    registry = graph_ops()
+    records = _by_operator(registry, registry.revision)
+    names: set[str] = set()
+    operators = []
+    for node in graph.nodes:
+        record = records.get(schema_name(node))
+        if record is not None:
+            operators.append(_operator(node, record, names))
+            names.add(operators[-1].name)
+    return operators
+
+
+def _operator(node: fx.Node, record: GraphOpRecord, taken: set[str]) -> Operator:
+    path, kind = module_of(node)
+    inside = f"{path}.{node.name}" if path else node.name
+    is_module = bool(path) and kind in record.modules
+    name = path if is_module and path not in taken else inside
+    return Operator(name, node, record, tuple(dict.fromkeys([name, *([path] if is_module else []), node.name])))
+
+
+@lru_cache(maxsize=2)
+def _by_operator(registry: Registry[GraphOpRecord], revision: tuple[int, int]) -> dict[str | None, GraphOpRecord]:
+    """Return the records by operator; cached until the registry changes."""
+    owners: dict[str | None, str] = {}
+    for name in registry.names():
+        for target in registry.get(name).operators:
+            if (other := owners.setdefault(target, name)) != name:
+                raise ConfigError(
+                    f"the operator {target} is described by two records, '{other}' of {registry.source(other)} and '{name}' of "
+                    f"{registry.source(name)}: leave one out with QUARK_DISABLED_PLUGINS, or let one take the name of the other and say "
+                    'replaces="..."'
+                )
+    return {target: registry.get(name) for target, name in owners.items()}
+
+
+def schema_name(node: fx.Node) -> str | None:
+    """Return the full name of the operator that a node calls, such as ``"aten::add"``; None where it calls none of torch's."""
+    target = node.target
+    return str(target._schema.name) if node.op == "call_function" and isinstance(target, torch._ops.OpOverload) else None
+
+
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """Return the arguments that a node gives to its operator, by their names in the schema."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    names = [argument.name for argument in node.target._schema.arguments]
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+def module_of(node: fx.Node) -> tuple[str, str]:
+    """Return the full name and the class name of the innermost module whose forward has called an operator; empty for the model itself."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    if not stack:
+        return "", ""
+    path, kind = stack[-1]
+    # The second call of a module is written "head@1"; the class is a full name, or the class itself.
+    return str(path).partition("@")[0], (kind if isinstance(kind, str) else kind.__name__).rpartition(".")[2]
+
+
+def tensors_in(value: Any) -> Iterator[fx.Node]:
+    """Yield the nodes in an argument, which may be a list of them."""
+    if isinstance(value, fx.Node):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def is_float(node: fx.Node) -> bool:
+    """Return whether a node gives one floating-point tensor."""
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def shape_of(node: fx.Node) -> tuple[int, ...]:
+    """Return the shape of the tensor that a node gives; sizes that vary are those of the example of which the graph was captured."""
+    return tuple(_size(size) for size in node.meta["val"].shape)
+
+
+def _size(size: Any) -> int:
+    hint = getattr(getattr(size, "node", None), "hint", None)
+    return size if isinstance(size, int) else int(hint or 1)

@@ -1,0 +1,153 @@
+"""Which tensors of a graph are fake-quantized, and which of them share a quantizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import attrs
+from torch import fx
+
+from quark.config.layer import QLayerConfig, TensorSpec
+from quark.config.slot import Slot
+from quark.numbers import TensorQuantizer, quantizer_for
+from quark.runs.graph.operators import Operator
+
+__all__ = ["Point", "place"]
+
+
+@attrs.define(eq=False)
+class Point:
+    """A place in a graph where a tensor is fake-quantized.
+
+    Attributes:
+        tensor: The node that gives it.
+        spec: Its quantization.
+        quantizer: Its quantizer.
+        operator: Name of the operator that asks for it; of several the first.
+        slot: Whether it is an output of that operator, and so quantized for all readers, or an input.
+        readers: The nodes that get the quantized tensor; empty for all.
+        group: The points that share its quantizer, itself among them; one list for all of them.
+    """
+
+    tensor: fx.Node
+    spec: TensorSpec
+    quantizer: TensorQuantizer
+    operator: str
+    slot: Slot
+    readers: list[fx.Node] = attrs.field(factory=list)
+    group: list[Point] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.group = [self]
+
+
+def place(operators: Sequence[Operator], configs: Mapping[str, QLayerConfig | None]) -> list[Point]:
+    """Return the points of a graph, in the order of its nodes.
+
+    Each operator has its input spec on its inputs and its output spec on its outputs, with these rules:
+
+    * A tensor that one operator gives and another reads is quantized once if both ask for the same; else first as the output, for all
+      readers, then as the input of those that ask.
+    * Between an operator and the ReLU that continues it (`GraphOpRecord.continues`) nothing is quantized; what the first asks for its
+      output goes to the output of the second.
+    * Inputs and outputs of an operator that moves values (`GraphOpRecord.moves_values`) share a quantizer. Where they cannot, having no
+      single static scale, such an operator asks for nothing: what it reads is on a grid already, or need not be.
+
+    Args:
+        operators: Of the graph, in order.
+        configs: The configuration of each by the name of its node; None where it stays float.
+    """
+    quantized = [(operator, config) for operator in operators if (config := configs[operator.node.name]) is not None]
+    points = _Points()
+    continued = _continued([operator for operator, _ in quantized])
+    inherited: dict[fx.Node, TensorSpec] = {}
+    for operator, config in quantized:
+        spec = config.output_tensors or inherited.get(operator.node)
+        for tensor in operator.outputs:
+            if (reader := continued.get(tensor)) is not None:
+                if spec is not None:
+                    inherited[reader] = spec
+            elif spec is not None and _asks(operator, spec):
+                points.of_output(tensor, spec, operator)
+    for operator, config in quantized:
+        spec = config.input_tensors
+        if spec is not None and _asks(operator, spec):
+            for tensor in operator.inputs:
+                if continued.get(tensor) is not operator.node:
+                    points.of_input(tensor, spec, operator)
+    for operator, config in quantized:
+        if operator.record.moves_values:
+            points.share(operator, config.input_tensors)
+    order = {node: place for place, node in enumerate(quantized[0][0].node.graph.nodes)} if quantized else {}
+    return sorted(points, key=lambda point: order[point.tensor])
+
+
+def _asks(operator: Operator, spec: TensorSpec) -> bool:
+    return not operator.record.moves_values or _is_shareable(spec)
+
+
+def _is_shareable(spec: TensorSpec) -> bool:
+    """Return whether two tensors can have one quantizer: it has one scale, which is static."""
+    quantizer: TensorQuantizer = quantizer_for(spec, activation=True)
+    return quantizer.has_tensor_scale and not quantizer.is_dynamic and not quantizer.is_float
+
+
+def _continued(operators: Sequence[Operator]) -> dict[fx.Node, fx.Node]:
+    """Return the tensors that only an operator reads which continues the one that gives them, each with that reader's node."""
+    continuing = {operator.node for operator in operators if operator.record.continues}
+    return {
+        tensor: reader
+        for operator in operators
+        if not operator.record.moves_values
+        for tensor in operator.outputs
+        if len(tensor.users) == 1 and (reader := next(iter(tensor.users))) in continuing
+    }
+
+
+class _Points:
+    """The points of a graph while they are collected."""
+
+    def __init__(self) -> None:
+        self._outputs: dict[fx.Node, Point] = {}
+        self._inputs: dict[fx.Node, list[Point]] = {}
+
+    def __iter__(self) -> Iterator[Point]:
+        """Yield those of outputs before those of inputs, which quantize the quantized output."""
+        yield from self._outputs.values()
+        for points in self._inputs.values():
+            yield from points
+
+    def of_output(self, tensor: fx.Node, spec: TensorSpec, operator: Operator) -> None:
+        quantizer = operator.quantizer(Slot.output_tensors, spec)
+        self._outputs[tensor] = Point(tensor, spec, quantizer, operator.name, Slot.output_tensors)
+
+    def of_input(self, tensor: fx.Node, spec: TensorSpec, operator: Operator) -> None:
+        quantizer = operator.quantizer(Slot.input_tensors, spec)
+        point = self._point(tensor, quantizer)
+        if point is None:
+            point = Point(tensor, spec, quantizer, operator.name, Slot.input_tensors)
+            self._inputs.setdefault(tensor, []).append(point)
+        if point.slot is Slot.input_tensors:
+            point.readers.append(operator.node)
+
+    def share(self, operator: Operator, spec: TensorSpec | None) -> None:
+        """Let the points with that spec on the inputs and the outputs of an operator share a quantizer."""
+        if spec is None or not _is_shareable(spec):
+            return
+        quantizer = operator.quantizer(Slot.input_tensors, spec)
+        shared = [p for tensor in (*operator.inputs, *operator.outputs) if (p := self._point(tensor, quantizer)) is not None]
+        for point in shared[1:]:
+            if point.group is not shared[0].group:
+                shared[0].group.extend(point.group)
+                for each in point.group:
+                    each.group = shared[0].group
+
+    def _point(self, tensor: fx.Node, quantizer: TensorQuantizer) -> Point | None:
+        """Return the point that gives a tensor quantized so; None where there is none."""
+        points = [*([self._outputs[tensor]] if tensor in self._outputs else []), *self._inputs.get(tensor, ())]
+        return next((point for point in points if _is_same(point.quantizer, quantizer)), None)
+
+
+def _is_same(one: TensorQuantizer, other: TensorQuantizer) -> bool:
+    """Return whether two quantizers do the same: equal ones of one type of layer are one object, and a single scale has no axis."""
+    return one is other or (one.spec == other.spec and one.has_tensor_scale and other.has_tensor_scale)

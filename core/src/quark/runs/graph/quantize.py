@@ -1,0 +1,118 @@
+"""Quantization in FX graph mode: normal form, plan, rounded parameters, quantizers, calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import fx, nn
+
+from quark.base.log import get_logger
+from quark.calibration.batches import Call, calls
+from quark.config.model import QConfig
+from quark.errors import ConfigError
+from quark.models.plan.quant_plan import has_static_scale
+from quark.runs.graph.capture import capture, refuse_unfit_graph
+from quark.runs.graph.insertion import insert, observe
+from quark.runs.graph.normal_form import NormalForm, normal_form
+from quark.runs.graph.operators import operators_in
+from quark.runs.graph.parameters import quantized_parameters, refuse_unfit_parameters, round_parameters
+from quark.runs.graph.placement import place
+from quark.runs.graph.plan import GraphPlan, make_graph_plan
+
+__all__ = ["plan_graph", "quantize_graph"]
+
+Data = Iterable[Any] | Callable[[str], Iterable[Any] | None] | None
+_STATIC = "activations with static scales"
+
+
+def plan_graph(model: nn.Module, config: QConfig) -> GraphPlan:
+    """Return what would be done to a graph, and why; meta tensors will do.
+
+    Args:
+        model: A graph module of torch.export, such as `quark.runs.graph.capture` returns; it is not changed.
+        config: The configuration.
+
+    Raises:
+        ConfigError: The graph cannot be quantized, or the configuration does not fit it.
+        UnsupportedError: The graph has, or the configuration asks for, what this mode does not offer.
+    """
+    if not isinstance(model, fx.GraphModule):
+        raise ConfigError(
+            f"this {type(model).__name__} is no graph: capture it with quark.runs.graph.capture(model, example_inputs), or with "
+            "torch.export.export(model, example_inputs).module()"
+        )
+    return _planned(model, config)[1]
+
+
+def quantize_graph(model: nn.Module, config: QConfig, data: Data = None) -> fx.GraphModule:
+    """Quantize a graph and return it. If anything fails, ``model`` is as it was.
+
+    Args:
+        model: A graph module of torch.export, which is changed in place; the tensors that it had, which the captured model may share, are
+            not. Or another module in inference mode, which is captured with the first batch of ``data``, its batch axis
+            free where it can be; that one is not changed.
+        config: The configuration.
+        data: As of `quark.calibration.batches.calls`, the arguments of the model and nothing else; or a function that gives them. Read only
+            where a module has to be captured, or an activation has a static scale.
+
+    Returns:
+        A graph module with the attributes ``quant_config``, ``quark_plan`` (a `GraphPlan`) and ``quark_quantized``. Its submodules
+        ``….input_quantizer``, ``….output_quantizer``, ``….weight_quantizer`` and ``….bias_quantizer`` hold the scales.
+
+    Raises:
+        ConfigError: The graph cannot be quantized, or the configuration does not fit it.
+        UnsupportedError: torch.export cannot capture the module; or the configuration asks for what this mode does not offer.
+        CalibrationError: Data are needed and there are none; or the graph cannot be called with them.
+        NonFiniteError: A parameter or an activation holds NaN or Inf.
+    """
+    batches = _Batches(data)
+    given = model if isinstance(model, fx.GraphModule) else _captured(model, batches)
+    form, plan = _planned(given, config)
+    result = form.model
+    operators = operators_in(result.graph)
+    configs = {row.node: row.config for row in plan.rows}
+    parameters = quantized_parameters(operators, configs)
+    points = place(operators, configs)
+    refuse_unfit_parameters(result, parameters)
+    forwards = batches.read(_STATIC) if any(has_static_scale(point.spec) for point in points) else []
+    for line in str(plan).splitlines():
+        get_logger().info(line)
+    round_parameters(result, parameters)
+    observe(result, insert(result, points), forwards)
+    _become(given, result, plan)
+    return given
+
+
+def _planned(model: fx.GraphModule, config: QConfig) -> tuple[NormalForm, GraphPlan]:
+    refuse_unfit_graph(model)
+    form = normal_form(model)
+    return form, make_graph_plan(form, config.copied())
+
+
+class _Batches:
+    """Calibration data, read once, when they are first needed."""
+
+    def __init__(self, data: Data) -> None:
+        self._data = data
+        self._calls: list[Call] | None = None
+
+    def read(self, wanted_by: str) -> list[Call]:
+        if self._calls is None:
+            data = self._data(wanted_by) if callable(self._data) and not isinstance(self._data, Iterable) else self._data
+            self._calls = calls(data, wanted_by)
+        return self._calls
+
+
+def _captured(model: nn.Module, batches: _Batches) -> fx.GraphModule:
+    first = batches.read("the capture of the model as a graph, since it is no torch.fx.GraphModule")[0]
+    return capture(model, first.args, first.kwargs)
+
+
+def _become(given: fx.GraphModule, result: fx.GraphModule, plan: GraphPlan) -> None:
+    """Turn ``given`` into ``result``, and set what describes it to users."""
+    object.__setattr__(given, "__class__", type(result))
+    given.__dict__.clear()
+    given.__dict__.update(result.__dict__)
+    given.graph = result.graph  # which makes ``given`` its owner
+    given.quant_config, given.quark_plan, given.quark_quantized = plan.config, plan, True  # type: ignore[assignment]

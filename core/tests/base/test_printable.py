@@ -1,0 +1,33 @@
+"""Texts of plugins are shown as they are, but for what a terminal would obey."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quark.base.printable import shown, unprintable
+
+
+@pytest.mark.parametrize("text", ["", "4-bit weights", "[red]not markup[/]", "Σ x² ≤ ½ · 10\u00a0%", "量子化 🚀"])
+def test_what_can_be_read_stays(text: str) -> None:
+    assert unprintable(text) is None
+    assert shown(text) == text
+
+
+@pytest.mark.parametrize(
+    "character", ["\x1b", "\n", "\r", "\t", "\b", "\x00", "\x7f", "\x9b", "\u202e", "\u2066", "\u200b", "\u2028", "\ud800"]
+)
+def test_what_a_terminal_would_obey_is_written_out(character: str) -> None:
+    assert unprintable(f"a{character}b") == character
+    assert shown(f"a{character}b") == f"a{ascii(character)[1:-1]}b"
+
+
+@given(st.text())
+def test_what_is_shown_is_one_printable_line_and_says_what_was_there(text: str) -> None:
+    assert unprintable(shown(text)) is None
+    assert len(shown(text).splitlines()) <= 1
+    if "\\" not in text:
+        assert ast.literal_eval('"' + shown(text).replace('"', '\\"') + '"') == text

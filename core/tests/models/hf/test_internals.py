@@ -1,0 +1,117 @@
+"""The internals of transformers that this project uses are there, and do what it takes them to do: one test for each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+from transformers.core_model_loading import WeightRenaming, dot_natural_key, rename_source_key
+from transformers.models.qwen3_moe.configuration_qwen3_moe import Qwen3MoeConfig
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
+from transformers.quantizers import quantizer_quark
+
+from quark.models.hf import internals
+from quark.models.hf.quark_loader import is_stored_beside_weight
+from quark_tiny_model import tiny_model
+
+SMALL = {
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "vocab_size": 8,
+}
+LLAMA = AutoConfig.for_model("llama", **SMALL, pad_token_id=0, bos_token_id=0, eos_token_id=0)
+
+
+def test_model_classes_are_those_of_the_mapping_of_an_auto_class() -> None:
+    assert internals.model_classes(AutoModelForCausalLM, LLAMA) == (LlamaForCausalLM,)
+    assert internals.model_classes(AutoModelForImageTextToText, LLAMA) == ()
+
+
+def test_tensors_that_a_class_keeps_in_float32_are_found_by_its_dtype_plan() -> None:
+    small = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 8}
+    with torch.device("meta"):
+        t5 = T5ForConditionalGeneration(T5Config(**small)).to(torch.float16)
+        llama = LlamaForCausalLM(LLAMA).to(torch.float16)
+    assert {name.rsplit(".", 2)[-2] for name in internals.kept_in_float32(t5, torch.float16)} == {"wo"}
+    assert internals.kept_in_float32(llama, torch.float16) == []
+
+
+def test_initialization_computes_what_is_not_persistent_and_leaves_the_rest() -> None:
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LLAMA)
+    model.model.norm.weight = nn.Parameter(torch.full((8,), 3.0))
+    rotary = model.model.rotary_emb
+    for name in list(rotary._buffers):
+        rotary._buffers[name] = torch.full_like(rotary._buffers[name], torch.nan, device="cpu")
+    state = torch.get_rng_state()
+    internals.initialize_what_no_checkpoint_holds(model)
+    assert torch.equal(rotary.inv_freq, LlamaForCausalLM(LLAMA).model.rotary_emb.inv_freq)
+    assert model.model.norm.weight.tolist() == [3.0] * 8
+    assert model.lm_head.weight.is_meta
+    torch.set_rng_state(state)
+    internals.initialize_what_no_checkpoint_holds(model)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_without_initialization_no_random_number_is_drawn() -> None:
+    state = torch.get_rng_state()
+    with internals.without_initialization():
+        LlamaForCausalLM(LLAMA)
+    assert torch.equal(torch.get_rng_state(), state)
+    LlamaForCausalLM(LLAMA)
+    assert not torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_config_says_where_it_was_loaded_from(tmp_path: Path) -> None:
+    LLAMA.save_pretrained(tmp_path)
+    assert internals.source_of(AutoConfig.from_pretrained(tmp_path)) == str(tmp_path)
+    assert internals.source_of(LLAMA) == ""
+
+
+def test_a_class_says_whether_its_attention_can_be_exchanged() -> None:
+    class OwnAttention(LlamaForCausalLM):
+        @classmethod
+        def _can_set_attn_implementation(cls) -> bool:
+            return False
+
+    assert internals.can_set_attention(tiny_model())
+    with torch.device("meta"):
+        assert not internals.can_set_attention(OwnAttention(LLAMA))
+
+
+def test_the_gate_of_experts_is_the_models_own_between_their_matrices() -> None:
+    with torch.device("meta"):
+        experts = Qwen3MoeExperts(Qwen3MoeConfig(hidden_size=8, moe_intermediate_size=4, num_experts=2))
+    gate, up = torch.randn(2, 3, 4).unbind()
+    assert torch.equal(internals.apply_gate(experts, [gate, up]), nn.functional.silu(gate) * up)
+
+
+def test_stored_names_are_sorted_by_their_numbers_and_renamed_by_pattern() -> None:
+    names = ["layers.10.a", "layers.9.a"]
+    assert sorted(names, key=dot_natural_key) == names[::-1]
+    state = {"model.layers.9.b": torch.ones(1)}
+    assert rename_source_key("layers.9.a", [WeightRenaming(r"\.a$", ".b")], [], "model", state) == ("model.layers.9.b", None)
+
+
+@pytest.mark.parametrize("suffix", ["scale", "zero_point"])
+def test_the_loader_of_quark_checkpoints_looks_for_scales_in_submodules(suffix: str) -> None:
+    assert not is_stored_beside_weight(suffix)
+    assert quantizer_quark.CHECKPOINT_KEYS[f"weight_{suffix}"] == f"weight_quantizer.{suffix}"
+
+
+def test_it_looks_for_second_levels_beside_the_weight() -> None:
+    assert is_stored_beside_weight("scale_2")
+    assert "weight_scale_2" not in quantizer_quark.CHECKPOINT_KEYS

@@ -1,0 +1,56 @@
+"""Checkpoints of several kinds of model: which Auto class loads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+from quark.errors import CheckpointError
+from quark.models.hf.model_config import auto_class, model_config
+
+
+@pytest.mark.parametrize(
+    ("model_type", "named", "wanted"),
+    [
+        ("llama", None, AutoModelForCausalLM),
+        ("mistral3", None, AutoModelForImageTextToText),
+        ("mllama", ["MllamaForConditionalGeneration"], AutoModelForImageTextToText),
+        ("mllama", ["MllamaForCausalLM"], AutoModelForCausalLM),
+        ("qwen3_5", ["Qwen3_5ForConditionalGeneration"], AutoModelForImageTextToText),
+        ("qwen3_5", ["OfSomeoneElse"], AutoModelForCausalLM),
+        ("vit", ["ViTModel"], AutoModelForCausalLM),
+    ],
+)
+def test_the_architecture_that_a_config_names_decides_and_text_comes_first(model_type: str, named: list[str] | None, wanted: type) -> None:
+    config = AutoConfig.for_model(model_type, architectures=named)
+    assert auto_class(config) is wanted
+
+
+def test_what_is_named_in_a_file_decides_as_well(tmp_path: Path) -> None:
+    AutoConfig.for_model("mllama", architectures=["MllamaForConditionalGeneration"]).save_pretrained(tmp_path)
+    assert auto_class(model_config(tmp_path)) is AutoModelForImageTextToText
+
+
+@pytest.mark.parametrize("damaged", ["[[1]]", '{"a": 1}', "7"])
+def test_a_model_type_that_is_no_name_is_damage(tmp_path: Path, damaged: str) -> None:
+    (tmp_path / "config.json").write_text(f'{{"model_type": {damaged}}}')
+    with pytest.raises(CheckpointError, match=r"config\.json' says model_type = .* where a name is expected"):
+        model_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "values"),
+    [("qwen2_moe", {"shared_expert_intermediate_size": 20480}), ("gemma4_text", {"vocab_size_per_layer_input": 262_144})],
+)
+def test_widths_are_no_numbers_of_layers_and_may_be_large(model_type: str, values: dict[str, int], tmp_path: Path) -> None:
+    AutoConfig.for_model(model_type, **values).save_pretrained(tmp_path)
+    assert all(getattr(model_config(tmp_path), name) == value for name, value in values.items())
+
+
+@pytest.mark.parametrize("name", ["num_hidden_layers", "num_experts", "encoder_depth"])
+def test_more_layers_or_experts_than_any_model_has_are_damage(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(f'{{"model_type": "qwen2_moe", "{name}": 1000000000}}')
+    with pytest.raises(CheckpointError, match=rf"says {name} = 1,000,000,000, and no model has more than"):
+        model_config(tmp_path)

@@ -1,0 +1,82 @@
+"""`quark.models.hf.stored_tensors`: recipes from stored tensors to those of a transformers model, and checkpoints that are refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import MixtralConfig, MixtralForCausalLM
+
+from quark.errors import CheckpointError
+from quark.models.hf.shards import check_shards
+from quark.models.hf.skeleton import skeleton
+from quark.models.hf.stored_tensors import StoredTensors
+from quark_tiny_model import tiny_model_dir
+
+CPU = torch.device("cpu")
+LAYER = "model.layers.0.mlp.up_proj.weight"
+
+
+def opened(directory: Path) -> StoredTensors:
+    return StoredTensors(skeleton(directory, "auto", CPU), check_shards(directory), directory)
+
+
+def values(stored: StoredTensors, dtype: torch.dtype) -> dict[str, Tensor]:
+    dtype_of = {target: dtype for recipe in stored.recipes for target in recipe.targets}
+    return {name: tensor.clone() for name, tensor in stored.read(stored.recipes, dtype_of, CPU)}
+
+
+def changed(directory: Path, change: Callable[[dict[str, Tensor]], object]) -> Path:
+    """The bundled checkpoint with its tensors changed."""
+    shutil.copytree(tiny_model_dir(), directory)
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    return directory
+
+
+def test_tensors_of_a_plain_checkpoint_are_read_as_they_are_stored_in_the_dtype_asked_for() -> None:
+    expected = load_file(tiny_model_dir() / "model.safetensors")
+    read = values(opened(tiny_model_dir()), torch.float32)
+    assert read.keys() == expected.keys()
+    assert all(torch.equal(read[name], expected[name].float()) for name in expected)
+
+
+def test_experts_that_are_stored_one_by_one_are_joined_as_transformers_does(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    model = MixtralForCausalLM(MixtralConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, num_local_experts=11))
+    model.save_pretrained(tmp_path)
+    stored = opened(tmp_path)
+    joined = [recipe for recipe in stored.recipes if recipe.conversion is not None]
+    assert {len(recipe.sources) for recipe in joined} == {11, 22}, "experts are stored one by one"
+    read, expected = values(stored, torch.float32), model.state_dict()
+    assert read.keys() == expected.keys()
+    assert all(torch.equal(read[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop(LAYER), rf"lacks 1 tensor\(s\) of a LlamaForCausalLM: {LAYER}"),
+        (lambda t: t.update({LAYER: t[LAYER][1:].clone()}), "gives .* the shape .* do not belong together"),
+        (lambda t: t.update({LAYER: t[LAYER].to(torch.int8)}), f"holds '{LAYER}' as int8 where the model has floating-point numbers"),
+        (lambda t: t.update({LAYER: t[LAYER].to(torch.float8_e4m3fn)}), f"holds '{LAYER}' as F8_E4M3"),
+    ],
+    ids=["missing", "other shape", "integers", "codes"],
+)
+def test_checkpoints_that_do_not_fit_the_model_are_refused(
+    change: Callable[[dict[str, Tensor]], object], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        opened(changed(tmp_path / "changed", change))
+
+
+def test_a_stored_tensor_without_a_place_in_the_model_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = changed(tmp_path / "changed", lambda t: t.update({"model.layers.0.extra.weight": torch.zeros(2)}))
+    opened(source)
+    assert "1 tensor(s) that a LlamaForCausalLM has no place for: model.layers.0.extra.weight" in caplog.text

@@ -1,0 +1,161 @@
+"""What the module tree of an unknown family shows: enough to quantize it block by block, or nothing at all."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import attrs
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    AlbertConfig,
+    AlbertForMaskedLM,
+    AutoConfig,
+    AutoModelForCausalLM,
+    BertConfig,
+    BertForMaskedLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from quark.config.model import QConfig
+from quark.errors import UnknownNameError
+from quark.models.layers import QuantizedLayer
+from quark.models.plan.family import architecture_of, template_of
+from quark.models.plan.inferred_architecture import infer_architecture, with_inferred_attention
+from quark.models.plan.mixtures import ExpertNames
+from quark.plugins import schemes, templates
+from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark_tiny_model import tiny_model
+
+IDS = torch.arange(3, 23)[None]
+SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
+
+
+def unknown_model(model_type: str, **more: object) -> nn.Module:
+    assert model_type not in templates(), "choose another type: this one has a template"
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **SMALL, **more), dtype=torch.float32).eval()
+
+
+def persimmon() -> nn.Module:
+    return unknown_model("persimmon", intermediate_size=64)
+
+
+INFERRED = (
+    "decoder_blocks",
+    "head",
+    "query_projections",
+    "key_projections",
+    "value_projections",
+    "key_norms",
+    "experts",
+    "kv_layers_name",
+    "q_layer_name",
+    "exclude_layers_name",
+)
+
+
+@pytest.mark.parametrize("attribute", INFERRED)
+def test_what_is_inferred_of_a_known_family_is_what_its_template_says(attribute: str) -> None:
+    known = architecture_of(tiny_model())
+    found = infer_architecture(tiny_model(), "llama")
+    assert found is not None
+    assert known is not None
+    assert getattr(found, attribute) == getattr(known, attribute)
+
+
+def test_an_unknown_family_quantizes_block_by_block_and_reloads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = persimmon()
+    template = template_of(model)
+    assert "inferred from its modules" in caplog.text
+    assert template.kv_layers_name == ["*query_key_value"]
+    ModelQuantizer(template.get_config("fp8", kv_cache_scheme="fp8")).quantize_model(model, [IDS])
+    assert all(row.fused for row in model.quark_plan.attentions)
+    layers = [m for m in model.model.layers.modules() if isinstance(m, nn.Linear)]
+    assert len(layers) == 8
+    assert all(isinstance(m, QuantizedLayer) for m in layers)
+    assert not isinstance(model.lm_head, QuantizedLayer)
+    export_safetensors(model, tmp_path / "out")
+    with torch.no_grad():
+        assert torch.equal(import_model_from_safetensors(None, tmp_path / "out")(IDS).logits, model(IDS).logits)
+
+
+def test_names_fill_what_an_architecture_does_not_state_and_nothing_else() -> None:
+    model = tiny_model()
+    layers = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
+    known = architecture_of(model)
+    assert known is not None
+    assert with_inferred_attention(known, model, layers) == known
+    unstated = attrs.evolve(known, query_projections=None, key_projections=None, value_projections=(), key_norms=None)
+    assert with_inferred_attention(unstated, model, layers) == attrs.evolve(known, value_projections=())
+    assert with_inferred_attention(None, model, layers[:3]).key_projections == ("model.layers.0.self_attn.k_proj",)
+
+
+def test_experts_of_an_unknown_family_are_found_by_the_module_that_holds_them() -> None:
+    config = MixtralConfig(**SMALL, intermediate_size=64, num_local_experts=2, num_key_value_heads=4)
+    found = infer_architecture(MixtralForCausalLM(config), "mixed")
+    assert found is not None
+    assert found.experts == "mlp.experts"
+    assert ExpertNames(found).among(["model.layers.0.mlp.experts.1.up_proj", "model.layers.0.mlp.up_proj"]) == [
+        "model.layers.0.mlp.experts.1.up_proj"
+    ]
+
+
+def test_an_encoder_with_a_decoder_is_not_plain_and_is_refused() -> None:
+    model = T5ForConditionalGeneration(T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4))
+    assert infer_architecture(model, "t5") is None
+    with pytest.raises(UnknownNameError, match="no model template defined for the model type 't5'"):
+        template_of(model)
+
+
+def test_blocks_that_are_passed_several_times_are_not_plain() -> None:
+    config = AlbertConfig(**SMALL, intermediate_size=64, embedding_size=32)
+    assert infer_architecture(AlbertForMaskedLM(config), "albert") is None
+
+
+def test_the_plan_says_that_blocks_were_inferred() -> None:
+    layer = schemes().load_config("int4_wo_32")()
+    plan = ModelQuantizer(QConfig(global_quant_config=layer, exclude=["lm_head"])).plan(persimmon())
+    assert any("a template for the model type 'persimmon'" in note and "'model.layers'" in note for note in plan.notes)
+
+
+def test_layers_outside_the_blocks_stay_float() -> None:
+    model = BertForMaskedLM(BertConfig(**SMALL, intermediate_size=64))
+    found = infer_architecture(model, "bert")
+    assert found is not None
+    assert found.decoder_blocks == "bert.encoder.layer"
+    assert {"cls.predictions.transform.dense", "cls.predictions.decoder"} <= set(found.exclude_layers_name)
+
+
+def test_a_module_that_is_no_language_model_has_no_architecture() -> None:
+    assert architecture_of(nn.Sequential(nn.Linear(4, 4))) is None
+    assert infer_architecture(nn.ModuleList([nn.Linear(4, 4)]), "x") is None
+
+
+class Routed(nn.Module):
+    """A language model of no library: two blocks, each with a gate beside its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        names = ("query_key_value", "gate", "up_proj")
+        self.embedding, self.head = nn.Embedding(8, 4), nn.Linear(4, 8)
+        self.blocks = nn.ModuleList(nn.ModuleDict({name: nn.Linear(4, 4) for name in names}) for _ in range(2))
+        self.config = SimpleNamespace(num_hidden_layers=2)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embedding
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+
+def test_routers_of_an_unknown_family_stay_float() -> None:
+    model = Routed()
+    found = infer_architecture(model, "routed")
+    assert found is not None
+    config = QConfig(global_quant_config=schemes().load_config("int4_wo_per_channel")(), exclude=list(found.exclude_layers_name))
+    plan = ModelQuantizer(config).plan(model)
+    assert {row.name.rpartition(".")[2] for row in plan.quantized} == {"query_key_value", "up_proj"}

@@ -1,0 +1,1 @@
+"""The commands of quark-workbench, one module each, and the groups of options that they share."""

@@ -1,0 +1,189 @@
+"""``quark evaluate``: perplexity of a checkpoint, float or quantized, and its KL divergence from a reference."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import attrs
+import typer
+
+from quark.base.lazy import LazyRef
+from quark.cli.event_lines import print_result, with_event_lines
+from quark.cli.given_options import given_options
+from quark.errors import CheckpointError, ConfigError, MissingPluginError, NonFiniteError
+from quark_workbench.commands.evaluation_text import result_lines, task_lines
+from quark_workbench.commands.quantize import TrustRemoteCode
+from quark_workbench.commands.task_options import (
+    Backend,
+    BackendOptions,
+    BatchSize,
+    ChatTemplate,
+    NumFewshot,
+    TaskPath,
+    Tasks,
+    task_options,
+    task_scores,
+)
+
+if TYPE_CHECKING:
+    from quark_workbench.evaluate import Protocol, Windows
+
+__all__ = ["evaluate"]
+
+Text = Annotated[
+    str | None,
+    typer.Option(
+        help="Text to evaluate on: a file or directory of text, JSON lines or Parquet, or a source by its name; `quark datasets` lists "
+        "them. The default is a short bundled text."
+    ),
+]
+ByBlock = Annotated[
+    bool, typer.Option("--by-block", help="Read the checkpoints block by block, for models larger than memory; the figures are the same.")
+]
+TextOptions = Annotated[
+    list[str] | None, typer.Option("--text-option", help="KEY=VALUE for the source of the text; `quark datasets NAME` shows them.")
+]
+
+_TOKENS_AT_A_TIME = 2048  # tokens of a batch: enough for good utilization, few enough for the logits of a large vocabulary
+
+
+@partial(with_event_lines, "evaluate")
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="Directory of a checkpoint in Hugging Face form, float or quantized.")],
+    reference: Annotated[Path | None, typer.Option(help="Directory of the float checkpoint to compare with.")] = None,
+    text: Text = None,
+    text_option: TextOptions = None,
+    protocol: Annotated[
+        str, typer.Option(help="quark, wikitext (2048, as in papers), llama.cpp (half windows), or lm-eval (rolling, per word).")
+    ] = "quark",
+    seq_len: Annotated[int | None, typer.Option(help="Tokens in a window, at least 2; the default is the protocol's.")] = None,
+    stride: Annotated[int | None, typer.Option(help="Tokens from a window to the next; what overlaps is scored once.")] = None,
+    bos: Annotated[str | None, typer.Option(help="BOS tokens: auto, each, first, none; the default is the protocol's.")] = None,
+    score_from: Annotated[float | None, typer.Option(help="Where scoring begins in a window: a share below 1, or tokens.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Largest number of windows from the start of the text, or of questions of a task.")
+    ] = None,
+    metric: Annotated[list[str] | None, typer.Option(help="Also measure this; `quark metrics` lists what. May be repeated.")] = None,
+    by_block: ByBlock = False,
+    tasks: Tasks = None,
+    task_path: TaskPath = None,
+    num_fewshot: NumFewshot = None,
+    batch_size: BatchSize = "1",
+    apply_chat_template: ChatTemplate = False,
+    backend: Backend = "transformers",
+    backend_option: BackendOptions = None,
+    device: Annotated[str, typer.Option(help="Torch device to work on.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto: as the checkpoint says.")] = "auto",
+    trust_remote_code: TrustRemoteCode = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines: what happens, and the result on the last line.")] = False,
+) -> None:
+    """Print the perplexity of MODEL on a text; with --reference also the KL divergence from it; with --tasks its scores in tasks."""
+    # Torch and transformers are imported here, not above: `quark --help` and the listings do without them.
+    from quark_workbench.evaluate import protocol_of
+
+    started = time.perf_counter()
+    if tasks is not None:
+        options = task_options(tasks, task_path, num_fewshot, limit, batch_size, apply_chat_template)
+        result = task_scores(model, options, backend, given_options("--backend-option", backend_option), device, dtype)
+    else:
+        chosen = protocol_of(protocol, seq_len=seq_len, stride=stride, bos=bos, score_from=score_from)
+        chosen = _within_context(chosen, model, trust_remote_code, is_default=seq_len is None)
+        windows = _windows(model, (text, given_options("--text-option", text_option)), chosen, limit, trust_remote_code)
+        result = {"model": str(model), "protocol": attrs.asdict(chosen), "windows": len(windows), "seq_len": chosen.seq_len}
+        where = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
+        result |= _measured((model, reference), windows, metric or [], where, by_block)
+    result["seconds"] = round(time.perf_counter() - started, 3)
+    lines = task_lines if tasks is not None else result_lines
+    print_result(result) if as_json else typer.echo("\n".join(lines(result)))
+
+
+def _measured(
+    paths: tuple[Path, Path | None], windows: Windows, metric: list[str], where: dict[str, Any], by_block: bool
+) -> dict[str, Any]:
+    """Return what the model says of the windows, and how it differs from the reference; ``paths`` are those of the two."""
+    from quark.checkpoint.transformers_loading import register_layouts
+    from quark.models.hf.loading import load_model
+    from quark.models.hf.model_config import model_config
+    from quark_workbench import evaluate as metrics
+    from quark_workbench.evaluate.by_block import compare_by_block, likelihood_by_block
+    from quark_workbench.evaluate.metrics import TokenMetrics
+
+    model, reference = paths
+    TokenMetrics.of(metric, has_reference=reference is not None)
+    if reference is not None:
+        model_config(reference, trust_remote_code=where["trust_remote_code"])  # missing: an error before the first model is loaded
+    batches = windows.split(max(1, _TOKENS_AT_A_TIME // windows.tokens.shape[1]))
+    register_layouts()
+    loaded = None if by_block else load_model(model, **where)
+    result: dict[str, Any] = {"unit": "token" if windows.words is None else "word"}
+    try:
+        if reference is not None:
+            if loaded is None:
+                comparison = compare_by_block(model, reference, batches, metric, **where)
+            else:
+                comparison = metrics.compare(loaded, load_model(reference, **where), batches, metric)
+            return result | {"reference": str(reference)} | attrs.asdict(comparison)
+        by_model = likelihood_by_block(model, batches, metric, **where) if loaded is None else metrics.likelihood(loaded, batches, metric)
+    except NonFiniteError as error:
+        checkpoints = f"'{model}'" if reference is None else f"'{model}' beside '{reference}'"
+        raise NonFiniteError(f"{checkpoints}: {error}", tensor=error.tensor) from error
+    result |= {"tokens": by_model.tokens, "perplexity": by_model.perplexity.value}
+    result |= {"perplexity_error": by_model.perplexity.error, "bits_per_token": by_model.bits_per_token}
+    return result | {"metrics": {name: attrs.asdict(mean) for name, mean in by_model.metrics.items()}}
+
+
+def _within_context(protocol: Protocol, model: Path, trust_remote_code: bool, *, is_default: bool) -> Protocol:
+    """Return the protocol with windows that the model can read: a default length is cut to its context, a chosen one is refused."""
+    from quark.models.hf.model_config import model_config
+
+    context = getattr(model_config(model, trust_remote_code=trust_remote_code).get_text_config(), "max_position_embeddings", None)
+    if not isinstance(context, int) or protocol.seq_len <= context:
+        return protocol
+    if is_default:
+        return attrs.evolve(protocol, seq_len=context)
+    raise ConfigError(f"windows of {protocol.seq_len} tokens exceed the context of '{model}', {context}: use --seq-len {context} or less")
+
+
+def _windows(
+    model: Path, text: tuple[str | None, dict[str, Any]], protocol: Protocol, limit: int | None, trust_remote_code: bool
+) -> Windows:
+    """Return the windows to evaluate on; errors in the arguments are raised before a weight is read."""
+    from quark.calibration.data import read_samples, text_of
+    from quark.models.hf.model_config import model_config
+    from quark.models.hf.tokenizer import load_tokenizer
+    from quark_workbench.evaluate import scored_windows
+
+    config = model_config(model, trust_remote_code=trust_remote_code).get_text_config()
+    tokenizer = load_tokenizer(model, trust_remote_code=trust_remote_code)
+    if tokenizer is None:
+        raise ConfigError(f"'{model}' has no tokenizer, so text cannot be turned into tokens: copy tokenizer.json into it")
+    spec, options = text
+    words = _bundled_text() if spec is None else text_of(tokenizer, read_samples(spec, options))
+    windows = scored_windows(tokenizer, words, protocol, limit)
+    vocabulary, largest = getattr(config, "vocab_size", None), int(windows.tokens.max())
+    if isinstance(vocabulary, int) and largest >= vocabulary:
+        raise CheckpointError(
+            f"the tokenizer in '{model}' gives the token {largest:,}, and its config.json has a vocabulary of {vocabulary:,}: they do not "
+            "match, copy the tokenizer again"
+        )
+    return windows
+
+
+def _bundled_text() -> str:
+    """Return the text of the tiny model.
+
+    Raises:
+        MissingPluginError: Its distribution is not installed.
+    """
+    try:
+        text: str = LazyRef("quark_tiny_model:held_out_text").load()()
+    except ModuleNotFoundError as error:
+        if error.name != "quark_tiny_model":
+            raise
+        raise MissingPluginError(
+            "the bundled text comes with quark-tiny-model, which is not installed: pip install quark-tiny-model, or give a text with --text"
+        ) from None
+    return text

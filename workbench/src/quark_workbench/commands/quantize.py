@@ -1,0 +1,147 @@
+"""``quark quantize``: a checkpoint in, a quantized checkpoint out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import attrs
+import typer
+
+from quark.base.log import get_logger
+from quark.cli.event_lines import print_result, with_event_lines
+from quark.cli.option_groups import with_groups
+from quark.errors import ConfigError
+from quark_workbench.commands.calibration_options import CalibrationChoices, calibration_choices
+from quark_workbench.commands.config_options import ConfigOptions, config_options
+from quark_workbench.commands.export_choices import ExportChoices, WritingChoices, export_choices, writing_choices
+from quark_workbench.commands.selection import SelectionOptions, selection_options
+
+if TYPE_CHECKING:
+    from quark.base.ranks import Ranks
+    from quark_workbench.mixed_precision import SelectionResult
+
+__all__ = ["GROUPS", "TrustRemoteCode", "quantize"]
+
+Output = Annotated[Path | None, typer.Argument(help="Directory to write; must not exist or be empty.")]
+Probe = Annotated[
+    bool, typer.Option("--probe/--no-probe", help="Measure this machine for a plan's estimate of the time, in a few seconds.")
+]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run the code that comes with the checkpoint; without, one that needs it is refused.")
+]
+Deterministic = Annotated[
+    bool,
+    typer.Option(
+        "--deterministic",
+        help="Sum over calibration samples in an order that does not depend on the number of processes: the same bytes by one and by many. "
+        "Takes more memory.",
+    ),
+]
+
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print JSON lines: what happens, and the result on the last line; a plan is one JSON value.")
+]
+
+GROUPS: dict[str, Callable[..., Any]] = {"config": config_options, "calibration": calibration_choices, "export": export_choices}
+"""Groups of options that a plan has as well: name of the argument → what reads it."""
+
+
+@partial(with_event_lines, "quantize")
+@with_groups(**GROUPS, writing=writing_choices, selection=selection_options)
+def quantize(
+    model: Annotated[Path, typer.Argument(help="Directory of a checkpoint: float, or in a layout that can be dequantized.")],
+    out: Output,
+    config: ConfigOptions,
+    calibration: CalibrationChoices,
+    export: ExportChoices,
+    writing: WritingChoices,
+    selection: SelectionOptions | None,
+    device: Annotated[str, typer.Option(help="Torch device to work on.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto: as the checkpoint says.")] = "auto",
+    trust_remote_code: TrustRemoteCode = False,
+    deterministic: Deterministic = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what `quark plan` prints, and stop.")] = False,
+    probe: Probe = True,
+    as_json: AsJson = False,
+) -> None:
+    """Quantize the checkpoint MODEL and write the result to OUT.
+
+    Several processes share the work: torchrun --nproc-per-node N -m quark quantize …
+    """
+    # Torch and transformers are imported here, not above: `quark --help` and the listings do without them.
+    from quark.checkpoint.destination import refuse_used_directory
+    from quark.models.hf.skeleton import meta_model
+    from quark.runs import quantize_checkpoint
+    from quark_workbench.commands.planned import print_planned
+
+    started = time.perf_counter()
+    where: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
+    if dry_run and selection is None:
+        print_planned(model, out, config.config_for, calibration, export, probe=probe, as_json=as_json, **where)
+        return
+    assert out is not None
+    refuse_used_directory(out, export.exporter, resume=writing.resume)
+    export.options()  # an option that is wrong is refused before anything is read
+    config = _with_base_scheme(config, selection)
+    quant_config = config.config_for(meta_model(model, trust_remote_code=trust_remote_code))
+    data, chosen = calibration.of(model, trust_remote_code=trust_remote_code), None
+    if selection is not None:
+        chosen = selection.run(model, quant_config, config.named_layers, data, device, dtype, is_quiet=as_json)
+        quant_config = chosen.config
+        writing = attrs.evolve(writing, selection=chosen.to_dict())
+    if dry_run:
+        own = quant_config
+        print_planned(model, out, lambda _: own, calibration, export, probe=probe, as_json=as_json, chosen=chosen, **where)
+        return
+    arguments = writing.arguments(started) | where | {"exporter": export.exporter, "options": export.options(data.tokenizer)}
+    with _ranks(device, deterministic) as (ranks, device):
+        plan = quantize_checkpoint(model, out, quant_config, data, **arguments | {"device": device, "ranks": ranks})
+    if ranks.is_first:
+        scheme = str(config.scheme) if chosen is None else " + ".join(dict.fromkeys(chosen.selection.choices.values()))
+        _print_result(out, scheme, len(plan.quantized), time.perf_counter() - started, as_json, chosen)
+
+
+def _with_base_scheme(config: ConfigOptions, selection: SelectionOptions | None) -> ConfigOptions:
+    """Return the options with the scheme from which a selection starts; unchanged without a selection.
+
+    Raises:
+        ConfigError: A selection has a scheme beside it, or options of a scheme.
+    """
+    if selection is None:
+        return config
+    from quark.base.process_group import is_one_of_many
+
+    if config.scheme is not None:
+        raise ConfigError(f"--scheme {config.scheme} gives all layers one scheme, and --mixed chooses among several: leave one of them out")
+    if config.scheme_option:
+        raise ConfigError("--scheme-option is of the one scheme of --scheme: leave it out, since --mixed takes schemes as they are")
+    if is_one_of_many():
+        raise ConfigError("--mixed measures and chooses in one process: run it without torchrun")
+    return attrs.evolve(config, scheme=selection.base_scheme)
+
+
+@contextmanager
+def _ranks(device: str, is_deterministic: bool) -> Iterator[tuple[Ranks, str]]:
+    """Yield the processes of the run and this one's device; all but the first log errors alone."""
+    from quark.base.process_group import ranks_of_environment
+    from quark.models.hf.dtype_and_device import torch_device
+
+    with ranks_of_environment(torch_device(device), is_deterministic=is_deterministic) as (ranks, own):
+        if not ranks.is_first:
+            get_logger().setLevel(logging.ERROR)
+        yield ranks, str(own)
+
+
+def _print_result(out: Path, scheme: str, layers: int, seconds: float, as_json: bool, chosen: SelectionResult | None) -> None:
+    size = sum(f.stat().st_size for f in out.iterdir() if f.is_file())
+    if as_json:
+        facts = {"out": str(out), "scheme": scheme, "layers": layers, "bytes": size, "seconds": round(seconds, 3)}
+        print_result(facts if chosen is None else facts | {"selection": chosen.to_dict()})
+    else:
+        typer.echo(f"{out}: {layers} layers in {scheme}, {size / 1e6:.1f} MB, {seconds:.1f} s")

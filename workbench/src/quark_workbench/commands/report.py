@@ -1,0 +1,59 @@
+"""``quark report``: the report of an export, made anew; against the float checkpoint where that is given."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from quark.cli.event_lines import print_result, with_event_lines
+from quark_workbench.commands.calibration_options import calibration_batches
+
+__all__ = ["report"]
+
+
+@partial(with_event_lines, "report")
+def report(
+    out: Annotated[Path, typer.Argument(help="Directory of an export.")],
+    float_model: Annotated[
+        Path | None,
+        typer.Option("--float", help="Directory of its float checkpoint: weights are compared with it, one block in memory at a time."),
+    ] = None,
+    calib: Annotated[
+        str | None, typer.Option(help="Data on which hidden states are compared, as of `quark quantize`. Needs --float.")
+    ] = None,
+    num_calib: Annotated[int, typer.Option(min=1, help="Sequences of that text.")] = 4,
+    seq_len: Annotated[int, typer.Option(min=1, help="Tokens in a sequence.")] = 512,
+    to: Annotated[
+        Path | None, typer.Option(help="Directory for the two files; by default OUT itself, where they replace earlier ones.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines: what happens, and the findings on the last line.")] = False,
+) -> None:
+    """Write the report of the export OUT, quark_report.html and quark_report.json, and print its findings."""
+    # Torch and transformers are imported here, not above: `quark --help` and the listings do without them.
+    from quark.checkpoint.destination import REPORT_FILES
+    from quark.models.hf.tokenizer import load_tokenizer
+    from quark_workbench.report import write_contents
+    from quark_workbench.report.export_report import export_report
+
+    samples = None
+    if calib is not None and float_model is not None:
+        samples = calibration_batches(load_tokenizer(float_model), "hidden states", (calib, None), num_calib, seq_len)
+    elif calib is not None:
+        raise typer.BadParameter("--calib compares hidden states with the float model: give --float MODEL too")
+    contents = export_report(out, float_model, samples)
+    target = to or out
+    target.mkdir(parents=True, exist_ok=True)
+    write_contents(contents, target)
+    if as_json:
+        print_result({"out": str(target), "flags": contents["flags"]})
+    else:
+        typer.echo("\n".join([*_lines(contents), f"{target / REPORT_FILES[1]}"]))
+
+
+def _lines(contents: dict[str, Any]) -> list[str]:
+    """Return the findings as text."""
+    flags = [f"{flag['level'].upper()}: {flag['title']}. {flag['advice']}" for flag in contents["flags"]]
+    return flags or ["Nothing crosses a threshold."]

@@ -1,0 +1,165 @@
+"""``quark quantize --mixed``: the options of a selection of schemes, and what is printed of it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import attrs
+import typer
+
+from quark.base.names import folded
+from quark.cli.given_options import given_options
+from quark.cli.sizes import size_in_bytes
+from quark.cli.tables import table, terminal_width
+from quark.errors import ConfigError, OutputError
+
+if TYPE_CHECKING:
+    from quark.config.model import QConfig
+    from quark_workbench.mixed_precision import SelectionResult
+
+__all__ = ["SelectionOptions", "selection_lines", "selection_options"]
+
+_BAR = 24
+_WRITTEN = (".svg", ".json")
+
+
+@attrs.frozen
+class SelectionOptions:
+    """What was asked of a selection.
+
+    Attributes:
+        candidates: Names of schemes, and of float.
+        budget: The budget's fields, of which one is not None.
+        selector: Name of the selector; None for the one that is installed.
+        selector_options: Its options.
+        runtime: A program that has to load all candidates; None for any.
+        curve: File to write the curve to; None for none.
+    """
+
+    candidates: tuple[str, ...]
+    budget: dict[str, Any]
+    selector: str | None = None
+    selector_options: dict[str, Any] = attrs.field(factory=dict)
+    runtime: str | None = None
+    curve: Path | None = None
+
+    @property
+    def base_scheme(self) -> str:
+        """The candidate from which the configuration starts."""
+        from quark_workbench.mixed_precision.select import base_scheme
+
+        return base_scheme(self.candidates)
+
+    def run(
+        self, model: Path, base: QConfig, fixed: Iterable[str], data: Callable[[str], Any], device: str, dtype: str, *, is_quiet: bool
+    ) -> SelectionResult:
+        """Choose the schemes, print what was chosen unless ``is_quiet``, write the curve, and return the result."""
+        from quark_workbench.mixed_precision import Budget, select_schemes
+        from quark_workbench.mixed_precision.picture import curve_svg
+
+        if self.curve is not None and not self.curve.absolute().parent.is_dir():
+            raise OutputError(f"--curve {self.curve}: there is no directory '{self.curve.absolute().parent}': create it")
+        result = select_schemes(
+            model,
+            self.candidates,
+            Budget(**self.budget),
+            data,
+            base=base,
+            fixed=list(fixed),
+            selector=self.selector,
+            selector_options=self.selector_options,
+            runtime=self.runtime,
+            device=device,
+            dtype=dtype,
+        )
+        if not is_quiet:
+            typer.echo("\n".join(selection_lines(result)))
+        if self.curve is not None:
+            text = curve_svg(result) if self.curve.suffix == ".svg" else json.dumps(result.to_dict(), indent=2) + "\n"
+            self.curve.write_text(text, encoding="utf-8")
+        return result
+
+
+def selection_options(
+    mixed: Annotated[
+        str | None,
+        typer.Option(help="Schemes to choose from layer by layer, such as fp8,mxfp4,bf16 (bf16: leave it float), in place of --scheme."),
+    ] = None,
+    target_bits: Annotated[float | None, typer.Option(help="With --mixed: most bits per weight, scales included.")] = None,
+    target_size: Annotated[str | None, typer.Option(help="With --mixed: largest size of all tensors, such as 90MB or 1.5GiB.")] = None,
+    kl_budget: Annotated[
+        float | None, typer.Option(help="With --mixed: largest KL divergence from the float model on the calibration text, nats per token.")
+    ] = None,
+    selector: Annotated[str | None, typer.Option(help="With --mixed: what chooses; `quark selectors` lists them.")] = None,
+    selector_option: Annotated[
+        list[str] | None,
+        typer.Option(help="KEY=VALUE for the selector, such as sensitivity=kl; `quark selectors NAME` shows its options. May be repeated."),
+    ] = None,
+    runtime: Annotated[str | None, typer.Option(help="With --mixed: a program that has to load every scheme, such as vLLM.")] = None,
+    curve: Annotated[Path | None, typer.Option(help="With --mixed: file for the Pareto curve, .svg or .json.")] = None,
+) -> SelectionOptions | None:
+    """Return what was asked of a selection; None where nothing was.
+
+    Raises:
+        ConfigError: An option of a selection is there without ``--mixed``, not one budget is, or the file has another ending.
+    """
+    from quark_workbench.mixed_precision.budget import Budget
+
+    size = None if target_size is None else size_in_bytes(target_size, "--target-size")
+    budget: dict[str, Any] = {"bits": target_bits, "size": size, "kl": kl_budget}
+    if mixed is None:
+        budgets = {"--target-bits": target_bits, "--target-size": target_size, "--kl-budget": kl_budget}
+        others: dict[str, Any] = {"--selector": selector, "--selector-option": selector_option, "--runtime": runtime, "--curve": curve}
+        if idle := [flag for flag, value in (budgets | others).items() if value]:
+            raise ConfigError(f"{idle[0]} is of a selection: name the schemes to choose from, as in --mixed fp8,mxfp4, or leave it out")
+        return None
+    if all(value is None for value in budget.values()):
+        raise ConfigError("--mixed chooses under a budget: add --target-bits 5, --target-size 90MB, or --kl-budget 0.05")
+    Budget(**budget)
+    if curve is not None and curve.suffix not in _WRITTEN:
+        raise ConfigError(f"--curve {curve} ends in none of {', '.join(_WRITTEN)}: a curve is written as a picture or as JSON")
+    names = tuple(name.strip() for name in mixed.split(",") if name.strip())
+    return SelectionOptions(names, budget, selector, given_options("--selector-option", selector_option), runtime, curve)
+
+
+def selection_lines(result: SelectionResult) -> list[str]:
+    """Return what was chosen: the curve as a table, and the layers of each candidate."""
+    loss = "" if result.loss is None else f", predicted loss {result.loss:.4g} {result.selection.unit}"
+    lines = [
+        f"{result.selector}: {result.bits:.3f} bits per weight of at most {result.problem.budget}, "
+        f"{result.total_bytes / 1e6:.1f} MB in all{loss}; {result.seconds:.1f} s"
+    ]
+    if result.selection.curve:
+        lines += ["", *_curve_lines(result), ""]
+    lines += [f"  {name}: {text}" for name, text in _layers(result)]
+    return [*lines, *(f"  note: {note}" for note in result.selection.notes)]
+
+
+def _layers(result: SelectionResult) -> Iterator[tuple[str, str]]:
+    for name in result.problem.candidates:
+        chosen = [layer for g in result.problem.groups if result.selection.choices[g.name] == name for layer in g.layers]
+        yield name, folded(chosen, most=12) if chosen else "no layer"
+
+
+def _curve_lines(result: SelectionResult) -> list[str]:
+    problem, curve = result.problem, result.selection.curve
+    largest = max((point.loss for point in curve), default=0.0) or 1.0
+    rows = []
+    for point in curve:
+        counts = Counter(point.choices.values())
+        rows.append(
+            [
+                f"{problem.bits_of(point.group_bytes):.3f}",
+                f"{(point.group_bytes + problem.other_bytes) / 1e6:.1f}",
+                f"{point.loss:.4g}",
+                "" if point.measured_kl is None else f"{point.measured_kl:.4g}",
+                "chosen" if dict(point.choices) == dict(result.selection.choices) else "",
+                " ".join(f"{name} {counts[name]}" for name in problem.candidates if counts[name]),
+                "#" * round(_BAR * point.loss / largest),
+            ]
+        )
+    return table(["bits", "MB", "predicted", "measured KL", "", "groups", "loss"], rows, terminal_width())[0]

@@ -1,0 +1,20 @@
+"""Evaluation: perplexity of a model by a named protocol, and KL divergence from a reference model, over windows of tokens."""
+
+from quark_workbench.evaluate.comparison import Comparison, compare
+from quark_workbench.evaluate.perplexity import Likelihood, likelihood, perplexity
+from quark_workbench.evaluate.protocol import PROTOCOLS, Protocol, protocol_of
+from quark_workbench.evaluate.windows import Windows, scored_windows, token_windows
+
+__all__ = [
+    "PROTOCOLS",
+    "Comparison",
+    "Likelihood",
+    "Protocol",
+    "Windows",
+    "compare",
+    "likelihood",
+    "perplexity",
+    "protocol_of",
+    "scored_windows",
+    "token_windows",
+]

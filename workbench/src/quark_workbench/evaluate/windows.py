@@ -1,0 +1,140 @@
+"""Windows: pieces of a tokenized text that a model reads, and the tokens in each whose prediction counts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.errors import ConfigError
+from quark_workbench.evaluate.protocol import PROTOCOLS, Protocol
+
+__all__ = ["Windows", "scored_windows", "token_windows"]
+
+_CHARACTERS_PER_TOKEN = 8  # generous for any tokenizer: with a limit, no more text than needed is tokenized
+
+
+@attrs.frozen(eq=False)
+class Windows:
+    """Windows of one length.
+
+    Attributes:
+        tokens: ``[N, T]``, int64. The model reads all but the last token of a window.
+        first: ``[N]``, int64: position of the first token of each window whose prediction is scored, 1 to T − 1. All after it are scored.
+        words: Number of words of the text, where results are per word; None where they are per token.
+    """
+
+    tokens: Tensor
+    first: Tensor
+    words: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def scored(self) -> Tensor:
+        """Whether the prediction of each token but the first counts, ``[N, T − 1]``."""
+        return torch.arange(1, self.tokens.shape[1]) >= self.first[:, None]
+
+    def split(self, size: int) -> Iterator[Windows]:
+        """Yield batches of at most ``size`` windows, in order."""
+        for tokens, first in zip(self.tokens.split(size), self.first.split(size), strict=True):
+            yield Windows(tokens, first, self.words)
+
+
+def token_windows(tokenizer: Any, text: str, length: int, limit: int | None = None) -> Tensor:
+    """Return consecutive windows of a text without overlap, ``[N, length]``, int64: those of the protocol ``"quark"``.
+
+    Args and errors as for `scored_windows`.
+    """
+    return scored_windows(tokenizer, text, attrs.evolve(PROTOCOLS["quark"], seq_len=length), limit).tokens
+
+
+def scored_windows(tokenizer: Any, text: str, protocol: Protocol, limit: int | None = None) -> Windows:
+    """Return the windows of a text by a protocol.
+
+    Args:
+        tokenizer: A transformers tokenizer.
+        text: Any text.
+        protocol: How the text is cut, and what is scored.
+        limit: The largest number of windows, from the start; None takes all. Not for results per word.
+
+    Raises:
+        ConfigError: The limit is too small, the text is empty, or it does not fill one window.
+    """
+    if limit is not None and limit < 1:
+        raise ConfigError(f"a limit of {limit} windows leaves nothing to evaluate: it must be at least 1")
+    if limit is not None and protocol.is_rolling:
+        raise ConfigError(f"the protocol '{protocol.name}' scores the whole text, per word: leave the limit out, or give a shorter text")
+    if not text.strip():
+        raise ConfigError("the text is empty: nothing can be evaluated on it")
+    if protocol.is_rolling:
+        return _rolling(tokenizer, text, protocol)
+    return _overlapping(tokenizer, text, protocol, limit)
+
+
+def _overlapping(tokenizer: Any, text: str, protocol: Protocol, limit: int | None) -> Windows:
+    """Return windows every ``stride`` tokens; an incomplete last one is dropped."""
+    length, stride = protocol.seq_len, protocol.stride or protocol.seq_len
+    bos = _bos(tokenizer, protocol)
+    inserted = [bos] if protocol.bos in ("auto", "each") and bos is not None and not protocol.bos_replaces else []
+    start = [bos] if (protocol.bos == "first" or protocol.bos_replaces) and bos is not None else []
+    fill, step = length - len(inserted), stride - len(inserted) if stride == length else stride
+    wanted = None if limit is None else (limit - 1) * step + fill
+    tokens = torch.cat([torch.tensor(start, dtype=torch.int64), _tokens(tokenizer, text, wanted)])[:wanted]
+    if len(tokens) < fill:
+        raise ConfigError(f"the text has {len(tokens)} tokens, fewer than one window of {fill}: give more text or shorter windows")
+    windows = tokens.unfold(0, fill, step).contiguous()
+    if inserted:
+        windows = torch.cat([torch.tensor(inserted).expand(len(windows), -1), windows], dim=1)
+    elif protocol.bos == "each" and bos is not None:
+        windows[:, 0] = bos
+    first = torch.full((len(windows),), max(1, protocol.first_scored, length - stride))
+    first[0] = max(1, protocol.first_scored)  # the first window has no predecessor that has scored its beginning
+    return Windows(windows, first)
+
+
+def _rolling(tokenizer: Any, text: str, protocol: Protocol) -> Windows:
+    """Return windows that score each token once, the first after a BOS or EOS token; the last one reaches back to be full.
+
+    Source: ``get_rolling_token_windows`` with ``context_len=1`` and ``word_perplexity`` of lm-evaluation-harness.
+    """
+    prefix = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    if prefix is None:
+        raise ConfigError(f"the protocol '{protocol.name}' begins with a BOS or EOS token, and this tokenizer has neither: use another one")
+    tokens = torch.cat([torch.tensor([prefix]), _tokens(tokenizer, text, None)])
+    length = min(protocol.seq_len + 1, len(tokens))  # the model reads one token less
+    ends = [*range(length, len(tokens), length - 1), len(tokens)]
+    windows = torch.stack([tokens[end - length : end] for end in ends])
+    done = torch.tensor([1, *ends[:-1]])  # position in the text of the first token that is not scored yet
+    return Windows(windows, done - torch.tensor(ends) + length, words=len(re.split(r"\s+", text)))
+
+
+def _bos(tokenizer: Any, protocol: Protocol) -> int | None:
+    """Return the BOS token of the protocol's windows, or None for windows of plain text.
+
+    Raises:
+        ConfigError: The protocol asks for one, and the tokenizer has none.
+    """
+    bos: int | None = tokenizer.bos_token_id
+    if protocol.bos == "auto" or protocol.bos_replaces:  # only where the tokenizer puts it before a text: the model was trained with it
+        return bos if bos is not None and tokenizer("a")["input_ids"][:1] == [bos] else None
+    if protocol.bos == "first" and bos is not None:
+        return bos if tokenizer("a")["input_ids"][:1] == [bos] else None
+    if protocol.bos == "each" and bos is None:
+        raise ConfigError("the tokenizer has no BOS token to begin each window with: use bos='none'")
+    return None if protocol.bos == "none" else bos
+
+
+def _tokens(tokenizer: Any, text: str, wanted: int | None) -> Tensor:
+    """Return the tokens of the text, or of its beginning if that gives the wanted number of tokens."""
+    for part in (text,) if wanted is None else (text[: wanted * _CHARACTERS_PER_TOKEN], text):
+        # verbose=False: no warning for a text longer than the model's context, since it is cut afterwards.
+        tokens = torch.tensor(tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"], dtype=torch.int64)
+        if wanted is not None and len(tokens) > wanted:
+            break  # one more than wanted, since the last one may be half a word
+    return tokens

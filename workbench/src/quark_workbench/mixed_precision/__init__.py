@@ -1,0 +1,25 @@
+"""Selection: which scheme each layer gets, under a budget of bits, bytes or divergence. The choice itself is made by a plugin."""
+
+from quark_workbench.mixed_precision.budget import Budget
+from quark_workbench.mixed_precision.candidates import FLOAT, Candidate, candidates_of
+from quark_workbench.mixed_precision.layer_groups import LayerGroup, layer_groups
+from quark_workbench.mixed_precision.problem import SelectionProblem
+from quark_workbench.mixed_precision.select import select_schemes
+from quark_workbench.mixed_precision.selection import CurvePoint, Selection, SelectionResult
+from quark_workbench.mixed_precision.selector import SchemeSelector, selector_of
+
+__all__ = [
+    "FLOAT",
+    "Budget",
+    "Candidate",
+    "CurvePoint",
+    "LayerGroup",
+    "SchemeSelector",
+    "Selection",
+    "SelectionProblem",
+    "SelectionResult",
+    "candidates_of",
+    "layer_groups",
+    "select_schemes",
+    "selector_of",
+]

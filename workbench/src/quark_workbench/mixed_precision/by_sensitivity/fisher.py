@@ -1,0 +1,180 @@
+"""The divergence that a small output error causes, predicted by the Fisher information: one backward pass for each batch.
+
+For errors ``δy_t`` of the outputs of one layer at tokens t::
+
+    KL(float ‖ quantized) ≈ ½ E (Σ_t g_tᵀ δy_t)² ≈ ½ Σ_t E (g_tᵀ δy_t)²
+
+with ``g_t`` the gradient by the output of the log-likelihood of next tokens that the model itself draws. The second step takes the errors
+of different tokens for independent. Errors of outputs and gradients of one token are multiplied with each other, not their means: a few
+tokens have the largest outputs of all and next to no gradient. Source: Martens, "New insights and perspectives on the natural gradient
+method", 2020, section 5, for the Fisher information as the curvature of the divergence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from quark.calibration.batches import Call
+from quark.calibration.lockstep import without_cache
+from quark.calibration.pause_points import tokens_of
+from quark.errors import UnsupportedError
+from quark.runs.memory import SHARE, free_bytes
+from quark_workbench.mixed_precision import Candidate, SelectionProblem
+from quark_workbench.mixed_precision.by_sensitivity.quantized_form import QuantizedForm
+
+__all__ = ["divergences"]
+
+
+class _Forms:
+    """Layers in the schemes of candidates, kept from batch to batch while there is room for them.
+
+    Args:
+        room: Bytes of rounded weights that may be kept; None keeps all. Layers beyond it are rounded for each batch.
+    """
+
+    def __init__(self, room: int | None) -> None:
+        self._room = room
+        self._forms: dict[tuple[str, str], QuantizedForm] = {}
+
+    def of(self, name: str, module: nn.Module, candidate: Candidate) -> QuantizedForm:
+        """Return a layer in the scheme of a candidate."""
+        form = self._forms.get((name, candidate.name))
+        if form is None:
+            form = QuantizedForm(name, module, candidate)
+            size = sum(p.nbytes for p in module.parameters())
+            if self._room is None or size <= self._room:
+                self._forms[name, candidate.name] = form
+                self._room = None if self._room is None else self._room - size
+        return form
+
+
+@attrs.define(eq=False)
+class _Layer:
+    """One layer while passes run.
+
+    Attributes:
+        name: Full name.
+        module: The float layer.
+        candidates: That quantize it.
+        squares: ``Σ_t (g_tᵀ δy_t)²`` so far, by candidate.
+        forms: Has the layer in the schemes of the candidates.
+    """
+
+    name: str
+    module: nn.Module
+    candidates: Sequence[Candidate]
+    squares: dict[str, float]
+    forms: _Forms
+
+    @torch.no_grad()
+    def add(self, x: Tensor, y: Tensor, gradient: Tensor, call: Call) -> None:
+        """Add one batch: input, output and gradient, each ``[…, K or N]``."""
+        y, gradient = tokens_of(y, call).float(), tokens_of(gradient, call).float()
+        x = tokens_of(x, call)
+        for candidate in self.candidates:
+            error = self.forms.of(self.name, self.module, candidate)(x).float() - y
+            self.squares[candidate.name] += float((gradient * error).sum(-1).square().sum())
+
+
+def divergences(problem: SelectionProblem, calls: Sequence[Call], seed: int = 0, room: int | None = None) -> dict[str, dict[str, float]]:
+    """Return the predicted KL divergence in nats per token by full name of layer, then by candidate that quantizes it.
+
+    All tensors of the model are in memory while this works, and the activations of one batch; the model is left as it was.
+
+    Args:
+        problem: Has the model.
+        calls: The batches.
+        seed: Of the tokens that are drawn.
+        room: Bytes that the rounded weights of all candidates may take from batch to batch; None is half of what is free then. Layers that
+            find no room are rounded again for each batch.
+
+    Raises:
+        UnsupportedError: The model has no input embeddings, from which a backward pass begins.
+    """
+    problem.source.load(None)
+    for block in problem.blocks:
+        problem.source.load(block)
+    forms = _Forms(_room(problem.model) if room is None else room)
+    layers = [
+        _Layer(name, problem.model.get_submodule(name), own, {one.name: 0.0 for one in own}, forms)
+        for group in problem.groups
+        for own in [[c for c in (problem.candidates[n] for n in problem.sizes[group.name]) if not c.is_float]]
+        for name in group.layers
+    ]
+    generator, tokens, current = torch.Generator().manual_seed(seed), 0, _Current()
+    with _graph(problem.model), _watched(layers, current), without_cache(problem.model):
+        for call in problem.events.batches(calls, of=calls):
+            current.call = call
+            tokens += _backward(problem.model, call, generator)
+    for block in problem.blocks:
+        problem.source.release(block)
+    return {layer.name: {name: value / (2 * max(1, tokens)) for name, value in layer.squares.items()} for layer in layers}
+
+
+def _room(model: nn.Module) -> int | None:
+    """Return the bytes that rounded weights may take beside a model that is in memory; None where it is not known what is free."""
+    free = free_bytes(next(model.parameters()).device)
+    return None if free is None else int(SHARE * free)
+
+
+@attrs.define(eq=False)
+class _Current:
+    """The call whose passes run."""
+
+    call: Call = attrs.field(factory=Call)
+
+
+def _backward(model: nn.Module, call: Call, generator: torch.Generator) -> int:
+    """Run a forward, draw a next token at each position, and go back from their log-likelihood; returns the number of positions."""
+    with torch.enable_grad():
+        output = call.run(model)
+        log_p = torch.log_softmax(tokens_of(getattr(output, "logits", output), call).float(), -1)  # [tokens, V]
+        drawn = torch.multinomial(log_p.detach().exp().cpu(), 1, generator=generator).to(log_p.device)
+        log_p.gather(1, drawn).sum().backward()
+    return len(log_p)
+
+
+@contextmanager
+def _graph(model: nn.Module) -> Iterator[None]:
+    """Let graphs begin at the embeddings, and no parameter get a gradient, while the body runs."""
+    get: Any = getattr(model, "get_input_embeddings", None)
+    embeddings = get() if get is not None else None
+    if not isinstance(embeddings, nn.Module):
+        raise UnsupportedError(
+            f"a {type(model).__name__} has no input embeddings (get_input_embeddings), from which a backward pass begins: choose another "
+            "sensitivity, such as kl"
+        )
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    handle = embeddings.register_forward_hook(lambda module, args, output: output.detach().requires_grad_(True))
+    try:
+        for parameter in trained:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        handle.remove()
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
+
+@contextmanager
+def _watched(layers: Sequence[_Layer], current: _Current) -> Iterator[None]:
+    """Let each layer add its errors when the gradient by its output is known, while the body runs."""
+    with ExitStack() as stack:
+        for layer in layers:
+            stack.callback(layer.module.register_forward_hook(_hook(layer, current)).remove)
+        yield
+
+
+def _hook(layer: _Layer, current: _Current) -> Callable[[nn.Module, Any, Tensor], None]:
+    def watch(module: nn.Module, args: Any, output: Tensor) -> None:
+        if output.requires_grad:
+            x, y, call = args[0].detach(), output.detach(), current.call
+            output.register_hook(lambda gradient: layer.add(x, y, gradient, call))
+
+    return watch

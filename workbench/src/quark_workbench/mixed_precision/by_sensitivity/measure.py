@@ -1,0 +1,136 @@
+"""Measured divergence: KL of the next-token distributions of the model under some choices from those of the float model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from quark.calibration.batches import Call
+from quark.calibration.lockstep import current_forward
+from quark.calibration.pause_points import tokens_of
+from quark.errors import NonFiniteError
+from quark.runs.memory import tokens_in
+from quark_workbench.evaluate.comparison import kl_divergence
+from quark_workbench.mixed_precision import SelectionProblem
+from quark_workbench.mixed_precision.by_sensitivity.quantized_form import QuantizedForm
+from quark_workbench.mixed_precision.by_sensitivity.streaming import streamed
+
+__all__ = ["limited", "measured_kl"]
+
+_HELD = 1 << 28
+"""Elements of hidden states, 1 GiB in float32, that forwards may hold while they wait at a block; more choices take more passes."""
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class _Forward(Call):
+    """A forward of the model under some choices, or of the float model.
+
+    Attributes:
+        candidate_of: Name of the candidate by full name of layer; empty for the float model.
+        finished: Called with the logits of all tokens but padding, ``[tokens, V]``.
+    """
+
+    candidate_of: Mapping[str, str]
+    finished: Callable[[Tensor], None]
+
+    def run(self, model: nn.Module) -> Any:
+        output = Call.run(self, model)
+        logits: Tensor = getattr(output, "logits", output)
+        self.finished(tokens_of(logits, self))
+
+
+def limited(data: Sequence[Call], tokens: int) -> list[Call]:
+    """Return the first forwards of the data, so many that they have about that many tokens; at least one."""
+    taken: list[Call] = []
+    count = 0
+    for call in data:
+        if taken and count >= tokens:
+            break
+        taken.append(call)
+        count += tokens_in([call])
+    return taken
+
+
+def measured_kl(problem: SelectionProblem, choices: Sequence[Mapping[str, str]], tokens: int) -> list[float]:
+    """Return the mean KL divergence from the float model for each of several choices, in nats per token.
+
+    Weights are rounded to nearest, and inputs with static scales are quantized with the scales of each batch. All choices pass the model
+    together, block by block, so that each block is read once.
+
+    Args:
+        problem: Has the model and the data.
+        choices: Candidate by name of group; groups that are left out stay float.
+        tokens: About how many tokens of the data to measure on.
+
+    Raises:
+        NonFiniteError: Logits hold NaN or Inf.
+    """
+    data = limited(problem.data, tokens)
+    width = max((shape[1] for group in problem.groups for shape in group.shapes.values()), default=1)
+    at_once = max(1, _HELD // max(1, width * tokens_in(data)) - 1)
+    layers = {group.name: group.layers for group in problem.groups}
+    by_layer = [{layer: name for group, name in one.items() for layer in layers[group]} for one in choices]
+    values: list[float] = []
+    for start in range(0, len(by_layer), at_once):
+        values += _measured(problem, by_layer[start : start + at_once], data)
+    return values
+
+
+def _measured(problem: SelectionProblem, choices: Sequence[Mapping[str, str]], data: Sequence[Call]) -> list[float]:
+    """Return the divergence of each choice, ``candidate by layer``; all forwards wait for each other at each block."""
+    reference: dict[int, Tensor] = {}
+    sums, count = [0.0] * len(choices), 0
+
+    def keep(number: int) -> Callable[[Tensor], None]:
+        def finished(logits: Tensor) -> None:
+            nonlocal count
+            reference[number] = _log_probabilities(logits)
+            count += len(reference[number])
+
+        return finished
+
+    def compare(choice: int, number: int) -> Callable[[Tensor], None]:
+        def finished(logits: Tensor) -> None:
+            sums[choice] += float(kl_divergence(reference[number], _log_probabilities(logits)).sum())
+
+        return finished
+
+    # The float model's forwards come first, and so end first.
+    forwards = [_forward(call, {}, keep(number)) for number, call in enumerate(data)]
+    forwards += [_forward(call, one, compare(i, n)) for i, one in enumerate(choices) for n, call in enumerate(data)]
+    _run(problem, forwards, sorted({layer for one in choices for layer in one}))
+    return [value / count for value in sums]
+
+
+def _forward(call: Call, candidate_of: Mapping[str, str], finished: Callable[[Tensor], None]) -> _Forward:
+    return _Forward(args=call.args, kwargs=call.kwargs, candidate_of=candidate_of, finished=finished)
+
+
+def _run(problem: SelectionProblem, forwards: Sequence[_Forward], layers: Sequence[str]) -> None:
+    forms: dict[tuple[str, str], QuantizedForm] = {}
+    blocks = problem.blocks
+    inside: dict[str, str] = {layer: block.name for block in blocks for layer in layers if block.owns(layer)}
+
+    def replacement(name: str, layer: nn.Module, plain: Callable[..., Any], x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        forward: Any = current_forward()
+        chosen = problem.candidates.get(forward.call.candidate_of.get(name, ""))
+        if chosen is None or chosen.is_float:
+            return plain(x, *args, **kwargs)
+        if (name, chosen.name) not in forms:
+            for key in [key for key in forms if inside[key[0]] != inside[name]]:
+                del forms[key]  # of a block that is behind
+            forms[name, chosen.name] = QuantizedForm(name, layer, chosen)
+        return forms[name, chosen.name](x)
+
+    streamed(problem, forwards, layers, replacement, to_the_end=True)
+
+
+def _log_probabilities(logits: Tensor) -> Tensor:
+    """Return the logarithms of the probabilities of logits ``[tokens, V]``, float32."""
+    if not bool(torch.isfinite(logits.sum(dtype=torch.float64))):
+        raise NonFiniteError("the logits hold NaN or Inf: no divergence can be measured. Try another dtype or scheme", tensor="logits")
+    return torch.log_softmax(logits.float(), -1)

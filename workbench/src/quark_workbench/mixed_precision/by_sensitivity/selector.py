@@ -1,0 +1,134 @@
+"""MixedPrecision: the selector of this distribution: predicted losses, then the exact choice under the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import attrs
+
+from quark.base.log import get_logger
+from quark.errors import ConfigError
+from quark_workbench.mixed_precision import CurvePoint, Selection, SelectionProblem
+from quark_workbench.mixed_precision.by_sensitivity.curve import best_choice, pareto_curve
+from quark_workbench.mixed_precision.by_sensitivity.measure import measured_kl
+from quark_workbench.mixed_precision.by_sensitivity.sensitivities import SENSITIVITIES, UNITS, Losses, losses_of
+
+__all__ = ["MixedPrecision"]
+
+_STEPS = 8
+"""Halvings of the interval of sizes in which a divergence is met: to 1/256 of what the candidates span."""
+
+
+def _known(_: object, attribute: object, value: str) -> None:
+    if value not in SENSITIVITIES:
+        raise ConfigError(f"there is no sensitivity {value!r}: there are {', '.join(SENSITIVITIES)}")
+
+
+def _at_least(least: int) -> Callable[[object, attrs.Attribute[int], int], None]:
+    def check(_: object, attribute: attrs.Attribute[int], value: int) -> None:
+        if value < least:
+            raise ConfigError(f"{attribute.name}={value} is too few: give at least {least}")
+
+    return check
+
+
+@attrs.frozen(kw_only=True)
+class MixedPrecision:
+    """Chooses the candidates of the smallest predicted loss under a budget: exact, as a multiple-choice knapsack.
+
+    Attributes:
+        sensitivity: How losses are predicted: ``fisher`` by output errors, weighted by squared gradients of one backward pass, for which
+            the whole model is in memory; ``output`` by relative output errors of one forward, block by block; ``kl`` by measuring each
+            group in each candidate, which takes a forward for each.
+        tokens: About how many calibration tokens losses are predicted from.
+        points: Points of the Pareto curve, at least 2.
+        measured: How many points of the curve have their divergence measured too, beside the choice; 0 measures none.
+        measured_tokens: About how many calibration tokens a divergence is measured on.
+
+    Raises:
+        ConfigError: A value is out of its range.
+    """
+
+    sensitivity: str = attrs.field(default="fisher", validator=_known)
+    tokens: int = attrs.field(default=8192, validator=_at_least(1))
+    points: int = attrs.field(default=25, validator=_at_least(2))
+    measured: int = attrs.field(default=3, validator=_at_least(0))
+    measured_tokens: int = attrs.field(default=1024, validator=_at_least(1))
+
+    def select(self, problem: SelectionProblem) -> Selection:
+        """As `quark_workbench.mixed_precision.SchemeSelector.select`."""
+        return self.select_by(problem, losses_of(problem, self.sensitivity, self.tokens))
+
+    def select_by(self, problem: SelectionProblem, losses: Losses) -> Selection:
+        """Return the selection that follows from predicted losses, which serve every budget of a problem."""
+        curve = pareto_curve(losses, problem.sizes, self.points)
+        if problem.most_bytes is not None:
+            choices = best_choice(losses, problem.sizes, problem.most_bytes)
+            curve = self._measured(problem, _with(curve, problem, losses, choices), choices)
+        else:
+            curve, choices = self._within_divergence(problem, losses, curve)
+        return Selection(choices, losses, UNITS[self.sensitivity], curve, tuple(_notes(curve, self.sensitivity)))
+
+    def _measured(self, problem: SelectionProblem, curve: Sequence[CurvePoint], choices: Mapping[str, str]) -> tuple[CurvePoint, ...]:
+        """Return the curve with measured divergences: of the choice, and of points at equal distances."""
+        if not self.measured:
+            return tuple(curve)
+        own = problem.bytes_of(choices)
+        spread = {round(i * (len(curve) - 1) / max(1, self.measured - 1)) for i in range(self.measured)}
+        wanted = [i for i, point in enumerate(curve) if i in spread or point.group_bytes == own]
+        values = dict(zip(wanted, measured_kl(problem, [curve[i].choices for i in wanted], self.measured_tokens), strict=True))
+        return tuple(attrs.evolve(point, measured_kl=values.get(i)) for i, point in enumerate(curve))
+
+    def _within_divergence(
+        self, problem: SelectionProblem, losses: Losses, curve: tuple[CurvePoint, ...]
+    ) -> tuple[tuple[CurvePoint, ...], dict[str, str]]:
+        """Return the curve, and the smallest choice on it whose measured divergence is within the budget, found by halving.
+
+        Raises:
+            ConfigError: Not even the largest choice is; names the range that can be reached.
+        """
+        most = problem.budget.kl or 0.0
+        ends = [curve[0], curve[-1]]
+        lowest, highest = measured_kl(problem, [point.choices for point in ends], self.measured_tokens)
+        found = {ends[0].group_bytes: attrs.evolve(ends[0], measured_kl=lowest)}
+        found[ends[1].group_bytes] = attrs.evolve(ends[1], measured_kl=highest)
+        if highest > most:
+            raise ConfigError(
+                f"a divergence of {most:g} nats per token cannot be met with {', '.join(problem.candidates)}: these reach {highest:.4g} to "
+                f"{lowest:.4g}. Give a larger budget, or a larger candidate such as bf16"
+            )
+        low, high = ends[0].group_bytes, ends[1].group_bytes
+        for _ in range(_STEPS if lowest > most else 0):
+            point = _point(problem, losses, best_choice(losses, problem.sizes, (low + high) // 2))
+            if point.group_bytes not in found:
+                value = measured_kl(problem, [point.choices], self.measured_tokens)[0]
+                found[point.group_bytes] = attrs.evolve(point, measured_kl=value)
+            if (found[point.group_bytes].measured_kl or 0.0) <= most:
+                high = point.group_bytes
+            else:
+                low = (low + high) // 2
+        within = min(size for size, point in found.items() if point.measured_kl is not None and point.measured_kl <= most)
+        joined = {point.group_bytes: point for point in curve} | found
+        return tuple(joined[size] for size in sorted(joined)), dict(found[within].choices)
+
+
+def _point(problem: SelectionProblem, losses: Losses, choices: Mapping[str, str]) -> CurvePoint:
+    return CurvePoint(problem.bytes_of(choices), sum(losses[group][name] for group, name in choices.items()), choices)
+
+
+def _with(curve: Sequence[CurvePoint], problem: SelectionProblem, losses: Losses, choices: Mapping[str, str]) -> tuple[CurvePoint, ...]:
+    """Return the curve with the point of the choices."""
+    own = _point(problem, losses, choices)
+    points = {point.group_bytes: point for point in curve} | {own.group_bytes: own}
+    return tuple(points[size] for size in sorted(points))
+
+
+def _notes(curve: Sequence[CurvePoint], sensitivity: str) -> list[str]:
+    """Return what predicted and measured losses have to do with each other."""
+    pairs = [(point.loss, point.measured_kl) for point in curve if point.measured_kl is not None and point.loss > 0]
+    if sensitivity == "output" or len(pairs) < 2:
+        return []
+    ratios = [measured / predicted for predicted, measured in pairs]
+    note = f"measured divergence is {min(ratios):.2f} to {max(ratios):.2f} times the predicted one, at {len(ratios)} points of the curve"
+    get_logger(__name__).info(f"Mixed precision: {note}.")
+    return [note]

@@ -1,0 +1,61 @@
+"""Forwards through the model with layers replaced, block by block: one block's tensors are in memory at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import nn
+
+from quark.calibration.batches import Call
+from quark.calibration.lockstep import LockStep, current_forward, replaced_forward, without_cache
+from quark_workbench.mixed_precision import SelectionProblem
+
+__all__ = ["Replacement", "streamed"]
+
+Replacement = Callable[[str, nn.Module, Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
+"""Called in place of a layer's forward with: its full name, the layer, its own forward, the input, further arguments by place and name."""
+
+
+def streamed(
+    problem: SelectionProblem, calls: Sequence[Call], layers: Sequence[str], replacement: Replacement, *, to_the_end: bool
+) -> None:
+    """Run forwards through the model with a replacement for the forwards of some layers; the model is left as it was.
+
+    Args:
+        problem: Has the model and the source of its tensors.
+        calls: The forwards.
+        layers: Full names.
+        replacement: What computes in place of each layer.
+        to_the_end: Whether the output head is computed too.
+    """
+    problem.source.load(None)
+    blocks = problem.blocks
+    with without_cache(problem.model), LockStep(problem.model, [b.module for b in blocks], calls, to_the_end=to_the_end) as steps:
+        steps.advance(-1)
+        for i, block in enumerate(problem.events.blocks(blocks)):
+            problem.source.load(block)
+            inside = {name: problem.model.get_submodule(name) for name in layers if block.owns(name)}
+            with _replaced(inside, replacement):
+                steps.at(i).enter()
+            problem.source.release(block)
+
+
+@contextmanager
+def _replaced(layers: Mapping[str, nn.Module], replacement: Replacement) -> Iterator[None]:
+    with ExitStack() as stack:
+        for name, layer in layers.items():
+            stack.enter_context(replaced_forward(layer, _standing_in(name, layer, replacement)))
+        yield
+
+
+def _standing_in(name: str, layer: nn.Module, replacement: Replacement) -> Callable[..., Any]:
+    plain: Any = layer.forward
+
+    def forward(x: Any, *args: Any, **kwargs: Any) -> Any:
+        if current_forward() is None:
+            return plain(x, *args, **kwargs)
+        return replacement(name, layer, plain, x, args, kwargs)
+
+    return forward

@@ -1,0 +1,117 @@
+"""Candidates: the schemes among which a selection chooses, and the bytes that a layer takes in each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+import attrs
+import torch
+
+from quark.config.layer import QLayerConfig, TensorSpec
+from quark.config.templates.schemes import scheme_config, scheme_record
+from quark.errors import ConfigError
+from quark.models.layers.packed_layers import packed_meta
+from quark.numbers import quantizer_for
+
+__all__ = ["FLOAT", "Candidate", "candidates_of"]
+
+FLOAT = "float"
+"""Name of the candidate that leaves a layer as it is."""
+_FLOAT_NAMES = (FLOAT, "bf16", "bfloat16", "fp16", "float16", "none")
+_ORDER = "reorder"  # of 4-bit codes in a word: every order takes the same bytes
+
+
+@attrs.frozen(eq=False)
+class Candidate:
+    """What a layer may get.
+
+    Attributes:
+        name: Of the scheme, or `FLOAT`.
+        config: Of a layer in that scheme; that of `FLOAT` quantizes nothing.
+        clients: Programs that load the scheme, as its record lists them; everything loads a float layer.
+    """
+
+    name: str
+    config: QLayerConfig
+    clients: tuple[str, ...] = ()
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it leaves layers as they are."""
+        return self.name == FLOAT
+
+    def shape_error(self, shape: tuple[int, ...]) -> str | None:
+        """Return why a layer with a weight of that shape, ``[out, in]``, cannot have the scheme; None where it can."""
+        slots = ((self.config.weight, shape, False), (self.config.input_tensors, (1, *shape[1:2]), True))
+        errors = (quantizer_for(spec, activation=is_input).shape_error(of) for spec, of, is_input in slots if spec is not None)
+        return next((error for error in errors if error is not None), None)
+
+    def stored_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        """Return the bytes of a layer's weight in a checkpoint: codes and scales, and the static scales of its input.
+
+        Args:
+            shape: Of the weight, ``[out, in]``.
+            dtype: Of the float weight.
+        """
+        if self.config.weight is None:
+            return prod(shape) * dtype.itemsize
+        packed = packed_meta(quantizer_for(self.config.weight, activation=False), shape, _ORDER)
+        return sum(t.nbytes for t in packed.values()) + _input_bytes(self.config.input_tensors, shape)
+
+
+def _input_bytes(spec: TensorSpec | None, shape: tuple[int, ...]) -> int:
+    """Return the bytes of the stored scales of a layer's input."""
+    if spec is None:
+        return 0
+    quantizer = quantizer_for(spec, activation=True)
+    if quantizer.is_dynamic or quantizer.is_float:
+        return 0
+    qparams = quantizer.empty_qparams((1, *shape[1:2]), "meta")
+    return sum(t.nbytes for t in quantizer.pack_qparams(qparams, order=_ORDER).values())
+
+
+def candidates_of(names: Sequence[str], runtime: str | None = None) -> dict[str, Candidate]:
+    """Return the candidates of these names, in order.
+
+    Args:
+        names: Of registered schemes; ``float``, or its dtype as in ``bf16``, leaves a layer as it is.
+        runtime: A program that has to load every one of them, by the ``clients`` of the schemes' records, such as ``"vLLM"``; None for any.
+
+    Raises:
+        ConfigError: There are fewer than two, one quantizes no weights, or the runtime does not load one.
+        UnknownNameError: There is no such scheme.
+    """
+    found: dict[str, Candidate] = {}
+    for name in names:
+        candidate = _candidate(name)
+        if candidate.name in found:
+            raise ConfigError(f"the candidate '{name}' is named twice: leave one out")
+        if runtime is not None and not candidate.is_float and not _loads(runtime, candidate.clients):
+            raise ConfigError(
+                f"'{runtime}' does not load the scheme '{name}', by its record: it is loaded by {', '.join(candidate.clients) or 'none'}. "
+                "Leave it out, or choose another runtime"
+            )
+        found[candidate.name] = candidate
+    if len(found) < 2 or all(candidate.is_float for candidate in found.values()):
+        raise ConfigError(f"two candidates or more are needed to choose from, and there is {', '.join(found) or 'none'}: name another")
+    return found
+
+
+def _candidate(name: str) -> Candidate:
+    if name.lower() in _FLOAT_NAMES:
+        return Candidate(FLOAT, QLayerConfig())
+    config = scheme_config(name)
+    if config.weight is None:
+        raise ConfigError(f"the scheme '{name}' quantizes no weights, so that it saves nothing: leave it out")
+    return Candidate(name, config, scheme_record(name).clients)
+
+
+def _loads(runtime: str, clients: Sequence[str]) -> bool:
+    """Return whether a runtime is among the clients; ``vLLM`` alone stands for ``vLLM (CPU, CUDA, ROCm)`` too."""
+    wanted = runtime.lower()
+    return any(client.lower() == wanted or client.lower().startswith(f"{wanted} (") for client in clients)
+
+
+Sizes = Mapping[str, Mapping[str, int]]
+"""Bytes by name of group, then of candidate; candidates that do not fit a group are missing."""

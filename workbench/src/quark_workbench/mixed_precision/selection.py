@@ -1,0 +1,123 @@
+"""Selection: what a selector has chosen, the curve of what it could have chosen, and the configuration that follows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from quark.config.model import QConfig
+from quark_workbench.mixed_precision.problem import Choices, SelectionProblem
+
+__all__ = ["CurvePoint", "Selection", "SelectionResult"]
+
+
+@attrs.frozen
+class CurvePoint:
+    """One point of the Pareto curve: no choice has a smaller loss in so few bytes.
+
+    Attributes:
+        group_bytes: Bytes of the groups.
+        loss: Loss by the selector's prediction.
+        choices: Candidate by group.
+        measured_kl: Mean KL divergence from the float model on calibration tokens, in nats per token; None where it was not measured.
+    """
+
+    group_bytes: int
+    loss: float
+    choices: Choices = attrs.field(repr=False, hash=False)
+    measured_kl: float | None = None
+
+
+@attrs.frozen
+class Selection:
+    """What a selector returns.
+
+    Attributes:
+        choices: Candidate by group: one for each group of the problem.
+        losses: Predicted loss by group, then by candidate; empty where the selector does not predict any.
+        unit: Of the losses, such as ``"nats per token"``.
+        curve: The Pareto curve, from the fewest bytes to the most; may be empty.
+        notes: Remarks for the user.
+    """
+
+    choices: Choices
+    losses: Mapping[str, Mapping[str, float]] = attrs.field(factory=dict)
+    unit: str = ""
+    curve: tuple[CurvePoint, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@attrs.frozen(eq=False)
+class SelectionResult:
+    """A selection with the problem it solves and the configuration that it leads to.
+
+    Attributes:
+        config: How the model is quantized: to be planned, run and exported as any other.
+        selection: What was chosen.
+        problem: From what.
+        selector: Name of the selector; None where an object was given.
+        seconds: How long the selector took.
+    """
+
+    config: QConfig
+    selection: Selection
+    problem: SelectionProblem = attrs.field(repr=False)
+    selector: str | None = None
+    seconds: float = 0.0
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of the groups under the choices."""
+        return self.problem.bytes_of(self.selection.choices)
+
+    @property
+    def bits(self) -> float:
+        """Stored bits per weight under the choices."""
+        return self.problem.bits_of(self.group_bytes)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all tensors of the checkpoint under the choices."""
+        return self.group_bytes + self.problem.other_bytes
+
+    @property
+    def loss(self) -> float | None:
+        """Predicted loss of the choices; None where none is predicted."""
+        losses = self.selection.losses
+        return sum(losses[group][name] for group, name in self.selection.choices.items()) if losses else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form: what was asked for and chosen, the losses, and the curve, for reports and pictures."""
+        problem, selection = self.problem, self.selection
+        points = [_point(problem, point) for point in selection.curve]
+        return {
+            "selector": self.selector,
+            "seconds": round(self.seconds, 3),
+            "budget": {name: value for name, value in attrs.asdict(problem.budget).items() if value is not None},
+            "candidates": list(problem.candidates),
+            "weights": problem.weights,
+            "bits": self.bits,
+            "group_bytes": self.group_bytes,
+            "total_bytes": self.total_bytes,
+            "loss": self.loss,
+            "unit": selection.unit,
+            "choices": dict(selection.choices),
+            "layers": {group.name: list(group.layers) for group in problem.groups},
+            "sizes": {name: dict(sizes) for name, sizes in problem.sizes.items()},
+            "losses": {name: dict(losses) for name, losses in selection.losses.items()},
+            "curve": points,
+            "notes": list(selection.notes),
+        }
+
+
+def _point(problem: SelectionProblem, point: CurvePoint) -> dict[str, Any]:
+    return {
+        "bits": problem.bits_of(point.group_bytes),
+        "total_bytes": point.group_bytes + problem.other_bytes,
+        "loss": point.loss,
+        "measured_kl": point.measured_kl,
+        "groups": dict(Counter(point.choices.values())),
+    }

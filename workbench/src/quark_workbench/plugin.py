@@ -1,0 +1,57 @@
+"""What quark-workbench registers: commands, metrics and a selector. Nothing heavy is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from quark.plugins import CommandRecord, MetricRecord, SelectorRecord, hookimpl
+
+__all__ = ["QUARK_API", "quark_register_commands", "quark_register_metrics", "quark_register_selectors"]
+
+QUARK_API = (2, 2)
+
+
+@hookimpl
+def quark_register_commands() -> Iterator[CommandRecord]:
+    """Yield the commands that work on models and checkpoints."""
+    yield _command("quantize", "Quantize the checkpoint MODEL and write the result to OUT.")
+    yield _command("plan", "Print what `quark quantize MODEL` would do with these options, write and need, and what would refuse it.")
+    yield _command(
+        "evaluate",
+        "Print the perplexity of MODEL on a text; with --reference also the KL divergence from it; with --tasks its scores in tasks.",
+    )
+    yield _command("report", "Write the report of the export OUT, quark_report.html and quark_report.json, and print its findings.")
+    yield _command(
+        "inspect",
+        "Print whether a quantized checkpoint is whole, which runtimes would load it, by which of their methods, and why others refuse.",
+    )
+
+
+@hookimpl
+def quark_register_metrics() -> Iterator[MetricRecord]:
+    """Yield the metrics beside perplexity and KL divergence, which every evaluation gives."""
+    metrics = "quark_workbench.evaluate.metrics"
+    yield MetricRecord(name="accuracy", metric=f"{metrics}:accuracy", summary="share of tokens that are the most likely one")
+    yield MetricRecord(name="entropy", metric=f"{metrics}:entropy", summary="entropy of the predictions, in nats")
+    yield MetricRecord(
+        name="total_variation",
+        metric=f"{metrics}:total_variation",
+        needs_reference=True,
+        summary="half the sum of differences of probabilities to the reference, 0 to 1",
+    )
+
+
+@hookimpl
+def quark_register_selectors() -> Iterator[SelectorRecord]:
+    """Yield the record of automatic mixed precision."""
+    yield SelectorRecord(
+        name="mixed_precision",
+        aliases=("amp",),
+        summary="the smallest predicted divergence under a budget: output errors weighted by squared gradients, an exact knapsack",
+        selector="quark_workbench.mixed_precision.by_sensitivity.selector:MixedPrecision",
+        capabilities={"calibration"},
+    )
+
+
+def _command(name: str, summary: str) -> CommandRecord:
+    return CommandRecord(name=name, command=f"quark_workbench.commands.{name}:{name}", summary=summary)

@@ -1,0 +1,259 @@
+"""Contents of a report, as JSON values: `contents_of` gathers what a run has measured and what its checkpoint shows.
+
+`schema.json` describes every field.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+from quark.base.names import without_numbers
+from quark.base.version import VERSION
+from quark.calibration.figures import decibels
+from quark.calibration.phases import PHASES
+from quark.calibration.report import CalibrationReport
+from quark.checkpoint.content import CheckpointContent
+from quark.config.describe import describe_layer
+from quark.models.hf.internals import source_of
+from quark.models.plan.decoder_blocks import decoder_blocks
+from quark.models.plan.plan_row import PlanRow
+from quark_workbench.report.flags import THRESHOLDS, flags_of
+from quark_workbench.report.machine import machine, probe
+from quark_workbench.report.sizes import block_of, files_of, kind_of, sizes_of
+
+__all__ = ["FORMAT", "FORMAT_VERSION", "Facts", "contents_of", "with_flags"]
+
+FORMAT = "quark-report"
+FORMAT_VERSION = 1
+"""Raised when a field changes its meaning or goes; new fields do not raise it."""
+
+_OF_LAYER = ("tokens", "damping", "shrinkage", "attempts", "dead", "output_mse", "few_tokens", "correction_share", "held_out_error")
+_OF_LAYER_TOO = ("output_snr_db", "nearest_snr_db", "to_nearest_because")
+
+
+@attrs.frozen
+class Facts:
+    """What a report says of a run beside what the calibration report has.
+
+    Attributes:
+        samples: Calibration samples.
+        tokens: Calibration tokens.
+        two_passes: Whether each block was passed twice, for want of memory.
+        seconds: Of the whole run; None where it is not known.
+        device: Torch device of the run.
+        hashes_weights: Whether large files are hashed too.
+        is_probed: Whether the machine's limits are measured.
+        command: What was run, for the record.
+        selection: The selection of schemes that the run follows, as of `quark_workbench.mixed_precision.SelectionResult.to_dict`; None
+            where there is none.
+    """
+
+    samples: int = 0
+    tokens: int = 0
+    two_passes: bool = False
+    seconds: float | None = None
+    device: str = "cpu"
+    hashes_weights: bool = False
+    is_probed: bool = True
+    command: str = ""
+    selection: Mapping[str, Any] | None = None
+
+
+def contents_of(content: CheckpointContent, report: CalibrationReport, directory: Path, facts: Facts) -> dict[str, Any]:
+    """Return the contents of a report.
+
+    Args:
+        content: The quantized model, whose tensors may be on the meta device, its configuration and plan.
+        report: What the run has measured; an empty one where that is not known.
+        directory: The checkpoint.
+        facts: Of the run.
+    """
+    model, plan = content.model, content.plan
+    blocks = [b.name for b in decoder_blocks(model, plan.architecture) if b.name]
+    weights = {id(p): p for p in model.parameters() if p.is_floating_point()}.values()
+    element = next((p.element_size() for p in weights), 2)
+    rows = _with_ties(model, plan.rows)
+    float_bytes = _float_bytes(model, rows, element)
+    sizes = sizes_of(rows, blocks, float_bytes, element, directory)
+    bits = sizes.pop("layers")
+    config: Any = getattr(model, "config", None)
+    name = Path(source_of(config)).name if config is not None else ""
+    contents = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "model": {
+            "name": name or type(model).__name__,
+            "class": type(model).__name__,
+            "model_type": getattr(config, "model_type", None),
+            "parameters": float_bytes // element,
+            "blocks": blocks,
+        },
+        "settings": _settings(content, facts),
+        "versions": _versions(content),
+        "machine": machine(facts.device) | {"probe": probe(facts.device, _dtype(model)) if facts.is_probed else None},
+        "sizes": sizes,
+        "layers": [_layer(row, report, blocks, bits.get(row.name)) for row in plan.rows if row.config is not None],
+        "transforms": list(_transforms(report)),
+        "tunings": list(_tunings(report)),
+        "depth": _depth(report),
+        "histograms": _histograms(report),
+        "experts": {"tokens": report.tokens},
+        "selection": None if facts.selection is None else dict(facts.selection),
+        "files": files_of(directory, hashes_weights=facts.hashes_weights),
+    }
+    contents["time"] = _time(report, contents, facts)
+    return with_flags(_finite(contents))
+
+
+def _finite(value: Any) -> Any:
+    """Return JSON values with None for numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {str(key): _finite(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def with_flags(contents: dict[str, Any]) -> dict[str, Any]:
+    """Return contents with the flags that follow from them, and the thresholds of these."""
+    return contents | {"flags": flags_of(contents), "thresholds": dict(THRESHOLDS)}
+
+
+def _with_ties(model: torch.nn.Module, rows: tuple[PlanRow, ...]) -> tuple[PlanRow, ...]:
+    """Return rows that name the layer whose weight theirs is; a plan that was read from a checkpoint does not know of ties."""
+    owners: dict[int, str] = {}
+    tied = []
+    for row in rows:
+        weight = model.get_submodule(row.name)._parameters.get("weight")
+        owner = row.name if weight is None else owners.setdefault(id(weight), row.name)
+        tied.append(attrs.evolve(row, tied_to=owner) if owner != row.name else row)
+    return tuple(tied)
+
+
+def _float_bytes(model: torch.nn.Module, rows: tuple[PlanRow, ...], element: int) -> int:
+    """Return the bytes of the float model: its layers by their shapes, once where they are tied, and all other parameters."""
+    layers = {row.name for row in rows}
+    others = {id(p): p for n, p in model.named_parameters() if n.rpartition(".")[0] not in layers or n.endswith(".bias")}
+    return sum(prod(row.shape) * element for row in rows if row.tied_to is None) + sum(p.numel() * element for p in others.values())
+
+
+def _dtype(model: torch.nn.Module) -> torch.dtype:
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+
+
+def _settings(content: CheckpointContent, facts: Facts) -> dict[str, Any]:
+    plan = content.plan
+    return {
+        "scheme": content.config.scheme,
+        "algorithms": [a.to_dict() for a in content.config.algo_config or ()],
+        "layers": _layer_settings(plan.rows),
+        "calibration": {"samples": facts.samples, "tokens": facts.tokens, "two_passes": facts.two_passes},
+        "command": facts.command,
+        "notes": list(plan.notes),
+        "warnings": list(plan.warnings),
+    }
+
+
+def _layer_settings(rows: tuple[PlanRow, ...]) -> list[dict[str, Any]]:
+    """Return what layers get, those of equal treatment in one entry."""
+    counts: dict[tuple[str, str, str], int] = {}
+    for row in rows:
+        what = describe_layer(row.config) + (f", by {row.algorithm}" if row.algorithm else "")
+        key = (without_numbers(row.name), what, row.reason)
+        counts[key] = counts.get(key, 0) + 1
+    return [{"layers": name, "count": count, "quantized_to": what, "reason": reason} for (name, what, reason), count in counts.items()]
+
+
+def _versions(content: CheckpointContent) -> dict[str, str]:
+    names = ("quark-schemes", "quark-algos", "quark-templates", "quark-exporters")
+    plugins = {entry.dist.name: entry.dist.version for entry in metadata.entry_points(group="quark") if entry.dist is not None}
+    others = {name: version for name, version in sorted(plugins.items()) if name not in names and name != "quark-core"}
+    return {
+        "quark": VERSION,
+        "torch": torch.__version__,
+        "transformers": metadata.version("transformers"),
+        "python": platform.python_version(),
+        **others,
+    }
+
+
+def _layer(row: PlanRow, report: CalibrationReport, blocks: list[str], bits: float | None) -> dict[str, Any]:
+    assert row.config is not None
+    metrics, figures = report.layers.get(row.name, {}), report.weights.get(row.name, {})
+    layer = {
+        "name": row.name,
+        "block": block_of(row.name, blocks),
+        "kind": kind_of(row.name, blocks),
+        "quantized_to": describe_layer(row.config),
+        "algorithm": row.algorithm,
+        "weights": prod(row.shape),
+        "columns": row.shape[-1] if row.shape else 0,
+        "bits": bits if row.config.weight is not None else None,
+        "input_quantized": row.config.input_tensors is not None,
+        "unreached": row.name in report.unreached,
+        **{key: figures.get(key) for key in ("snr_db", "peak_to_rms", "scale_ratio", "input_peak_to_rms")},
+    }
+    return layer | {key: metrics.get(key) for key in (*_OF_LAYER, *_OF_LAYER_TOO)}
+
+
+def _transforms(report: CalibrationReport) -> Iterator[dict[str, Any]]:
+    """Yield the comparisons before and after transforms: of the whole model by name, and of each block."""
+    for of_whole, metrics_of in ((True, report.validated), (False, report.transformed)):
+        for name, metrics in metrics_of.items():
+            if "error_before" not in metrics and "applied" not in metrics:
+                continue  # the scales of a single mapping
+            yield {"name": name, "whole_model": of_whole, **metrics, **_ratios(metrics)}
+
+
+def _tunings(report: CalibrationReport) -> Iterator[dict[str, Any]]:
+    """Yield the comparison of each block before and after each tuning, with what the tuning itself reports of the block."""
+    for name, of_block in report.tuned.items():
+        for tuning, metrics in of_block.items():
+            if "error_before" in metrics:
+                yield {"name": name, "algorithm": tuning, **metrics, **_ratios(metrics)}
+
+
+def _ratios(metrics: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the output errors of a block before and after a change as signal-to-noise ratios in dB."""
+    return {f"snr_{when}_db": decibels(1.0, metrics.get(f"error_{when}") or 0.0) for when in ("before", "after")}
+
+
+def _depth(report: CalibrationReport) -> dict[str, Any]:
+    blocks = [{"block": name, **row["hidden"]} for name, row in report.blocks.items() if "hidden" in row]
+    return {"measured": "in the run" if blocks else None, "blocks": blocks}
+
+
+def _histograms(report: CalibrationReport) -> list[dict[str, Any]]:
+    """Return the histograms of the worst layers, the worst first."""
+    ratio = {name: report.weights.get(name, {}).get("snr_db") for name in report.histograms}
+    order = sorted(report.histograms, key=lambda name: (ratio[name] is None, ratio[name] or 0.0))
+    return [{"layer": name, "input": None, **report.histograms[name]} for name in order]
+
+
+def _time(report: CalibrationReport, contents: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
+    """Return the time by phase, with the time that the machine needs at least for what can be counted."""
+    rows, limits = report.blocks.values(), contents["machine"]["probe"]
+    bytes_of = {"load": sum(row["bytes"] for row in rows), "write": contents["sizes"]["stored_bytes"] or 0}
+    flops_of = {key: sum(row.get("flops", {}).get(key, 0) for row in rows) for key in ("forward", "statistics")}
+    phases = []
+    for name in PHASES:
+        if (seconds := report.seconds.get(name)) is None:
+            continue
+        moved, flops = bytes_of.get(name, 0), flops_of.get(name, 0)
+        least = None if limits is None else 2 * moved / limits["copy_bytes_per_second"] + flops / limits["flops"]
+        # Mapped files are read when their bytes are first used, which may be in a later phase: no share says anything then.
+        share = least / seconds if least and 0 < least <= seconds else None
+        phases.append({"phase": name, "seconds": seconds, "bytes": moved or None, "flops": flops or None, "share_of_limit": share})
+    blocks = [{"block": name, "seconds": row["seconds"]} for name, row in report.blocks.items()]
+    return {"seconds": facts.seconds, "phases": phases, "blocks": blocks}

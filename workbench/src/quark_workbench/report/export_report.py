@@ -1,0 +1,129 @@
+"""The report of an existing export: from its files, from the report of its run, and from its float checkpoint, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark.calibration.batches import calls
+from quark.calibration.figures import LayerFigures
+from quark.calibration.report import CalibrationReport
+from quark.checkpoint.content import CheckpointContent
+from quark.checkpoint.reader import import_model_from_safetensors, packed_content
+from quark.config.model import QConfig
+from quark.errors import ConfigError
+from quark.models.hf.shards import check_shards
+from quark.models.hf.skeleton import skeleton
+from quark.models.hf.stored_tensors import StoredTensors
+from quark.models.layers import QuantizedLayer
+from quark.models.layers.packed_layers import PackedLayer
+from quark.models.plan.decoder_blocks import decoder_blocks
+from quark.models.plan.family import architecture_of, weight_converters_of
+from quark.models.plan.mixtures import separate_experts
+from quark.plugins import algorithms
+from quark.plugins.run_events import RunEvents, running
+from quark.runs.source import CheckpointSource
+from quark_workbench.report.contents import Facts, contents_of, with_flags
+from quark_workbench.report.hidden_states import NOT_COMPARABLE, hidden_errors
+from quark_workbench.report.writing import read_report
+
+__all__ = ["export_report"]
+
+
+def export_report(directory: Path, float_model: Path | None = None, samples: Iterable[Any] | None = None) -> dict[str, Any]:
+    """Return the contents of an export's report.
+
+    Args:
+        directory: The export. What the report of its run has measured is kept; without one, sizes, settings and files are all there is.
+        float_model: Directory of its float checkpoint: weights are compared with it where no transform has changed them. The export is in
+            memory as it is stored, and beside it one float block and one unpacked layer at a time.
+        samples: Calibration data, with ``float_model``: hidden states are compared on the first of them, for which the whole export is
+            unpacked.
+
+    Raises:
+        CheckpointError: The export or the float checkpoint cannot be read, or the two are of different models.
+        ConfigError: Samples are given without a float checkpoint.
+    """
+    with running("report", source=str(directory)) as events:
+        return _report(directory, float_model, samples, events)
+
+
+def _report(directory: Path, float_model: Path | None, samples: Iterable[Any] | None, events: RunEvents) -> dict[str, Any]:
+    """Return what `export_report` returns, and tell what is done for it."""
+    events.phase("plan")
+    earlier = read_report(directory)
+    if float_model is None and samples is not None:
+        raise ConfigError("hidden states are compared with those of the float model: give its directory too")
+    if float_model is None and earlier is not None:
+        return with_flags(earlier)
+    content, report = packed_content(directory), CalibrationReport()
+    if float_model is not None and not _is_transformed(content.config):
+        _measure(_opened(float_model, content), content.model, report, events)
+    events.phase("report")
+    contents = contents_of(content, report, directory, Facts(is_probed=False))
+    if float_model is not None and samples is not None:
+        events.phase("compare")
+        source = _opened(float_model, content)
+        quantized = import_model_from_safetensors(None, directory, device="cpu")
+        hidden = hidden_errors(source, source.model, quantized, calls(samples, model=source.model))
+        rows = [{"block": name, **row} for name, row in hidden.items()]
+        contents["depth"] = {"measured": "afterwards", "blocks": rows} | ({} if rows else {"reason": NOT_COMPARABLE})
+    return with_flags(contents if earlier is None else _merged(earlier, contents))
+
+
+def _merged(earlier: Mapping[str, Any], contents: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the report of the run, with what was measured now in place of what it had not."""
+    now = {layer["name"]: layer for layer in contents["layers"]}
+    layers = []
+    for layer in earlier["layers"]:
+        known = now.get(layer["name"], {})
+        layers.append(layer | {key: value for key, value in known.items() if layer.get(key) is None and value is not None})
+    depth = contents["depth"] if contents["depth"]["blocks"] else earlier["depth"]
+    return {**earlier, "layers": layers, "depth": depth, "histograms": earlier["histograms"] or contents["histograms"]}
+
+
+def _opened(float_model: Path, content: CheckpointContent) -> CheckpointSource:
+    """Return the float checkpoint with its model on the meta device, its experts apart where the export's are."""
+    model = skeleton(float_model, "auto", torch.device("cpu"))
+    source = CheckpointSource(
+        model, StoredTensors(model, check_shards(float_model), float_model, weight_converters_of(model)), torch.device("cpu")
+    )
+    separate_experts(model, content.config)
+    source.prepare(content.plan)
+    return source
+
+
+def _is_transformed(config: QConfig) -> bool:
+    """Return whether an algorithm of the export changes weights before they are rounded: they differ from the float checkpoint's then."""
+    known = algorithms()
+    return any(a.name not in known or known.get(a.name).kind == "transform" for a in config.algo_config or ())
+
+
+@torch.no_grad()
+def _measure(source: CheckpointSource, quantized: nn.Module, report: CalibrationReport, events: RunEvents) -> None:
+    """Compare the weights of all layers with those of the float checkpoint, block by block."""
+    figures = LayerFigures(report.weights, report.histograms)
+    names = [n for n, m in quantized.named_modules() if isinstance(m, PackedLayer | QuantizedLayer)]
+    blocks = decoder_blocks(source.model, architecture_of(source.model))
+    events.phase("load")
+    source.load(None)
+    left = set(names)
+    for block in events.blocks(blocks):
+        source.load(block)
+        inside = [n for n in names if block.owns(n)]
+        _compare(source.model, quantized, inside, figures)
+        left.difference_update(inside)
+        source.release(block)
+    _compare(source.model, quantized, [n for n in names if n in left], figures)
+
+
+def _compare(model: nn.Module, quantized: nn.Module, names: Iterable[str], figures: LayerFigures) -> None:
+    for name in names:
+        layer = quantized.get_submodule(name)
+        whole = layer.unpack() if isinstance(layer, PackedLayer) else layer
+        assert isinstance(whole, QuantizedLayer)
+        figures.add({name: model.get_submodule(name)}, {name: whole}, {})

@@ -1,0 +1,209 @@
+"""Flags: what a user should look at, red or amber, each with its threshold and what to do about it.
+
+Every threshold is a constant with its reason. A flag says what was measured; that a run is of use, only an evaluation of the model tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+__all__ = ["AMBER", "RED", "THRESHOLDS", "flags_of"]
+
+RED, AMBER = "red", "amber"
+
+LOW_SNR_RED = 10.0
+"""dB. The error has a tenth of the energy of the weight (or output): that is what 2-bit weights have, which few models survive."""
+LOW_SNR_AMBER = 15.0
+"""dB. Below what 4-bit formats give for weights near a normal distribution, 16 to 21 dB: the layer has outliers, or 3 bits or fewer."""
+DEPTH_RED = 3.0
+"""dB. The error has half the energy of the hidden states: the model computes something else."""
+DEPTH_AMBER = 10.0
+"""dB. The error has a tenth of the energy of the hidden states."""
+PEAK_TO_RMS = 40.0
+"""A weight this many times the root mean square: a 4-bit grid of 15 steps over its range has a step of 5 standard deviations."""
+SCALE_RATIO = 64.0
+"""A scale this many times the median one: the group (or channel) has outliers 6 bits above the others, at whose cost it is rounded."""
+INPUT_PEAK_TO_RMS = 100.0
+"""An input value this many times the root mean square: of 8 bits over its range, one step is nearly the root mean square itself."""
+DEAD_AMBER = 0.01
+"""Share of input channels that were always 0 in calibration: a few are normal in trained models, a hundredth says that data are too few."""
+DEAD_RED = 0.1
+"""Share of input channels that were always 0: the layer is rounded without regard to a tenth of its inputs."""
+FEW_TOKENS = 0.05
+"""Share of the mean number of tokens of an expert's layer below which it counts as starved: as the warning in the log."""
+DOMINANT = 0.5
+"""Share of the summed relative error of all layers that the layers named as dominant have together."""
+DOMINANT_LAYERS = 0.05
+"""They are named where they are at most this share of all layers: then excluding them, or more bits for them, costs little."""
+GIVEN_UP = 0.5
+"""Share of layers that are rounded to nearest in place of the algorithm, above which the algorithm as such is in question."""
+
+THRESHOLDS = {
+    "low_snr_red": LOW_SNR_RED,
+    "low_snr_amber": LOW_SNR_AMBER,
+    "depth_red": DEPTH_RED,
+    "depth_amber": DEPTH_AMBER,
+    "peak_to_rms": PEAK_TO_RMS,
+    "scale_ratio": SCALE_RATIO,
+    "input_peak_to_rms": INPUT_PEAK_TO_RMS,
+    "dead_amber": DEAD_AMBER,
+    "dead_red": DEAD_RED,
+    "few_tokens": FEW_TOKENS,
+    "dominant": DOMINANT,
+    "dominant_layers": DOMINANT_LAYERS,
+    "given_up": GIVEN_UP,
+}
+
+Layers = Sequence[Mapping[str, Any]]
+
+
+def flags_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the flags of a report, red ones first.
+
+    Args:
+        report: As `quark_workbench.report.contents.contents_of` makes it, but for its flags.
+
+    Returns:
+        Of each: ``level`` (``red`` or ``amber``), ``code``, ``title``, ``advice``, and ``layers``, the names that it is about, worst first.
+    """
+    layers, found = report["layers"], list[dict[str, Any]]()
+    for rule in _RULES:
+        found += rule(layers, report)
+    found += [_flag(AMBER, "plan", warning, "Look at the plan: quark quantize … --dry-run.") for warning in report["settings"]["warnings"]]
+    return sorted(found, key=lambda flag: flag["level"] != RED)
+
+
+def _low_ratio(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    what = {"snr_db": "weights", "output_snr_db": "outputs on held-out tokens"}
+    advice = "Exclude these layers (--exclude), or give them more bits (--layer PATTERN=SCHEME, or a smaller group)."
+    # Calibrated rounding moves weights away from their values so that outputs come nearer to theirs: outputs are what counts.
+    unseen = [layer for layer in layers if layer.get("output_snr_db") is None]
+    for key, name in what.items():
+        known = sorted((x for x in (unseen if key == "snr_db" else layers) if x.get(key) is not None), key=lambda layer: layer[key])
+        worse = [layer for layer in known if layer[key] < LOW_SNR_RED]
+        bad = [layer for layer in known if LOW_SNR_RED <= layer[key] < LOW_SNR_AMBER]
+        for level, chosen, limit in ((RED, worse, LOW_SNR_RED), (AMBER, bad, LOW_SNR_AMBER)):
+            if chosen:
+                lowest = f"the lowest is {chosen[0][key]:.1f} dB"
+                title = f"Signal-to-noise ratio of the {name} below {limit:g} dB in {_count(chosen, layers)}; {lowest}"
+                yield _flag(level, f"low_{key}", title, advice, chosen)
+
+
+def _depth(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    known = [row for row in report["depth"]["blocks"] if row["snr_db"] is not None]
+    if known and (worst := min(known, key=lambda row: row["snr_db"]))["snr_db"] < DEPTH_AMBER:
+        level = RED if worst["snr_db"] < DEPTH_RED else AMBER
+        title = f"The hidden states after {worst['block']} have a signal-to-noise ratio of {worst['snr_db']:.1f} dB against the float model"
+        advice = "See where the curve falls: give the blocks before that more bits, or use a calibrated rounding. Then run quark evaluate."
+        yield _flag(level, "depth", title, advice)
+
+
+def _dominant(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    key = "output_snr_db" if any(layer.get("output_snr_db") is not None for layer in layers) else "snr_db"
+    errors = sorted(((10 ** (-layer[key] / 10), i) for i, layer in enumerate(layers) if layer.get(key) is not None), reverse=True)
+    total, so_far = sum(error for error, _ in errors), 0.0
+    for number, (error, _) in enumerate(errors, 1):
+        so_far += error
+        if number > max(1, DOMINANT_LAYERS * len(errors)) or len(errors) < 1 / DOMINANT_LAYERS:
+            return
+        if so_far >= DOMINANT * total:
+            chosen = [layers[i] for _, i in errors[:number]]
+            title = f"{_count(chosen, layers)} {'has' if number == 1 else 'have'} {so_far / total:.0%} of the summed relative error"
+            advice = "A wider scheme for these alone (--layer NAME=SCHEME) costs little and gains most."
+            yield _flag(AMBER, "dominant", title, advice, chosen)
+            return
+
+
+def _unreached(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    chosen = [layer for layer in layers if layer.get("unreached")]
+    if chosen:
+        title = f"No calibration token reached {_count(chosen, layers)}: rounded to nearest"
+        yield _flag(RED, "unreached", title, "Use more varied data, or --calibrate-all-experts.", chosen)
+
+
+def _starved_experts(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    counts = report["experts"]["tokens"]
+    mean = sum(counts.values()) / max(len(counts), 1)
+    starved = sorted((count, name) for name, count in counts.items() if count < FEW_TOKENS * mean)
+    for level, names in ((RED, [n for c, n in starved if c == 0]), (AMBER, [n for c, n in starved if c > 0])):
+        if names:
+            what = "no token" if level == RED else f"less than {FEW_TOKENS:.0%} of the mean of {mean:.0f} tokens"
+            title = f"{len(names)} of {len(counts)} layers of experts got {what}"
+            yield _flag(level, "expert_tokens", title, "Use more data, or --calibrate-all-experts.", [{"name": name} for name in names])
+
+
+def _given_up(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    chosen = sorted((x for x in layers if x.get("to_nearest_because")), key=lambda x: -(x.get("held_out_error") or 0))
+    if chosen:
+        tried = [layer for layer in layers if layer.get("algorithm")]
+        level = RED if len(chosen) > GIVEN_UP * len(tried) else AMBER
+        title = f"{_count(chosen, tried)} rounded to nearest: the algorithm did worse on held-out tokens, or failed"
+        advice = "Use more calibration data, nearer to what the model is used for; or another algorithm."
+        yield _flag(level, "given_up", title, advice, chosen)
+
+
+def _damped(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    chosen = [layer for layer in layers if (layer.get("attempts") or 1) > 1]
+    if chosen:
+        title = f"Damping had to be raised in {_count(chosen, layers)}, up to {max(layer['damping'] for layer in chosen):g}"
+        yield _flag(AMBER, "damping", title, "Use more calibration data, or a larger damping from the start.", chosen)
+
+
+def _dead(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    shares = [(layer["dead"] / layer["columns"], i) for i, layer in enumerate(layers) if layer.get("dead") and layer.get("columns")]
+    chosen = [(share, layers[i]) for share, i in sorted(shares, reverse=True) if share > DEAD_AMBER]
+    if chosen:
+        worst = chosen[0][0]
+        title = f"Input channels that were always 0: more than {DEAD_AMBER:.0%} in {_count(chosen, layers)}, up to {worst:.0%}"
+        yield _flag(RED if worst > DEAD_RED else AMBER, "dead", title, "Use more varied calibration data.", [layer for _, layer in chosen])
+
+
+def _outliers(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    chosen = _above(layers, lambda layer: layer.get("peak_to_rms"), PEAK_TO_RMS)
+    if chosen:
+        title = f"Weights with a peak above {PEAK_TO_RMS:g} times their root mean square in {_count(chosen, layers)}"
+        yield _flag(AMBER, "weight_outliers", title, "Use smaller groups, or a rotation, which spreads outliers.", chosen)
+    chosen = _above(layers, lambda layer: layer.get("scale_ratio"), SCALE_RATIO)
+    if chosen:
+        title = f"Scales above {SCALE_RATIO:g} times the median scale in {_count(chosen, layers)}"
+        yield _flag(AMBER, "scale_outliers", title, "Use smaller groups, or a rotation, which spreads outliers.", chosen)
+    read = [layer for layer in layers if layer.get("input_quantized")]
+    chosen = _above(read, lambda layer: layer.get("input_peak_to_rms"), INPUT_PEAK_TO_RMS)
+    if chosen:
+        title = f"Quantized inputs with a peak above {INPUT_PEAK_TO_RMS:g} times their root mean square in {_count(chosen, layers)}"
+        yield _flag(AMBER, "input_outliers", title, "Use an equalization or a rotation, or scales per token or per block.", chosen)
+
+
+def _few_tokens(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    chosen = [layer for layer in layers if layer.get("few_tokens")]
+    if chosen:
+        title = f"Fewer calibration tokens than input channels in {_count(chosen, layers)}"
+        yield _flag(AMBER, "few_tokens", title, "Use more calibration data: --num-calib, --seq-len.", chosen)
+
+
+def _transforms(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    left_out = [t for t in report["transforms"] if t.get("applied") is False]
+    if left_out:
+        reason = next((str(t["reason"]) for t in left_out if t.get("reason")), "it did not reduce the error on held-out tokens")
+        title = f"A transform was left out in {len(left_out)} of {len(report['transforms'])} places: {reason}"
+        yield _flag(AMBER, "transform_left_out", title, "Nothing is wrong with the result; another preset may do better.", left_out)
+    if any(t.get("held_out") is False for t in report["transforms"]):
+        title = "Transforms were validated on the tokens that they were fitted to: too few for any to be held out"
+        yield _flag(AMBER, "not_held_out", title, "Use more calibration data.")
+
+
+_RULES = (_low_ratio, _depth, _dominant, _unreached, _starved_experts, _given_up, _damped, _dead, _outliers, _few_tokens, _transforms)
+
+
+def _above(layers: Layers, value: Callable[[Mapping[str, Any]], float | None], limit: float) -> list[Mapping[str, Any]]:
+    """Return the layers with a value above a limit, the largest first."""
+    return sorted((layer for layer in layers if (value(layer) or 0) > limit), key=lambda layer: -(value(layer) or 0))
+
+
+def _count(chosen: Sequence[Any], layers: Sequence[Any]) -> str:
+    return f"{len(chosen)} of {len(layers)} layers"
+
+
+def _flag(level: str, code: str, title: str, advice: str, layers: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    return {"level": level, "code": code, "title": title, "advice": advice, "layers": [str(layer["name"]) for layer in layers]}

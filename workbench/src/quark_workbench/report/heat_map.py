@@ -1,0 +1,137 @@
+"""Heat maps: the signal-to-noise ratio of each kind of layer in each block, and the tokens of experts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from quark_workbench.report.svg import Markup, figure, number, tag, text
+from quark_workbench.report.units import decibel_text
+
+__all__ = ["LEAST_RANGE", "Cell", "expert_cells", "heat_map", "ratio_cells"]
+
+_STEPS = 9
+_STRONG = 5
+"""The first step whose cells are so dark (light, on a dark page) that text in them has the other colour."""
+LEAST_RANGE = 12.0
+"""dB. Differences of a few dB are normal among layers, and should not look like alarms."""
+_CELL_HEIGHT = 26
+_MOST_WITH_TEXT = 40
+
+
+@attrs.frozen
+class Cell:
+    """A cell: the value that its colour shows, what is written in it, and what is said of it."""
+
+    value: float | None
+    label: str
+    title: str
+
+
+Cells = Mapping[str, Sequence[Cell | None]]
+"""Rows of a heat map by name; None where there is nothing."""
+
+
+def ratio_cells(layers: Sequence[Mapping[str, Any]], blocks: Sequence[str], key: str) -> dict[str, list[Cell | None]]:
+    """Return a row of cells for each kind of layer, with the lowest ratio of that kind in each block (experts share a kind)."""
+    of_kind: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
+    for layer in layers:
+        if layer["block"] is not None and layer.get(key) is not None:
+            of_kind.setdefault(layer["kind"], {}).setdefault(layer["block"], []).append(layer)
+    rows: dict[str, list[Cell | None]] = {}
+    for kind, of_block in of_kind.items():
+        rows[kind] = []
+        for block in blocks:
+            found = of_block.get(block)
+            if not found:
+                rows[kind].append(None)
+                continue
+            worst = min(found, key=lambda layer: layer[key])
+            many = f", the lowest of {len(found)}" if len(found) > 1 else ""
+            rows[kind].append(Cell(worst[key], f"{worst[key]:.1f}", f"{worst['name']}: {decibel_text(worst[key])}{many}"))
+    return rows
+
+
+def expert_cells(tokens: Mapping[str, int]) -> dict[str, list[Cell | None]]:
+    """Return a row for each mixture, with the fewest tokens of a layer of each expert; an expert is the last number in a name."""
+    fewest: dict[str, dict[int, int]] = {}
+    for name, count in tokens.items():
+        parts = name.split(".")
+        place = max((i for i, part in enumerate(parts) if part.isdigit()), default=None)
+        if place is not None:
+            experts = fewest.setdefault(".".join(parts[:place]), {})
+            expert = int(parts[place])
+            experts[expert] = min(count, experts.get(expert, count))
+    rows: dict[str, list[Cell | None]] = {}
+    for mixture, experts in fewest.items():
+        least = [experts.get(i) for i in range(max(experts) + 1)]
+        rows[mixture] = [None if n is None else Cell(math.log2(n + 1), _short(n), f"{i}: {n:,} tokens") for i, n in enumerate(least)]
+    return rows
+
+
+def heat_map(
+    name: str, title: str, description: str, rows: Cells, unit: Callable[[float], str], axis: str, least_range: float = LEAST_RANGE
+) -> Markup:
+    """Return a heat map.
+
+    Args:
+        name: Id of the plot.
+        title: What it shows.
+        description: For screen readers.
+        rows: The cells; the lowest value has the strongest colour.
+        unit: Returns what a value is called in the legend.
+        axis: What the columns are.
+        least_range: Difference of the values at the two ends of the colours, at least: small differences get similar colours.
+    """
+    columns = max(len(cells) for cells in rows.values())
+    left = 10 + 6.7 * max(len(row) for row in rows)
+    width = max(4.0, min(30.0, 860 / columns))
+    values = [cell.value for cells in rows.values() for cell in cells if cell is not None and cell.value is not None]
+    high = sorted(values)[int(0.9 * (len(values) - 1))]  # a few layers without much error do not make all others look bad
+    low = min(*values, high - least_range)
+    drawn: list[str] = []
+    for i, (row, cells) in enumerate(rows.items()):
+        y = i * (_CELL_HEIGHT + 2)
+        drawn.append(text(left - 10, y + 17, row, "name", "end"))
+        for j, cell in enumerate(cells):
+            drawn += _cell(cell, left + j * width, y, width, low, high, with_text=columns <= _MOST_WITH_TEXT)
+    below = len(rows) * (_CELL_HEIGHT + 2)
+    every = max(1, math.ceil(columns / 32))
+    drawn += [text(left + (j + 0.5) * width, below + 14, str(j), anchor="middle") for j in range(0, columns, every)]
+    drawn.append(text(left, below + 32, axis))
+    total = left + columns * width + 4
+    drawn += _legend(left, below + 46, unit(low), unit(high))
+    return figure(name, title, description, max(total, left + 330), below + 66, *drawn)
+
+
+def _cell(cell: Cell | None, x: float, y: float, width: float, low: float, high: float, *, with_text: bool) -> list[str]:
+    """Return a cell's rectangle, with a tooltip, and its text where there is room."""
+    gap = 1.5 if width > 12 else 0.3
+    box = {"x": float(x), "y": float(y), "width": float(width - gap), "height": float(_CELL_HEIGHT), "rx": 3 if width > 12 else 0}
+    if cell is None or cell.value is None:
+        return [tag("rect", class_="hn", **box)]
+    step = _step(cell.value, low, high)
+    rectangle = tag("rect", tag("title", cell.title), class_=f"h{step}", **box)
+    if not with_text or len(cell.label) * 6.3 > width:
+        return [rectangle]
+    class_ = "cell strong" if step >= _STRONG else "cell"
+    return [rectangle, text(x + (width - gap) / 2, y + 17, cell.label, class_)]
+
+
+def _step(value: float, low: float, high: float) -> int:
+    """Return the colour of a value: the highest value has colour 0."""
+    return max(0, min(_STEPS - 1, int(_STEPS * (high - value) / (high - low)))) if high > low else 1
+
+
+def _legend(x: float, y: float, lowest: str, highest: str) -> list[str]:
+    """Return the scale of colours with what its ends are called."""
+    start = x + 6.4 * len(highest) + 8
+    boxes = [tag("rect", x=number(start + 18 * i), y=number(y), width=18, height=12, class_=f"h{i}") for i in range(_STEPS)]
+    return [text(x, y + 10, highest), *boxes, text(start + 18 * _STEPS + 8, y + 10, lowest)]
+
+
+def _short(count: int) -> str:
+    return f"{count}" if count < 1000 else f"{count / 1000:.0f}k"

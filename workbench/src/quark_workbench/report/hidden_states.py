@@ -1,0 +1,102 @@
+"""Hidden states of a float checkpoint and of its quantized model, compared block by block on a few samples, after a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from quark.algorithms import OutputError
+from quark.calibration.batches import Call
+from quark.calibration.depth import DEPTH_CALLS, depth_figures
+from quark.calibration.lockstep import LockStep, current_forward, without_cache
+from quark.calibration.output_error import tensor_of
+from quark.calibration.pause_points import tokens_of
+from quark.models.plan.decoder_blocks import Block, decoder_blocks
+from quark.models.plan.family import architecture_of
+from quark.runs.source import BlockSource
+
+__all__ = ["NOT_COMPARABLE", "hidden_errors"]
+
+NOT_COMPARABLE = "The hidden states cannot be compared: a transform, such as a rotation, has changed their basis."
+_SAME_BASIS = 0.5
+"""Relative squared error at the entry of the first block above which the hidden states are of another basis; two random ones have 2."""
+
+
+def hidden_errors(source: BlockSource, float_model: nn.Module, quantized: nn.Module, calls: Sequence[Call]) -> dict[str, dict[str, Any]]:
+    """Return the figures of each block (`quark.calibration.depth.depth_figures`), by name; empty where the two cannot be compared.
+
+    One float block is in memory at a time, and the quantized model as a whole.
+
+    Args:
+        source: Has the tensors of ``float_model``.
+        float_model: On the meta device, its plan prepared with the source.
+        quantized: The quantized model, in memory.
+        calls: Samples, of which the first `DEPTH_CALLS` are used.
+    """
+    blocks = decoder_blocks(float_model, architecture_of(float_model))
+    others = [Block(b.name, quantized.get_submodule(b.name)) for b in blocks]
+    used = list(calls)[:DEPTH_CALLS]
+    figures: dict[str, dict[str, Any]] = {}
+    source.load(None)
+    with ExitStack() as stack:
+        sides = [stack.enter_context(_stepping(model, parts, used)) for model, parts in ((float_model, blocks), (quantized, others))]
+        for i, block in enumerate(blocks):
+            source.load(block)
+            references, outputs = (side.passed(i) for side in sides)
+            source.release(block)
+            if i == 0 and _error(*(side.entered for side in sides)) > _SAME_BASIS:
+                return {}
+            errors = [OutputError.of(outputs[n], references[n]) for n in references if n in outputs]
+            figures[block.name] = depth_figures(errors)
+    return {name: row for name, row in figures.items() if row}
+
+
+@attrs.define(eq=False)
+class _Side:
+    """The forwards of one of the two models.
+
+    Attributes:
+        steps: The forwards.
+        blocks: Of the model.
+        entered: What entered the first block, by call.
+    """
+
+    steps: LockStep
+    blocks: Sequence[Block]
+    entered: dict[int, Tensor] = attrs.field(factory=dict)
+
+    @torch.no_grad()
+    def passed(self, index: int) -> dict[int, Tensor]:
+        """Lead all forwards through a block, and return the hidden states behind it, by call."""
+        outputs: dict[int, Tensor] = {}
+
+        def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            forward = current_forward()
+            assert forward is not None
+            outputs[forward.number] = tokens_of(tensor_of(output), forward.call)
+            if index == 0:
+                self.entered[forward.number] = tokens_of(args[0] if args else kwargs["hidden_states"], forward.call)
+
+        handle = self.blocks[index].module.register_forward_hook(keep, with_kwargs=True, prepend=True)  # before the forward waits there
+        try:
+            self.steps.advance(index)
+        finally:
+            handle.remove()
+        return outputs
+
+
+@contextmanager
+def _stepping(model: nn.Module, blocks: Sequence[Block], calls: Sequence[Call]) -> Iterator[_Side]:
+    with without_cache(model), LockStep(model, [b.module for b in blocks], calls, to_the_end=False) as steps:
+        steps.advance(-1)
+        yield _Side(steps, blocks)
+
+
+def _error(entered: dict[int, Tensor], other: dict[int, Tensor]) -> float:
+    errors = [OutputError.of(other[n], entered[n]) for n in entered if n in other]
+    return float(depth_figures(errors).get("relative_error", 0.0))

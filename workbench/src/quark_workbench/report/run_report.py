@@ -1,0 +1,87 @@
+"""`ReportOptions`: the report of a run from disk, which is told of the finished run and writes it into its checkpoint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+from torch import nn
+
+from quark.base.log import get_logger
+from quark.calibration.report import CalibrationReport
+from quark.checkpoint.reader import import_model_from_safetensors
+from quark.errors import ConfigError
+from quark.models.plan.mixtures import separate_experts
+from quark.runs.memory import tokens_in
+from quark.runs.run import FinishedRun, Run
+from quark.runs.source import CheckpointSource
+from quark_workbench.report.contents import Facts
+from quark_workbench.report.hidden_states import hidden_errors
+from quark_workbench.report.writing import write_report
+
+__all__ = ["LEVELS", "ReportOptions"]
+
+LEVELS = ("standard", "full")
+"""How much a report measures: ``full`` also hashes the weights and, on a few calibration samples, compares hidden states after the run."""
+
+
+@attrs.frozen
+class ReportOptions:
+    """Options of a report.
+
+    Attributes:
+        level: One of `LEVELS`.
+        command: What was run, for the record.
+        started: When the run began, as `time.perf_counter` gives it.
+        selection: The selection of schemes that the configuration comes from (`quark_workbench.mixed_precision.SelectionResult.to_dict`),
+            which the report then draws; None where there is none.
+    """
+
+    level: str = attrs.field(default="standard")
+    command: str = ""
+    started: float = attrs.field(factory=time.perf_counter)
+    selection: Mapping[str, Any] | None = None
+
+    @level.validator
+    def _check(self, _: Any, level: str) -> None:
+        if level not in LEVELS:
+            raise ConfigError(f"there is no report '{level}': choose one of {', '.join(LEVELS)}, or none")
+
+    def describe(self, finished: FinishedRun, directory: Path, device: str, reopened: Callable[[], CheckpointSource]) -> None:
+        """Write the report of a run into its checkpoint. A failure is logged, and leaves the checkpoint without a report.
+
+        Args:
+            finished: The run.
+            directory: The complete checkpoint, which may still be renamed.
+            device: Torch device of the run.
+            reopened: Opens the float checkpoint once more, for a full report.
+        """
+        run, report, is_full = finished.run, finished.report, self.level == "full"
+        facts = Facts(
+            samples=len(run.data),
+            tokens=tokens_in(run.data),
+            two_passes=run.two_passes,
+            seconds=time.perf_counter() - self.started,
+            device=device,
+            hashes_weights=is_full or bool(run.data),
+            command=self.command,
+            selection=self.selection,
+        )
+        try:
+            if is_full and run.data and not any("hidden" in row for row in report.blocks.values()):
+                _add_hidden(report, run, reopened, directory)
+            write_report(finished.content, report, directory, facts)
+        except Exception as error:  # whatever it is: hours of work on a checkpoint are not thrown away for want of its report
+            get_logger(__name__).warning(f"No report was written ({type(error).__name__}: {error}); the checkpoint is complete without it.")
+
+
+def _add_hidden(report: CalibrationReport, run: Run, opened: Callable[[], CheckpointSource], directory: Path) -> None:
+    source = opened()
+    separate_experts(source.model, run.plan.config, run.plan.kept)
+    source.prepare(run.plan)
+    quantized: nn.Module = import_model_from_safetensors(None, directory, device=str(source.device))
+    for name, row in hidden_errors(source, source.model, quantized, run.data).items():
+        report.blocks.setdefault(name, {"bytes": 0, "seconds": {}})["hidden"] = row

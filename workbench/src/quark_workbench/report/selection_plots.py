@@ -1,0 +1,159 @@
+"""Plots of a selection of schemes: size against loss, measured against predicted divergence, which layers got what."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quark.base.names import without_numbers
+from quark_workbench.report.svg import Markup, figure, nice_ticks, number, path, tag, text
+from quark_workbench.report.units import size_text
+
+__all__ = ["additivity", "candidates_in_order", "choice_map", "chosen_point", "color_of", "curve_plot", "pareto_curve"]
+
+Selection = Mapping[str, Any]
+"""A selection as JSON values: `quark_workbench.mixed_precision.SelectionResult.to_dict`."""
+
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 1000, 320, 66, 44, 26, 20
+_SIDE = 380
+_SMALLEST = 1e-9
+"""Losses below, such as those of float layers, have no place on a logarithmic axis."""
+_CELL = 26
+
+
+def chosen_point(selection: Selection) -> Mapping[str, Any] | None:
+    """Return the point of the curve that was chosen; None where the selector gave none."""
+    return next((point for point in selection["curve"] if point["total_bytes"] == selection["total_bytes"]), None)
+
+
+def candidates_in_order(selection: Selection) -> list[str]:
+    """Return the candidates, those with the fewest bytes first."""
+    sizes = [row for row in selection["sizes"].values() if len(row) == len(selection["candidates"])] or list(selection["sizes"].values())
+    return sorted(selection["candidates"], key=lambda name: sum(row.get(name, 0) for row in sizes))
+
+
+def pareto_curve(selection: Selection) -> Markup:
+    """Return size against predicted loss, with the measured divergences and the choice."""
+    return figure(*curve_plot(selection), least=620)
+
+
+def curve_plot(selection: Selection) -> tuple[Any, ...]:
+    """Return the arguments of `svg.drawing` for the curve. The axis of losses is logarithmic; a loss of 0 is not drawn."""
+    curve = [point for point in selection["curve"] if point["loss"] > _SMALLEST]
+    values = [v for p in curve for v in (p["loss"], p["measured_kl"] or 0.0) if v > _SMALLEST]
+    low, high = _powers(values)
+    sizes = [point["total_bytes"] / 1e6 for point in (*curve, selection)]
+    ticks = nice_ticks(min(sizes), max(sizes), 8)
+
+    def x(size: float) -> float:
+        return _LEFT + (size / 1e6 - ticks[0]) / ((ticks[-1] - ticks[0]) or 1.0) * (_WIDTH - _LEFT - _RIGHT)
+
+    def y(loss: float) -> float:
+        return _TOP + (high - math.log10(loss)) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
+
+    drawn: list[str] = []
+    for power in range(low, high + 1):
+        drawn += [
+            path([(_LEFT, y(10**power)), (_WIDTH - _RIGHT, y(10**power))], "grid"),
+            text(_LEFT - 8, y(10**power) + 4, _power(power), anchor="end"),
+        ]
+    drawn += [text(x(1e6 * tick), _HEIGHT - _BOTTOM + 16, number(tick), anchor="middle") for tick in ticks]
+    drawn.append(path([(x(p["total_bytes"]), y(p["loss"])) for p in curve], "line"))
+    for point in curve:
+        said = f"{size_text(point['total_bytes'])}, {point['bits']:.2f} bits: predicted {point['loss']:.4g}"
+        drawn.append(tag("circle", tag("title", said), cx=x(point["total_bytes"]), cy=y(point["loss"]), r=3, class_="dot"))
+        if (point["measured_kl"] or 0.0) > _SMALLEST:
+            said = f"{size_text(point['total_bytes'])}: measured {point['measured_kl']:.4g} nats per token"
+            drawn.append(
+                tag("circle", tag("title", said), cx=x(point["total_bytes"]), cy=y(point["measured_kl"]), r=5, class_="dot measured")
+            )
+    if (selection["loss"] or 0.0) > _SMALLEST:
+        said = f"chosen: {size_text(selection['total_bytes'])}, {selection['bits']:.2f} bits, predicted {selection['loss']:.4g}"
+        place = {"cx": x(selection["total_bytes"]), "cy": y(selection["loss"])}
+        drawn.append(tag("circle", tag("title", said), r=9, class_="ring", **place))
+    drawn += [text(4, 10, str(selection["unit"])), text(_LEFT, _HEIGHT - 8, "MB of all tensors")]
+    said = f"{len(curve)} sizes from {size_text(1e6 * min(sizes))} to {size_text(1e6 * max(sizes))}; the ring is the choice."
+    return ("plot-pareto", f"Loss against size: {', '.join(selection['candidates'])}", said, _WIDTH, _HEIGHT, *drawn)
+
+
+def additivity(selection: Selection) -> Markup:
+    """Return predicted losses against measured divergences; on the dashed line the two are equal, and losses add up."""
+    points = [p for p in selection["curve"] if (p["measured_kl"] or 0.0) > _SMALLEST and p["loss"] > _SMALLEST]
+    low, high = _powers([v for p in points for v in (p["loss"], p["measured_kl"])])
+    scale = (_SIDE - _LEFT - _RIGHT) / (high - low)
+
+    def at(predicted: float, measured: float) -> tuple[float, float]:
+        return _LEFT + (math.log10(predicted) - low) * scale, _TOP + (high - math.log10(measured)) * scale
+
+    drawn: list[str] = []
+    for power in range(low, high + 1):
+        value = 10.0**power
+        drawn += [path([at(10.0**low, value), at(10.0**high, value)], "grid"), path([at(value, 10.0**low), at(value, 10.0**high)], "grid")]
+        x, y = at(value, value)
+        drawn += [
+            text(_LEFT - 8, y + 4, _power(power), anchor="end"),
+            text(x, _TOP + (high - low) * scale + 16, _power(power), anchor="middle"),
+        ]
+    drawn.append(path([at(10.0**low, 10.0**low), at(10.0**high, 10.0**high)], "limit"))
+    for point in points:
+        said = f"{point['bits']:.2f} bits: predicted {point['loss']:.4g}, measured {point['measured_kl']:.4g}"
+        x, y = at(point["loss"], point["measured_kl"])
+        drawn.append(tag("circle", tag("title", said), cx=x, cy=y, r=5, class_="dot measured"))
+    own = chosen_point(selection)
+    if own in points:
+        x, y = at(own["loss"], own["measured_kl"])  # type: ignore[index]
+        drawn.append(tag("circle", cx=x, cy=y, r=9, class_="ring"))
+    bottom = _TOP + (high - low) * scale + 34
+    drawn += [text(4, 10, "measured"), text(_LEFT, bottom, "predicted, nats per token")]
+    title = "Measured against predicted divergence"
+    said = "A dot on the dashed line has the divergence that was predicted; above it, errors of groups amplify each other."
+    return figure("plot-additivity", title, said, _SIDE, bottom + 6, *drawn, least=300)
+
+
+def choice_map(selection: Selection, blocks: Sequence[str]) -> Markup:
+    """Return which candidate each group of layers got: a row for each kind of group, a column for each block."""
+    order = candidates_in_order(selection)
+    rows: dict[str, dict[int, str]] = {}
+    for group in selection["choices"]:
+        block = next((i for i, name in enumerate(blocks) if group == name or group.startswith(f"{name}.")), None)
+        if block is not None:
+            kind = without_numbers(group.removeprefix(blocks[block]).lstrip(".")) or "whole block"
+            rows.setdefault(kind, {})[block] = group
+    left = 10 + 6.7 * max((len(row) for row in rows), default=0)
+    width = max(4.0, min(30.0, 860 / max(len(blocks), 1)))
+    drawn: list[str] = []
+    for i, (kind, groups) in enumerate(rows.items()):
+        y = float(i * (_CELL + 2))
+        drawn.append(text(left - 10, y + 17, kind, "name", "end"))
+        for block, group in groups.items():
+            chosen = selection["choices"][group]
+            losses = selection["losses"].get(group, {})
+            predicted = f", predicted loss {losses[chosen]:.3g}" if chosen in losses else ""
+            hint = tag("title", f"{group}: {chosen}, {size_text(selection['sizes'][group][chosen])}{predicted}")
+            box = {"x": left + block * width, "y": y, "width": width - (1.5 if width > 12 else 0.3), "height": float(_CELL)}
+            drawn.append(tag("rect", hint, class_=color_of(chosen, order), **box))
+    below = len(rows) * (_CELL + 2)
+    every = max(1, math.ceil(len(blocks) / 32))
+    drawn += [text(left + (j + 0.5) * width, below + 14, str(j), anchor="middle") for j in range(0, len(blocks), every)]
+    drawn.append(text(left, below + 32, "block"))
+    said = "Rows are kinds of groups, columns are blocks; the darker a cell, the fewer bits."
+    return figure(
+        "plot-choices", "Scheme of each group of layers", said, max(left + len(blocks) * width + 4, left + 330), below + 38, *drawn
+    )
+
+
+def color_of(candidate: str, order: Sequence[str]) -> str:
+    """Return the class of the colour of a candidate; the one with the fewest bytes has the darkest."""
+    place = order.index(candidate)
+    return f"h{round(7 - 6 * place / max(len(order) - 1, 1))}"
+
+
+def _powers(values: Sequence[float]) -> tuple[int, int]:
+    """Return the powers of ten around some positive values."""
+    low, high = (math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))) if values else (0, 1)
+    return low, max(high, low + 1)
+
+
+def _power(power: int) -> str:
+    return f"{10.0**power:g}" if -3 <= power <= 3 else f"1e{power}"

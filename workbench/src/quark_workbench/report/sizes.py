@@ -1,0 +1,128 @@
+"""Sizes: bytes and bits per weight of a checkpoint, by kind of layer, from the headers of its files; and its files with their hashes."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from quark.base.names import without_numbers
+from quark.checkpoint.destination import OF_THE_RUN
+from quark.errors import CheckpointError
+from quark.models.hf.shards import check_shards
+from quark.models.plan.plan_row import PlanRow
+
+__all__ = ["OTHER", "SMALL", "block_of", "files_of", "kind_of", "sizes_of", "stored_bytes"]
+
+OTHER = "(other tensors)"
+"""The kind of tensors that are of no layer of the plan."""
+SMALL = 32 << 20
+"""Bytes up to which a file is always hashed: that takes some hundredths of a second."""
+
+
+def kind_of(name: str, blocks: Iterable[str]) -> str:
+    """Return the kind of a layer: its name in its block, with ``*`` for each number; its full name outside of all blocks."""
+    block = block_of(name, blocks)
+    return without_numbers(name if block is None else name.removeprefix(f"{block}."))
+
+
+def block_of(name: str, blocks: Iterable[str]) -> str | None:
+    """Return the block that a layer lies in; None outside of all blocks, or where the model is one block."""
+    return next((b for b in blocks if b and name.startswith(f"{b}.")), None)
+
+
+def stored_bytes(directory: Path) -> dict[str, int] | None:
+    """Return the bytes of each tensor of a checkpoint, from the headers of its files; None where it has no safetensors files."""
+    try:
+        return {name: _bytes(*entry) for shard in check_shards(directory) for name, entry in shard.tensors.items()}
+    except CheckpointError:
+        return None
+
+
+def sizes_of(rows: Sequence[PlanRow], blocks: Sequence[str], float_bytes: int, element: int, directory: Path) -> dict[str, Any]:
+    """Return the sizes of a checkpoint and of its float model.
+
+    Args:
+        rows: The plan.
+        blocks: Names of the decoder blocks.
+        float_bytes: Of the whole float model.
+        element: Bytes of an element of the float model.
+        directory: The checkpoint.
+
+    Returns:
+        ``float_bytes`` and ``stored_bytes`` of all tensors; ``effective_bits``, stored bits per weight of the layers with a quantized
+        weight, scales and zero points included; ``kinds``, the same for each kind of layer; ``layers``, bits per weight by full name. What
+        files do not tell is None.
+    """
+    stored = stored_bytes(directory)
+    own = [r for r in rows if r.tied_to is None]
+    of_layer = None if stored is None else _of_layers(stored, own)
+    kinds: dict[str, dict[str, Any]] = {}
+    for row in own:
+        empty = {"layers": 0, "weights": 0, "float_bytes": 0, "stored_bytes": 0, "quantized": False}
+        kind = kinds.setdefault(kind_of(row.name, blocks), empty)
+        kind["layers"] += 1
+        kind["weights"] += prod(row.shape)
+        kind["float_bytes"] += prod(row.shape) * element
+        kind["stored_bytes"] += 0 if of_layer is None else of_layer[row.name]
+        kind["quantized"] |= _is_quantized(row)
+    rest = float_bytes - sum(kind["float_bytes"] for kind in kinds.values())
+    total = None if stored is None else sum(stored.values())
+    if rest > 0:
+        left = 0 if total is None else total - sum(kind["stored_bytes"] for kind in kinds.values())
+        kinds[OTHER] = {"layers": 0, "weights": rest // element, "float_bytes": rest, "stored_bytes": left, "quantized": False}
+    listed = [{"kind": name, **kind, "bits": _bits(kind["stored_bytes"], kind["weights"])} for name, kind in kinds.items()]
+    if of_layer is None:
+        listed = [entry | {"stored_bytes": None, "bits": None} for entry in listed]
+    quantized = [r for r in own if _is_quantized(r)]
+    weights = sum(prod(r.shape) for r in quantized)
+    effective = None if of_layer is None else _bits(sum(of_layer[r.name] for r in quantized), weights)
+    bits = {} if of_layer is None else {r.name: _bits(of_layer[r.name], prod(r.shape)) for r in own}
+    return {"float_bytes": float_bytes, "stored_bytes": total, "effective_bits": effective, "kinds": listed, "layers": bits}
+
+
+def files_of(directory: Path, *, hashes_weights: bool) -> list[dict[str, Any]]:
+    """Return name, bytes and SHA-256 of each file of a checkpoint, by name; without the report itself.
+
+    Args:
+        directory: The checkpoint.
+        hashes_weights: Whether files above `SMALL` bytes are hashed too, which means to read all of them.
+    """
+    files = sorted(p for p in directory.iterdir() if p.is_file() and p.name not in OF_THE_RUN)
+    sizes = {path: path.stat().st_size for path in files}
+    return [{"name": p.name, "bytes": n, "sha256": _digest(p) if hashes_weights or n <= SMALL else None} for p, n in sizes.items()]
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_quantized(row: PlanRow) -> bool:
+    return row.config is not None and row.config.weight is not None
+
+
+def _of_layers(stored: Mapping[str, int], rows: Iterable[PlanRow]) -> dict[str, int]:
+    """Return the bytes of the tensors of each layer: weight, scales, zero points, bias."""
+    names = {row.name for row in rows}
+    sizes = dict.fromkeys(names, 0)
+    for tensor, size in stored.items():
+        owner = tensor
+        while owner and owner not in names:
+            owner = owner.rpartition(".")[0]
+        if owner:
+            sizes[owner] += size
+    return sizes
+
+
+def _bits(size: int, weights: int) -> float | None:
+    return 8 * size / weights if weights else None
+
+
+def _bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Return the bytes of a tensor with a dtype in safetensors' notation: ``BF16``, ``I32``, ``F8_E4M3``; a ``BOOL`` takes one byte."""
+    digits = re.search(r"\d+", dtype)
+    return prod(shape) * (8 if digits is None else int(digits.group())) // 8

@@ -1,0 +1,130 @@
+"""Measured divergence is that of the quantized model; predicted losses are near it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+import torch
+
+from quark.algorithms import RoundingTask, RoundToNearest
+from quark.errors import UnsupportedError
+from quark.torch import ModelQuantizer
+from quark_tiny_model import tiny_model
+from quark_workbench.evaluate import compare
+from quark_workbench.mixed_precision import FLOAT
+from quark_workbench.mixed_precision.by_sensitivity.fisher import divergences
+from quark_workbench.mixed_precision.by_sensitivity.measure import limited, measured_kl
+from quark_workbench.mixed_precision.by_sensitivity.output_errors import output_errors
+from quark_workbench.mixed_precision.by_sensitivity.sensitivities import SENSITIVITIES, losses_of
+
+from .problems import problem_of
+
+
+def test_it_is_the_divergence_of_the_quantized_model() -> None:
+    # Dynamic inputs: scales of static ones come from all batches, those here from each.
+    problem = problem_of("mxfp4", "ptpc_fp8", "bf16")
+    names = list(problem.sizes)
+    choices = {name: ("mxfp4", "ptpc_fp8", FLOAT)[i % 3] for i, name in enumerate(names)}
+    from quark_tiny_model import tiny_template
+    from quark_workbench.mixed_precision.configuration import configuration
+
+    base = tiny_template().get_config(scheme="mxfp4")
+    model = tiny_model()
+    rows = ModelQuantizer(base).plan(model).rows
+    chosen = {layer: problem.candidates[choices[group.name]] for group in problem.groups for layer in group.layers}
+    ModelQuantizer(configuration(base, rows, chosen, ())).quantize_model(model)
+    # `compare` reads all but the last token of each row, `measured_kl` all tokens.
+    rows_of_tokens = [torch.cat([call.args[0], call.args[0][:, :1]], dim=1) for call in problem.data]
+    wanted = compare(model, tiny_model(), rows_of_tokens).mean_kl
+    (found,) = measured_kl(problem, [choices], 10**6)
+    assert found == pytest.approx(wanted, rel=1e-4)
+
+
+def test_several_choices_together_are_what_each_is_alone() -> None:
+    problem = problem_of("mxfp4", "fp8")
+    one, other = (dict.fromkeys(problem.sizes, scheme) for scheme in ("mxfp4", "fp8"))
+    assert measured_kl(problem, [one, other, {}], 128) == [*measured_kl(problem, [one], 128), *measured_kl(problem, [other], 128), 0.0]
+
+
+def test_padding_is_not_counted() -> None:
+    problem = problem_of("mxfp4", "fp8", sequences=1)
+    tokens = problem.data[0].args[0]
+    mask = torch.ones_like(tokens)
+    mask[:, 40:] = 0
+    call = attrs.evolve(problem.data[0], args=(), kwargs={"input_ids": tokens, "attention_mask": mask}, held_out=None)
+    short = attrs.evolve(problem.data[0], args=(tokens[:, :40],), held_out=None)
+    choices = dict.fromkeys(problem.sizes, "mxfp4")
+    padded, plain = (measured_kl(attrs.evolve(problem, data=[one]), [choices], 64)[0] for one in (call, short))
+    assert padded == pytest.approx(plain, rel=1e-3)
+
+
+def test_predicted_divergence_of_one_group_is_near_the_measured_one() -> None:
+    problem = problem_of("mxfp4", "fp8")
+    predicted, measured = (losses_of(problem, sensitivity, 256) for sensitivity in ("fisher", "kl"))
+    pairs = [(predicted[group][name], measured[group][name]) for group in predicted for name in predicted[group]]
+    total = [sum(values) for values in zip(*pairs, strict=True)]
+    # One drawn token for each of 256: the sum over 24 choices is known to some ten percent, and the curvature is that of small errors.
+    assert total[0] == pytest.approx(total[1], rel=0.5)
+    order = torch.tensor(pairs).argsort(0).argsort(0).double()
+    assert float(torch.corrcoef(order.T)[0, 1]) > 0.8  # Spearman
+
+
+def test_output_errors_are_those_of_a_forward() -> None:
+    problem = problem_of("int4_wo_64", "bf16", sequences=2)
+    found = output_errors(problem, problem.data)
+    name = "model.layers.0.self_attn.q_proj"  # its input is that of the float model in any case
+    model, inputs = tiny_model(), []
+    model.get_submodule(name).register_forward_pre_hook(lambda module, args: inputs.append(args[0].detach()))
+    for call in problem.data:
+        call.run(model)
+    quantized = ModelQuantizer(attrs.evolve(_weight_only())).quantize_model(tiny_model())
+    delta = (quantized.get_submodule(name).weight - model.get_submodule(name).weight).detach()
+    x = torch.cat([x.flatten(0, 1) for x in inputs])
+    hessian = x.T @ x
+    assert found[name]["int4_wo_64"] == pytest.approx(float(torch.trace(delta @ hessian @ delta.T)) / len(x), rel=1e-3)
+
+
+def _weight_only():  # type: ignore[no-untyped-def]
+    from quark_tiny_model import tiny_template
+
+    return tiny_template().get_config(scheme="int4_wo_64")
+
+
+def test_a_float_layer_loses_nothing() -> None:
+    problem = problem_of("mxfp4", "bf16", sequences=1)
+    for sensitivity in SENSITIVITIES:
+        losses = losses_of(problem, sensitivity, 64)
+        assert {own[FLOAT] for own in losses.values()} == {0.0}
+        assert all(own["mxfp4"] > 0 for own in losses.values())
+
+
+def test_fisher_rounds_each_layer_once_where_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = problem_of("fp8", "mxfp4")
+    layers = sum(len(group.layers) for group in problem.groups)
+    rounded: list[str] = []
+    plain = RoundToNearest.round
+
+    def counted(self: RoundToNearest, task: RoundingTask) -> Any:
+        rounded.extend(task.layers)
+        return plain(self, task)
+
+    monkeypatch.setattr(RoundToNearest, "round", counted)
+    kept = divergences(problem, problem.data)
+    assert len(rounded) == 2 * layers
+    rounded.clear()
+    assert divergences(problem, problem.data, room=0) == kept
+    assert len(rounded) == 2 * layers * len(problem.data)
+
+
+def test_the_fisher_sensitivity_needs_embeddings() -> None:
+    problem = problem_of("mxfp4", "fp8", sequences=1)
+    problem.model.get_input_embeddings = lambda: None  # type: ignore[assignment]
+    with pytest.raises(UnsupportedError, match="has no input embeddings"):
+        divergences(problem, problem.data)
+
+
+def test_data_are_limited_to_whole_forwards() -> None:
+    data = problem_of("mxfp4", "fp8").data
+    assert [len(limited(data, tokens)) for tokens in (1, 64, 65, 10**6)] == [1, 1, 2, 4]
