@@ -103,7 +103,14 @@ def test_a_row_with_the_file_of_another_question_is_noticed() -> None:
 @pytest.mark.parametrize("document", ["ARCHITECTURE.md", "CONTRIBUTING.md", "core/README.md"])
 def test_files_and_folders_that_documents_name_exist(document: str) -> None:
     text = re.sub(r"```.*?```", "", (ROOT / document).read_text(encoding="utf-8"), flags=re.DOTALL)
-    bases = (ROOT, ROOT / "core/src/quark", ROOT / "plugins", ROOT / "plugins/quark_algos/src/quark_algos", (ROOT / document).parent)
+    bases = (
+        ROOT,
+        ROOT / "core/src/quark",
+        ROOT / "plugins",
+        ROOT / "plugins/quark_algos/src/quark_algos",
+        ROOT / "workbench/src/quark_workbench",
+        (ROOT / document).parent,
+    )
     paths = {path for path in re.findall(r"`((?:[\w.-]+/)+(?:[\w-]+\.\w+)?)`", text) if "…" not in path}
     assert paths
     assert sorted(path for path in paths if not any((base / path).exists() for base in bases)) == []
