@@ -31,7 +31,9 @@ WHOLE_RUNS = {
     "tunes_every_format",
     "works_on_an_accelerator",
 }
-"""Conformance checks that take the most time. Each is in the suite for some plugins of its kind, and slow for others like them."""
+"""Conformance checks that take the most time. Each is in the suite for some plugins of its kind, and slow for
+others like them.
+"""
 OTHER_CPU = Path(__file__).parent / "tests" / "kit" / "other_cpu"
 
 

@@ -1,6 +1,9 @@
-"""Benchmarks: ratios to a floor measured in the same run. `make bench` runs those that need nothing but this repository.
+"""Benchmarks: ratios to a floor measured in the same run.
 
-OpenMP threads soon sleep when they wait for each other, as in the ``quark`` program, unless the environment sets ``OMP_WAIT_POLICY``.
+`make bench` runs those that need nothing but this repository.
+
+OpenMP threads soon sleep when they wait for each other, as in the ``quark`` program, unless the environment
+sets ``OMP_WAIT_POLICY``.
 """
 
 import os

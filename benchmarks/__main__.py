@@ -1,7 +1,7 @@
 """Run the benchmarks that the project's bars are held to, and add what they measure to a file of results.
 
-    python -m benchmarks [--results docs/data/benchmarks.json] [--only startup,formats] [--model MODEL] [--text TEXT_DIR]
-                         [--amd-quark PYTHON] [--llm-compressor PYTHON]
+    python -m benchmarks [--results docs/data/benchmarks.json] [--only startup,formats] [--model MODEL]
+                         [--text TEXT_DIR] [--amd-quark PYTHON] [--llm-compressor PYTHON]
 
 ==========  =========  ====================================================================================================
 benchmark   needs      measures
@@ -20,9 +20,10 @@ tuning      and --text accuracy of a tuned model, and its time
 peers       and --text the same work in AMD Quark and llm-compressor, where their interpreters are given
 ==========  =========  ====================================================================================================
 
-``--only tuned`` measures the accuracy of tuned models in MXFP4 and NVFP4, ``--only rotated`` that of a rotated one in INT8,
-``--only large`` an 8B model (21 GB of disk); these and ``evaluate`` run only where they are named. One that fails is reported, and the
-others go on. The page *Benchmarks* of the documentation is made from the file.
+``--only tuned`` measures the accuracy of tuned models in MXFP4 and NVFP4, ``--only rotated`` that of a
+rotated one in INT8, ``--only large`` an 8B model (21 GB of disk); these and ``evaluate`` run only where they
+are named. One that fails is reported, and the others go on. The page *Benchmarks* of the documentation is
+made from the file.
 """
 
 from __future__ import annotations

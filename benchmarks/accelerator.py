@@ -1,10 +1,12 @@
 """Quantize a random Llama-3-8B on an accelerator, from disk, block by block: ``python -m benchmarks.accelerator``.
 
-    python -m benchmarks.accelerator [--device cuda] [--shape 8b] [--layers 32] [--samples 128] [--length 2048] [--runs gptq awq+gptq …]
+    python -m benchmarks.accelerator [--device cuda] [--shape 8b] [--layers 32] [--samples 128] [--length
+    2048] [--runs gptq awq+gptq …]
 
-A checkpoint of random bfloat16 weights is written once, to ``--directory``. Each run reads it, calibrates on random tokens and writes
-int4 in groups of 64. Printed are seconds, by phase too, and the peak of the device's memory beside the size of one block, of what lies
-outside of the blocks, and of the largest statistic; the bars are those of 8B with all its layers on one GPU, and of no other shape.
+A checkpoint of random bfloat16 weights is written once, to ``--directory``. Each run reads it, calibrates on
+random tokens and writes int4 in groups of 64. Printed are seconds, by phase too, and the peak of the device's
+memory beside the size of one block, of what lies outside of the blocks, and of the largest statistic; the
+bars are those of 8B with all its layers on one GPU, and of no other shape.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ class Measured:
     Attributes:
         run: Its algorithms, joined by ``+``.
         seconds: Of the whole run, reading and writing included.
-        phases: Seconds by phase, of the report: of the host, which may wait in one for what another has asked of the device.
+        phases: Seconds by phase, of the report: of the host, which may wait in one for what another has asked
+            of the device.
         peak: Most bytes on the device; 0 where that is the CPU.
         parts: Bytes of what has to be there: one block, what is outside of the blocks, the largest Hessian.
     """

@@ -1,17 +1,20 @@
 """Calibrated rounding on a real model: time against one forward, perplexity, divergence, memory.
 
-    python -m benchmarks.calibrated MODEL TEXT_DIR [--runs gptq/int4_wo_64,qronos/mxfp4|table] [--preset best|reference] [--dtype bfloat16]
-                                    [--busy 1] [--repeats 3] [--no-quality] [--out docs/data/calibrated.json]
+    python -m benchmarks.calibrated MODEL TEXT_DIR [--runs gptq/int4_wo_64,qronos/mxfp4|table] [--preset
+                                    best|reference] [--dtype bfloat16] [--busy 1] [--repeats 3] [--no-quality]
+                                    [--out docs/data/calibrated.json]
 
-Protocol: that of `benchmarks.perplexity`. `ratio` is the whole of quantize_model ÷ one float forward over the calibration tokens, the
-faster of two, in the same process; `peak` is the growth of resident memory over the loaded model ÷ one block's weights, second moments and
-activations in float32. One process and one JSON line for each run, so that timings and memory of none depend on another; then a table.
+Protocol: that of `benchmarks.perplexity`. `ratio` is the whole of quantize_model ÷ one float forward over the
+calibration tokens, the faster of two, in the same process; `peak` is the growth of resident memory over the
+loaded model ÷ one block's weights, second moments and activations in float32. One process and one JSON line
+for each run, so that timings and memory of none depend on another; then a table.
 
-With ``--busy N`` each quantization is followed by the same one beside N processes that compute without end: `busy_ratio` is the median of
-their times ÷ that of the quiet ones. The project's bar is 2 for one busy process on two cores.
+With ``--busy N`` each quantization is followed by the same one beside N processes that compute without end:
+`busy_ratio` is the median of their times ÷ that of the quiet ones. The project's bar is 2 for one busy
+process on two cores.
 
-``--out`` adds the accuracy of each run to a file, by algorithm and scheme: the documentation's tables of measured accuracy are held to
-`docs/data/calibrated.json`.
+``--out`` adds the accuracy of each run to a file, by algorithm and scheme: the documentation's tables of
+measured accuracy are held to `docs/data/calibrated.json`.
 """
 
 from __future__ import annotations

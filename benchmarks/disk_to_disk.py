@@ -1,19 +1,22 @@
 """Bars of the route from checkpoint to checkpoint, on random Llamas that are written for it and removed: memory, throughput, a large model.
 
-    python -m benchmarks.disk_to_disk layers [--layers 15] [--samples 8] [--length 512]
-    python -m benchmarks.disk_to_disk copy [--shape 1b] [--schemes fp8,int4_wo_128,mxfp4_weight_only] [--runs 5]
-    python -m benchmarks.disk_to_disk large [--shape 8b] [--scheme mxfp4_weight_only]
-    python -m benchmarks.disk_to_disk evaluate [--shape 1b] [--scheme mxfp4_weight_only]
+    python -m benchmarks.disk_to_disk layers [--layers 15] [--samples 8] [--length 512] python -m
+    benchmarks.disk_to_disk copy [--shape 1b] [--schemes fp8,int4_wo_128,mxfp4_weight_only] [--runs 5] python
+    -m benchmarks.disk_to_disk large [--shape 8b] [--scheme mxfp4_weight_only] python -m
+    benchmarks.disk_to_disk evaluate [--shape 1b] [--scheme mxfp4_weight_only]
 
-``layers``: the peak resident memory of GPTQ on SmolLM2's shape may grow by less than 10 % when the number of layers is multiplied by 4.
-``copy``: a file is quantized at 0.5 or more of the throughput at which safetensors loads and saves the same shards, in alternation. A copy
-whose bytes are on the disk when it ends, as those of a run are, is printed beside it; and, for each scheme, the least that any program
-takes that ends in this way: loading and saving the finished shards ("shards of …"), and waiting for the disk.
-``large``: an 8B model, 16 GB, is quantized under 4 GiB; its copy through safetensors would hold a shard of 5 GB at a time.
-``evaluate``: peak memory of comparing a quantized checkpoint with its float one, both models in memory and block by block (no bar).
+``layers``: the peak resident memory of GPTQ on SmolLM2's shape may grow by less than 10 % when the number of
+layers is multiplied by 4. ``copy``: a file is quantized at 0.5 or more of the throughput at which safetensors
+loads and saves the same shards, in alternation. A copy whose bytes are on the disk when it ends, as those of
+a run are, is printed beside it; and, for each scheme, the least that any program takes that ends in this way:
+loading and saving the finished shards ("shards of …"), and waiting for the disk. ``large``: an 8B model, 16
+GB, is quantized under 4 GiB; its copy through safetensors would hold a shard of 5 GB at a time. ``evaluate``:
+peak memory of comparing a quantized checkpoint with its float one, both models in memory and block by block
+(no bar).
 
-Peaks are the high-water mark of a fresh process (VmHWM, Linux), pages of mapped files included. ``--directory`` is where checkpoints are
-written: `large` needs 21 GB there. The exit status is 1 where a bar is missed.
+Peaks are the high-water mark of a fresh process (VmHWM, Linux), pages of mapped files included.
+``--directory`` is where checkpoints are written: `large` needs 21 GB there. The exit status is 1 where a bar
+is missed.
 """
 
 from __future__ import annotations

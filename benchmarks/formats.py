@@ -2,10 +2,11 @@
 
     python -m benchmarks.formats [--runs 9] [--threads 2] [--only mxfp4,mx6] [--reference PYTHON]
 
-The floor is ``x.clone()``: read the tensor once, write it once to fresh memory, as quantizing must. Each run times the floor and every
-operation in turn; medians and their ratios are printed, with GB/s of float32 read and written. `fake-quantize` finds its scales from
-the tensor; its peak memory, the tensor and the result included, is in units of the tensor (Linux only).
-``--reference`` is the interpreter of an environment with amd-quark 0.13, whose fake-quantize is timed in alternation (compilation off).
+The floor is ``x.clone()``: read the tensor once, write it once to fresh memory, as quantizing must. Each run
+times the floor and every operation in turn; medians and their ratios are printed, with GB/s of float32 read
+and written. `fake-quantize` finds its scales from the tensor; its peak memory, the tensor and the result
+included, is in units of the tensor (Linux only). ``--reference`` is the interpreter of an environment with
+amd-quark 0.13, whose fake-quantize is timed in alternation (compilation off).
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from quark.plugins import documented_object
 SIDE = 4096
 LAST = {"ch_axis": -1}
 WARM_BARS = {"int8 per tensor": 1.6, "int4 groups of 128": 2.2, "fp8 per tensor": 2.45}
-"""Most copies to memory that is there already that fake-quantize may take: half of what it took when the bars were set."""
+"""Most copies to memory that is there already that fake-quantize may take: half of what it took when the bars
+were set.
+"""
 CASES: dict[str, tuple[str, dict[str, object]]] = {
     "int2 groups of 32": ("Int2PerGroupSpec", {**LAST, "group_size": 32}),
     "int3 groups of 128": ("Int3PerGroupSpec", {**LAST, "group_size": 128}),

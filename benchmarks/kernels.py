@@ -2,9 +2,9 @@
 
     python -m benchmarks.kernels [--runs 50] [--side 8192]
 
-The floor of the elementwise kernels is ``out.copy_(x)`` of a tensor of half the bytes that a kernel reads and writes: the same traffic.
-At least 70 % of its bandwidth are asked for. Medians of times between events of the GPU; tensors are larger than its caches. Without a GPU
-nothing is measured.
+The floor of the elementwise kernels is ``out.copy_(x)`` of a tensor of half the bytes that a kernel reads and
+writes: the same traffic. At least 70 % of its bandwidth are asked for. Medians of times between events of the
+GPU; tensors are larger than its caches. Without a GPU nothing is measured.
 """
 
 from __future__ import annotations

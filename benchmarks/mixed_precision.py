@@ -1,17 +1,21 @@
 """Automatic mixed precision on a real model: divergence and perplexity at equal size, beside uniform schemes and a heuristic.
 
-    python -m benchmarks.mixed_precision MODEL TEXT_DIR [--sets fp8,mxfp6_e2m3,mxfp4/ptpc_fp8,uint4_wo_32,uint4_wo_64] [--bits 5,6]
-                                         [--uniform nvfp4,mx6] [--sensitivities fisher,output] [--dtype bfloat16] [--windows 2]
-                                         [--out docs/data/mixed_precision.json]
+    python -m benchmarks.mixed_precision MODEL TEXT_DIR [--sets
+                                         fp8,mxfp6_e2m3,mxfp4/ptpc_fp8,uint4_wo_32,uint4_wo_64] [--bits 5,6]
+                                         [--uniform nvfp4,mx6] [--sensitivities fisher,output] [--dtype
+                                         bfloat16] [--windows 2] [--out docs/data/mixed_precision.json]
 
-Choices are made from the checkpoint in its own dtype, on 8 sequences of 512 tokens from TEXT_DIR/foldoc.txt, character 200,000 on. The
-model is then quantized in --dtype, rounded to nearest, with the same text for static scales, and compared with the float model of that
-dtype on other sequences of 512 tokens: --windows from foldoc.txt (character 3,500,000 on) and as many from devil.txt (character 20,000 on).
+Choices are made from the checkpoint in its own dtype, on 8 sequences of 512 tokens from TEXT_DIR/foldoc.txt,
+character 200,000 on. The model is then quantized in --dtype, rounded to nearest, with the same text for
+static scales, and compared with the float model of that dtype on other sequences of 512 tokens: --windows
+from foldoc.txt (character 3,500,000 on) and as many from devil.txt (character 20,000 on).
 
-Each set of candidates is measured at each size of --bits: what is chosen by each sensitivity, and ``ends``, the heuristic: the larger
-candidates from the first and the last block inwards, as many groups as the budget allows, with all candidates and without the largest
-ones. Every scheme of a set and of --uniform is measured alone. One JSON line for each row, then ratios. ``--out`` writes the rows to a
-file, of which the documentation makes its table; rows that it has already are kept, so that a measurement that was cut off goes on.
+Each set of candidates is measured at each size of --bits: what is chosen by each sensitivity, and ``ends``,
+the heuristic: the larger candidates from the first and the last block inwards, as many groups as the budget
+allows, with all candidates and without the largest ones. Every scheme of a set and of --uniform is measured
+alone. One JSON line for each row, then ratios. ``--out`` writes the rows to a file, of which the
+documentation makes its table; rows that it has already are kept, so that a measurement that was cut off goes
+on.
 """
 
 from __future__ import annotations

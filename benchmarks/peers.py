@@ -1,16 +1,19 @@
 """The same work in other programs, each in an environment of its own: time and memory beside a forward of the float model, and accuracy.
 
-    python -m benchmarks.peers MODEL TEXT_DIR [--auto-round PYTHON] [--llm-compressor PYTHON] [--amd-quark PYTHON]
-                               [--runs gptq/int4_wo_64,autoround/int3_wo_64,…] [--programs quark,auto-round] [--limit 900] [--out FILE]
+    python -m benchmarks.peers MODEL TEXT_DIR [--auto-round PYTHON] [--llm-compressor PYTHON] [--amd-quark
+                               PYTHON] [--runs gptq/int4_wo_64,autoround/int3_wo_64,…] [--programs
+                               quark,auto-round] [--limit 900] [--out FILE]
 
-A run is ALGORITHM/SCHEME; each program that has the algorithm does it in float32 at its default settings, with the token embedding and
-``lm_head`` left in float and every other linear layer quantized, on the tokens of `benchmarks.calibrated`. Each is asked through its own
-public API (`peer_programs/`), with the tokens from files: quark by the script that asks AMD Quark, since it offers that API. All measure
-by the same code. The floor is a forward over the calibration tokens in the same process, both in processor time.
+A run is ALGORITHM/SCHEME; each program that has the algorithm does it in float32 at its default settings,
+with the token embedding and ``lm_head`` left in float and every other linear layer quantized, on the tokens
+of `benchmarks.calibrated`. Each is asked through its own public API (`peer_programs/`), with the tokens from
+files: quark by the script that asks AMD Quark, since it offers that API. All measure by the same code. The
+floor is a forward over the calibration tokens in the same process, both in processor time.
 
-``--out`` keeps results one by one, and a run that the file has already is not done again: a measurement that was cut off goes on where it
-was. Take rows out to measure them again. The documentation's tables are made from `docs/data/peers.json`. A program that takes longer than
---limit seconds, or fails, is reported and left out.
+``--out`` keeps results one by one, and a run that the file has already is not done again: a measurement that
+was cut off goes on where it was. Take rows out to measure them again. The documentation's tables are made
+from `docs/data/peers.json`. A program that takes longer than --limit seconds, or fails, is reported and left
+out.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
     python -m benchmarks.perplexity MODEL TEXT_DIR [--schemes int4_wo_64,fp8]
 
-Protocol: float32 on the CPU; calibration 8 sequences of 512 tokens from TEXT_DIR/foldoc.txt, character 200,000 on; evaluation 16 sequences
-of 512 tokens, 8 from foldoc.txt (character 3,500,000 on) and 8 from devil.txt (character 20,000 on). `ratio` is quantization time ÷ that
-of one float forward over the calibration tokens in the same run. One JSON line for each scheme.
+Protocol: float32 on the CPU; calibration 8 sequences of 512 tokens from TEXT_DIR/foldoc.txt, character
+200,000 on; evaluation 16 sequences of 512 tokens, 8 from foldoc.txt (character 3,500,000 on) and 8 from
+devil.txt (character 20,000 on). `ratio` is quantization time ÷ that of one float forward over the calibration
+tokens in the same run. One JSON line for each scheme.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
     python -m benchmarks.random_llama OUT [--shape smollm2|1b|8b] [--layers 30] [--shard-bytes 5000000000]
 
-Weights are drawn once and repeated, each tensor from another place on: an 8B model, 16 GB, takes about as long as writing its files.
+Weights are drawn once and repeated, each tensor from another place on: an 8B model, 16 GB, takes about as
+long as writing its files.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     python -m benchmarks.rtn MODEL [--schemes int4_wo_64,mxfp4_weight_only] [--routes memory,disk] [--runs 5]
 
-MODEL is a float checkpoint in Hugging Face form. Copy and quantization alternate, with the whole model in memory and block by block
-from disk to disk; medians and their ratio are printed. Imports of torch and transformers are not counted, on either side.
+MODEL is a float checkpoint in Hugging Face form. Copy and quantization alternate, with the whole model in
+memory and block by block from disk to disk; medians and their ratio are printed. Imports of torch and
+transformers are not counted, on either side.
 """
 
 from __future__ import annotations

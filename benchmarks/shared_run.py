@@ -1,10 +1,12 @@
 """One run by one process and by several, each with one core: how much less time several take.
 
-    python -m benchmarks.shared_run MODEL TEXT [--ranks 2] [--scheme int4_wo_64] [--algorithm gptq] [--calls 16] [--repeats 3]
+    python -m benchmarks.shared_run MODEL TEXT [--ranks 2] [--scheme int4_wo_64] [--algorithm gptq] [--calls
+    16] [--repeats 3]
 
-Runs by one process and by several alternate. For each: ``wall``, the seconds of `quantize_checkpoint` on the slowest rank, imports left
-out; and ``cpu``, the seconds that the slowest rank computed, which programs beside it change little, and which leaves out what ranks wait
-for each other. ``ratio`` is the median of several ÷ that of one. The project's bar is a ``wall`` ratio of 0.6 for two, on two idle cores.
+Runs by one process and by several alternate. For each: ``wall``, the seconds of `quantize_checkpoint` on the
+slowest rank, imports left out; and ``cpu``, the seconds that the slowest rank computed, which programs beside
+it change little, and which leaves out what ranks wait for each other. ``ratio`` is the median of several ÷
+that of one. The project's bar is a ``wall`` ratio of 0.6 for two, on two idle cores.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python -m benchmarks.startup [--runs 11]
 
-Each line is a fresh interpreter, its output no terminal (that would cost the import of rich on top), its bytecode cached, as in an
-installation, also where PYTHONDONTWRITEBYTECODE is set. The commands alternate; medians and their ratio or difference are printed, with the
-bar they are held to.
+Each line is a fresh interpreter, its output no terminal (that would cost the import of rich on top), its
+bytecode cached, as in an installation, also where PYTHONDONTWRITEBYTECODE is set. The commands alternate;
+medians and their ratio or difference are printed, with the bar they are held to.
 """
 
 from __future__ import annotations

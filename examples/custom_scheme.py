@@ -1,6 +1,7 @@
 """A scheme of your own, registered while a program runs: ``python examples/custom_scheme.py OUT``.
 
-A scheme that others shall install is a plugin: see ``examples/acme_quant``, or ``quark new-plugin acme-quant --scheme``.
+A scheme that others shall install is a plugin: see ``examples/acme_quant``, or
+``quark new-plugin acme-quant --scheme``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """From a checkpoint to a checkpoint, one block in memory at a time: ``python examples/disk_to_disk.py OUT [MODEL]``.
 
-This is what ``quark quantize`` does. A run that is killed goes on with the blocks that it has finished when it is started again.
+This is what ``quark quantize`` does. A run that is killed goes on with the blocks that it has finished when
+it is started again.
 """
 
 from __future__ import annotations

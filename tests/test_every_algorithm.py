@@ -21,9 +21,13 @@ ONLY_WEIGHTS = [n for n in SCHEMES if quark.schemes().load_config(n)().input_ten
 FOUR_BITS = [n for n in ONLY_WEIGHTS if "4" in n]
 LENGTH = 128
 NOISE = 1.02
-"""What is taken for no worse. The ratio of two errors over 16 sequences has a standard error of 1 to 2 percent on formats of 8 bits."""
+"""What is taken for no worse. The ratio of two errors over 16 sequences has a standard error of 1 to 2
+percent on formats of 8 bits.
+"""
 INPUTS_NOISE = 1.06
-"""Likewise of int8 on the whole model: 98 percent of its error is that of inputs with one static scale; weights have little say."""
+"""Likewise of int8 on the whole model: 98 percent of its error is that of inputs with one static scale;
+weights have little say.
+"""
 
 
 @attrs.frozen(eq=False)

@@ -35,7 +35,9 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
     "awq+gptq": ("awq", "gptq"),
 }
 SOLVED = ("gptaq", "qronos")
-"""Algorithms that solve systems with the factor of the Hessian: on CPUs panels make it, else LAPACK, and it lies otherwise in memory."""
+"""Algorithms that solve systems with the factor of the Hessian: on CPUs panels make it, else LAPACK, and it
+lies otherwise in memory.
+"""
 QUICK = {("rtn", "mx6"), ("gptq", "int8"), ("gptq", "nvfp4"), ("awq", "int8"), ("rotation", "mxfp4"), ("awq+gptq", "uint4_wo_32")} | {
     (algorithm, "int4_wo_32") for algorithm in ("gptaq", "qronos", "smoothquant", "autosmoothquant", "gptq+tuning", "autoround")
 }
@@ -44,7 +46,10 @@ STEPS: dict[str, dict[str, Any]] = {"tuning": {"epochs": 2}, "autoround": {"iter
 
 
 def llama(hidden: int = 64, blocks: int = 1, **other: Any) -> Any:
-    """A model of random weights. Its attention is written out: torch has other kernels of the fused one for each kind of device."""
+    """A model of random weights.
+
+    Its attention is written out: torch has other kernels of the fused one for each kind of device.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -124,8 +129,8 @@ def pairs() -> list[Any]:
 def assert_as_good_on_device(model: Any, plan: QConfig, data: list[Tensor]) -> None:
     """The run on the device makes the error of that on the CPU, and for the most part the same error.
 
-    The last bit of a sum decides a tie, and what is rounded behind it follows. Two roundings that had nothing in common would differ by
-    twice the mean square error of each.
+    The last bit of a sum decides a tie, and what is rounded behind it follows. Two roundings that had nothing
+    in common would differ by twice the mean square error of each.
     """
     expected = quantized(model, plan, data)
     with simulated_device():
@@ -235,7 +240,9 @@ def waits(hidden: int, samples: int, epochs: int, algorithms: Sequence[str], sch
 
 
 PER_LAYER = {"gptq": 9, "awq+gptq": 24}
-"""How often the host may wait for each layer: for a figure or a decision of the layer, of its Hessian, of its mapping, of the block."""
+"""How often the host may wait for each layer: for a figure or a decision of the layer, of its Hessian, of its
+mapping, of the block.
+"""
 
 
 @pytest.mark.parametrize("scheme", ["int4_wo_32", "int8"])

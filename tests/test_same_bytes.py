@@ -19,7 +19,9 @@ from quark_devkit.whole_runs import contents
 SCHEMES = quark.schemes().names()
 ALGORITHMS = {"rtn": (), "gptq": ("gptq",), "awq": ("awq",)}
 QUICK = {("mxfp4_weight_only", "rtn"), ("fp8", "gptq"), ("nvfp4", "gptq"), ("int4_wo_128", "awq"), ("mxfp4_fp8", "awq")}
-"""Pairs outside of the slow tests: both levels of scales, static and dynamic inputs. `tests/integration/test_from_disk.py` has others."""
+"""Pairs outside of the slow tests: both levels of scales, static and dynamic inputs.
+`tests/integration/test_from_disk.py` has others.
+"""
 
 
 def pairs() -> list[Any]:

@@ -3,10 +3,11 @@
     python -m tools.checkpoint_digests record FILE      # before the change
     python -m tools.checkpoint_digests compare FILE     # after it: lists what differs; the exit status is 0 if nothing does
 
-Every scheme with each algorithm of `ALGORITHMS` quantizes the bundled tiny model: in memory, where each layout that holds the result writes
-it; from disk to disk; killed behind its first block and resumed; and by two processes. Each file has a digest, and so has the report,
-without times. Sums depend on the CPU: both halves run on the same machine. Few names of the packages are used, so that the tool also runs
-on older and newer sources.
+Every scheme with each algorithm of `ALGORITHMS` quantizes the bundled tiny model: in memory, where each
+layout that holds the result writes it; from disk to disk; killed behind its first block and resumed; and by
+two processes. Each file has a digest, and so has the report, without times. Sums depend on the CPU: both
+halves run on the same machine. Few names of the packages are used, so that the tool also runs on older and
+newer sources.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
     python -m tools.public_names             # modules without it, and names in it that do not exist; exit status 1 for any
     python -m tools.public_names --write     # adds it, with every name that has no underscore: a first version, to shorten by hand
 
-A module that defines nothing and re-exports nothing needs none. Names are those of functions, classes and constants at the top of a module,
-and explicit re-exports, ``from a import b as b``. Run ``ruff check --fix`` and ``ruff format`` afterwards: they sort and wrap. The modules
-of conformance checks (`CHECKS`) are left alone: the catalogue finds checks by their type.
+A module that defines nothing and re-exports nothing needs none. Names are those of functions, classes and
+constants at the top of a module, and explicit re-exports, ``from a import b as b``. Run ``ruff check --fix``
+and ``ruff format`` afterwards: they sort and wrap. The modules of conformance checks (`CHECKS`) are left
+alone: the catalogue finds checks by their type.
 """
 
 from __future__ import annotations

@@ -2,9 +2,11 @@
 
     python tools/record_compressed_tensors.py plugins/quark_exporters/tests/compressed_tensors/golden
 
-Run it in an environment of its own that has ``compressed-tensors==0.20.0``. It writes ``weights.safetensors``, with the tensors of each
-case as ``<case>.<name>`` and the float weight that comes out as ``<case>.decompressed``; ``cases.json``, with the ``config_groups`` of each
-case; and ``MANIFEST.json``, with versions and hashes, which the tests hold the files to. Everything is computed on a CPU.
+Run it in an environment of its own that has ``compressed-tensors==0.20.0``. It writes
+``weights.safetensors``, with the tensors of each case as ``<case>.<name>`` and the float weight that comes
+out as ``<case>.decompressed``; ``cases.json``, with the ``config_groups`` of each case; and
+``MANIFEST.json``, with versions and hashes, which the tests hold the files to. Everything is computed on a
+CPU.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
     python tools/record_llm_compressor.py plugins/quark_exporters/tests/compressed_tensors/golden_checkpoints
 
-Run it in an environment of its own that has ``llmcompressor==0.14.0.1``; torch and transformers come with it. It writes a folder for each
-scheme, with ``config.json``, ``model.safetensors`` and ``expected.safetensors``: ``ids``, and ``logits`` of the model that transformers has
-loaded, in float32; in bfloat16 where weights are FP4, which the packages decompress to nothing else. ``MANIFEST.json`` has versions and
-hashes, which the tests hold the files to. Everything is computed on a CPU.
+Run it in an environment of its own that has ``llmcompressor==0.14.0.1``; torch and transformers come with it.
+It writes a folder for each scheme, with ``config.json``, ``model.safetensors`` and ``expected.safetensors``:
+``ids``, and ``logits`` of the model that transformers has loaded, in float32; in bfloat16 where weights are
+FP4, which the packages decompress to nothing else. ``MANIFEST.json`` has versions and hashes, which the tests
+hold the files to. Everything is computed on a CPU.
 """
 
 from __future__ import annotations

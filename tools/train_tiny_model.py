@@ -2,8 +2,9 @@
 
     python tools/train_tiny_model.py kjv.txt devils_dictionary.txt --out tiny_model/src/quark_tiny_model/llama
 
-Everything is seeded, so the same texts, torch build and number of threads give the same files. It prints the held-out perplexity of the
-model and that of a unigram model over the same tokens: the model must come in below a third of it, or nothing is kept.
+Everything is seeded, so the same texts, torch build and number of threads give the same files. It prints the
+held-out perplexity of the model and that of a unigram model over the same tokens: the model must come in
+below a third of it, or nothing is kept.
 """
 
 from __future__ import annotations

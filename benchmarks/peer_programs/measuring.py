@@ -17,14 +17,16 @@ from transformers import AutoModelForCausalLM
 def measured(version: str, path: str, tokens: str, quantize: Callable[[nn.Module, Tensor], nn.Module]) -> None:
     """Load a model, quantize it, and print a line of JSON: the version, what quantization and a forward took, and `accuracy`.
 
-    ``seconds`` and ``cpu`` are wall and processor time of quantization, ``forward`` and ``forward_cpu`` those of the float model over the
-    calibration tokens, ``peak`` the bytes by which resident memory grew beyond the loaded model.
+    ``seconds`` and ``cpu`` are wall and processor time of quantization, ``forward`` and ``forward_cpu`` those
+    of the float model over the calibration tokens, ``peak`` the bytes by which resident memory grew beyond
+    the loaded model.
 
     Args:
         version: Of the program.
         path: Directory of the float checkpoint.
-        tokens: Directory that `benchmarks.peers` has written: ``tokens.safetensors`` with ``calibration`` and ``evaluation``,
-            ``[sequences, length]``, and for row N of the latter the `log_probabilities` of the float model, ``reference-N.safetensors``.
+        tokens: Directory that `benchmarks.peers` has written: ``tokens.safetensors`` with ``calibration`` and
+            ``evaluation``, ``[sequences, length]``, and for row N of the latter the `log_probabilities` of
+            the float model, ``reference-N.safetensors``.
         quantize: Returns the quantized model for a model and the calibration tokens.
     """
     calibration = load_file(f"{tokens}/tokens.safetensors")["calibration"]
@@ -72,7 +74,8 @@ def log_probabilities(model: nn.Module, row: Tensor) -> Tensor:
 def accuracy(model: nn.Module, tokens: str) -> dict[str, float]:
     """Return ``perplexity`` of next tokens, ``float_perplexity`` of the reference, ``mean_kl`` in nats and ``top1`` agreement, 0 to 1.
 
-    The figures are those of `quark_workbench.evaluate.compare`, which an environment of another program does not have.
+    The figures are those of `quark_workbench.evaluate.compare`, which an environment of another program does
+    not have.
 
     Args:
         model: The quantized model.

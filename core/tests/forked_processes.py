@@ -1,7 +1,8 @@
 """A program that runs scripts as ``python`` or ``torchrun`` would, in forks of itself: `test_process_group` starts it and sends it jobs.
 
-It reads one job a line from its standard input, as JSON, runs it in a fork, and answers with the exit code. A fork begins with torch and
-transformers imported, which otherwise takes most of the time of a run. ``torchrun`` is torch's own; it forks the processes that it starts.
+It reads one job a line from its standard input, as JSON, runs it in a fork, and answers with the exit code. A
+fork begins with torch and transformers imported, which otherwise takes most of the time of a run.
+``torchrun`` is torch's own; it forks the processes that it starts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tries acme_nf3_g64, alone and with acme_weighted, on quark's bundled tiny model: quantize, export, load, compare. Prints a line of JSON.
 
-Usage: ``python try_it.py OUT``, where OUT is a directory that does not exist: ``plain`` and ``weighted`` will be in it. The plugin is named
-and never imported here.
+Usage: ``python try_it.py OUT``, where OUT is a directory that does not exist: ``plain`` and ``weighted`` will
+be in it. The plugin is named and never imported here.
 """
 
 from __future__ import annotations

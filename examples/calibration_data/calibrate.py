@@ -1,6 +1,7 @@
 """Calibrate on data of your own: plain text, JSON lines (chats among them) and Parquet, each quantizing the tiny model by GPTQ.
 
-Run it with ``python examples/calibration_data/calibrate.py``. Parquet is left out where ``quark-core[data]`` is not installed.
+Run it with ``python examples/calibration_data/calibrate.py``. Parquet is left out where ``quark-core[data]``
+is not installed.
 """
 
 from __future__ import annotations

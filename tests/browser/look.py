@@ -1,4 +1,6 @@
-"""Open a page in headless Chromium and print what is found as JSON. Run by an interpreter that has playwright.
+"""Open a page in headless Chromium and print what is found as JSON.
+
+Run by an interpreter that has playwright.
 
     python look.py PAGE CHROMIUM [AXE]
 

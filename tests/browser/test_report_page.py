@@ -1,7 +1,8 @@
 """The page of a report in headless Chromium: it loads without a message, every plot is drawn, the keyboard reaches everything.
 
-``make browser`` makes an environment with playwright and runs this. ``QUARK_BROWSER_PYTHON`` is its interpreter, ``CHROMIUM`` the browser
-(Debian's package ``chromium``), ``AXE`` the file ``axe.min.js`` of npm's axe-core; without that, accessibility rules are not checked.
+``make browser`` makes an environment with playwright and runs this. ``QUARK_BROWSER_PYTHON`` is its
+interpreter, ``CHROMIUM`` the browser (Debian's package ``chromium``), ``AXE`` the file ``axe.min.js`` of
+npm's axe-core; without that, accessibility rules are not checked.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """ClientProcess: a program in an interpreter of its own, which loads one checkpoint after the other.
 
-Loading torch and a runtime takes longer than loading a tiny model, so that one process serves all tests of a client.
+Loading torch and a runtime takes longer than loading a tiny model, so that one process serves all tests of a
+client.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ def client_process(python: str, script: str, folder: Path, **environment: str) -
     """Yield a client that starts when it is first asked, and ends with the context.
 
     Args:
-        python: Its interpreter; it sees nothing of this project but what ``PYTHONPATH`` of its environment names.
+        python: Its interpreter; it sees nothing of this project but what ``PYTHONPATH`` of its environment
+            names.
         script: Python source that defines ``serve``.
         folder: Where the script and the log go.
         **environment: Variables in addition to the present ones.

@@ -46,7 +46,8 @@ class Results:
             layout: Name of the exporter.
             scheme: Name of the scheme.
             versions: Package → its version, of what the client consists of.
-            **result: ``error`` and ``greedy``, as `compared` gives them, or ``refused``: the reason; ``by``: who refuses.
+            **result: ``error`` and ``greedy``, as `compared` gives them, or ``refused``: the reason; ``by``:
+                who refuses.
         """
         if self.path is None:
             return
@@ -61,8 +62,9 @@ class Results:
 def compared(logits: Tensor, reference: Tensor) -> dict[str, float]:
     """Return how far logits ``[positions, vocabulary]`` are from others over the same text, in two figures of two and three digits.
 
-    ``error`` is ``‖a − b‖ / ‖b‖`` of logits without their mean over the vocabulary, which decides nothing, so that log-probabilities give
-    the same number; ``greedy`` is the share of positions where the most likely token is the same.
+    ``error`` is ``‖a − b‖ / ‖b‖`` of logits without their mean over the vocabulary, which decides nothing, so
+    that log-probabilities give the same number; ``greedy`` is the share of positions where the most likely
+    token is the same.
     """
     centred, expected = (x.double() - x.double().mean(-1, keepdim=True) for x in (logits, reference))
     error = float((centred - expected).norm() / expected.norm())
@@ -102,8 +104,9 @@ def why_not_exported(layout: str, model: nn.Module, out: Path, options: ExportOp
 def changed_by_rounding(model: nn.Module, ids: list[int]) -> float:
     """Return the norm of the largest change of logits in four draws, where what norms give is off by ``2 ** -20``, relative.
 
-    That is eight times the rounding of float32, as much as sums of some hundred numbers in another order differ. Weights hardly notice;
-    inputs near the edge of a step get another code, and all of what follows is quantized anew.
+    That is eight times the rounding of float32, as much as sums of some hundred numbers in another order
+    differ. Weights hardly notice; inputs near the edge of a step get another code, and all of what follows is
+    quantized anew.
     """
     expected, changes = logits_of(model, ids), []
     for seed in range(4):

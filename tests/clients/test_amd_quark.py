@@ -1,7 +1,7 @@
 """transformers with AMD Quark in place of our packages loads our exports, and computes what we compute.
 
-Run with ``make clients AMDQ_PYTHON=/path/to/python`` of an environment with amd-quark and accelerate, where ours is not installed: both
-own `quark`.
+Run with ``make clients AMDQ_PYTHON=/path/to/python`` of an environment with amd-quark and accelerate, where
+ours is not installed: both own `quark`.
 """
 
 import json
@@ -126,8 +126,8 @@ for name in json.loads(sys.argv[1]):
 def test_it_rotates_inputs_as_we_do(tmp_path: Path) -> None:
     """R4 in blocks, for which it takes the matrix of the checkpoint, and of the full width, 12 · 32, for which it has one of its own.
 
-    Its own reader: transformers' leaves a rotation out there, and fails. It multiplies in float64 and we in float32, so that a value on the
-    edge may be rounded to its neighbour.
+    Its own reader: transformers' leaves a rotation out there, and fails. It multiplies in float64 and we in
+    float32, so that a value on the edge may be rounded to its neighbour.
     """
     python, expected = interpreter(), {}
     for scheme in ("int4_wo_32", "mxfp4", "fp8"):

@@ -1,6 +1,7 @@
 """transformers with the package compressed-tensors loads our exports in its layout, without our packages, and computes what ours compute.
 
-Runs in the interpreter of the tests, which has the package; in a process of its own that imports nothing of quark.
+Runs in the interpreter of the tests, which has the package; in a process of its own that imports nothing of
+quark.
 """
 
 import json
@@ -41,7 +42,9 @@ def serve(folder, ids, dequantize):
     save_file({"logits": logits} | weights, folder + "/found")
 """
 HALF_STEP = 2.0**-8
-"""Relative, of bfloat16. The package divides the scales of NVFP4 by the inverse of the one over the tensor, and rounds the result."""
+"""Relative, of bfloat16. The package divides the scales of NVFP4 by the inverse of the one over the tensor,
+and rounds the result.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +92,9 @@ def test_weights_with_zero_points_load_without_being_dequantized(reader: ClientP
 def with_inputs_in_groups_rounded_by_the_package(model: nn.Module, directory: Path) -> nn.Module:
     """The model with inputs rounded by the package where they have a scale for each group.
 
-    The package divides by scales where we multiply by their inverse, as AMD Quark does. In INT4 with scales of ``amax / 7.5`` the largest
-    element of each group lies halfway between two codes, and in NVFP4 scales of bfloat16 values often lie halfway between two of E4M3, so
-    that the last bit decides.
+    The package divides by scales where we multiply by their inverse, as AMD Quark does. In INT4 with scales
+    of ``amax / 7.5`` the largest element of each group lies halfway between two codes, and in NVFP4 scales of
+    bfloat16 values often lie halfway between two of E4M3, so that the last bit decides.
     """
     block = json.loads((directory / "config.json").read_text(encoding="utf-8"))["quantization_config"]
     (group,) = quantization.QuantizationConfig.model_validate(block).config_groups.values()

@@ -1,9 +1,10 @@
 """llama.cpp loads GGUF exports, splits text into the same tokens, and computes what our own simulation computes.
 
-Run with ``make clients LLAMA_PYTHON=/path/to/python`` of an environment with llama-cpp-python and numpy; quark need not be installed there.
+Run with ``make clients LLAMA_PYTHON=/path/to/python`` of an environment with llama-cpp-python and numpy;
+quark need not be installed there.
 
-llama.cpp multiplies codes with inputs that it rounds to Q8_0 first: 8 bits, a scale for each 32. How much that changes the logits is
-measured on the simulation, with inputs in INT8 and groups of 32.
+llama.cpp multiplies codes with inputs that it rounds to Q8_0 first: 8 bits, a scale for each 32. How much
+that changes the logits is measured on the simulation, with inputs in INT8 and groups of 32.
 """
 
 import os
@@ -41,7 +42,8 @@ coarsely, so that 1 is expected."""
 SURE = 4 * 2**0.5
 """Choices are compared where the best token leads by that many times the root mean square of the differences that rounded inputs make: a
 difference of two logits has √2 times their error."""
-# use_extra_bufts repacks weights for AMX and the like, where the CPU has it, and changes how inputs are rounded.
+# use_extra_bufts repacks weights for AMX and the like, where the CPU has it, and changes how inputs are
+# rounded.
 CODE = """
 import sys, numpy as np, llama_cpp
 from llama_cpp import Llama

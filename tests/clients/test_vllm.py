@@ -1,7 +1,7 @@
 """vLLM loads our exports with its strict check for missing tensors, and computes what our own simulation computes.
 
-Run with ``make clients VLLM_PYTHON=/path/to/python`` of an environment with vLLM; quark need not be installed there.
-`vllm_comparison` says how results are compared.
+Run with ``make clients VLLM_PYTHON=/path/to/python`` of an environment with vLLM; quark need not be installed
+there. `vllm_comparison` says how results are compared.
 """
 
 from pathlib import Path
@@ -49,7 +49,10 @@ save_file({"cached": out[0].float()}, sys.argv[2])
 
 
 def test_vllm_on_a_cpu_rounds_what_it_caches_toward_zero(tmp_path: Path) -> None:
-    """Attention over a single token gives its value as it was cached. Where this fails, vLLM may have come to round to nearest."""
+    """Attention over a single token gives its value as it was cached.
+
+    Where this fails, vLLM may have come to round to nearest.
+    """
     magnitudes = torch.exp2(torch.linspace(-10, 8.7, 512)).half().float()
     value = torch.cat([magnitudes, -magnitudes]).reshape(16, 64)
     save_file({"value": value}, tmp_path / "in")

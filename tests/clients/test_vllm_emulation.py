@@ -1,7 +1,8 @@
 """vLLM emulates MX formats with our packages: its operators compute what our quantizers compute, and it generates from an export.
 
-Run with ``make clients VLLM_PYTHON=/path/to/python`` of an environment with vLLM. Our packages need not be installed there: a folder of
-links shows them, and the few small packages that they need, to that interpreter alone.
+Run with ``make clients VLLM_PYTHON=/path/to/python`` of an environment with vLLM. Our packages need not be
+installed there: a folder of links shows them, and the few small packages that they need, to that interpreter
+alone.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Whether vLLM computes what our own simulation of a checkpoint computes.
 
-vLLM continues some texts, and gives its log-probabilities of every token at every position. They are compared with those of our simulation
-over the same tokens (teacher forcing), in which what vLLM's CPU kernels are known to do otherwise is built in (`vllm_on_cpu`). Kernels and
-simulation round at the same places in other orders, and quantized activations amplify such differences: at the edge of a step, the last bit
-of a bfloat16 decides which code is taken. How much is measured on the simulation alone, in bfloat16 and in float32.
+vLLM continues some texts, and gives its log-probabilities of every token at every position. They are compared
+with those of our simulation over the same tokens (teacher forcing), in which what vLLM's CPU kernels are
+known to do otherwise is built in (`vllm_on_cpu`). Kernels and simulation round at the same places in other
+orders, and quantized activations amplify such differences: at the edge of a step, the last bit of a bfloat16
+decides which code is taken. How much is measured on the simulation alone, in bfloat16 and in float32.
 """
 
 from __future__ import annotations

@@ -2,9 +2,12 @@
 
 Found by measuring (`test_vllm.py` runs vLLM's operator for the first):
 
-* What is cached in FP8 is rounded toward zero, and not to the nearest value. The scale is held in the model's dtype.
-* Where the CPU has AMX, inputs of int8 layers are rounded with a scale of each token, and not with the static scale of the checkpoint.
-* Where the CPU has AMX, 4-bit weights with bfloat16 activations are multiplied with int8 activations. In float16 they are not.
+* What is cached in FP8 is rounded toward zero, and not to the nearest value. The scale is held in the model's
+  dtype.
+* Where the CPU has AMX, inputs of int8 layers are rounded with a scale of each token, and not with the static
+  scale of the checkpoint.
+* Where the CPU has AMX, 4-bit weights with bfloat16 activations are multiplied with int8 activations. In
+  float16 they are not.
 """
 
 from __future__ import annotations
@@ -70,7 +73,8 @@ class Texts:
 
     Attributes:
         tokens: The tokens of each text, prompt and continuation.
-        logprobs: vLLM's log-probabilities of all tokens at each position but the first, ``[positions, vocabulary]``, all texts joined.
+        logprobs: vLLM's log-probabilities of all tokens at each position but the first,
+            ``[positions, vocabulary]``, all texts joined.
         versions: Package → version, of vLLM.
     """
 

@@ -1,7 +1,8 @@
 """A program that runs `quantize_checkpoint` in processes that are killed: `test_killed_runs` starts it and sends it jobs.
 
-It reads one job a line from its standard input, as JSON, runs it in a fork of itself, and answers with what became of that process: its
-exit code, or ``-9`` where it was killed. A fork begins with everything imported, and with no thread but its own.
+It reads one job a line from its standard input, as JSON, runs it in a fork of itself, and answers with what
+became of that process: its exit code, or ``-9`` where it was killed. A fork begins with everything imported,
+and with no thread but its own.
 """
 
 from __future__ import annotations

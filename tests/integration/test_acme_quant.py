@@ -108,8 +108,10 @@ def test_the_algorithm_loses_less_than_the_scheme_alone_on_tokens_it_has_not_see
 
 def test_it_loses_a_third_at_most_of_what_two_bits_lose(trial: Trial) -> None:
     nats = trial.found["nats_per_token"]
-    # To second order the loss grows with the squared error of the weights. For normal weights that is 0.036 of their variance here, and
-    # 0.1175 at least with four levels, however they are placed (Max, 1960): 3.3 times as much. It was 11 times when this was written, since
+    # To second order the loss grows with the squared error of the weights. For normal weights that is 0.036
+    # of their variance here, and
+    # 0.1175 at least with four levels, however they are placed (Max, 1960): 3.3 times as much. It was 11
+    # times when this was written, since
     # a min-max range places the four levels badly.
     assert 0 < 3 * (nats["plain"] - nats["float"]) < nats["int2"] - nats["float"]
 

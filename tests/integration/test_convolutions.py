@@ -247,6 +247,7 @@ def test_activations_of_convolutions_are_calibrated_by_observers_that_see_batche
     floats.up.register_forward_hook(lambda layer, args, y: seen.extend([args[0], y]))
     with torch.no_grad():
         floats(DATA)
-    # The counts of a histogram are those of all data at once, whatever the batches; a bin is at most 1/4096 of the range.
+    # The counts of a histogram are those of all data at once, whatever the batches; a bin is at most 1/4096
+    # of the range.
     for x, module in zip(seen, (model.up.input_quantizer, model.up.output_quantizer), strict=True):
         torch.testing.assert_close(module.scale, module.quantizer.find_qparams(x).scale, rtol=1 / 4096, atol=0)

@@ -304,7 +304,8 @@ def test_peak_memory_does_not_grow_with_the_number_of_layers(tmp_path: Path) -> 
     added = sum((d / "model.safetensors").stat().st_size * sign for d, sign in ((deep, 1), (shallow, -1)))
     command = [sys.executable, "-c", PEAK, str(shallow), str(deep), str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    # Nine more layers are 42 MB; a model in memory would add all of them, and one that lets no block go twice as much.
+    # Nine more layers are 42 MB; a model in memory would add all of them, and one that lets no block go twice
+    # as much.
     assert added > 40e6
     assert int(done.stdout.split()[-1]) * 1024 < added / 2
 

@@ -1,6 +1,7 @@
 """Damaged and hostile checkpoints through the program and the reader: a result, or one paragraph that names the culprit and exit code 2.
 
-Cases are drawn from a fixed seed: fields of another type or gone, bytes changed, files cut, nested, empty, or of another kind.
+Cases are drawn from a fixed seed: fields of another type or gone, bytes changed, files cut, nested, empty, or
+of another kind.
 """
 
 from __future__ import annotations

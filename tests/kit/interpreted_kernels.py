@@ -32,7 +32,10 @@ class Kernels:
 
 
 def kernels_or_skip(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
-    """Yield the kernels; skip where there is neither a GPU nor the interpreter. Numpy, which interprets, warns of nothing."""
+    """Yield the kernels; skip where there is neither a GPU nor the interpreter.
+
+    Numpy, which interprets, warns of nothing.
+    """
     pytest.importorskip("triton", reason="Triton is not installed: make kernels")
     import numpy as np
 

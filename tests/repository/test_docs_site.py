@@ -37,7 +37,10 @@ class Page(HTMLParser):
 
 
 def built(out: Path, config: Path = ROOT / "mkdocs.yml") -> subprocess.CompletedProcess[str]:
-    """Build the site as `make docs` does. Never with ``--quiet``: what is not shown is not counted, and nothing is strict."""
+    """Build the site as `make docs` does.
+
+    Never with ``--quiet``: what is not shown is not counted, and nothing is strict.
+    """
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(config), "--site-dir", str(out)]
     environ = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)

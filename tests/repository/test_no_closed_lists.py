@@ -1,7 +1,8 @@
 """Core has no list that a third party would have to edit.
 
-It does not test names of modules: what is attention, an expert or a norm is a fact of an `Architecture`, or inferred in one module. Its
-vocabularies accept names of a vendor's own. It does not ask of which class a granularity is.
+It does not test names of modules: what is attention, an expert or a norm is a fact of an `Architecture`, or
+inferred in one module. Its vocabularies accept names of a vendor's own. It does not ask of which class a
+granularity is.
 """
 
 from __future__ import annotations

@@ -91,7 +91,8 @@ def test_a_wheel_holds_every_file_of_its_package(wheels: dict[str, Path], folder
 def installed(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of a fresh environment with the wheels, which sees third-party packages and nothing of this checkout.
 
-    The site-packages of this interpreter are on its path by name: ``.pth`` files in there, which editable installs use, are not read.
+    The site-packages of this interpreter are on its path by name: ``.pth`` files in there, which editable
+    installs use, are not read.
     """
     place = tmp_path_factory.mktemp("installed") / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True)

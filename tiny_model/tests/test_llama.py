@@ -21,7 +21,8 @@ def test_the_directory_is_complete_and_small():
 
 def test_its_perplexity_is_below_a_third_of_a_unigram_models():
     windows = token_windows(tiny.tiny_tokenizer(), tiny.held_out_text(), 256, limit=16)
-    # Kinder to the unigram model than the training script is: its frequencies are those of the very tokens it is tried on.
+    # Kinder to the unigram model than the training script is: its frequencies are those of the very tokens it
+    # is tried on.
     share = torch.bincount(windows[:, 1:].flatten()).double() / windows[:, 1:].numel()
     unigram = math.exp(-float(share[windows[:, 1:]].log().mean()))
     assert perplexity(tiny.tiny_model(), windows.split(4)) < unigram / 3

@@ -1,1 +1,4 @@
-"""The generated parts of the documentation: tables of the registry, pages of hooks, API pages, pictures. `hooks` plugs them into MkDocs."""
+"""The generated parts of the documentation: tables of the registry, pages of hooks, API pages, pictures.
+
+`hooks` plugs them into MkDocs.
+"""

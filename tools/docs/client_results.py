@@ -1,7 +1,7 @@
 """What clients make of exports, as `make clients` has measured it: tables of ``docs/data/clients.json``.
 
-The file has, for each client, versions and the results by layout and scheme (`tests/clients/results.py` writes it): ``error`` and
-``greedy``, or why it was ``refused``.
+The file has, for each client, versions and the results by layout and scheme (`tests/clients/results.py`
+writes it): ``error`` and ``greedy``, or why it was ``refused``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "onnxruntime": ("onnx",),
     "compressed-tensors": ("compressed_tensors",),
 }
-"""Client → the layouts that it reads, the first of which a cell of the table by client is about where it loads."""
+"""Client → the layouts that it reads, the first of which a cell of the table by client is about where it
+loads.
+"""
 _MEANING = """\
 A cell has the relative error of the client's logits, `‖client − model‖ / ‖model‖` without their mean over the vocabulary, and the share of
 positions at which both choose the same token, on 128 tokens of held-out text and the model of `make demo`; `model` is the quantized one in

@@ -15,7 +15,8 @@ def hook(name: str) -> str:
     """Return what the docstring of a hook says, and its example: a block of code for each file.
 
     Args:
-        name: Of the hook, such as ``"quark_register_formats"``; ``"all"`` for what the docstring of the class says of every hook.
+        name: Of the hook, such as ``"quark_register_formats"``; ``"all"`` for what the docstring of the class
+            says of every hook.
     """
     if name == "all":
         text = inspect.getdoc(QuarkHooks) or ""

@@ -45,7 +45,9 @@ _COLUMNS: dict[str, dict[str, str]] = {
     "graph_ops": {"operator": "name", "operators of torch": "operators", "modules": "modules", "moves values": "moves_values"},
     "commands": {"command": "name", "heading": "group", "does": "summary"},
 }
-"""For each kind: the title of a column, and the key of `quark.cli.installed.kind_report` that it shows. The first is the name."""
+"""For each kind: the title of a column, and the key of `quark.cli.installed.kind_report` that it shows. The
+first is the name.
+"""
 _YES = ("needs_calibration", "kv_cache", "exporter", "reader", "dequantizer", "is_online", "needs_reference", "moves_values")
 """Keys of which only matters whether there is a value."""
 _CODE = (

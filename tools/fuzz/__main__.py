@@ -4,9 +4,10 @@
     python -m tools.fuzz --cases 50 --first 500 # others
     python -m tools.fuzz --only 17 --route gptq # one, with all that it says
 
-A run may give a result, or one sentence that names the culprit, exit code 2, and nothing written but finished blocks, of which a warning
-says where they are. All else is printed with the seed that gives it again: a foreign traceback, files left behind, a run that takes more
-than ten seconds of processor time or 2 GB, a crash. Each run is a process of its own. The exit status is 0 if all endings were as promised.
+A run may give a result, or one sentence that names the culprit, exit code 2, and nothing written but finished
+blocks, of which a warning says where they are. All else is printed with the seed that gives it again: a
+foreign traceback, files left behind, a run that takes more than ten seconds of processor time or 2 GB, a
+crash. Each run is a process of its own. The exit status is 0 if all endings were as promised.
 """
 
 from __future__ import annotations

@@ -26,7 +26,10 @@ RESULT, REFUSED = "a result", "one sentence"
 
 
 def run(route: str, directory: Path, out: Path, text: Path) -> tuple[int, str]:
-    """Return the exit code of a route, and what it says on stderr. ``out`` lies in a directory that holds nothing but ``directory``."""
+    """Return the exit code of a route, and what it says on stderr.
+
+    ``out`` lies in a directory that holds nothing but ``directory``.
+    """
     if route == "reader":
         try:
             import_model_from_safetensors(None, directory)

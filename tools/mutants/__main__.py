@@ -4,10 +4,11 @@
     python -m tools.mutants NAME ...        # changes whose name starts with one of these
     python -m tools.mutants --whole NAME    # where the listed tests pass, the whole suite is asked too
 
-The work is done in a copy of the working tree, so nothing here is ever left broken. First the listed tests run unchanged: they must pass.
-A change is then *killed* (a test failed: the line names it and says why), or it *survived* (every test passed). It is *stale* if a text
-that it replaces does not occur exactly once any more, and *broken* if pytest could not run the tests (an import failed, a path is gone).
-The exit status is 0 if every change was killed.
+The work is done in a copy of the working tree, so nothing here is ever left broken. First the listed tests
+run unchanged: they must pass. A change is then *killed* (a test failed: the line names it and says why), or
+it *survived* (every test passed). It is *stale* if a text that it replaces does not occur exactly once any
+more, and *broken* if pytest could not run the tests (an import failed, a path is gone). The exit status is 0
+if every change was killed.
 
 A table is a TOML file of changes:
 
@@ -82,7 +83,10 @@ class Outcome:
 
 
 def read_tables(tables: Sequence[Path]) -> list[Mutant]:
-    """Returns the changes of all tables, in order. Raises ValueError where two have one name, or one has no test or no edit."""
+    """Returns the changes of all tables, in order.
+
+    Raises ValueError where two have one name, or one has no test or no edit.
+    """
     mutants = [
         Mutant(entry["name"], entry["says"], tuple(entry["tests"]), tuple(Edit(**edit) for edit in entry["edits"]))
         for table in tables
@@ -98,7 +102,10 @@ def read_tables(tables: Sequence[Path]) -> list[Mutant]:
 
 
 def chosen(mutants: Sequence[Mutant], prefixes: Sequence[str]) -> list[Mutant]:
-    """Returns the changes whose name starts with one of `prefixes` (all, if there is none). Raises ValueError for a prefix of no name."""
+    """Returns the changes whose name starts with one of `prefixes` (all, if there is none).
+
+    Raises ValueError for a prefix of no name.
+    """
     for prefix in prefixes:
         if not any(mutant.name.startswith(prefix) for mutant in mutants):
             raise ValueError(f"no change has a name that starts with {prefix!r}; there are: {', '.join(mutant.name for mutant in mutants)}")
@@ -145,7 +152,8 @@ def applied(tree: Path, mutant: Mutant) -> Iterator[None]:
 def run_tests(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
     """Runs `tests` (the whole suite, if there are none) with the sources of `tree`; returns pytest's exit status and its last lines.
 
-    No compiled file is written: a changed file of the same length, restored within the same second, would look unchanged to Python.
+    No compiled file is written: a changed file of the same length, restored within the same second, would
+    look unchanged to Python.
     """
     sources = [str(tree), *sorted(str(path) for path in tree.glob("**/src"))]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sources), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200"}
@@ -176,7 +184,10 @@ def outcome(tree: Path, mutant: Mutant, *, whole: bool) -> Outcome:
 
 
 def run_all(tree: Path, mutants: Sequence[Mutant], *, whole: bool, say: Callable[[str], None]) -> dict[str, Outcome]:
-    """Returns the outcome of each change, by name. Raises ValueError where a listed test fails in the unchanged tree."""
+    """Returns the outcome of each change, by name.
+
+    Raises ValueError where a listed test fails in the unchanged tree.
+    """
     status, output = run_tests(tree, list(dict.fromkeys(test for mutant in mutants for test in mutant.tests)))
     if status != 0:
         raise ValueError(f"the listed tests do not pass in the unchanged tree; fix that first:\n{output}")

@@ -1,7 +1,8 @@
 """Which tests run which line: measured once for each test file, and kept until that file or a source that it runs changes.
 
-Each statement of the sources writes a byte when it runs, into memory that forks share; so that greenlets, threads and forked processes are
-counted, and a test costs little more than without. What a subprocess does is not seen.
+Each statement of the sources writes a byte when it runs, into memory that forks share; so that greenlets,
+threads and forked processes are counted, and a test costs little more than without. What a subprocess does is
+not seen.
 """
 
 from __future__ import annotations

@@ -4,13 +4,16 @@
     python -m tools.mutants.drawn --packages core/runs --count 60 --seed 1
     python -m tools.mutants.drawn --again                      # only those that the last run left
 
-A package is a folder directly under the sources of the core (its loose modules are one more), or a plugin distribution. Each has a share of
-the changes in proportion to its lines, and no less than a few. The same seed draws the same changes, whatever other files become.
+A package is a folder directly under the sources of the core (its loose modules are one more), or a plugin
+distribution. Each has a share of the changes in proportion to its lines, and no less than a few. The same
+seed draws the same changes, whatever other files become.
 
-Which tests run a line is measured first, file by file, and kept in `.mutants/` until a test or what it runs changes. A change meets the
-tests of the mirrored file and then others that run its line, the quickest first. It is *noticed* if one fails or time is up; else it
-*survived*: its lines are written to `.mutants/survivors.diff`. A change that makes no difference to what the code is for is named in
-`equivalent.toml`, with the reason, and is not drawn again. The exit status is 0 if every package has the wanted score.
+Which tests run a line is measured first, file by file, and kept in `.mutants/` until a test or what it runs
+changes. A change meets the tests of the mirrored file and then others that run its line, the quickest first.
+It is *noticed* if one fails or time is up; else it *survived*: its lines are written to
+`.mutants/survivors.diff`. A change that makes no difference to what the code is for is named in
+`equivalent.toml`, with the reason, and is not drawn again. The exit status is 0 if every package has the
+wanted score.
 """
 
 from __future__ import annotations
@@ -156,7 +159,8 @@ class Map:
     def tests_of(self, mutation: Mutation) -> tuple[list[list[str]], float]:
         """Returns the tests that meet a change, in two rounds, and the seconds of all.
 
-        First those of the same folder that run its line; then all others of their files, and the quickest of other folders.
+        First those of the same folder that run its line; then all others of their files, and the quickest of
+        other folders.
         """
         near, whole, far = [], [], []
         for file, record in self.records.items():
@@ -167,7 +171,8 @@ class Map:
             is_mirrored = mirrors(file, mutation.file)
             if is_mirrored or (tests and _folder(file) == _folder(mutation.file)):
                 near += tests
-                # Fixtures of a file run a line for its first test, and others of its tests look at what came out.
+                # Fixtures of a file run a line for its first test, and others of its tests look at what came
+                # out.
                 whole += record.tests if seconds < (WHOLE if is_mirrored else NEAR) else []
             else:
                 far.append(tests)

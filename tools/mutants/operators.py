@@ -54,7 +54,10 @@ UNTESTED = {"TYPE_CHECKING", "overload", "jit"}  # conditions and decorators of 
 
 @attrs.frozen(order=True)
 class Mutation:
-    """One change of a file: characters from `start` to `end` become `new`. `function` is the dotted name of the innermost definition."""
+    """One change of a file: characters from `start` to `end` become `new`.
+
+    `function` is the dotted name of the innermost definition.
+    """
 
     file: str
     function: str
@@ -74,7 +77,10 @@ class Mutation:
 
 
 def mutations_of(file: str, source: str) -> list[Mutation]:
-    """Returns all changes of a file, in its order. Left out is what only types, messages and log texts are made of."""
+    """Returns all changes of a file, in its order.
+
+    Left out is what only types, messages and log texts are made of.
+    """
     return sorted(set(_Visitor(file, source).visit_body(ast.parse(source))))
 
 

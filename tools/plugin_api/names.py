@@ -1,7 +1,8 @@
 """The names of the plugin API with their signatures, and which changes of them break a plugin.
 
-The API is what the pages of ``docs/plugins`` show: what they document (``:::``), and what their code, the templates of ``quark new-plugin``
-and the example distribution import from quark. Of a class that is its constructor and its public members.
+The API is what the pages of ``docs/plugins`` show: what they document (``:::``), and what their code, the
+templates of ``quark new-plugin`` and the example distribution import from quark. Of a class that is its
+constructor and its public members.
 """
 
 from __future__ import annotations

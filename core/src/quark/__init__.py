@@ -1,9 +1,10 @@
 """quark: post-training quantization for PyTorch, in which everything that varies is a plugin.
 
-The registries of what is installed are `quark.plugins.formats` and its siblings, re-exported here: ``quark.schemes().get("fp8")``.
-`quark.plan` tells what a run on a checkpoint would do (`quark.runs.planned_run`).
-Importing this package imports next to nothing else; plugins are found when a registry is first asked for. ``quark.algorithms`` is a
-package too, which answers when it is called (see `quark.base.lazy.make_callable`). AMD Quark's public API is `quark.torch`.
+The registries of what is installed are `quark.plugins.formats` and its siblings, re-exported here:
+``quark.schemes().get("fp8")``. `quark.plan` tells what a run on a checkpoint would do
+(`quark.runs.planned_run`). Importing this package imports next to nothing else; plugins are found when a
+registry is first asked for. ``quark.algorithms`` is a package too, which answers when it is called (see
+`quark.base.lazy.make_callable`). AMD Quark's public API is `quark.torch`.
 """
 
 from __future__ import annotations

@@ -54,8 +54,9 @@ class AmbiguousNameError(ConfigError):
 class PluginError(QuarkError):
     """A plugin is broken: code of it that a run needs cannot be loaded, raised an error, or returned something invalid.
 
-    The message names the plugin, its distribution and version; an error that the plugin raised is the cause. An error while plugins
-    are collected is raised in strict mode only, and otherwise recorded and warned about once.
+    The message names the plugin, its distribution and version; an error that the plugin raised is the cause.
+    An error while plugins are collected is raised in strict mode only, and otherwise recorded and warned
+    about once.
     """
 
 

@@ -23,7 +23,8 @@ from .inputs import Inputs
 
 PAD = 7
 FIRST = "self_attn.q_proj"
-# Calls of one shape whose masks differ, so that a mask of another call would fit each of them; the last has no padding.
+# Calls of one shape whose masks differ, so that a mask of another call would fit each of them; the last has
+# no padding.
 IDS = torch.arange(20, 56).reshape(3, 2, 6)
 MASKS = torch.ones_like(IDS)
 MASKS[0, 1, 4:] = 0

@@ -108,8 +108,9 @@ def test_without_data_nothing_is_compared() -> None:
 def test_the_validation_does_not_depend_on_the_order_of_samples_nor_on_batches() -> None:
     """One row of twelve sequences, another order, and one batch.
 
-    Sums in another order put an input that is rounded to FP8 on the other side of a tie, where its error is as large, with another sign.
-    If one in 64 does, s, the mean square over n = 512 independent errors changes by 2 √s √(2 / n), relative to it.
+    Sums in another order put an input that is rounded to FP8 on the other side of a tie, where its error is
+    as large, with another sign. If one in 64 does, s, the mean square over n = 512 independent errors changes
+    by 2 √s √(2 / n), relative to it.
     """
     _, found, _ = compare(Turned(), data=MANY)
     for data in (MANY[::-1], [torch.cat(MANY)], list(torch.cat(MANY[5:] + MANY[:5]).split(4))):

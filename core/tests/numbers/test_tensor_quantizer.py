@@ -105,7 +105,8 @@ def test_empty_and_one_element_tensors_work(case: str) -> None:
     assert values.shape == (0, 64)
     assert q.quantize(values, qparams).shape == (0, 64)
     if q.shape_error((1, 1)) is None:
-        # Halfway between two codes of int8's range of 127.5 either neighbour is as near: half a step is all that can be lost.
+        # Halfway between two codes of int8's range of 127.5 either neighbour is as near: half a step is all
+        # that can be lost.
         assert q.fake_quantize(torch.tensor([[3.0]])).item() == pytest.approx(3.0, rel=0.08)
 
 
@@ -122,7 +123,8 @@ def test_the_error_is_half_a_step_at_most(case: str, seed: int) -> None:
     values, qparams = q.round_to_nearest(x)
     step = qparams.scale.reshape(-1, 1)
     error = q.granularity.rows(values - x).abs()
-    # Symmetric ranges end half a step beyond the last code, and rounded zero points cost another half: only at the ends of the range.
+    # Symmetric ranges end half a step beyond the last code, and rounded zero points cost another half: only
+    # at the ends of the range.
     assert (error <= step * (1 + 1e-4)).all()
     assert (error <= step * 0.5001).float().mean() > 0.9
 

@@ -1,7 +1,8 @@
 """The conformance suite for plugin authors, and the tiny model.
 
-Three doors lead to the same checks: a test class (``class TestAcme(SchemeConformance): subject = "acme_int3"``), pytest without a test
-file (``pytest --quark-conformance acme-quant``), and the command line (``quark check acme-quant``).
+Three doors lead to the same checks: a test class
+(``class TestAcme(SchemeConformance): subject = "acme_int3"``), pytest without a test file
+(``pytest --quark-conformance acme-quant``), and the command line (``quark check acme-quant``).
 
 Names are imported when they are used: pytest imports this package in every session.
 """

@@ -14,7 +14,9 @@ from quark_devkit.subject import Subject, find_subject
 __all__ = ["HARM", "logit_error", "others", "schemes", "valid_settings"]
 
 HARM = 1.5
-"""How much larger than without an algorithm the error of logits may be: it rests on a few tokens of a model of random weights."""
+"""How much larger than without an algorithm the error of logits may be: it rests on a few tokens of a model
+of random weights.
+"""
 
 
 def schemes() -> list[str]:

@@ -15,7 +15,10 @@ __all__ = ["all_checks", "can_be_checked", "checks_of"]
 
 @cache
 def all_checks() -> Mapping[str, Check]:
-    """Return all checks by id, kind by kind, in the order in which they are defined. The first call imports torch."""
+    """Return all checks by id, kind by kind, in the order in which they are defined.
+
+    The first call imports torch.
+    """
     return MappingProxyType({check.id: check for kind in KINDS for check in checks_of(kind)})
 
 

@@ -37,8 +37,8 @@ class Check:
         kind: Of the subjects that it is for: ``"format"``, ``"rounding"``, ``"distribution"`` …
         name: Unique within its kind; the name of its function.
         sentence: What is required, in one sentence: the first of the function's docstring.
-        run: Raises `CheckFailedError` where a subject does not meet the requirement, and `NotApplicableError` where it cannot be asked.
-            Any other exception of it is a failure too.
+        run: Raises `CheckFailedError` where a subject does not meet the requirement, and `NotApplicableError`
+            where it cannot be asked. Any other exception of it is a failure too.
         level: One of `LEVELS`.
         needs: Capability of the record that the check is about, for optional checks; None for the others.
         since: Version of the plugin API in which it was added.

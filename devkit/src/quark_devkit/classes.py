@@ -7,8 +7,9 @@
     class TestAcmeInt3(SchemeConformance):
         subject = "acme_int3"
 
-Every check is a test method, ``test_`` and its name. A subclass can neither override nor remove one: what fails for a good reason is
-declared with that reason in ``pyproject.toml``, see `quark_devkit.expected_failures`.
+Every check is a test method, ``test_`` and its name. A subclass can neither override nor remove one: what
+fails for a good reason is declared with that reason in ``pyproject.toml``, see
+`quark_devkit.expected_failures`.
 """
 
 from __future__ import annotations

@@ -32,8 +32,9 @@ class Wait:
     """One time that the host waits for the device.
 
     Attributes:
-        kind: ``"value"``: Python reads a value, as ``float(x)`` and ``bool(x)`` do; ``"shape"``: a result's shape depends on values, as
-            that of ``x[mask]`` does; ``"to host"`` and ``"from host"``: a copy that is not ``non_blocking``.
+        kind: ``"value"``: Python reads a value, as ``float(x)`` and ``bool(x)`` do; ``"shape"``: a result's
+            shape depends on values, as that of ``x[mask]`` does; ``"to host"`` and ``"from host"``: a copy
+            that is not ``non_blocking``.
         place: File, line and function outside of torch that asked for it, ``"gptq/damping.py:90 damped"``.
         operator: Such as ``"aten::_local_scalar_dense"``.
     """

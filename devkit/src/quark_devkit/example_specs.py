@@ -52,8 +52,8 @@ class Example:
 def example_specs(dtype: str) -> Iterator[QTensorConfig]:
     """Yield specs of a number format to try, of every granularity, with and without zero points; not all of them are valid.
 
-    The first ones are those of registered schemes, whose authors know which further fields the format needs. The last one is of scales,
-    for formats that hold nothing else.
+    The first ones are those of registered schemes, whose authors know which further fields the format needs.
+    The last one is of scales, for formats that hold nothing else.
     """
     yield from (spec for spec in _specs_of_schemes(*_state()) if spec.dtype is Dtype(dtype))
     yield from _tried({"dtype": dtype})

@@ -5,7 +5,8 @@
     [tool.quark.conformance.expected-failures]
     "format:acme_int3:saturates" = "values beyond the range wrap around on purpose"
 
-An expected failure has to fail: once the check passes, the entry has to go. An entry that names no check of the distribution is an error.
+An expected failure has to fail: once the check passes, the entry has to go. An entry that names no check of
+the distribution is an error.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def find_pyproject(distribution: str, start: Path | None = None) -> Path | None:
         start: Directory to begin with; the working directory by default.
 
     Returns:
-        None where neither a directory above nor an editable installation leads to a ``pyproject.toml`` of that name.
+        None where neither a directory above nor an editable installation leads to a ``pyproject.toml`` of
+        that name.
     """
     start = (start or Path.cwd()).resolve()
     for directory in (start, *start.parents):

@@ -1,6 +1,7 @@
 """Work in a fresh process with this one's plugins: what code keeps in classes and modules is there as after an import, and lost afterwards.
 
-One server for the life of this process has torch and transformers imported, and is forked for each piece of work.
+One server for the life of this process has torch and transformers imported, and is forked for each piece of
+work.
 """
 
 from __future__ import annotations

@@ -29,12 +29,13 @@ def require_effects(
 ) -> None:
     """Require that some value of each option, other than its current one, is accepted and changes a result, or that none is accepted.
 
-    Options that are declared to change speed or memory alone are left out (`quark.plugins.options.OptionNote`).
+    Options that are declared to change speed or memory alone are left out
+    (`quark.plugins.options.OptionNote`).
 
     Args:
         options: The options.
-        results: Yields results, which are compared with ``==``, for these values of options, and the others as they are; raises one of
-            `REFUSALS` where it refuses them.
+        results: Yields results, which are compared with ``==``, for these values of options, and the others
+            as they are; raises one of `REFUSALS` where it refuses them.
         current: Values of options that differ from their defaults.
 
     Raises:

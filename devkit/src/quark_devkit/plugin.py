@@ -1,4 +1,7 @@
-"""What quark-devkit registers: the commands ``quark check`` and ``quark new-plugin``. Nothing heavy is imported."""
+"""What quark-devkit registers: the commands ``quark check`` and ``quark new-plugin``.
+
+Nothing heavy is imported.
+"""
 
 from __future__ import annotations
 

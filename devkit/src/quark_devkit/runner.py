@@ -39,7 +39,8 @@ class Result:
         subject: The subject.
         check: The check.
         outcome: One of `OUTCOMES`.
-        message: What was seen and what is wanted; the reason where it was expected, or is not applicable; empty where it passed.
+        message: What was seen and what is wanted; the reason where it was expected, or is not applicable;
+            empty where it passed.
         seconds: How long it took.
         details: Traceback of an exception that is not a `quark.errors.QuarkError`; empty for the others.
     """

@@ -1,16 +1,18 @@
 """A simulated accelerator: a torch device of its own, whose tensors have real values that the CPU computes.
 
-Code that works on an accelerator can be run without one: models move to the device ``"simulated"``, and everything computes there,
-autograd and autocast included. The device is a stand-in of a GPU in what goes wrong on one:
+Code that works on an accelerator can be run without one: models move to the device ``"simulated"``, and
+everything computes there, autograd and autocast included. The device is a stand-in of a GPU in what goes
+wrong on one:
 
-- an operator that mixes tensors of the device with tensors of the CPU raises, as on a GPU (a CPU tensor without dimensions may be an
-  operand of an elementwise operator);
-- what makes the host wait for the device is counted with the place in the code: values that Python reads, shapes that depend on values,
-  and copies between host and device;
+- an operator that mixes tensors of the device with tensors of the CPU raises, as on a GPU (a CPU tensor
+  without dimensions may be an operand of an elementwise operator);
+- what makes the host wait for the device is counted with the place in the code: values that Python reads,
+  shapes that depend on values, and copies between host and device;
 - the bytes of tensors that are alive, and their peak, are counted.
 
-Results equal those of the CPU bit for bit where the code computes the same. What is not simulated: streams, memory inside of an operator,
-the kernels of a GPU and the order of their sums. torch keeps the device until the process ends; importing this module makes none.
+Results equal those of the CPU bit for bit where the code computes the same. What is not simulated: streams,
+memory inside of an operator, the kernels of a GPU and the order of their sums. torch keeps the device until
+the process ends; importing this module makes none.
 """
 
 from __future__ import annotations
@@ -36,9 +38,13 @@ CAPACITY = 1 << 34
 _ALIGNED = 512
 """Bytes that memory is given out in, as by torch's allocator for GPUs."""
 _LOWER_PRECISION = ("addbmm", "addmm", "baddbmm", "bmm", "linear", "matmul", "mm", "scaled_dot_product_attention")
-"""Operators that autocast computes in the lower precision: those of its list for CPUs that language models use."""
+"""Operators that autocast computes in the lower precision: those of its list for CPUs that language models
+use.
+"""
 _WHOLE = ("silu_backward",)
-"""Operators of which CPUs and GPUs have kernels, and torch composes others for all other devices, with other last bits."""
+"""Operators of which CPUs and GPUs have kernels, and torch composes others for all other devices, with other
+last bits.
+"""
 _AUTOCAST: Any = getattr(torch._C.DispatchKey, "AutocastPrivateUse1")  # noqa: B009  (its type stub does not have all)
 
 
@@ -95,7 +101,8 @@ def simulated_device() -> Iterator[SimulatedDevice]:
     record.peak = record.bytes
     before, _Backend.record = _Backend.record, record
     try:
-        # Autograd starts threads for the devices that it knows when it is first used, and may have been used before.
+        # Autograd starts threads for the devices that it knows when it is first used, and may have been used
+        # before.
         with torch.autograd.set_multithreading_enabled(False):
             yield record
     finally:

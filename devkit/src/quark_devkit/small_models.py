@@ -43,8 +43,8 @@ OUTLIERS = (3, 17, 40)
 def small_model(dtype: torch.dtype = torch.float32, *, is_fused: bool = False) -> nn.Module:
     """Return a model of two decoder blocks, with grouped queries, norms far from 1 and a few channels of large activations.
 
-    Its layers have biases, and its head is tied to the embedding. The other one has fused q/k/v and gate/up projections without biases,
-    and a head of its own.
+    Its layers have biases, and its head is tied to the embedding. The other one has fused q/k/v and gate/up
+    projections without biases, and a head of its own.
 
     Args:
         dtype: Of its parameters.

@@ -47,7 +47,8 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
     """Return every tensor of the safetensors files in a directory.
 
     Raises:
-        CheckFailedError: A header is damaged, sizes and shapes disagree, bytes belong to no tensor, or a name is there twice.
+        CheckFailedError: A header is damaged, sizes and shapes disagree, bytes belong to no tensor, or a name
+            is there twice.
     """
     found: dict[str, StoredTensor] = {}
     for path in sorted(directory.glob("*.safetensors")):

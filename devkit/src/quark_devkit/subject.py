@@ -49,8 +49,9 @@ class Subject:
         distribution: The distribution that brings it.
         version: Of that distribution.
         record: The record; None for a distribution.
-        catalog: The plugins among which it is checked, which are the plugins of the process while a check runs: for a record those of its
-            distribution, of what this one requires, and the built-in ones; for a distribution, whose names others may claim, all.
+        catalog: The plugins among which it is checked, which are the plugins of the process while a check
+            runs: for a record those of its distribution, of what this one requires, and the built-in ones;
+            for a distribution, whose names others may claim, all.
         source_directory: The directory of the distribution's ``pyproject.toml``; None where it is not known.
     """
 

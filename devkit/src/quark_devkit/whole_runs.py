@@ -89,7 +89,8 @@ def require_same_from_disk(config: QConfig, layout: str | None = None, options: 
 def require_same_after_resume(config: QConfig) -> None:
     """Require that a run from disk that fails behind its first block, and is resumed, gives the bytes of one that does not.
 
-    Each of the three is a process of its own: what code has kept in a class or a module is lost where a run stops.
+    Each of the three is a process of its own: what code has kept in a class or a module is lost where a run
+    stops.
 
     Args:
         config: Of the run.

@@ -28,7 +28,8 @@ class Mutant:
         about: What is broken, as a predicate.
         records: What it registers; the first one is the subject.
         registers: Instead of ``records``: makes the plugin object, for what no record can express.
-        subject: Instead of both: gives the subject, with files in the directory that it gets, for as long as it is checked.
+        subject: Instead of both: gives the subject, with files in the directory that it gets, for as long as
+            it is checked.
     """
 
     check: str

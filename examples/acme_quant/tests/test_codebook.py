@@ -46,7 +46,8 @@ def test_values_on_either_side_of_zero_are_equally_spaced_in_probability() -> No
     reach = NormalDist().inv_cdf(1 - (1 / 8 + 1 / 7) / 4)
     probability = [NormalDist().cdf(reach * float(v)) for v in VALUES]
     below, above = (torch.tensor(p, dtype=torch.float64).diff() for p in (probability[:4], probability[3:]))
-    # A value is off by at most 2^-25, half a unit in the last place below 1; the density times reach is at most 0.6.
+    # A value is off by at most 2^-25, half a unit in the last place below 1; the density times reach is at
+    # most 0.6.
     assert (below - below.mean()).abs().max() < 2**-24
     assert (above - above.mean()).abs().max() < 2**-24
     assert above.mean() * 4 == pytest.approx(below.mean() * 3, abs=2**-23)
@@ -79,7 +80,8 @@ def test_tensors_of_any_magnitude_get_the_same_codes(exponent: int) -> None:
 def test_normal_weights_lose_hardly_more_than_under_the_best_eight_levels() -> None:
     x = normal_weights(4096, 64)
     error = float((QUANTIZER.fake_quantize(x) - x).square().mean())
-    # 0.03454 is the least mean squared error of eight levels for a normal variable (Max, 1960); uniform levels have 0.03744 at best.
+    # 0.03454 is the least mean squared error of eight levels for a normal variable (Max, 1960); uniform
+    # levels have 0.03744 at best.
     assert 0.9 * 0.03454 < error < 0.03744
 
 

@@ -17,7 +17,10 @@ WITH_ACME.add(acme_quant.plugin, Source("acme-quant", "0.1.0"))
 
 @pytest.fixture(autouse=True)
 def acme() -> Iterator[None]:
-    """The plugin, whether it is installed or not. Where it is installed, the classes below need nothing else."""
+    """The plugin, whether it is installed or not.
+
+    Where it is installed, the classes below need nothing else.
+    """
     with using(WITH_ACME):
         yield
 

@@ -98,7 +98,8 @@ def test_in_every_scheme_weights_lie_on_the_grid_and_their_weighted_error_is_no_
     codes = quantizer.codes_of(ours.weight.data, ours.weight_quantizer.qparams)
     assert torch.equal(quantizer.dequantize(codes, ours.weight_quantizer.qparams), ours.weight.data)
     error, plain = weighted_error(ours, weight, inputs), weighted_error(nearest, weight, inputs)
-    # Errors were compared in float32: sums of 256 squares there are off by 256 units in the last place at most.
+    # Errors were compared in float32: sums of 256 squares there are off by 256 units in the last place at
+    # most.
     assert (error <= plain * (1 + 2**-15)).all()
     assert metrics["error_share"] <= 1
 

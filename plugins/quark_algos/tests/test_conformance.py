@@ -6,8 +6,9 @@ from quark_algos.plugin import quark_register_algorithms
 from quark_devkit import BlockTuningConformance, RoundingConformance, TransformConformance
 
 _BASES = {"rounding": RoundingConformance, "transform": TransformConformance, "block_tuning": BlockTuningConformance}
-# The published steps of AutoRound take minutes over all checks. Qronos is GPTQ and the correction of GPTAQ, AWQ searches as AutoSmoothQuant
-# does and moves scale as SmoothQuant does: whole runs are made with these two.
+# The published steps of AutoRound take minutes over all checks. Qronos is GPTQ and the correction of GPTAQ,
+# AWQ searches as AutoSmoothQuant does and moves scale as SmoothQuant does: whole runs are made with these
+# two.
 _MARKS = {"autoround": {"pytestmark": pytest.mark.slow}} | {
     name: {"pytestmark": pytest.mark.slow_runs} for name in ("gptq", "gptaq", "smoothquant", "autosmoothquant")
 }

@@ -1,7 +1,8 @@
 """Layers that come quantized and are not to be quantized stay as they are: codes, scales and configuration.
 
-The checkpoints have the forms of DeepSeek-V3 (FP8 in blocks), Kimi K2 (compressed-tensors, packed integers of 4 bits) and gpt-oss (MXFP4
-experts, fused). Their codes are made by the tests' own code, and looked for in what is written.
+The checkpoints have the forms of DeepSeek-V3 (FP8 in blocks), Kimi K2 (compressed-tensors, packed integers of
+4 bits) and gpt-oss (MXFP4 experts, fused). Their codes are made by the tests' own code, and looked for in
+what is written.
 """
 
 from __future__ import annotations
@@ -86,7 +87,10 @@ def dequantized(source: Path, out: Path) -> Path:
 
 @torch.no_grad()
 def test_the_export_computes_what_a_model_with_the_dequantized_layers_does(form: Form, source: Path, tmp_path: Path) -> None:
-    """With nothing else quantized. Inputs are rounded as the source's runtime rounds them, which the float model does not."""
+    """With nothing else quantized.
+
+    Inputs are rounded as the source's runtime rounds them, which the float model does not.
+    """
     config = QConfig(global_quant_config=QLayerConfig())
     planned = quantize_checkpoint(source, tmp_path / "out", config)
     assert len(planned.kept) >= form.kept

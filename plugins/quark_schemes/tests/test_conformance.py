@@ -11,7 +11,9 @@ from quark_devkit import FormatConformance, ObserverConformance, SchemeConforman
 from quark_devkit.classes import Conformance
 
 SEARCHING = {"per_tensor_mse", "per_channel_mse", "per_tensor_histogram"}
-"""Observers that search their range: seconds for many of them. Others that do are per_group_mse and per_tensor_histogram_pro."""
+"""Observers that search their range: seconds for many of them. Others that do are per_group_mse and
+per_tensor_histogram_pro.
+"""
 _CLASSES: tuple[type[Conformance], ...] = (FormatConformance, ObserverConformance, SchemeConformance)
 
 

@@ -72,8 +72,8 @@ def test_a_tensor_quantizes_and_reloads_with_every_kind_of_scale(kind: str, dtyp
         torch.empty(16, 64, dtype=quantizer.codes_of(values, qparams).dtype, device="meta"), qparams.map(lambda t: t.to("meta"))
     )
     assert {k: (t.shape, t.dtype) for k, t in described.items()} == {k: (t.shape, t.dtype) for k, t in packed.items()}
-    # Half a step, and what a scale that was rounded down cuts off. Powers of two are rounded up, by a factor below 2; those of MX blocks
-    # go by mode "even", with which up to 7 of 6 are cut off.
+    # Half a step, and what a scale that was rounded down cuts off. Powers of two are rounded up, by a factor
+    # below 2; those of MX blocks go by mode "even", with which up to 7 of 6 are cut off.
     amax = quantizer.granularity.rows(x).abs().amax(1).repeat_interleave(16).reshape(x.shape)
     cut = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "e5m3": 2.0**-4, "e5m3 format": 2.0**-4, "e4m3 format": 2.0**-4}.get(kind, 0.0)
     cut = 1 / 7 if kind == "e8m0 format" and dtype.startswith("fp") else cut

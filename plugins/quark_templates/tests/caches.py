@@ -18,10 +18,14 @@ LATENT = {
     "kimi_k3",
     "glm5_next",
 }
-"""Latent attention. Names have a ``q`` in both factors of the query projection; queries are what the second gives."""
+"""Latent attention. Names have a ``q`` in both factors of the query projection; queries are what the second
+gives.
+"""
 
 REFUSED = LATENT | {"qwen3_next"}
-"""Latent attention, and a family whose patterns name projections of linear attention, which has no cache of keys and values."""
+"""Latent attention, and a family whose patterns name projections of linear attention, which has no cache of
+keys and values.
+"""
 
 
 def eight_bit_cache(model_type: str) -> dict[str, Any]:

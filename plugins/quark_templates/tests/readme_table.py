@@ -1,4 +1,7 @@
-"""The table of families in README.md, from the tables of the plugin. Run as a script, it rewrites the one in the file."""
+"""The table of families in README.md, from the tables of the plugin.
+
+Run as a script, it rewrites the one in the file.
+"""
 
 from __future__ import annotations
 

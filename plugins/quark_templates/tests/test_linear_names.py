@@ -64,7 +64,8 @@ def test_groups_of_gpt2_run_along_its_inputs() -> None:
     float_weight = linear_weight(tiny_model("gpt2").get_submodule("transformer.h.0.attn.c_attn"))
     groups = float_weight.unflatten(1, (-1, 32))
     assert layer.weight_quantizer.scale.shape == groups.shape[:2]
-    # The largest of a group lies between 4 and 8 steps, whose power of two is its scale (OCP MX, 6.3); it is rounded by at most one.
+    # The largest of a group lies between 4 and 8 steps, whose power of two is its scale (OCP MX, 6.3); it is
+    # rounded by at most one.
     ratio = groups.abs().amax(-1) / layer.weight_quantizer.scale
     assert bool(((ratio >= 3.5) & (ratio <= 8)).all())
 
@@ -75,6 +76,7 @@ def test_rounded_values_are_written_in_the_layout_of_the_float_checkpoint(tmp_pa
     layer = model.get_submodule("transformer.h.0.attn.c_attn")
     stored = load_file(tmp_path / "out" / "model.safetensors")["transformer.h.0.attn.c_attn.weight"]
     assert torch.equal(stored.t(), layer.weight)  # type: ignore[arg-type]
-    # The weights of the model lie transposed in memory, those that are read do not: sums may be in another order.
+    # The weights of the model lie transposed in memory, those that are read do not: sums may be in another
+    # order.
     torch.testing.assert_close(logits(import_model_from_safetensors(None, tmp_path / "out")), logits(model))
     torch.testing.assert_close(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), logits(model))

@@ -36,9 +36,13 @@ ABSENT = {
 }
 """Documented patterns that match nothing in transformers' models."""
 READ_BY_MORE = {"deepseek_v4", "glm5_next", "minimax_m3_vl"}
-"""In some blocks of these more than the projections of attention reads the normed input, so that its norm is not named."""
+"""In some blocks of these more than the projections of attention reads the normed input, so that its norm is
+not named.
+"""
 NORMED_BETWEEN = {"qwen4_exp", "qwen4_exp_text"}
-"""Their norms lie in the connections between residual streams; none feeds projections alone, and none comes before the head."""
+"""Their norms lie in the connections between residual streams; none feeds projections alone, and none comes
+before the head.
+"""
 
 
 @pytest.fixture(params=sorted(OWN_FORMS))

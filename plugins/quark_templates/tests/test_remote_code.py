@@ -190,7 +190,8 @@ def test_norms_have_no_unit_offset(family: tuple[Skeleton, Architecture]) -> Non
 @pytest.mark.parametrize("scheme", ["int4_wo_32", "fp8", "mxfp4"])
 def test_a_quantized_model_is_read_back_with_the_same_logits(family: tuple[Skeleton, Architecture], scheme: str, tmp_path: Path) -> None:
     float_model, facts = family
-    # Keys of Instella pass a norm, and its code calls no attention that can be exchanged: what it caches is out of reach, and refused.
+    # Keys of Instella pass a norm, and its code calls no attention that can be exchanged: what it caches is
+    # out of reach, and refused.
     cache = eight_bit_cache(facts.model_type) | ({"kv_cache_post_rope": False} if facts.model_type == "instella" else {})
     config = LLMTemplate.get(facts.model_type).get_config(scheme, **cache)
     model = ModelQuantizer(config).quantize_model(deepcopy(float_model), list(IDS.split(1)))

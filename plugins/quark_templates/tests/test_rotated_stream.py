@@ -20,7 +20,9 @@ from .whole_models import ALL, IDS, batch_for, blocks_of, distance, facts_of, he
 WIDTH = 32
 TOLERANCE = 1e-9
 OTHERWISE_READ = {"deepseek_v4", "deepseek_vl_v2", "glm5_next", "kimi_k3", "minimax_m3_vl", "qwen4_exp", "qwen4_exp_text"}
-"""Several streams, or mixtures of what earlier blocks gave; DeepSeek-OCR, whose images write past all layers; MiniMax-M3 with indexers."""
+"""Several streams, or mixtures of what earlier blocks gave; DeepSeek-OCR, whose images write past all layers;
+MiniMax-M3 with indexers.
+"""
 NORMED_OUTPUTS = {
     *("bloom", "exaone4", "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_unified", "glm4", "glm4v"),
     *("grok-1", "muse_glimmer", "olmo2", "olmo3"),
@@ -28,11 +30,15 @@ NORMED_OUTPUTS = {
 """Those with weights in norms that write to the stream."""
 CANNOT = OTHERWISE_READ | NORMED_OUTPUTS
 NO_VALUES = {"deepseek_v4", "gemma4", "gemma4_unified", "kimi_k3", "muse_glimmer"}
-"""Of these, values cannot be rotated either: keys are values, a norm lies behind them, or a gate multiplies their channels."""
+"""Of these, values cannot be rotated either: keys are values, a norm lies behind them, or a gate multiplies
+their channels.
+"""
 
 
 GATED_BY_QUERIES = {"qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp", "qwen4_exp_text"}
-"""Half of what their query projection puts out are gates of single channels, which the rotation of values sees in its shape."""
+"""Half of what their query projection puts out are gates of single channels, which the rotation of values
+sees in its shape.
+"""
 
 
 class Plain(nn.Module):

@@ -1,13 +1,15 @@
 """Kernels of torch that compute products, factorizations and sums in another order, as the libraries of another CPU would.
 
-`install` replaces the kernels for CPUs of this process, in all its threads and whatever it forks; what torch composes of them (``matmul``,
-``linear``, ``einsum``, losses, gradients) follows. Each result is as exact as that of the kernel that it replaces: sums are in the same
-precision, and rounded once; integers, and what is exact, stay the same to the bit.
+`install` replaces the kernels for CPUs of this process, in all its threads and whatever it forks; what torch
+composes of them (``matmul``, ``linear``, ``einsum``, losses, gradients) follows. Each result is as exact as
+that of the kernel that it replaces: sums are in the same precision, and rounded once; integers, and what is
+exact, stay the same to the bit.
 
-A sum is split in two at a place that depends on its length, and on shapes and strides of what is summed. The same call with the same
-data gives the same bits, as on a real CPU; the same numbers in a transposed copy, in a larger batch or with more rows need not. Sums that
-run through memory as it is, and factorizations, depend on its alignment too; products of matrices do not, since libraries copy tiles of
-them to where they are aligned.
+A sum is split in two at a place that depends on its length, and on shapes and strides of what is summed. The
+same call with the same data gives the same bits, as on a real CPU; the same numbers in a transposed copy, in
+a larger batch or with more rows need not. Sums that run through memory as it is, and factorizations, depend
+on its alignment too; products of matrices do not, since libraries copy tiles of them to where they are
+aligned.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ __all__ = ["install"]
 _NARROW = (torch.bfloat16, torch.float16)
 _FLOATS = (*_NARROW, torch.float32, torch.float64)
 _ALIGNED = 64
-"""Bytes of a vector register, and of a line of the cache: what lies at multiples of it is read by another loop than what does not."""
+"""Bytes of a vector register, and of a line of the cache: what lies at multiples of it is read by another
+loop than what does not.
+"""
 _ORIGINAL: dict[str, Any] = {}
 _KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _installed: list[torch.library.Library] = []

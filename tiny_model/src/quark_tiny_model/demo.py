@@ -26,7 +26,8 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON and nothing else.")] = False,
 ) -> None:
     """Quantize the bundled tiny model with every scheme, export it, load it again and compare it with the original."""
-    # Rich, torch and transformers are imported here, not above: `quark --help` and the listings do without them.
+    # Rich, torch and transformers are imported here, not above: `quark --help` and the listings do without
+    # them.
     from rich.console import Console
 
     from quark.checkpoint.destination import refuse_used_directory

@@ -1,4 +1,6 @@
-"""The demo's work on each scheme: quantize the bundled model, export it, load the export, compare. Nothing is printed here.
+"""The demo's work on each scheme: quantize the bundled model, export it, load the export, compare.
+
+Nothing is printed here.
 
 This module imports torch and transformers; the command imports it when it runs.
 """
@@ -76,7 +78,8 @@ class Refusal:
     Attributes:
         name: As in `Row`.
         reason: The error message.
-        expected: Whether planning refused the scheme, since it does not fit the model; False where it failed later.
+        expected: Whether planning refused the scheme, since it does not fit the model; False where it failed
+            later.
     """
 
     name: str

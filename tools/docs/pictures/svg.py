@@ -1,4 +1,7 @@
-"""Drawing: lines, boxes and texts that become SVG. Neutral parts take the colour of the text around them, light or dark."""
+"""Drawing: lines, boxes and texts that become SVG.
+
+Neutral parts take the colour of the text around them, light or dark.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tasks of lm-evaluation-harness: a small local one, on the tiny model. `make tasks` has the package, which is an extra."""
+"""Tasks of lm-evaluation-harness: a small local one, on the tiny model.
+
+`make tasks` has the package, which is an extra.
+"""
 
 from __future__ import annotations
 

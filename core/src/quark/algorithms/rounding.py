@@ -34,7 +34,8 @@ class HeldOut:
 
     Attributes:
         x: Inputs of the layers in the quantized model, ``[n, K]``, in the model's dtype.
-        reference: Their inputs in the float model, likewise; None where no statistic needs them, or they are not known.
+        reference: Their inputs in the float model, likewise; None where no statistic needs them, or they are
+            not known.
     """
 
     x: Tensor
@@ -60,11 +61,12 @@ class RoundingTask:
 
     Attributes:
         layers: By full name. Their ``weight`` is the float one.
-        statistics: Of their input, by class; empty for a rounding that needs none, and for layers that no calibration token has reached.
+        statistics: Of their input, by class; empty for a rounding that needs none, and for layers that no
+            calibration token has reached.
         shares_scale: Whether they get one common scale over the whole tensor.
         held_out: Tokens of their input to validate codes on; None where there are too few.
-        ranks: The processes that have this task, with the same weights, statistics and held-out tokens. All of them round the layers, and
-            come to the same result.
+        ranks: The processes that have this task, with the same weights, statistics and held-out tokens. All
+            of them round the layers, and come to the same result.
     """
 
     layers: Mapping[str, QuantizedLayer]
@@ -96,11 +98,12 @@ class RoundingTask:
     def by_rows(self, work: Callable[[slice], T], rows: int) -> list[T]:
         """Return ``work`` of consecutive slices of so many rows, each slice worked on by one rank, the results the same on all of them.
 
-        In a deterministic run the slices do not depend on the number of ranks: what a matrix product makes of a row depends, in its last
-        bits, on how many rows there are.
+        In a deterministic run the slices do not depend on the number of ranks: what a matrix product makes of
+        a row depends, in its last bits, on how many rows there are.
 
         Args:
-            work: Does not depend on other rows than those of its slice. What it returns is sent to the other ranks.
+            work: Does not depend on other rows than those of its slice. What it returns is sent to the other
+                ranks.
             rows: How many there are.
         """
         most = _ROWS if self.ranks.is_deterministic else -(-rows // self.ranks.size)
@@ -120,14 +123,17 @@ class Rounding(Protocol):
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
         """Round the weights of the layers.
 
-        On return each layer's ``weight`` is a new parameter with values on the grid of its ``weight_quantizer``, whose scales are set.
-        Nothing else of the layers differs: bias, hooks, what modules they hold. A bias where there was none has no place in a checkpoint.
-        Returns metrics by layer, in JSON values. A run checks all of this. `RoundingTask.stacked` helps with weights, grid and scales.
+        On return each layer's ``weight`` is a new parameter with values on the grid of its
+        ``weight_quantizer``, whose scales are set. Nothing else of the layers differs: bias, hooks, what
+        modules they hold. A bias where there was none has no place in a checkpoint. Returns metrics by layer,
+        in JSON values. A run checks all of this. `RoundingTask.stacked` helps with weights, grid and scales.
 
-        The pipeline validates the codes: layers whose outputs on held-out tokens are worse than with round-to-nearest get that instead.
+        The pipeline validates the codes: layers whose outputs on held-out tokens are worse than with
+        round-to-nearest get that instead.
 
         Raises:
-            RoundingError: No codes can be found from these statistics: the layers are rounded to nearest instead.
+            RoundingError: No codes can be found from these statistics: the layers are rounded to nearest
+                instead.
         """
 
 
@@ -142,8 +148,9 @@ class NamesLayers(Protocol):
 class RoundToNearest:
     """Rounds every element to the nearest value that its scale allows, which needs no data.
 
-    A layer gets a new parameter, and lets its old one go: weights that are mapped from a checkpoint are read once and never written, which
-    would copy them page by page, and a parameter that another module shares stays what it is there.
+    A layer gets a new parameter, and lets its old one go: weights that are mapped from a checkpoint are read
+    once and never written, which would copy them page by page, and a parameter that another module shares
+    stays what it is there.
 
     Args:
         defers: Whether weights stay float where their codes are known to be the same without rounded values

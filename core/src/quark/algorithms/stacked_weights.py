@@ -18,11 +18,13 @@ class StackedWeights:
     """The weights of layers that are rounded together, as one matrix.
 
     Args:
-        layers: By full name, with the float weights; all weights have one spec and the same number of input channels.
+        layers: By full name, with the float weights; all weights have one spec and the same number of input
+            channels.
         shares_scale: Whether the layers get one common scale over the whole tensor.
 
     Attributes:
-        wt: ``Wᵀ [K, N]``, float32, contiguous: an input channel is a row. A copy, which the algorithm may change.
+        wt: ``Wᵀ [K, N]``, float32, contiguous: an input channel is a row. A copy, which the algorithm may
+            change.
         rows: How many of the N output channels each layer has.
     """
 
@@ -35,7 +37,10 @@ class StackedWeights:
         self.rows = [weight.shape[0] for weight in weights]
 
     def grid(self) -> WeightGrid:
-        """Return what the weights may become. Scales that span rows or layers are those of `wt` as it is now, changes included."""
+        """Return what the weights may become.
+
+        Scales that span rows or layers are those of `wt` as it is now, changes included.
+        """
         quantizers = [weight_quantizer(layer).quantizer for layer in self._layers.values()]
         return WeightGrid(quantizers, self.rows, self.wt, shared=self._shares_scale)
 

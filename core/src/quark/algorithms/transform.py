@@ -43,13 +43,15 @@ class BlockContext:
         module: The block, all its weights float.
         architecture: Facts about the family.
         configs: What each layer is going to be quantized to.
-        statistics: Of the input of each of these layers, by class: of what the quantized blocks before give to this one in float, without
-            tokens that are held out.
-        output_error: Computes the error of the block's output on held-out tokens, were the block rounded to nearest as it is now; compare
-            two with `quark.algorithms.validated`. None where no transform asks for statistics, since no forward is at hand then.
-        output: Computes the block's output on the same tokens, as its weights are now, ``[tokens, channels]``; None likewise.
-        model_config: The configuration of the model, or of the part that makes text, with sizes and numbers of heads; None where there is
-            none.
+        statistics: Of the input of each of these layers, by class: of what the quantized blocks before give
+            to this one in float, without tokens that are held out.
+        output_error: Computes the error of the block's output on held-out tokens, were the block rounded to
+            nearest as it is now; compare two with `quark.algorithms.validated`. None where no transform asks
+            for statistics, since no forward is at hand then.
+        output: Computes the block's output on the same tokens, as its weights are now,
+            ``[tokens, channels]``; None likewise.
+        model_config: The configuration of the model, or of the part that makes text, with sizes and numbers
+            of heads; None where there is none.
         needs: Statistics that the transform declares; None where that is not known.
     """
 
@@ -82,7 +84,8 @@ class BlockContext:
 def input_is_transformed(layer: nn.Module) -> bool:
     """Return whether a layer gets another input than the modules before it give, as by a rotation that runs with the model.
 
-    What changes it is a forward pre-hook of the layer: an object with the attribute ``transforms_input = True``.
+    What changes it is a forward pre-hook of the layer: an object with the attribute
+    ``transforms_input = True``.
     """
     return any(getattr(hook, "transforms_input", False) for hook in layer._forward_pre_hooks.values())
 
@@ -105,7 +108,9 @@ class ResolvesForModel(Protocol):
     """A transform whose settings become definite, such as by names of layers, when it is known what will be done to a model."""
 
     def resolve_for_model(self, model: nn.Module, plan: QuantPlan) -> ResolvedSettings:
-        """Return the settings for this model. Nothing of the model is changed, and its tensors may be meta tensors.
+        """Return the settings for this model.
+
+        Nothing of the model is changed, and its tensors may be meta tensors.
 
         The run that follows has the transform of the settings that this returns, which resolve to themselves.
 
@@ -117,7 +122,8 @@ class ResolvesForModel(Protocol):
 class TransformRun(Protocol):
     """A transform at work on one model: what it knows of the model, decided when it was started.
 
-    One that changes what it knows from block to block is a `LearnsFromBlocks` too, so that runs can be resumed.
+    One that changes what it knows from block to block is a `LearnsFromBlocks` too, so that runs can be
+    resumed.
     """
 
     def apply_global(self, model: nn.Module) -> None:
@@ -129,11 +135,13 @@ class TransformRun(Protocol):
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
         """Change the values of one block's parameters; returns what is worth reporting, by full name of a layer or of the block.
 
-        Metrics of the block that say ``applied: False`` mean that it is as it was. A transform that says so of every block, and has changed
-        nothing outside them, is left out of the plan, and of the settings that a checkpoint keeps, with a warning.
+        Metrics of the block that say ``applied: False`` mean that it is as it was. A transform that says so
+        of every block, and has changed nothing outside them, is left out of the plan, and of the settings
+        that a checkpoint keeps, with a warning.
 
-        The pipeline checks that a block that is said to be as it was has the values that it had; that all parameters are finite and have
-        the shapes and dtypes they had; and, of algorithms whose settings do not say `runs_with_model`, that modules and hooks are the same.
+        The pipeline checks that a block that is said to be as it was has the values that it had; that all
+        parameters are finite and have the shapes and dtypes they had; and, of algorithms whose settings do
+        not say `runs_with_model`, that modules and hooks are the same.
         """
 
 
@@ -141,13 +149,15 @@ class TransformRun(Protocol):
 class FinishesBlocks(Protocol):
     """A `TransformRun` of which a part comes behind all other transforms of a block, such as a rotation that runs with the model.
 
-    What it adds to a layer's input in `finish` is not there yet when other transforms move scale into that layer.
+    What it adds to a layer's input in `finish` is not there yet when other transforms move scale into that
+    layer.
     """
 
     def finish(self, block: BlockContext) -> Mapping[str, Metrics]:
         """Change one block once more when every transform has been applied to it; where several do, the last one first.
 
-        As `TransformRun.apply`, except that there are no statistics: those that were collected are of the block as it was before.
+        As `TransformRun.apply`, except that there are no statistics: those that were collected are of the
+        block as it was before.
         """
 
 
@@ -155,7 +165,8 @@ class FinishesBlocks(Protocol):
 class LearnsFromBlocks(Protocol):
     """A `TransformRun` that decides about a block by what it has learned from the blocks before.
 
-    A run that is resumed does not apply transforms to the blocks that are finished: it hands on what was learned from them.
+    A run that is resumed does not apply transforms to the blocks that are finished: it hands on what was
+    learned from them.
     """
 
     def learned(self) -> Any:
@@ -166,23 +177,29 @@ class LearnsFromBlocks(Protocol):
 
 
 class Transform(Protocol):
-    """Changes values of parameters, and keeps the function of the model. Itself it is settings, and never changes: `start` gives the object
+    """Changes values of parameters, and keeps the function of the model.
+
+    Itself it is settings, and never changes: `start` gives the object
     that works on one model.
 
-    What else it leaves in a model, such as hooks on layers, is put back on reading by the record's ``restorer``. Which transforms it goes
-    before or after, and which it excludes, its record says (`quark.plugins.AlgorithmRecord`).
+    What else it leaves in a model, such as hooks on layers, is put back on reading by the record's
+    ``restorer``. Which transforms it goes before or after, and which it excludes, its record says
+    (`quark.plugins.AlgorithmRecord`).
 
     Attributes:
-        works_by_block: Whether it works with one block in memory at a time, and adds no tensors to a block. `TransformRun.apply_global`
-            may change, add and untie tensors outside the blocks: a checkpoint is laid out after it. Where False, a run has the whole model
-            in memory.
+        works_by_block: Whether it works with one block in memory at a time, and adds no tensors to a block.
+            `TransformRun.apply_global` may change, add and untie tensors outside the blocks: a checkpoint is
+            laid out after it. Where False, a run has the whole model in memory.
     """
 
     works_by_block: bool
 
     @property
     def needs(self) -> Sequence[type[Statistic]]:
-        """Statistics of layers' inputs in float; without any, no calibration data are needed. A plain attribute will do."""
+        """Statistics of layers' inputs in float; without any, no calibration data are needed.
+
+        A plain attribute will do.
+        """
 
     def start(self, model: nn.Module, plan: QuantPlan) -> TransformRun:
         """Return the object that is to change ``model``, which has not been changed yet and is not changed here.
@@ -191,7 +208,8 @@ class Transform(Protocol):
 
         Args:
             model: Its structure is complete; tensors may be on the meta device until their block's turn.
-            plan: What will be done to each layer; its configuration has the settings as `ResolvesForModel` has decided them.
+            plan: What will be done to each layer; its configuration has the settings as `ResolvesForModel`
+                has decided them.
         """
 
     def rounding(self) -> Rounding | None:
@@ -202,9 +220,9 @@ class Transform(Protocol):
 class ValidatedTransform(Transform, Protocol):
     """A transform of the whole model, which cannot be taken back block by block, and is tried on copies of the blocks first.
 
-    Each block's copy is changed by a run that was started for that, a `ValidatedRun`, and by the transforms that follow in the run, such as
-    an equalization. Its output error on held-out tokens is compared with that of a copy that only the latter have changed. `accepts`
-    decides by the result.
+    Each block's copy is changed by a run that was started for that, a `ValidatedRun`, and by the transforms
+    that follow in the run, such as an equalization. Its output error on held-out tokens is compared with that
+    of a copy that only the latter have changed. `accepts` decides by the result.
     """
 
     def start(self, model: nn.Module, plan: QuantPlan) -> ValidatedRun:
@@ -214,7 +232,8 @@ class ValidatedTransform(Transform, Protocol):
         """Return whether to apply it.
 
         Args:
-            validation: The error of quantized blocks before and after, the mean over blocks; None where there are no data.
+            validation: The error of quantized blocks before and after, the mean over blocks; None where there
+                are no data.
         """
 
 
@@ -222,7 +241,8 @@ class ValidatedTransform(Transform, Protocol):
 class HasAlternatives(ValidatedTransform, Protocol):
     """A `ValidatedTransform` of which a part may do better than the whole.
 
-    Each alternative is validated like the whole. Of two that have no difference above the standard error the first is used.
+    Each alternative is validated like the whole. Of two that have no difference above the standard error the
+    first is used.
     """
 
     @property

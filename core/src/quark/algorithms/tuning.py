@@ -23,7 +23,8 @@ class Sample:
 
     Attributes:
         number: Of the call.
-        target: Output of the float block for its tokens, without padding, ``[tokens, channels]``, in the model's dtype.
+        target: Output of the float block for its tokens, without padding, ``[tokens, channels]``, in the
+            model's dtype.
         is_held_out: Which of these tokens nothing may be fitted to, bool, ``[tokens]``.
     """
 
@@ -38,15 +39,18 @@ class RoundedBlock:
 
     Attributes:
         name: Full name of the block.
-        layers: Its linear layers with rounded weights, in order. `weights` gives their codes and grids, and takes others.
+        layers: Its linear layers with rounded weights, in order. `weights` gives their codes and grids, and
+            takes others.
         float_weights: Their weights before rounding, ``[out, in]``.
-        parameters: Its float parameters: norm weights and biases of any layer that stay float. Their values may be changed in place.
+        parameters: Its float parameters: norm weights and biases of any layer that stay float. Their values
+            may be changed in place.
         samples: Calibration calls, in order. Each has its held-out tokens at its end, if any.
-        output: Computes the block's output for a sample as it is now, ``[tokens, channels]``, with gradients where they are enabled. They
-            pass straight through the rounding of activations. The second argument is the dtype of products, such as ``torch.bfloat16``;
-            None is the model's own.
-        substituted: Returns a context in which tensors stand in for parameters, by name (``"mlp.up_proj.weight"``): they may be results of
-            a computation that gradients go through, and of another dtype.
+        output: Computes the block's output for a sample as it is now, ``[tokens, channels]``, with gradients
+            where they are enabled. They pass straight through the rounding of activations. The second
+            argument is the dtype of products, such as ``torch.bfloat16``; None is the model's own.
+        substituted: Returns a context in which tensors stand in for parameters, by name
+            (``"mlp.up_proj.weight"``): they may be results of a computation that gradients go through, and of
+            another dtype.
         weights: Returns the rounded weights of one layer as a matrix with their grid.
     """
 
@@ -66,12 +70,13 @@ class RoundedBlock:
 class Tuning(Protocol):
     """Changes what a rounding has chosen, by the output of the whole block.
 
-    A run has any number of tunings, each applied to a block when all of its weights are rounded and before calibration goes on to the next
-    block. Which one goes before another, its record says (`quark.plugins.AlgorithmRecord`).
+    A run has any number of tunings, each applied to a block when all of its weights are rounded and before
+    calibration goes on to the next block. Which one goes before another, its record says
+    (`quark.plugins.AlgorithmRecord`).
 
     Attributes:
-        wants_float: Whether targets are what the float model computes, for which each call has a second forward; else they are what the
-            float block computes of the quantized model's hidden states.
+        wants_float: Whether targets are what the float model computes, for which each call has a second
+            forward; else they are what the float block computes of the quantized model's hidden states.
     """
 
     wants_float: bool
@@ -79,7 +84,7 @@ class Tuning(Protocol):
     def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
         """Change codes and scales of the layers' weights, and values of the float parameters; return metrics, by name of a layer or ``""``.
 
-        Nothing else of the block may change. The pipeline compares the error of the block's output on held-out tokens before and after,
-        and takes the change back where the error did not get smaller. The result must not depend on any state of the program, such as
-        random numbers that nobody has seeded.
+        Nothing else of the block may change. The pipeline compares the error of the block's output on
+        held-out tokens before and after, and takes the change back where the error did not get smaller. The
+        result must not depend on any state of the program, such as random numbers that nobody has seeded.
         """

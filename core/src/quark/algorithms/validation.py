@@ -2,10 +2,10 @@
 
 The threshold is one standard error of the difference, which is taken token by token:
 
-- A transform is kept only if it makes the error *smaller* by more than that (`Validation.is_improvement`): without a gain, the plain model
-  is simpler.
-- Codes of a calibrated rounding are discarded only if they make the error *larger* by more than that (`is_worse`): they minimize the error
-  over many more tokens than are held out.
+- A transform is kept only if it makes the error *smaller* by more than that (`Validation.is_improvement`):
+  without a gain, the plain model is simpler.
+- Codes of a calibrated rounding are discarded only if they make the error *larger* by more than that
+  (`is_worse`): they minimize the error over many more tokens than are held out.
 
 An error that is NaN or unknown counts as no improvement.
 """
@@ -62,8 +62,9 @@ class OutputError:
     def relative(self) -> Tensor:
         """Squared error of each token ÷ squared norm of its reference, ``[tokens]``, float64.
 
-        The norm before the next block divides each token by its own size. In the summed error, the few tokens with massive activations that
-        many models have would outweigh all others, and a comparison would rest on these few.
+        The norm before the next block divides each token by its own size. In the summed error, the few tokens
+        with massive activations that many models have would outweigh all others, and a comparison would rest
+        on these few.
         """
         return self.squares.double() / self.sizes.double()
 
@@ -75,8 +76,8 @@ class Validation:
     Attributes:
         before: Mean relative error before the change.
         after: Mean relative error after the change.
-        standard_error: Standard error of the difference, paired by token. Tokens of one text are correlated, so that the true value is
-            larger.
+        standard_error: Standard error of the difference, paired by token. Tokens of one text are correlated,
+            so that the true value is larger.
         tokens: Number of tokens.
         is_held_out: Whether the change does not depend on these tokens.
     """

@@ -35,7 +35,10 @@ def termination_unwinds() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold back SIGINT and SIGTERM while the body runs, and deliver them afterwards. This has no effect outside the main thread."""
+    """Hold back SIGINT and SIGTERM while the body runs, and deliver them afterwards.
+
+    This has no effect outside the main thread.
+    """
     if not _in_main_thread():
         yield
         return

@@ -96,8 +96,9 @@ def as_optional_reference(value: str | Reference | None) -> Reference | None:
 def make_callable(module: str, call: Callable[[], Any]) -> None:
     """Make the imported module ``module`` answer calls with ``call()``.
 
-    ``import quark.algorithms`` binds that package to ``quark.algorithms``, in front of the registry function of the same name;
-    so the package itself has to be callable. Python allows to replace a module's class (data model, "Customizing module attribute access").
+    ``import quark.algorithms`` binds that package to ``quark.algorithms``, in front of the registry function
+    of the same name; so the package itself has to be callable. Python allows to replace a module's class
+    (data model, "Customizing module attribute access").
     """
 
     class CallableModule(ModuleType):

@@ -98,7 +98,8 @@ _silence = _Silence()
 def silenced(level: int = logging.ERROR) -> Iterator[None]:
     """Log nothing below ``level`` while something is tried that may be done again, with the same warnings then.
 
-    In several threads at once, or inside each other, the level of the first one counts until the last one ends.
+    In several threads at once, or inside each other, the level of the first one counts until the last one
+    ends.
     """
     _silence.begin(level)
     try:

@@ -38,7 +38,8 @@ def is_valid_name(name: object) -> bool:
 def is_vendor_name(name: object) -> bool:
     """Return whether ``name`` is a string ``vendor.name``, both parts by `NAME_RULE`: what a plugin adds to a vocabulary that core lists.
 
-    The part before the dot keeps the names of two vendors apart, and tells a name of a vendor's own from a misspelt one of the list.
+    The part before the dot keeps the names of two vendors apart, and tells a name of a vendor's own from a
+    misspelt one of the list.
 
     >>> is_vendor_name("acme.sparse"), is_vendor_name("sparse"), is_vendor_name("acme.")
     (True, False, False)
@@ -54,7 +55,8 @@ def has_wildcard(pattern: str) -> bool:
 def matches(name: str, pattern: str) -> bool:
     """Return whether a shell pattern matches a name, case-sensitively.
 
-    A pattern without wildcards is compared: configurations of checkpoints have thousands of full names, more than `fnmatch` keeps compiled.
+    A pattern without wildcards is compared: configurations of checkpoints have thousands of full names, more
+    than `fnmatch` keeps compiled.
 
     >>> matches("layers.0.up_proj", "*.up_proj"), matches("layers.0.up_proj", "up_proj")
     (True, False)
@@ -79,7 +81,8 @@ def fold_names(names: Iterable[str]) -> list[str]:
         names: Full names of modules or tensors.
 
     Returns:
-        Patterns in the order in which the first name of each came; a name that folds with no other is its own pattern.
+        Patterns in the order in which the first name of each came; a name that folds with no other is its own
+        pattern.
 
     >>> fold_names(["layers.0.q", "layers.1.q", "layers.2.q", "layers.0.k", "layers.2.k", "head"])
     ['layers.{0-2}.q', 'layers.{0,2}.k', 'head']
@@ -111,7 +114,8 @@ def without_numbers(name: str) -> str:
 
 
 def _part(text: str) -> _Part:
-    # A number as modules have it: no leading zero, and none of the thousand digits that a damaged file may hold.
+    # A number as modules have it: no leading zero, and none of the thousand digits that a damaged file may
+    # hold.
     return (int(text),) if text == "0" or _NUMBER.fullmatch(text) else text
 
 

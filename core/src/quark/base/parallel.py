@@ -1,8 +1,9 @@
 """Independent pieces of work, spread over threads that compute with one torch thread each.
 
-The rows of a layer are independent of each other. One call for each layer keeps all processors busy, and threads wait for each other once:
-when the call ends. Parallelism inside of small operations waits at the end of every operation, thousands of times for a layer, each time
-until the system schedules the last thread. Here a thread that other programs hold up takes fewer pieces, and nobody waits for it.
+The rows of a layer are independent of each other. One call for each layer keeps all processors busy, and
+threads wait for each other once: when the call ends. Parallelism inside of small operations waits at the end
+of every operation, thousands of times for a layer, each time until the system schedules the last thread. Here
+a thread that other programs hold up takes fewer pieces, and nobody waits for it.
 """
 
 from __future__ import annotations
@@ -24,18 +25,23 @@ Result = TypeVar("Result")
 
 CPU = torch.device("cpu")
 SMALL = 1 << 22
-"""Elements of a matrix, 16 MiB in float32, up to which one thread takes a few milliseconds for an operation on it."""
+"""Elements of a matrix, 16 MiB in float32, up to which one thread takes a few milliseconds for an operation
+on it.
+"""
 
 _LOCAL = threading.local()
-"""``threads``: how many `parallel_map` may use in a thread for which torch's own number is 1; unset or 0 for torch's own."""
+"""``threads``: how many `parallel_map` may use in a thread for which torch's own number is 1; unset or 0 for
+torch's own.
+"""
 
 
 def parallel_map(work: Callable[[Item], Result], items: Sequence[Item], device: torch.device = CPU) -> list[Result]:
     """Return ``[work(item) for item in items]``, computed by as many threads as ``torch.get_num_threads()``, the caller among them.
 
-    Results do not depend on the number of threads: every item is computed by one torch thread. There should be more items than threads, and
-    each should be a few operations on many numbers: two threads never run Python at once. A call inside of ``work`` runs in the thread that
-    makes it. On devices other than the CPU the calling thread computes everything.
+    Results do not depend on the number of threads: every item is computed by one torch thread. There should
+    be more items than threads, and each should be a few operations on many numbers: two threads never run
+    Python at once. A call inside of ``work`` runs in the thread that makes it. On devices other than the CPU
+    the calling thread computes everything.
 
     Args:
         work: Does not depend on other items. It runs in the grad mode and the inference mode of the caller.
@@ -43,7 +49,8 @@ def parallel_map(work: Callable[[Item], Result], items: Sequence[Item], device: 
         device: Where the tensors lie.
 
     Raises:
-        BaseException: Whatever ``work`` raises: of several items, the error of the first. Items after it may not have been computed.
+        BaseException: Whatever ``work`` raises: of several items, the error of the first. Items after it may
+            not have been computed.
     """
     if device.type != "cpu":
         return [work(item) for item in items]
@@ -72,7 +79,8 @@ def one_thread(device: torch.device = CPU) -> Iterator[None]:
 def coarsely(elements: int, device: torch.device = CPU) -> Iterator[None]:
     """Compute operations in one thread while the body runs; `parallel_map` uses as many as torch had before.
 
-    For work that is a sequence of many operations on matrices of up to that number of ``elements``: above `SMALL` nothing changes.
+    For work that is a sequence of many operations on matrices of up to that number of ``elements``: above
+    `SMALL` nothing changes.
     """
     before = _threads()
     if device.type != "cpu" or before == 1 or elements > SMALL:
@@ -128,7 +136,10 @@ def _shared(work: Callable[[Item], Result], items: Sequence[Item], workers: int)
 
 
 class _Pool:
-    """Threads of one torch thread each. They are started when they are first wanted, and end with the process."""
+    """Threads of one torch thread each.
+
+    They are started when they are first wanted, and end with the process.
+    """
 
     def __init__(self) -> None:
         self.forget()
@@ -166,7 +177,8 @@ class _Pool:
             self._executor = None
             raise
         all_started.wait()
-        # Each thread has its own number; but the last number that was set anywhere is also that of threads to come.
+        # Each thread has its own number; but the last number that was set anywhere is also that of threads to
+        # come.
         torch.set_num_threads(threads)
 
 

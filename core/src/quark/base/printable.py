@@ -10,7 +10,8 @@ __all__ = ["shown", "unprintable"]
 def unprintable(text: str) -> str | None:
     """Return the first character that a terminal would obey or hide instead of showing it; None where there is none.
 
-    Such are control characters, the escape that begins a terminal's commands among them, and marks that turn the direction of a text.
+    Such are control characters, the escape that begins a terminal's commands among them, and marks that turn
+    the direction of a text.
 
     >>> unprintable("4-bit weights"), unprintable("ends\\x1b[2J")
     (None, '\\x1b')

@@ -1,7 +1,8 @@
 """The processes of a run that ``torchrun`` has started: their connection, and how a failure of one reaches the others.
 
-``torchrun`` (torch.distributed.elastic) starts the processes, tells each its number in the environment, keeps a store that outlives them,
-and ends all of them when one has failed. What the processes exchange goes over ``gloo``, and sums of tensors on GPUs over ``nccl``.
+``torchrun`` (torch.distributed.elastic) starts the processes, tells each its number in the environment, keeps
+a store that outlives them, and ends all of them when one has failed. What the processes exchange goes over
+``gloo``, and sums of tensors on GPUs over ``nccl``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
-"""Ranks: the processes that share one run, and how they exchange values. A run of one process has the same code, with nothing to exchange.
+"""Ranks: the processes that share one run, and how they exchange values.
 
-Every exchange is collective: all ranks call the same ones in the same order. Calibration samples, and sums over them, are divided by
-`quark.calibration.sample_grid`; `quark.base.process_group` starts the processes' connection.
+A run of one process has the same code, with nothing to exchange.
+
+Every exchange is collective: all ranks call the same ones in the same order. Calibration samples, and sums
+over them, are divided by `quark.calibration.sample_grid`; `quark.base.process_group` starts the processes'
+connection.
 """
 
 from __future__ import annotations
@@ -26,7 +29,10 @@ _Item = TypeVar("_Item")
 
 
 class Group(Protocol):
-    """Carries data between the ranks of a run. Its methods are collective, and raise RankError where another rank has failed."""
+    """Carries data between the ranks of a run.
+
+    Its methods are collective, and raise RankError where another rank has failed.
+    """
 
     def gather(self, data: bytes) -> list[bytes]:
         """Return the data of all ranks, in their order."""
@@ -45,8 +51,8 @@ class Ranks:
     Attributes:
         rank: The number of this one, from 0 on.
         size: How many there are.
-        is_deterministic: Whether sums over calibration samples are taken in an order that does not depend on ``size``, and so give the same
-            bits for any number of ranks.
+        is_deterministic: Whether sums over calibration samples are taken in an order that does not depend on
+            ``size``, and so give the same bits for any number of ranks.
         group: Carries data between them; None for one rank.
 
     Example:
@@ -162,7 +168,8 @@ class _Message:
         value: Anything that can be pickled.
 
     Attributes:
-        data: What is pickled: the value, with the number of each tensor in its place, and the places of the tensors.
+        data: What is pickled: the value, with the number of each tensor in its place, and the places of the
+            tensors.
         tensors: The bytes of all tensors, uint8, on the GPU if one of them is there.
     """
 

@@ -1,7 +1,8 @@
 """Static scales of activations: inputs, outputs, pooled experts, the KV cache; which activations share a scale, and when it is set.
 
-No other module sets activation scales. A layer's scales are set before its weight is rounded, so that rounding sees the quantized input of
-the exported layer; exporters merge KV scales by the same functions (`quark.models.plan.kv_scales`).
+No other module sets activation scales. A layer's scales are set before its weight is rounded, so that
+rounding sees the quantized input of the exported layer; exporters merge KV scales by the same functions
+(`quark.models.plan.kv_scales`).
 """
 
 from __future__ import annotations
@@ -34,22 +35,26 @@ __all__ = ["INPUT", "OUTPUT", "ActivationScales", "Key", "static_input"]
 INPUT, OUTPUT = Slot.input_tensors, Slot.output_tensors
 
 Key = tuple[str, str]
-"""An activation: full name of a layer and `INPUT` or `OUTPUT`, or of an attention module and one of its attributes."""
+"""An activation: full name of a layer and `INPUT` or `OUTPUT`, or of an attention module and one of its
+attributes.
+"""
 
 
 class ActivationScales:
     """The static activations of some layers and attention modules, and their scales.
 
-    Three kinds of activations share a scale: inputs of one projection of all experts, where the configuration pools them; keys and values
-    of one attention, unless ``separate_kv_scales`` is set; and experts that no token has reached, which get the scale of the other experts.
+    Three kinds of activations share a scale: inputs of one projection of all experts, where the configuration
+    pools them; keys and values of one attention, unless ``separate_kv_scales`` is set; and experts that no
+    token has reached, which get the scale of the other experts.
 
     Args:
-        layers: Quantized layers by full name; activations that have scales keep them. Layers whose output is quantized inside attention
-            lose their output quantizer.
+        layers: Quantized layers by full name; activations that have scales keep them. Layers whose output is
+            quantized inside attention lose their output quantizer.
         attentions: The attention modules of the same block or model.
         config: Decides which activations share a scale.
         architecture: Facts about the family, None where it is not known.
-        ranks: Each observes the tensors of its own forwards. Scales are set, on all of them at once, from what all have observed.
+        ranks: Each observes the tensors of its own forwards. Scales are set, on all of them at once, from
+            what all have observed.
 
     Attributes:
         inside: The quantizers of attention modules, not yet installed.
@@ -125,7 +130,10 @@ class ActivationScales:
                 self._give(key, observed[key].qparams())
 
     def forget(self, layer: str) -> None:
-        """Forget the observed ranges of a layer that turned out to read another tensor. Scales shared with other experts stay."""
+        """Forget the observed ranges of a layer that turned out to read another tensor.
+
+        Scales shared with other experts stay.
+        """
         for key in [(layer, INPUT), (layer, OUTPUT)]:
             if key in self._done and not self.pool_of(layer):
                 self._items[key].renew()
@@ -179,7 +187,8 @@ class ActivationScales:
         cached = [(layer, (row.name, state)) for row in attentions for state, (layer, _) in row.states.items() if state != QUERY]
         for layer, key in cached:
             keys_of.setdefault(layer, []).append(key)
-        # The second factor of a low-rank projection reads another projection of the same attention, and shares its scale with none.
+        # The second factor of a low-rank projection reads another projection of the same attention, and
+        # shares its scale with none.
         inner = architecture.attention_inner if architecture is not None else ()
         second_factors = [name for name in keys_of if name.endswith(tuple(f".{n}" for n in inner))]
         patterns = [*config.kv_cache_group, *config.kv_cache_quant_config]

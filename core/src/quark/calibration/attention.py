@@ -18,15 +18,17 @@ Inside = Mapping[str, Mapping[str, QuantizerModule]]
 """Quantizers by full name of their attention module and by attribute (`quark.models.layers.attention`)."""
 
 Arrived = Callable[[str, Mapping[str, Tensor]], bool]
-"""Callback that gets the name of an attention module and its tensors by attribute, and returns whether to quantize them."""
+"""Callback that gets the name of an attention module and its tensors by attribute, and returns whether to
+quantize them.
+"""
 
 
 def attention_quantizers(layers: Mapping[str, QuantizedLayer], attentions: Iterable[AttentionRow]) -> dict[str, dict[str, QuantizerModule]]:
     """Return the quantizers of attention modules, not yet installed.
 
     Args:
-        layers: The quantized layers of the block by full name; the output quantizer of a projection whose output is quantized inside
-            attention moves to the attention module.
+        layers: The quantized layers of the block by full name; the output quantizer of a projection whose
+            output is quantized inside attention moves to the attention module.
         attentions: The plan rows of the attention modules.
     """
     quantizers_of: dict[str, dict[str, QuantizerModule]] = {}

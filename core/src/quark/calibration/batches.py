@@ -28,8 +28,8 @@ class Call:
     Attributes:
         args: Positional arguments.
         kwargs: Keyword arguments.
-        held_out: Mask of the held-out tokens, bool, ``[batch, tokens]`` or ``[batch, 1]`` (see `quark.calibration.held_out`); None if no
-            token is held out.
+        held_out: Mask of the held-out tokens, bool, ``[batch, tokens]`` or ``[batch, 1]`` (see
+            `quark.calibration.held_out`); None if no token is held out.
     """
 
     args: tuple[Any, ...] = ()
@@ -47,8 +47,9 @@ def calls(data: Iterable[Any] | None, wanted_by: str = "activations with static 
     """Return every batch of ``data`` as a call; a batch that is a list of dicts gives one call per dict.
 
     Args:
-        data: A DataLoader or any iterable of tensors, dicts (BatchEncoding too), lists or tuples of tensors (positional arguments), or
-            lists of dicts; or one tensor or dict. Batches may differ in length; token ids are ``[batch, tokens]`` or ``[tokens]``.
+        data: A DataLoader or any iterable of tensors, dicts (BatchEncoding too), lists or tuples of tensors
+            (positional arguments), or lists of dicts; or one tensor or dict. Batches may differ in length;
+            token ids are ``[batch, tokens]`` or ``[tokens]``.
         wanted_by: What needs the data, for the message.
         model: The model that will be called; meta tensors will do. Without it, the inputs are not checked.
 
@@ -56,7 +57,8 @@ def calls(data: Iterable[Any] | None, wanted_by: str = "activations with static 
         The calls, with some tokens marked as held out.
 
     Raises:
-        CalibrationError: The data is missing, empty, endless or unreadable, or the model cannot be called with one of its batches.
+        CalibrationError: The data is missing, empty, endless or unreadable, or the model cannot be called
+            with one of its batches.
     """
     if data is None:
         raise CalibrationError(

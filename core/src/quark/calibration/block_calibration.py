@@ -37,7 +37,8 @@ class BlockCalibration(ABC):
         block_run: The forwards, which wait at the block's entry.
         block: The block.
         layers: All its layers that are quantized, by full name: the float layer and the quantized one.
-        chosen: Full names of the layers whose codes the rounding chooses, by the plan; others are rounded to nearest.
+        chosen: Full names of the layers whose codes the rounding chooses, by the plan; others are rounded to
+            nearest.
         rounding: Has ``needs``.
         input_groups: Tells which layers share an input; that of the run, which learns from block to block.
         scales: Of the block's activations.
@@ -46,10 +47,11 @@ class BlockCalibration(ABC):
 
     Attributes:
         rounded: Full names of the layers whose weight is rounded.
-        metrics: By layer that the rounding has rounded: what it and its validation report, and how many tokens reached the layer.
+        metrics: By layer that the rounding has rounded: what it and its validation report, and how many
+            tokens reached the layer.
         inputs: Samples of the inputs of these layers, for the report.
-        flops: Floating-point operations that the statistics take at least: a multiplication and an addition for each entry of each second
-            moment and each token.
+        flops: Floating-point operations that the statistics take at least: a multiplication and an addition
+            for each entry of each second moment and each token.
     """
 
     _block_run: BlockRun

@@ -1,7 +1,8 @@
 """Calibrate and round one block while forwards run through it: each layer when all forwards wait at it, its statistics complete.
 
-This is true-sequential calibration for the price of one forward: the input of a layer comes from layers that are rounded already, and from
-activations, keys and values among them, that are quantized with the scales they are shipped with.
+This is true-sequential calibration for the price of one forward: the input of a layer comes from layers that
+are rounded already, and from activations, keys and values among them, that are quantized with the scales they
+are shipped with.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ class BlockRounding(BlockCalibration):
         expected = self._input_groups.expected([n.removeprefix(self._prefix) for n in self._layers])
         group_of = {self._prefix + n: [self._prefix + m for m in members] for n, members in expected.items()}
         for members in self._scales.sharing_outputs():
-            # Keys and values: to have one scale, both must be rounded before a forward passes the first of them.
+            # Keys and values: to have one scale, both must be rounded before a forward passes the first of
+            # them.
             for name in members:
                 group_of.setdefault(name, list(members))
         return group_of
@@ -163,7 +165,8 @@ class BlockRounding(BlockCalibration):
         for (owner, attribute), x in zip(keys, tensors.values(), strict=True):
             self._scales.see(owner, attribute, x)
         if any(self._scales.wants(*key) for key in keys):
-            # Before the pause points of those layers of the module that are not finished: its output projection.
+            # Before the pause points of those layers of the module that are not finished: its output
+            # projection.
             behind = [p.number for n, p in self._pause_points.items() if n.startswith(f"{self._prefix}{name}.") and not p.is_done]
             self._block_run.stop(self._places.setdefault(keys, _Pause(min(behind, default=len(self._pause_points)) - 0.5, keys)))
         return True

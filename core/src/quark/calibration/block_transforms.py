@@ -69,7 +69,8 @@ class BlockTransforms:
     """Applies transforms to one block.
 
     Args:
-        block_run: The forwards, which wait at the block's entry, and do so again afterwards. None where no transform needs statistics.
+        block_run: The forwards, which wait at the block's entry, and do so again afterwards. None where no
+            transform needs statistics.
         block: The block.
         rows: What its layers are going to be quantized to.
         transforms: In order.
@@ -102,7 +103,8 @@ class BlockTransforms:
         self._leaders: dict[str, str] = {}
         self._sums: dict[str, Sums] = {}
         self._input_groups = InputGroups()
-        # Where no token is held out, statistics and validation both see all of them: better than no validation.
+        # Where no token is held out, statistics and validation both see all of them: better than no
+        # validation.
         holds_out = block_run is not None and block_run.holds_out
         self._for_statistics: bool | None = False if holds_out else None
         self._for_validation: bool | None = True if holds_out else None

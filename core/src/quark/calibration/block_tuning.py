@@ -33,11 +33,13 @@ class BlockTuning:
         layers: All its layers that are quantized, by full name: the float layer and the quantized one.
         tuned: Full names of the layers whose codes may be chosen.
         tunings: By name, in order.
-        keeps_floats: Whether forwards of the float model have to stay until the block is rounded, since the rounding compares with them.
+        keeps_floats: Whether forwards of the float model have to stay until the block is rounded, since the
+            rounding compares with them.
         clock: Counts the time of the tunings.
 
     Attributes:
-        metrics: By full name of a layer or of the block, and by name of a tuning: what it reports, and of the block its validation.
+        metrics: By full name of a layer or of the block, and by name of a tuning: what it reports, and of the
+            block its validation.
     """
 
     def __init__(

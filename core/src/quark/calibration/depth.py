@@ -19,13 +19,16 @@ from quark.models.plan.decoder_blocks import Block
 __all__ = ["DEPTH_CALLS", "DepthError", "depth_figures"]
 
 DEPTH_CALLS = 4
-"""Calibration samples whose hidden states are compared: a few thousand tokens give the mean to about a tenth of a dB."""
+"""Calibration samples whose hidden states are compared: a few thousand tokens give the mean to about a tenth
+of a dB.
+"""
 
 
 class DepthError:
     """Compares the hidden states of float and quantized forwards of the same calls, block by block.
 
-    Those of the first `DEPTH_CALLS` calls are held from the time that one of the two leaves a block until the other does.
+    Those of the first `DEPTH_CALLS` calls are held from the time that one of the two leaves a block until the
+    other does.
     """
 
     def __init__(self) -> None:
@@ -64,7 +67,8 @@ def depth_figures(errors: Sequence[OutputError]) -> dict[str, Any]:
     """Return the mean relative squared error of some tokens' hidden states, and the same as a signal-to-noise ratio; empty without tokens.
 
     Returns:
-        ``relative_error``: ‖h − ĥ‖² ÷ ‖h‖² of each token, averaged, so that a token with massive activations counts as any other;
+        ``relative_error``: ‖h − ĥ‖² ÷ ‖h‖² of each token, averaged, so that a token with massive activations
+            counts as any other;
         ``snr_db``: −10 log10 of that, None where there is no error; ``tokens``.
     """
     relative = torch.cat([error.relative for error in errors]) if errors else torch.zeros(0)

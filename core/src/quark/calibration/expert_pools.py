@@ -1,9 +1,9 @@
 """Experts whose inputs share one scale: forwards rehearse the mixture until the scale is known, before the first expert is rounded.
 
-A forward reaches an expert only after it has passed the previous expert, and the last projection of an expert reads the output of rounded
-projections. So the mixture runs several times: first to observe the inputs of each expert; then, with the first projections rounded, to
-observe the inputs of the next projections, and so on. Layers that depend on an observed layer are not computed in a rehearsal, so that it
-costs little.
+A forward reaches an expert only after it has passed the previous expert, and the last projection of an expert
+reads the output of rounded projections. So the mixture runs several times: first to observe the inputs of
+each expert; then, with the first projections rounded, to observe the inputs of the next projections, and so
+on. Layers that depend on an observed layer are not computed in a rehearsal, so that it costs little.
 """
 
 from __future__ import annotations

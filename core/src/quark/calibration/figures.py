@@ -1,6 +1,7 @@
 """Figures of a rounded layer for the report: signal-to-noise ratio, peak, histograms; measured while its float weight is in memory.
 
-Every figure is a JSON value. Of a large weight a sample of elements is measured, so that the cost of a layer has an upper bound.
+Every figure is a JSON value. Of a large weight a sample of elements is measured, so that the cost of a layer
+has an upper bound.
 """
 
 from __future__ import annotations
@@ -70,9 +71,11 @@ class LayerFigures:
     """Figures of the layers of a run.
 
     Args:
-        weights: Gets, by full name: the figures of `weight_figures`; ``scale_ratio``, the largest scale ÷ the median one, None where
-            there is one scale; and ``input_peak_to_rms`` where calibration has seen the input.
-        histograms: Gets, of the `WORST` layers, by full name: ``weight`` and, where calibration has seen it, ``input``, as `histogram`.
+        weights: Gets, by full name: the figures of `weight_figures`; ``scale_ratio``, the largest scale ÷ the
+            median one, None where there is one scale; and ``input_peak_to_rms`` where calibration has seen
+            the input.
+        histograms: Gets, of the `WORST` layers, by full name: ``weight`` and, where calibration has seen it,
+            ``input``, as `histogram`.
         sample: Elements of each weight that are measured; None measures all.
     """
 
@@ -87,7 +90,8 @@ class LayerFigures:
 
         Args:
             floats: The float layers by full name.
-            layers: The quantized layers with their rounded weights, by the same names; those whose weight stays float are left out.
+            layers: The quantized layers with their rounded weights, by the same names; those whose weight
+                stays float are left out.
             inputs: Samples of inputs, by the same names; of some layers or none.
         """
         compared: dict[str, tuple[Tensor, Tensor]] = {}
@@ -144,7 +148,8 @@ def weight_figures(values: Tensor, rounded: Tensor) -> dict[str, Any]:
     """Return figures of elements of a weight, float32, and of the same elements rounded.
 
     Returns:
-        ``snr_db``: 10 log10(‖W‖² ÷ ‖W − Q‖²), as `decibels`; ``peak_to_rms``: largest magnitude ÷ root mean square; ``elements``: how many.
+        ``snr_db``: 10 log10(‖W‖² ÷ ‖W − Q‖²), as `decibels`; ``peak_to_rms``: largest magnitude ÷ root mean
+            square; ``elements``: how many.
     """
     return _figures(values.numel(), *_sums(values, rounded).tolist())
 
@@ -169,7 +174,8 @@ def histogram(values: Tensor, rounded: Tensor | None) -> dict[str, Any]:
     """Return counts of float and rounded values in `BINS` equal bins over the range of both.
 
     Returns:
-        ``low`` and ``high``, the ends of the range; ``float``, a list of counts; ``rounded``, likewise, or None.
+        ``low`` and ``high``, the ends of the range; ``float``, a list of counts; ``rounded``, likewise, or
+        None.
     """
     return _histograms([(values, rounded)])[0]
 
@@ -224,7 +230,8 @@ def _scale_ratio(largest: float, median: float) -> float | None:
 def _compared(weight: Tensor, layer: QuantizedLayer, module: QuantizerModule, most: int | None) -> tuple[Tensor, Tensor]:
     """Return elements of a float weight, about ``most``, and the same elements rounded; float32, ``[n]``.
 
-    They are whole rows where that is possible, so that they can be rounded here where the layer has the scales alone, and are the same.
+    They are whole rows where that is possible, so that they can be rounded here where the layer has the
+    scales alone, and are the same.
     """
     quantizer, qparams, shape = module.quantizer, module.qparams, tuple(weight.shape)
     rows = None if most is None else sample_of_rows(quantizer.granularity, shape, most)
@@ -261,7 +268,8 @@ def _sampled(tensor: Tensor, most: int | None) -> Tensor:
 def _spread(count: int, most: int, device: torch.device) -> Tensor:
     """Return at most ``most`` indices below ``count``, one of each of as many equal parts.
 
-    The place in a part changes from part to part by the golden ratio: with a constant step, all indices could fall in one column.
+    The place in a part changes from part to part by the golden ratio: with a constant step, all indices could
+    fall in one column.
     """
     if count <= most:
         return torch.arange(count, device=device)

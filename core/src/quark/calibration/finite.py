@@ -41,11 +41,13 @@ def refuse_non_finite(model: nn.Module, rows: Iterable[PlanRow]) -> None:
 def is_finite(x: Tensor) -> bool:
     """Return whether no element is NaN or infinite.
 
-    The tensor is read once: NaN and Inf survive a sum. A sum may also overflow by itself, so the elements are tested if it is not finite.
+    The tensor is read once: NaN and Inf survive a sum. A sum may also overflow by itself, so the elements are
+    tested if it is not finite.
     """
     return bool(torch.isfinite(_sum(x))) or bool(torch.isfinite(x).all())
 
 
 def _sum(x: Tensor) -> Tensor:
-    # Sums accumulate in float32 for any result dtype; bfloat16 has the same range, and a result in bfloat16 is twice as fast.
+    # Sums accumulate in float32 for any result dtype; bfloat16 has the same range, and a result in bfloat16
+    # is twice as fast.
     return x.sum() if x.dtype is torch.bfloat16 else x.sum(dtype=torch.float32)

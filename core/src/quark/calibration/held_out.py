@@ -2,10 +2,13 @@
 
 There are three rules, for three kinds of decisions:
 
-- `held_out`, for transforms, which compare whole outputs of a block: whole sequences, an eighth to a quarter of all tokens, never padding.
-  The choice depends on the contents of the sequences alone, neither on their order nor on how they are split into batches.
-- `held_out_tokens`, for roundings, which compare the outputs of one layer: one token in sixteen, at most 128, the first ones of each input.
-- `held_out_ends`, for tunings, which compare whole outputs of a block, and fit so much that every sequence counts: the end of each.
+- `held_out`, for transforms, which compare whole outputs of a block: whole sequences, an eighth to a quarter
+  of all tokens, never padding. The choice depends on the contents of the sequences alone, neither on their
+  order nor on how they are split into batches.
+- `held_out_tokens`, for roundings, which compare the outputs of one layer: one token in sixteen, at most 128,
+  the first ones of each input.
+- `held_out_ends`, for tunings, which compare whole outputs of a block, and fit so much that every sequence
+  counts: the end of each.
 
 How two errors on such tokens are compared is said in `quark.algorithms.validation`.
 """
@@ -39,12 +42,18 @@ LEAST_SHARE = 1 / 8
 MOST_SHARE = 1 / 4
 """The share that is never exceeded: tokens that are held out are lost to the statistics."""
 FEWEST_SEQUENCES = 2
-"""Sequences that are held out at least, where whole ones are: one says more about itself than about the others."""
+"""Sequences that are held out at least, where whole ones are: one says more about itself than about the
+others.
+"""
 
 ONE_IN = 16
-"""For roundings, one token in so many is held out: what that takes from the statistics is less than their noise."""
+"""For roundings, one token in so many is held out: what that takes from the statistics is less than their
+noise.
+"""
 MOST_TOKENS = 128
-"""More are not held out for a rounding: a comparison of two roundings on the same tokens needs no more, and costs little."""
+"""More are not held out for a rounding: a comparison of two roundings on the same tokens needs no more, and
+costs little.
+"""
 FEWEST_TOKENS = 4
 """Fewer would show nothing, and are not held out."""
 TOKENS_PER_CHANNEL = 2
@@ -57,7 +66,8 @@ class Sequences:
     """The sequences of one call of the model.
 
     Attributes:
-        rows: Token ids ``[batch, tokens]``, or any other tensor whose first axis is the batch, such as images.
+        rows: Token ids ``[batch, tokens]``, or any other tensor whose first axis is the batch, such as
+            images.
         is_token: ``[batch, tokens]``, nonzero where a token is no padding; None where all count.
     """
 
@@ -81,8 +91,9 @@ class Sequences:
 def held_out(calls: Sequence[Sequences]) -> list[Tensor]:
     """Return for each call which of its tokens are held out, bool, of the shape of `Sequences.tokens`, on the CPU.
 
-    Whole sequences are, if there are enough of them (eight, if all have one length): those that a hash of their content puts first, and
-    equal ones together. Of fewer, the last eighth of the tokens of each. Where neither can be, as with one image, all masks are False.
+    Whole sequences are, if there are enough of them (eight, if all have one length): those that a hash of
+    their content puts first, and equal ones together. Of fewer, the last eighth of the tokens of each. Where
+    neither can be, as with one image, all masks are False.
 
     Args:
         calls: All of them; of each, whatever its rows are.
@@ -138,9 +149,10 @@ def _end_of_each(tokens: Tensor) -> Tensor:
 def held_out_tokens(tokens: int) -> int:
     """Return how many of that many tokens of a layer's input are held out for a rounding: the first ones.
 
-    They are the beginning of a sequence, since that is where many models have a token of enormous activations, to which all others attend:
-    tokens from the middle of sequences show nothing of it, while the statistics, and what is rounded by them, go by it above all.
-    Neighbours of a held-out token, which are like it, are held out with it. Experts get tokens and no sequences; theirs are held out alike.
+    They are the beginning of a sequence, since that is where many models have a token of enormous
+    activations, to which all others attend: tokens from the middle of sequences show nothing of it, while the
+    statistics, and what is rounded by them, go by it above all. Neighbours of a held-out token, which are
+    like it, are held out with it. Experts get tokens and no sequences; theirs are held out alike.
     """
     count = min(MOST_TOKENS, tokens // ONE_IN)
     return count if count >= FEWEST_TOKENS else 0

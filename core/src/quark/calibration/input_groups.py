@@ -34,12 +34,13 @@ class _Last:
 class InputGroups:
     """Tells which layers of a block read the same tensor, so that its statistics are collected once.
 
-    Layers are compared by the tensor objects they are called with, each with those observed just before: layers of one group are called one
-    after another. Names are relative to the block.
+    Layers are compared by the tensor objects they are called with, each with those observed just before:
+    layers of one group are called one after another. Names are relative to the block.
 
     Args:
         architecture: Facts about the family; None where it is not known.
-        siblings: Suffixes of layers which, where they have one parent, read the same: ``(("q_proj", "k_proj", "v_proj"), …)``.
+        siblings: Suffixes of layers which, where they have one parent, read the same:
+            ``(("q_proj", "k_proj", "v_proj"), …)``.
 
     Attributes:
         siblings: The same; such layers share a scale too, so that they are rounded together.
@@ -74,9 +75,11 @@ class InputGroups:
 
         Args:
             inputs: The tensor of each forward: of one that runs, or of all that wait at the layers.
-            layers: The layers, of which the first decides. One that has been observed in this block stays in its group.
+            layers: The layers, of which the first decides. One that has been observed in this block stays in
+                its group.
             spec: How they quantize their input: layers that do so differently are in different groups.
-            ranks: Those that observe the same layers now, each with forwards of its own; what is the same has to be so on all of them.
+            ranks: Those that observe the same layers now, each with forwards of its own; what is the same has
+                to be so on all of them.
         """
         last = self._last
         is_same = last is not None and last.spec == spec and ranks.all(_are_same(last.inputs, inputs))
@@ -129,7 +132,8 @@ def common_groups(leader_of: Mapping[str, str], names: Sequence[str], ranks: Ran
 
     Args:
         leader_of: On this rank, of each layer that a token has reached, the layer whose statistics it shares.
-        names: All layers, in the same order on all ranks. Those that no token of any rank has reached are in no group.
+        names: All layers, in the same order on all ranks. Those that no token of any rank has reached are in
+            no group.
         ranks: The ranks.
     """
     everywhere = ranks.gather(dict(leader_of))

@@ -67,7 +67,8 @@ class Collector:
         Args:
             x, reference: As of `Statistic.update`.
             call: Its number; calls come in order.
-            position: How many tokens the calls before it have, those of other ranks included, or about so many: the first are held out.
+            position: How many tokens the calls before it have, those of other ranks included, or about so
+                many: the first are held out.
         """
         self.tokens += x.shape[0]
         held = max(0, self._number_held_out - position)

@@ -24,7 +24,8 @@ class ModelInputs:
     """The known facts about a model's inputs.
 
     Attributes:
-        vocabulary: The number of token ids; None where the model takes no token ids or the number is not known.
+        vocabulary: The number of token ids; None where the model takes no token ids or the number is not
+            known.
         names: Names of the positional arguments, in order; empty where they are not known.
     """
 

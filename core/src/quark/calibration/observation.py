@@ -35,7 +35,8 @@ class Observation:
 
     Attributes:
         owner: Full name of a layer, or of an attention module.
-        slot: ``input_tensors`` or ``output_tensors`` of a layer, or an attribute of an attention module (`quark.models.layers.attention`).
+        slot: ``input_tensors`` or ``output_tensors`` of a layer, or an attribute of an attention module
+            (`quark.models.layers.attention`).
         module: Its quantizer, which gets the scales.
         observer: Collects its range.
     """

@@ -32,8 +32,9 @@ def as_rounded(block: nn.Module, configs: Mapping[str, QLayerConfig], *, compens
     Args:
         block: The block.
         configs: Of its layers.
-        compensated: Whether the weights of layers with quantized inputs stay float, as what comes near to a rounding that compensates
-            its errors: it leaves little of them in the directions that inputs have, and nothing can compensate those of activations.
+        compensated: Whether the weights of layers with quantized inputs stay float, as what comes near to a
+            rounding that compensates its errors: it leaves little of them in the directions that inputs have,
+            and nothing can compensate those of activations.
     """
     copies = _rounded(block, configs, compensated)
     with ExitStack() as stack:

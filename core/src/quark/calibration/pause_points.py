@@ -19,8 +19,8 @@ __all__ = ["PausePoint", "number_of_tokens", "tokens_of"]
 class PausePoint:
     """Stands in for one layer: a forward stops here until the layer's weight is rounded and the scales of its activations are set.
 
-    The forward then passes through the finished layer with its quantizers. Forwards of the float model stop too, so that their inputs can
-    be compared, and pass through the float layer.
+    The forward then passes through the finished layer with its quantizers. Forwards of the float model stop
+    too, so that their inputs can be compared, and pass through the float layer.
 
     Args:
         name: Full name of the layer.
@@ -61,7 +61,8 @@ class PausePoint:
                 return x.new_zeros(*x.shape[:-1], self._width)
             self.arrived[forward] = x
             self._block_run.stop(self)
-        # By the class: others may have wrapped the layer that it was made from, and what they did was copied with it.
+        # By the class: others may have wrapped the layer that it was made from, and what they did was copied
+        # with it.
         return self._plain(x, *args, **kwargs) if forward.is_float else QuantizedLayer.forward(self.quantized, x, *args, **kwargs)
 
     def done(self, expected: Mapping[Forward, Tensor] | None = None) -> None:
@@ -80,8 +81,8 @@ def tokens_of(x: Tensor, call: Call, *, held_out: bool | None = None) -> Tensor:
     """Return the tokens of ``x [batch, tokens, K]`` or ``[batch · tokens, K]`` as ``[n, K]``, without padding.
 
     Args:
-        x: Of a forward of that call. Where its tokens have another arrangement, such as those routed to an expert, all of them count as
-            held out if all of the call is, and none otherwise.
+        x: Of a forward of that call. Where its tokens have another arrangement, such as those routed to an
+            expert, all of them count as held out if all of the call is, and none otherwise.
         call: Its ``attention_mask [batch, tokens]`` says what is padding.
         held_out: True for the tokens alone that are held out, False for the others, None for both.
     """

@@ -9,13 +9,16 @@ from contextlib import contextmanager
 __all__ = ["PHASES", "PhaseClock"]
 
 PHASES = ("load", "transforms", "forward", "statistics", "solve", "tune", "write", "report")
-"""The phases of a block, in the order in which a report shows them; ``report`` is the time that measuring for the report takes."""
+"""The phases of a block, in the order in which a report shows them; ``report`` is the time that measuring for
+the report takes.
+"""
 
 
 class PhaseClock:
     """Counts seconds by phase.
 
-    On a GPU, kernels run behind the program: their time counts in the phase that waits for them. Nothing is synchronized for the clock.
+    On a GPU, kernels run behind the program: their time counts in the phase that waits for them. Nothing is
+    synchronized for the clock.
 
     Args:
         now: Returns the time in seconds.

@@ -1,7 +1,8 @@
 """Checks of the results of plugin algorithms and of the model that they leave, before the run continues.
 
-The checks cost about as much as rounding each weight to nearest once more. An error is raised at the layer where it happened, with the
-names of the algorithm, its distribution and its version; otherwise the run would write a wrong checkpoint.
+The checks cost about as much as rounding each weight to nearest once more. An error is raised at the layer
+where it happened, with the names of the algorithm, its distribution and its version; otherwise the run would
+write a wrong checkpoint.
 """
 
 from __future__ import annotations
@@ -211,8 +212,8 @@ class CheckedTransform:
 class CheckedRun:
     """The run of a transform, with a checked order of calls and checked results.
 
-    All parameters must be finite and keep their names, and the model must have no additions that a checkpoint could not hold. A block that
-    is said to be as it was must have the values that it had.
+    All parameters must be finite and keep their names, and the model must have no additions that a checkpoint
+    could not hold. A block that is said to be as it was must have the values that it had.
 
     Args:
         run: The run to check.
@@ -315,7 +316,10 @@ class _BlockState:
         )
 
     def complaint(self, block: nn.Module, *, strict: bool) -> str | None:
-        """Return the error in the block, as a main clause; None where there is none. ``strict`` allows changes of values alone."""
+        """Return the error in the block, as a main clause; None where there is none.
+
+        ``strict`` allows changes of values alone.
+        """
         if strict:
             modules = dict(block.named_modules())
             if modules.keys() != self.modules.keys() or any(modules[n] is not m for n, m in self.modules.items()):

@@ -24,18 +24,23 @@ class CalibrationReport:
     """The metrics of a run, as JSON values by full name of the layer.
 
     Attributes:
-        layers: Metrics of each layer that calibrated rounding has rounded: ``tokens``, and the algorithm's metrics (damping, errors, …).
+        layers: Metrics of each layer that calibrated rounding has rounded: ``tokens``, and the algorithm's
+            metrics (damping, errors, …).
         tokens: The number of tokens that reached each layer of an expert.
         transformed: Metrics that transforms report for layers and blocks.
-        tuned: Metrics of layers and blocks, each by name of the tuning that reports them: of a block ``error_before``, ``error_after``,
-            and whether it was ``applied``.
-        validated: Validation of transforms of the whole model, by name: errors before and after, and whether the transform was applied.
+        tuned: Metrics of layers and blocks, each by name of the tuning that reports them: of a block
+            ``error_before``, ``error_after``, and whether it was ``applied``.
+        validated: Validation of transforms of the whole model, by name: errors before and after, and whether
+            the transform was applied.
         applied: Positions, in the order of the run, of the transforms that have changed any block.
-        unreached: Layers that calibrated rounding applies to and that no token reached; they are rounded to nearest.
-        weights: Figures of each layer with a rounded weight, and of its input (`quark.calibration.figures.LayerFigures`).
+        unreached: Layers that calibrated rounding applies to and that no token reached; they are rounded to
+            nearest.
+        weights: Figures of each layer with a rounded weight, and of its input
+            (`quark.calibration.figures.LayerFigures`).
         histograms: Of the worst layers; likewise.
-        blocks: Of each block: ``seconds`` by phase (`quark.calibration.phases.PHASES`), ``bytes`` of its tensors, ``flops`` of forwards and
-            statistics, and ``hidden``, the error of its hidden states where two streams ran (`quark.calibration.depth.depth_figures`).
+        blocks: Of each block: ``seconds`` by phase (`quark.calibration.phases.PHASES`), ``bytes`` of its
+            tensors, ``flops`` of forwards and statistics, and ``hidden``, the error of its hidden states
+            where two streams ran (`quark.calibration.depth.depth_figures`).
         seconds: Of the whole run by phase.
     """
 

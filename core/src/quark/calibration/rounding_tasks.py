@@ -23,7 +23,8 @@ def rounding_tasks(
     """Return the layers whose weights are to be rounded in as few tasks as possible: one for each spec, dtype and shared scale.
 
     Args:
-        layers: By full name; those without a weight quantizer, or with codes already, are left out. With statistics, all have one input.
+        layers: By full name; those without a weight quantizer, or with codes already, are left out. With
+            statistics, all have one input.
         siblings: Suffixes of layers that share one scale over the whole tensor.
         statistics: Of the layers' input.
         held_out: Tokens of that input which no statistic has seen.

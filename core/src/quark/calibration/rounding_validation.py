@@ -24,9 +24,10 @@ REASON = "to_nearest_because"
 def round_validated(rounding: Rounding, task: RoundingTask) -> dict[str, dict[str, Any]]:
     """Round the layers of ``task``, and return their metrics, by layer.
 
-    Where tokens are held out, ``held_out_error`` is the squared error of the layer's outputs on them ÷ that of round-to-nearest;
-    ``output_snr_db`` and ``nearest_snr_db`` are the signal-to-noise ratios of these outputs with the final codes and with those of
-    round-to-nearest. Layers that must share a scale are compared, and given up, together.
+    Where tokens are held out, ``held_out_error`` is the squared error of the layer's outputs on them ÷ that
+    of round-to-nearest; ``output_snr_db`` and ``nearest_snr_db`` are the signal-to-noise ratios of these
+    outputs with the final codes and with those of round-to-nearest. Layers that must share a scale are
+    compared, and given up, together.
 
     Args:
         rounding: Chooses codes; where it raises RoundingError, all layers are rounded to nearest.

@@ -1,9 +1,10 @@
 """SampleGrid: which calibration calls a rank runs; Sums: statistics of a layer's input, summed over calls and ranks.
 
-The calls of a run are divided into at most `CELLS` cells of consecutive calls, whatever the number of ranks, and a rank has consecutive
-cells. In a deterministic run the statistics of cells are merged as the leaves of a binary tree over all cells: the order of additions, and
-so every bit of the sum, is the same for one rank and for many. Ranks exchange the sums of the largest subtrees that they have whole, which
-is one for each of 2, 4, 8… ranks. In other runs each rank has one sum of its calls, and the ranks' sums are added in any order.
+The calls of a run are divided into at most `CELLS` cells of consecutive calls, whatever the number of ranks,
+and a rank has consecutive cells. In a deterministic run the statistics of cells are merged as the leaves of a
+binary tree over all cells: the order of additions, and so every bit of the sum, is the same for one rank and
+for many. Ranks exchange the sums of the largest subtrees that they have whole, which is one for each of 2, 4,
+8… ranks. In other runs each rank has one sum of its calls, and the ranks' sums are added in any order.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from quark.base.ranks import ALONE, Ranks
 __all__ = ["CELLS", "SampleGrid", "Sums"]
 
 CELLS = 64
-"""Cells of a grid, a power of two: a deterministic run has samples for so many ranks, and holds up to 7 sums of an input at a time."""
+"""Cells of a grid, a power of two: a deterministic run has samples for so many ranks, and holds up to 7 sums
+of an input at a time.
+"""
 
 
 @attrs.frozen(eq=False)
@@ -85,7 +88,10 @@ class Sums:
         self._subtrees: list[_Subtree] = []
 
     def update(self, x: Tensor, reference: Tensor | None, call: int) -> None:
-        """Add tokens of a call to the statistics; calls come in order. The other arguments are those of `Statistic.update`."""
+        """Add tokens of a call to the statistics; calls come in order.
+
+        The other arguments are those of `Statistic.update`.
+        """
         if self._grid.ranks.is_deterministic and (cell := self._grid.cell(call)) != self._cell:
             self._end_cell(cell)
             self._cell = cell

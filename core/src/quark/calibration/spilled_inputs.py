@@ -1,7 +1,8 @@
 """Keep what forwards hold while they wait in front of a block in files, where memory is short: a calibration set may exceed memory.
 
-A waiting forward holds the arguments of the block, above all its hidden states, in local variables of the model's own code. Their tensors
-stay what they are to that code; their storage becomes a private mapping of a file, whose pages the system reads when the forward goes on.
+A waiting forward holds the arguments of the block, above all its hidden states, in local variables of the
+model's own code. Their tensors stay what they are to that code; their storage becomes a private mapping of a
+file, whose pages the system reads when the forward goes on.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class SpilledInputs:
     def hold(self, forward: Hashable, arguments: Any) -> None:
         """Move the tensors among ``arguments`` to files, unless memory has room for them.
 
-        Tensors on other devices than the CPU, views of larger ones, and those of less than `LEAST_SPILLED` bytes stay where they are.
+        Tensors on other devices than the CPU, views of larger ones, and those of less than `LEAST_SPILLED`
+        bytes stay where they are.
 
         Args:
             forward: What waits; it has waited nowhere else, or no longer does.

@@ -48,8 +48,8 @@ class TransformValidation:
     """Whether a transform of the whole model is applied, and why.
 
     Attributes:
-        validation: The output error of quantized blocks before and after the transform, relative per token, averaged over blocks; None
-            without calibration data or quantized layers in a block.
+        validation: The output error of quantized blocks before and after the transform, relative per token,
+            averaged over blocks; None without calibration data or quantized layers in a block.
         is_accepted: Whether the transform, or the chosen part of it, is applied.
         chosen: Name of the alternative that is applied in place of the whole; None for the whole.
         settings: Settings of that alternative.
@@ -83,19 +83,23 @@ def validate_transforms(
 ) -> dict[str, TransformValidation]:
     """Validate each `ValidatedTransform` on held-out calibration tokens, with its alternatives; the model is not changed.
 
-    What follows in the run is seen: the transforms behind it that are not validated themselves change the copies of the blocks too, with
-    and without it. The cost is one float forward of the calls with held-out tokens, and of as many others where a transform behind it needs
-    statistics; and for each block and candidate what these transforms cost, and the forwards of a rounded copy of the block. Where no
-    token is held out, all calls are used.
+    What follows in the run is seen: the transforms behind it that are not validated themselves change the
+    copies of the blocks too, with and without it. The cost is one float forward of the calls with held-out
+    tokens, and of as many others where a transform behind it needs statistics; and for each block and
+    candidate what these transforms cost, and the forwards of a rounded copy of the block. Where no token is
+    held out, all calls are used.
 
     Args:
         model: The float model, with the tensors outside its blocks in memory.
         plan: The plan of the model.
-        transforms: Transforms by registered name, in order; those that are no `quark.algorithms.ValidatedTransform` are not in the result.
+        transforms: Transforms by registered name, in order; those that are no
+            `quark.algorithms.ValidatedTransform` are not in the result.
         data: Calibration samples; without any, each transform decides without a validation.
-        source: Has the tensors of the blocks, each of which is in memory only while forwards are in it; None where the model has them.
+        source: Has the tensors of the blocks, each of which is in memory only while forwards are in it; None
+            where the model has them.
         ranks: Share the samples, and come to the same result.
-        compensated: Whether the rounding of the run compensates its errors; see `quark.calibration.output_error.as_rounded`.
+        compensated: Whether the rounding of the run compensates its errors; see
+            `quark.calibration.output_error.as_rounded`.
     """
     to_validate = {name: t for name, t in transforms.items() if isinstance(t, ValidatedTransform)}
     if not to_validate or not data:
@@ -249,7 +253,8 @@ class _BlockComparison:
     def _error(self, candidate: _Candidate, outputs: Mapping[Forward, Any]) -> OutputError:
         """Return the output error of a copy that a candidate's transforms have changed, rounded to nearest.
 
-        That of a transformed block is taken in the transformed model's stream, in which it gets its arguments.
+        That of a transformed block is taken in the transformed model's stream, in which it gets its
+        arguments.
         """
         run, copied = candidate.run, _copy(self._block.module)
 

@@ -1,9 +1,10 @@
 """Round the weights of one block between two passes of all forwards: where memory cannot hold what forwards keep while they wait inside.
 
-In the first pass all weights of the block are float: it shows each layer's input and every activation that has a static scale. The second
-goes on with rounded weights, and with activations quantized as the finished model quantizes them. Only what enters the block is held for
-every sample. This costs twice the forwards of `quark.calibration.block_rounding`, and a layer is not rounded for what the rounded layers
-before it in the same block give.
+In the first pass all weights of the block are float: it shows each layer's input and every activation that
+has a static scale. The second goes on with rounded weights, and with activations quantized as the finished
+model quantizes them. Only what enters the block is held for every sample. This costs twice the forwards of
+`quark.calibration.block_rounding`, and a layer is not rounded for what the rounded layers before it in the
+same block give.
 """
 
 from __future__ import annotations

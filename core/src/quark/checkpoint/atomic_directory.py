@@ -1,13 +1,14 @@
 """Atomic output directories: an export is built in a temporary directory and renamed when it is complete.
 
-The temporary directory is hidden, ``.OUT.xxxxxxxx.partial`` beside OUT, and removed if the export fails. If the process is killed, it stays
-until the next run: the process holds a lock on a file in it, which the system releases when the process ends, so that a directory with a
-free lock is a leftover. A leftover with finished blocks, which its journal (`JOURNAL`) counts, is kept, also if the export fails: a run can
-go on from there, and it is removed only when that is asked for.
+The temporary directory is hidden, ``.OUT.xxxxxxxx.partial`` beside OUT, and removed if the export fails. If
+the process is killed, it stays until the next run: the process holds a lock on a file in it, which the system
+releases when the process ends, so that a directory with a free lock is a leftover. A leftover with finished
+blocks, which its journal (`JOURNAL`) counts, is kept, also if the export fails: a run can go on from there,
+and it is removed only when that is asked for.
 
-An export that is replaced is exchanged with the new one in one step. Where the file system cannot do that, it is kept in the temporary
-directory until the new one has its name, and the next run puts it back if the process was killed in between. Everything is on the disk
-before the export gets its name.
+An export that is replaced is exchanged with the new one in one step. Where the file system cannot do that, it
+is kept in the temporary directory until the new one has its name, and the next run puts it back if the
+process was killed in between. Everything is on the disk before the export gets its name.
 """
 
 from __future__ import annotations
@@ -33,10 +34,14 @@ from quark.errors import OutputError, ResumeError
 __all__ = ["JOURNAL", "Leftover", "building", "finished_blocks", "refuse_unfinished_run"]
 
 Leftover = Literal["refuse", "resume", "restart"]
-"""What becomes of finished blocks that an earlier run has left behind: an error, the beginning of this run, or nothing."""
+"""What becomes of finished blocks that an earlier run has left behind: an error, the beginning of this run,
+or nothing.
+"""
 
 JOURNAL = "journal.jsonl"
-"""Name of the file, beside the directory in which an export is built, that has a line for the run and one for each finished block."""
+"""Name of the file, beside the directory in which an export is built, that has a line for the run and one for
+each finished block.
+"""
 
 _SUFFIX = ".partial"
 _LOCK = "owner.lock"
@@ -67,18 +72,20 @@ class _Partial:
 def building(out: Path, exporter: str | None = None, *, overwrite: bool = False, leftover: Leftover = "refuse") -> Iterator[Path]:
     """Yield a temporary directory beside ``out``, which is renamed to ``out`` if the body succeeds and removed if it raises.
 
-    It stays if a journal beside it has finished blocks. A process that is killed leaves the directory behind; so does SIGTERM, unless the
-    program uses `quark.base.interrupts.termination_unwinds`, as ``quark`` does. Leftovers of earlier runs to the same place without
-    finished blocks are removed first.
+    It stays if a journal beside it has finished blocks. A process that is killed leaves the directory behind;
+    so does SIGTERM, unless the program uses `quark.base.interrupts.termination_unwinds`, as ``quark`` does.
+    Leftovers of earlier runs to the same place without finished blocks are removed first.
 
     Args:
         out: The output directory; see `quark.checkpoint.destination.refuse_used_directory`.
         exporter: Name of the exporter; likewise.
         overwrite: Whether an earlier export there is replaced.
-        leftover: What becomes of one with finished blocks; with ``"resume"`` it is what this yields, where there is one.
+        leftover: What becomes of one with finished blocks; with ``"resume"`` it is what this yields, where
+            there is one.
 
     Raises:
-        OutputError: ``out`` is in use, another process is writing to it, or there is no space or permission to write.
+        OutputError: ``out`` is in use, another process is writing to it, or there is no space or permission
+            to write.
         ResumeError: There is a leftover with finished blocks, and ``leftover`` is ``"refuse"``.
     """
     partial: _Partial | None = None
@@ -121,7 +128,8 @@ def finished_blocks(partial: Path) -> int:
         lines = (partial / JOURNAL).read_bytes().count(b"\n")
     except OSError:
         return 0
-    # Without content, the export has been renamed, and the process was killed before it could remove the rest.
+    # Without content, the export has been renamed, and the process was killed before it could remove the
+    # rest.
     return max(lines - 1, 0) if (partial / _CONTENT).is_dir() else 0
 
 
@@ -193,7 +201,10 @@ def _finished(partial: Path) -> str:
 
 
 def _locked(path: Path) -> _Partial | str | None:
-    """Lock a temporary directory, and return it; or its owner, such as ``"process 7"``, where that runs. None for what is neither."""
+    """Lock a temporary directory, and return it; or its owner, such as ``"process 7"``, where that runs.
+
+    None for what is neither.
+    """
     try:
         lock = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
     except OSError:

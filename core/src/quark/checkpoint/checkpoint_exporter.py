@@ -47,15 +47,16 @@ _WHOLE = Region()
 class CheckpointExporter(Exporter):
     """Writes a model layer by layer, in memory or block by block; exports can be resumed, and several processes can write to one.
 
-    A layout says what ``config.json`` says of it (`quantization_config`), which tensors a layer has (`tensor_name`, or `layer_tensors`
-    where it needs more than names, or a `LayerStorage` where it packs codes in its own way), and, with `layer_tensors`, how these are read
-    back (`read_layer`). All tensors that belong to no quantized layer are written as they are.
+    A layout says what ``config.json`` says of it (`quantization_config`), which tensors a layer has
+    (`tensor_name`, or `layer_tensors` where it needs more than names, or a `LayerStorage` where it packs
+    codes in its own way), and, with `layer_tensors`, how these are read back (`read_layer`). All tensors that
+    belong to no quantized layer are written as they are.
 
     Attributes:
         layout: Name of the layout, for messages.
         storage: How codes are packed; None where number formats say.
-        states_with_attention: Whether scales of queries, keys and values are stored with every attention module, as ``k_scale`` of the
-            shape ``[1]``, and not with the projections where these are apart.
+        states_with_attention: Whether scales of queries, keys and values are stored with every attention
+            module, as ``k_scale`` of the shape ``[1]``, and not with the projections where these are apart.
     """
 
     streams = resumes = shares = True
@@ -77,10 +78,12 @@ class CheckpointExporter(Exporter):
     def layer_tensors(self, layer: ExportedLayer) -> Mapping[str, Tensor]:
         """Return the tensors of a quantized layer, by the last part of their names.
 
-        They stand for its weight. A bias that is not among them is written as it is, and so are all parameters of a layer without any.
+        They stand for its weight. A bias that is not among them is written as it is, and so are all
+        parameters of a layer without any.
 
         Args:
-            layer: The layer; also on the meta device, with the names, shapes and dtypes that it is going to have.
+            layer: The layer; also on the meta device, with the names, shapes and dtypes that it is going to
+                have.
         """
         if self.storage is not None:
             return tensors_of(layer, self.storage)
@@ -107,7 +110,8 @@ class CheckpointExporter(Exporter):
     def reasons(self, content: CheckpointContent, options: ExportOptions) -> Iterable[tuple[str, str]]:
         """Yield why the layout cannot hold a model: the name of a layer, or ``""`` for the whole model; and the reason.
 
-        By default, what `LayerStorage.why_not` says of each layer, and whatever a `LayerStorage` has no place for.
+        By default, what `LayerStorage.why_not` says of each layer, and whatever a `LayerStorage` has no place
+        for.
         """
         if self.storage is None:
             return
@@ -119,7 +123,10 @@ class CheckpointExporter(Exporter):
                 yield row.name, reason
 
     def warn(self, content: CheckpointContent, options: ExportOptions) -> None:
-        """Log what readers of the layout do otherwise than the model; called when an export begins. By default nothing."""
+        """Log what readers of the layout do otherwise than the model; called when an export begins.
+
+        By default nothing.
+        """
 
     def check(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:
         """As `Exporter.check`, with all `reasons` in one message."""
@@ -198,7 +205,8 @@ class CheckpointExporter(Exporter):
         """Set weights, scales and other tensors of a region to those that were written; changed in place.
 
         Args:
-            model: Its quantized layers and the quantizers of attention are in place, with float weights and without scales.
+            model: Its quantized layers and the quantizers of attention are in place, with float weights and
+                without scales.
             plan: Of the model.
             options: With which the tensors were written.
             region: The block.

@@ -18,8 +18,9 @@ ROW = 4096
 def checksum(chunks: Iterable[Tensor]) -> str:
     """Return a checksum of some bytes, and their number.
 
-    It is the sum of all words of 8 bytes modulo 2^64, those of row i of 4096 bytes times 2i + 1: any change of one word changes it, and so
-    do rows that are zero, missing or exchanged, unless the sums of their words agree.
+    It is the sum of all words of 8 bytes modulo 2^64, those of row i of 4096 bytes times 2i + 1: any change
+    of one word changes it, and so do rows that are zero, missing or exchanged, unless the sums of their words
+    agree.
 
     Args:
         chunks: Of bytes, each uint8 ``[n]``; all but the last have whole rows.

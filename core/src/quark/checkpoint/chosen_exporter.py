@@ -48,7 +48,8 @@ def export_options(name: str, chosen: Mapping[str, Any], tokenizer: Tokenizer | 
     """Return the options for an exporter from one mapping of its own and the common options.
 
     Raises:
-        ConfigError: (a ValueError) There is no such option, or a value cannot be used; the message lists the options.
+        ConfigError: (a ValueError) There is no such option, or a value cannot be used; the message lists the
+            options.
     """
     whose, own = f"the exporter '{name}'", {option.name for option in exporters().options(name)}
     values = checked(whose, exporter_options(name), chosen)

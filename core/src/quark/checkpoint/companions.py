@@ -20,7 +20,8 @@ __all__ = ["copy_companions", "save_companions"]
 def save_companions(model: nn.Module, directory: Path, tokenizer: Tokenizer | None = None) -> None:
     """Write what belongs beside the weights of a model: its tokenizer and settings of generation, and files beside its float checkpoint.
 
-    Code that the configs of that checkpoint name is copied too, with the modules that it imports (`quark.models.hf.custom_code.code_of`).
+    Code that the configs of that checkpoint name is copied too, with the modules that it imports
+    (`quark.models.hf.custom_code.code_of`).
 
     Args:
         model: The model; of one outside transformers only the tokenizer is written.

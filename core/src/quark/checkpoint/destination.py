@@ -34,7 +34,9 @@ COMPANIONS = (
     "video_preprocessor_config.json",
     "generation_config.json",
 )
-"""Files that belong to a checkpoint beside its weights, such as a tokenizer or a processor that was saved there first."""
+"""Files that belong to a checkpoint beside its weights, such as a tokenizer or a processor that was saved
+there first.
+"""
 
 REPORT_FILES = ("quark_report.json", "quark_report.html")
 """Files of the report of a run."""
@@ -46,7 +48,9 @@ OF_THE_RUN = (*REPORT_FILES, RUN_FILE)
 """Files about the run, which no reader of checkpoints looks at; they go with the export that they are about."""
 
 REPLACED = "replaced"
-"""Name of the directory, beside that in which an export is built, to which an export that is replaced is moved."""
+"""Name of the directory, beside that in which an export is built, to which an export that is replaced is
+moved.
+"""
 
 _EXPORTED = re.compile(r"config\.json|model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
 
@@ -56,10 +60,13 @@ def refuse_used_directory(out: Path, exporter: str | None = None, *, overwrite: 
 
     Args:
         out: The output directory.
-        exporter: Name of the exporter that will write to it; None for any, beside whose files `COMPANIONS` alone may lie.
-        overwrite: Whether ``out`` may contain an earlier export: a ``config.json`` with a ``quantization_config`` of an installed layout,
-            and only files that exports write, among them the Python files that its configs name and those that these import.
-        resume: Whether ``out`` may be the output of a run from disk: of which one, `quark.runs.journal.is_finished_run` tells.
+        exporter: Name of the exporter that will write to it; None for any, beside whose files `COMPANIONS`
+            alone may lie.
+        overwrite: Whether ``out`` may contain an earlier export: a ``config.json`` with a
+            ``quantization_config`` of an installed layout, and only files that exports write, among them the
+            Python files that its configs name and those that these import.
+        resume: Whether ``out`` may be the output of a run from disk: of which one,
+            `quark.runs.journal.is_finished_run` tells.
 
     Raises:
         OutputError: ``out`` contains other files, or is a file.
@@ -80,11 +87,13 @@ def refuse_used_directory(out: Path, exporter: str | None = None, *, overwrite: 
 def move_into_place(export: Path, out: Path, exporter: str | None = None, *, overwrite: bool = False) -> None:
     """Rename a complete export to ``out``; files that `refuse_used_directory` allows stay, except the export that is replaced.
 
-    Existing companions stay unchanged, except those of a replaced export of which the new export has its own version. The replaced export
-    lies afterwards at ``export``, or beside it under the name `REPLACED`, and may be removed.
+    Existing companions stay unchanged, except those of a replaced export of which the new export has its own
+    version. The replaced export lies afterwards at ``export``, or beside it under the name `REPLACED`, and
+    may be removed.
 
     Raises:
-        OutputError: Other files were put there meanwhile; or the exporter has written a file of another that its record does not name.
+        OutputError: Other files were put there meanwhile; or the exporter has written a file of another that
+            its record does not name.
     """
     refuse_used_directory(out, exporter, overwrite=overwrite)
     if not out.is_dir() or not any(out.iterdir()):
@@ -101,7 +110,8 @@ def move_into_place(export: Path, out: Path, exporter: str | None = None, *, ove
         _keep(path, export)
     if exchange(export, out):
         return
-    # Two renames: for an instant there is no export. If the process is killed then, the next run moves the earlier one back.
+    # Two renames: for an instant there is no export. If the process is killed then, the next run moves the
+    # earlier one back.
     earlier = export.with_name(REPLACED)
     out.rename(earlier)
     try:

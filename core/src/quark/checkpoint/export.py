@@ -1,4 +1,7 @@
-"""AMD Quark's public API for exports: a function, and the class of older releases. A layout is a name in the registry of exporters."""
+"""AMD Quark's public API for exports: a function, and the class of older releases.
+
+A layout is a name in the registry of exporters.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,8 @@ __all__ = ["ModelExporter", "export_safetensors", "export_with", "exporting"]
 def exporting(name: str, out: Path, *, overwrite: bool = False, leftover: Leftover = "refuse") -> Iterator[Path]:
     """Yield a directory for the exporter of that name, empty or a leftover; it is renamed to ``out`` if the body succeeds.
 
-    If the body raises, it is removed, unless it has finished blocks: see `quark.checkpoint.atomic_directory.building`.
+    If the body raises, it is removed, unless it has finished blocks: see
+    `quark.checkpoint.atomic_directory.building`.
 
     Raises:
         OutputError: ``out`` is in use, or cannot be written.
@@ -55,8 +59,8 @@ def export_with(name: str, model: nn.Module, output_dir: str | Path, options: Ex
         UnknownNameError: No exporter has that name.
         OutputError: The directory is in use, or cannot be written.
         ConfigError: The model has not been quantized.
-        UnsupportedError: The layout cannot hold the model; the message names those that can. Or the model was quantized in FX graph mode,
-            and the exporter writes layers.
+        UnsupportedError: The layout cannot hold the model; the message names those that can. Or the model was
+            quantized in FX graph mode, and the exporter writes layers.
         PluginError: The exporter is broken.
     """
     options = options or ExportOptions()
@@ -94,18 +98,21 @@ def export_safetensors(
     *,
     overwrite: bool = False,
 ) -> None:
-    """Write a quantized model as a checkpoint in Hugging Face form. Models outside transformers need a float model to be read into.
+    """Write a quantized model as a checkpoint in Hugging Face form.
+
+    Models outside transformers need a float model to be read into.
 
     Args:
         model: The model that `ModelQuantizer.quantize_model` returned.
-        output_dir: A directory that does not exist, is empty, or contains only a tokenizer, a processor or files of exporters that write no
-            checkpoint, such as GGUF; these stay.
+        output_dir: A directory that does not exist, is empty, or contains only a tokenizer, a processor or
+            files of exporters that write no checkpoint, such as GGUF; these stay.
         custom_mode: Name of an exporter; ``"quark"`` is the Quark layout.
-        weight_format: ``"real_quantized"`` or None stores codes; ``"fake_quantized"`` stores the rounded values, which
-            `import_model_from_safetensors` and transformers load to the same model. Other runtimes ignore that setting, and a warning is
-            logged.
+        weight_format: ``"real_quantized"`` or None stores codes; ``"fake_quantized"`` stores the rounded
+            values, which `import_model_from_safetensors` and transformers load to the same model. Other
+            runtimes ignore that setting, and a warning is logged.
         pack_method: ``"reorder"`` or ``"order"``.
-        overwrite: Replace an earlier export in ``output_dir`` when the new one is complete. No other file is deleted.
+        overwrite: Replace an earlier export in ``output_dir`` when the new one is complete. No other file is
+            deleted.
 
     Raises:
         ConfigError, UnknownNameError: (ValueErrors) An argument is out of its range.
@@ -143,7 +150,8 @@ class ModelExporter:
 
         Args:
             model: A quantized model.
-            quant_config: Part of AMD Quark's public API; without effect, since the model has its configuration.
+            quant_config: Part of AMD Quark's public API; without effect, since the model has its
+                configuration.
             custom_mode: Name of an exporter.
             tokenizer: Saved beside the weights.
             overwrite: As for `export_safetensors`.
@@ -184,12 +192,14 @@ class ModelExporter:
 
         Args:
             model: A quantized model.
-            input_args: Example inputs: a tensor, a tuple of arguments or a mapping of named ones. None is token ids, for transformers
-                models.
-            input_names: Names of the inputs, in order; empty takes those of the configuration, or of the model's forward.
+            input_args: Example inputs: a tensor, a tuple of arguments or a mapping of named ones. None is
+                token ids, for transformers models.
+            input_names: Names of the inputs, in order; empty takes those of the configuration, or of the
+                model's forward.
             output_names: Names of the outputs, likewise.
             verbose: Whether torch prints what it does.
-            opset_version: Version of ONNX's operators; None takes that of the configuration, or the exporter's own.
+            opset_version: Version of ONNX's operators; None takes that of the configuration, or the
+                exporter's own.
             do_constant_folding: Part of AMD Quark's public API; without effect: constants are always folded.
             operator_export_type: Likewise: operators are ONNX's own, and functions made of them.
             uint4_int4_flag: Likewise: codes of 4 bits are always stored in 4 bits.
@@ -214,7 +224,8 @@ class ModelExporter:
 
         Args:
             model: A quantized model.
-            tokenizer_path: Directory of the tokenizer, or a file in it; None takes the one beside the float checkpoint.
+            tokenizer_path: Directory of the tokenizer, or a file in it; None takes the one beside the float
+                checkpoint.
             model_type: The model's ``config.model_type``, or empty.
 
         Raises:

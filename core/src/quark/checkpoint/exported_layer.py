@@ -33,7 +33,8 @@ class ExportedLayer:
         layer: The layer. To be read back it has its quantizers without scales, and float weights.
         options: Of the export.
         output: The quantizer of its output: its own, or the one inside attention; None where it stays float.
-        merged_output: The scale that its output shares with others by ``options.kv_cache_group``; None where it has its own.
+        merged_output: The scale that its output shares with others by ``options.kv_cache_group``; None where
+            it has its own.
         is_meta: Whether the tensors are announced: all are on the meta device then.
     """
 

@@ -1,7 +1,8 @@
 """Exporter: base class of what writes a quantized model; and BlockStream, an export that is written while the model is being quantized.
 
-Third parties derive from `Exporter`, or, where their layout lies in safetensors files, from `quark.checkpoint.CheckpointExporter`, which
-streams, resumes and shares; they name the class as ``exporter`` of an `ExporterRecord`.
+Third parties derive from `Exporter`, or, where their layout lies in safetensors files, from
+`quark.checkpoint.CheckpointExporter`, which streams, resumes and shares; they name the class as ``exporter``
+of an `ExporterRecord`.
 """
 
 from __future__ import annotations
@@ -33,17 +34,20 @@ class ExportOptions:
     """Options of an export.
 
     Attributes:
-        weight_format: ``"real_quantized"`` stores codes; ``"fake_quantized"`` the rounded values, and the same scales.
+        weight_format: ``"real_quantized"`` stores codes; ``"fake_quantized"`` the rounded values, and the
+            same scales.
         pack_method: Order of 4-bit codes in a word: ``"reorder"`` or ``"order"``.
-        kv_cache_group: Patterns of projections whose output scales are merged, in addition to those of the model's configuration.
+        kv_cache_group: Patterns of projections whose output scales are merged, in addition to those of the
+            model's configuration.
         min_kv_scale: Floor of the KV-cache scales; the larger of this value and the configuration's applies.
         zero_points: Whether zero points of symmetric schemes, all 0, are written; strict readers need them.
         max_shard_bytes: Largest size of one file.
         own: Options specific to the exporter, by name: keyword arguments of its class.
         overwrite: Whether an earlier export in the same place is replaced when the new one is complete.
-        tokenizer: Written beside the weights; anything with ``save_pretrained(directory)``. None copies the files beside the source model.
-        input_args: Example inputs for exporters that trace the model: a tensor, a tuple of arguments or a mapping of named ones. None is
-            token ids, for transformers models.
+        tokenizer: Written beside the weights; anything with ``save_pretrained(directory)``. None copies the
+            files beside the source model.
+        input_args: Example inputs for exporters that trace the model: a tensor, a tuple of arguments or a
+            mapping of named ones. None is token ids, for transformers models.
     """
 
     weight_format: str = "real_quantized"
@@ -64,12 +68,15 @@ class ExportOptions:
 
 
 class BlockStream(ABC):
-    """An export that is written while the model is being quantized. The methods from `when_stored` on serve runs that resume and share.
+    """An export that is written while the model is being quantized.
+
+    The methods from `when_stored` on serve runs that resume and share.
 
     Attributes:
-        encodes: Whether it takes the codes of all weights from their quantizers, as `quark.models.layers.packed_layers.stored_tensors`
-            does. Layers then may have float weights, where their quantizers say so (`quark.models.layers.QuantizerModule.is_deferred`):
-            rounded values that nobody reads are not computed.
+        encodes: Whether it takes the codes of all weights from their quantizers, as
+            `quark.models.layers.packed_layers.stored_tensors` does. Layers then may have float weights, where
+            their quantizers say so (`quark.models.layers.QuantizerModule.is_deferred`): rounded values that
+            nobody reads are not computed.
     """
 
     encodes: bool = False
@@ -83,24 +90,26 @@ class BlockStream(ABC):
         """Write the remaining files, after every block and None have been written.
 
         Args:
-            content: The final content of the run: plan and configuration no longer name algorithms that changed nothing.
+            content: The final content of the run: plan and configuration no longer name algorithms that
+                changed nothing.
         """
 
     def write_float(self) -> None:  # noqa: B027 - a stream may write everything in order
         """Begin to write the tensors outside the blocks that belong to no quantized layer; called once, before any block is written.
 
-        They have their final values then, are often the largest of a model, and can be on the disk long before the last block is
-        finished. By default they are written with the others outside the blocks.
+        They have their final values then, are often the largest of a model, and can be on the disk long
+        before the last block is finished. By default they are written with the others outside the blocks.
         """
 
     def when_stored(self, then: Callable[[Mapping[str, str]], None]) -> None:
         """Call ``then`` when everything that has been written is on the disk, with its checksums: at once, or later from another thread.
 
-        What an earlier call has got is left out. An error of ``then`` is raised here, or by the next method that is called.
+        What an earlier call has got is left out. An error of ``then`` is raised here, or by the next method
+        that is called.
 
         Args:
-            then: Gets checksums by name of whatever the exporter stores, such as tensors. They mean something to the exporter alone; a
-                run keeps them.
+            then: Gets checksums by name of whatever the exporter stores, such as tensors. They mean something
+                to the exporter alone; a run keeps them.
         """
         _lacking(self, "when_stored", "resumes")
 
@@ -117,9 +126,10 @@ class BlockStream(ABC):
         """Set the values of a block to those that were written: the inverse of `write`.
 
         Args:
-            block: One that `adopt` has counted as written, in this process or another that has the same files open. Its quantized layers,
-                and the quantizers of its attention, are in the model as for `write`, but without scales, and with float weights.
-                Everything that was written is replaced by new tensors.
+            block: One that `adopt` has counted as written, in this process or another that has the same files
+                open. Its quantized layers, and the quantizers of its attention, are in the model as for
+                `write`, but without scales, and with float weights. Everything that was written is replaced
+                by new tensors.
         """
         _lacking(self, "read", "resumes")
 
@@ -139,14 +149,17 @@ class BlockStream(ABC):
 class Exporter(ABC):
     """Writes a quantized model. One that writes whole models has one method, `export`.
 
-    Classes can be called without arguments; keyword arguments with defaults are options of the exporter. The output directory is
-    temporary: it is renamed to its final place if the export succeeds, and removed if it fails.
+    Classes can be called without arguments; keyword arguments with defaults are options of the exporter. The
+    output directory is temporary: it is renamed to its final place if the export succeeds, and removed if it
+    fails.
 
     Attributes:
-        streams: Whether it writes block by block, by `stream`; others get complete models. Its record has the capability ``streaming``.
-        resumes: Whether its streams go on after their process was killed, by `reopen`; those of `stream` have the methods for it. Its
-            record has the capability ``resumable``.
-        shares: Whether several processes can write to its streams, by `join`; those of `stream` have the methods for it.
+        streams: Whether it writes block by block, by `stream`; others get complete models. Its record has the
+            capability ``streaming``.
+        resumes: Whether its streams go on after their process was killed, by `reopen`; those of `stream` have
+            the methods for it. Its record has the capability ``resumable``.
+        shares: Whether several processes can write to its streams, by `join`; those of `stream` have the
+            methods for it.
     """
 
     streams: ClassVar[bool] = False
@@ -155,10 +168,13 @@ class Exporter(ABC):
 
     @abstractmethod
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
-        """Write a quantized model to the directory ``out``, which exists and is empty. An export that writes no file counts as failed.
+        """Write a quantized model to the directory ``out``, which exists and is empty.
+
+        An export that writes no file counts as failed.
 
         Args:
-            content: The model, its configuration and its plan. Exporters use these and not the attributes that users find on the model.
+            content: The model, its configuration and its plan. Exporters use these and not the attributes
+                that users find on the model.
             out: The output directory.
             options: The options of the export.
 
@@ -168,9 +184,12 @@ class Exporter(ABC):
         """
 
     def check(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:  # noqa: B027 - a layout may hold all
-        """Check before any work whether the layout can hold a model, without a look at weights. By default it holds every model.
+        """Check before any work whether the layout can hold a model, without a look at weights.
 
-        `quark plan` shows what this says, runs are refused with it, and the message names the installed layouts that can.
+        By default it holds every model.
+
+        `quark plan` shows what this says, runs are refused with it, and the message names the installed
+        layouts that can.
 
         Args:
             content: The content with the float model, or with the quantized one.
@@ -184,7 +203,8 @@ class Exporter(ABC):
     def announced(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> list[Mapping[str, Tensor]] | None:
         """Return meta tensors by full name, for each part of an export in the order of its files, so that a plan tells their size.
 
-        None, as by default, leaves it open: the files are written otherwise than by `quark.checkpoint.shard_writer.ShardWriter`.
+        None, as by default, leaves it open: the files are written otherwise than by
+        `quark.checkpoint.shard_writer.ShardWriter`.
 
         Args:
             content: The content with the float model.
@@ -198,11 +218,14 @@ class Exporter(ABC):
     ) -> AbstractContextManager[BlockStream]:
         """Return the context of a streamed export to the directory ``out``, which exists and is empty.
 
-        The files are the same as those of `export` for the same model; they are complete when the context ends without an error.
+        The files are the same as those of `export` for the same model; they are complete when the context
+        ends without an error.
 
         Args:
-            content: The content with the float model, whose weights are on the meta device except those of the current block.
-            skeleton: The quantized skeleton of the model: its layers and scales on the meta device, with the final shapes and dtypes.
+            content: The content with the float model, whose weights are on the meta device except those of
+                the current block.
+            skeleton: The quantized skeleton of the model: its layers and scales on the meta device, with the
+                final shapes and dtypes.
             out: The output directory.
             options: As for `export`.
 
@@ -220,7 +243,8 @@ class Exporter(ABC):
         Args:
             content: As for `stream`.
             skeleton: As for `stream`.
-            out: The directory with what that process had written when it ended; files may be damaged, or of a length that they had before.
+            out: The directory with what that process had written when it ended; files may be damaged, or of a
+                length that they had before.
             options: As for `stream`.
 
         Raises:

@@ -41,7 +41,8 @@ class RuntimeSupport:
         runtime: Its name.
         summary: What it is.
         methods: What computes quantized layers there → the names of these layers, folded.
-        refusals: Why it would not load the checkpoint, or would compute something else; empty where it would load it.
+        refusals: Why it would not load the checkpoint, or would compute something else; empty where it would
+            load it.
         notes: What else there is to know.
     """
 
@@ -101,7 +102,8 @@ class Inspection:
     Attributes:
         layout: Name of its layout.
         damage: What is missing, or does not fit the model; empty where it is whole.
-        runtimes: What each runtime would do with it; empty where it is damaged, or nobody has written down their rules.
+        runtimes: What each runtime would do with it; empty where it is damaged, or nobody has written down
+            their rules.
     """
 
     layout: str
@@ -116,7 +118,9 @@ class Inspection:
 
 @attributed("inspecting a checkpoint")
 def inspect_checkpoint(directory: str | Path, *, trust_remote_code: bool = False) -> Inspection:
-    """Return whether a checkpoint is whole, and what runtimes would do with it. Scales are read, and weights are not.
+    """Return whether a checkpoint is whole, and what runtimes would do with it.
+
+    Scales are read, and weights are not.
 
     Args:
         directory: A quantized checkpoint in a layout that an installed plugin reads.
@@ -149,8 +153,9 @@ def inspect_checkpoint(directory: str | Path, *, trust_remote_code: bool = False
 def refuse_incomplete_export(exporter: str, directory: Path, model: nn.Module) -> None:
     """Check that the files of an export have, by their headers, all tensors that its layout's reader wants.
 
-    Nothing is checked where the layout has no reader, or one that reads files of its own or does not read this export for another reason;
-    and of models that are not those which transformers builds of the export's config.json.
+    Nothing is checked where the layout has no reader, or one that reads files of its own or does not read
+    this export for another reason; and of models that are not those which transformers builds of the export's
+    config.json.
 
     Args:
         exporter: Name of the exporter.

@@ -1,7 +1,10 @@
-"""LayerStorage: how a layout names and packs the tensors of a quantized linear layer, and back. Writing and reading share one.
+"""LayerStorage: how a layout names and packs the tensors of a quantized linear layer, and back.
 
-A layout whose codes are packed otherwise than their number formats do (``qweight``, ``weight_packed``, …) implements `LayerStorage`;
-`quark.checkpoint.CheckpointExporter` and `quark.checkpoint.StorageReader` do the rest, for whole models.
+Writing and reading share one.
+
+A layout whose codes are packed otherwise than their number formats do (``qweight``, ``weight_packed``, …)
+implements `LayerStorage`; `quark.checkpoint.CheckpointExporter` and `quark.checkpoint.StorageReader` do the
+rest, for whole models.
 """
 
 from __future__ import annotations
@@ -23,7 +26,10 @@ __all__ = ["LayerStorage", "layer_codes", "tensors_of"]
 
 
 class LayerStorage(Protocol):
-    """Names and packs the tensors of a quantized linear layer. All methods are pure functions of their arguments."""
+    """Names and packs the tensors of a quantized linear layer.
+
+    All methods are pure functions of their arguments.
+    """
 
     def __hash__(self) -> int: ...
 

@@ -1,9 +1,10 @@
 """Interface of readers of checkpoint layouts.
 
-Third parties implement `LayoutReader` and name the class as ``reader`` of an `ExporterRecord`. A reader has three methods: it parses
-the ``quantization_config`` (`LayoutReader.configuration`), changes a float model so that the stored tensors fit it
-(`LayoutReader.prepare`), and maps stored names to paths in that model (`LayoutReader.place_of`). The core does the rest: it builds the
-float model from ``config.json``, checks and reads the files, places every tensor once, checks that none is missing, and replaces each
+Third parties implement `LayoutReader` and name the class as ``reader`` of an `ExporterRecord`. A reader has
+three methods: it parses the ``quantization_config`` (`LayoutReader.configuration`), changes a float model so
+that the stored tensors fit it (`LayoutReader.prepare`), and maps stored names to paths in that model
+(`LayoutReader.place_of`). The core does the rest: it builds the float model from ``config.json``, checks and
+reads the files, places every tensor once, checks that none is missing, and replaces each
 `quark.models.layers.packed.Packed` by the quantized module.
 """
 
@@ -37,14 +38,19 @@ class StoredConfig:
 
 
 class LayoutReader(Protocol):
-    """Reads one checkpoint layout. Implementations are classes that are called without arguments, once for each checkpoint."""
+    """Reads one checkpoint layout.
+
+    Implementations are classes that are called without arguments, once for each checkpoint.
+    """
 
     def configuration(self, block: Mapping[str, Any], directory: Path) -> StoredConfig:
         """Return the parsed ``quantization_config`` of a checkpoint.
 
         Args:
-            block: The ``quantization_config`` of its ``config.json``, not validated: any value may have any type.
-            directory: The checkpoint. With transformers, the argument of ``from_pretrained``, which may be the name of a model.
+            block: The ``quantization_config`` of its ``config.json``, not validated: any value may have any
+                type.
+            directory: The checkpoint. With transformers, the argument of ``from_pretrained``, which may be
+                the name of a model.
 
         Raises:
             ConfigError, CheckpointError: The block cannot be used.
@@ -53,7 +59,8 @@ class LayoutReader(Protocol):
     def prepare(self, model: nn.Module, stored: StoredConfig) -> QuantPlan:
         """Change a float model in place so that the stored tensors fit it, and return the plan by which its layers are quantized.
 
-        `quark.checkpoint.packed_model.pack_model` does this with modules of the core, whatever the format of the weights.
+        `quark.checkpoint.packed_model.pack_model` does this with modules of the core, whatever the format of
+        the weights.
 
         Args:
             model: The float model, with weights on any device, also the meta device; they are not used.
@@ -101,8 +108,8 @@ class RenamesTensors(Protocol):
     """Additional interface of a `LayoutReader` for ``from_pretrained`` of transformers where stored names differ from those of the model.
 
     Attributes:
-        renamings: Regular expressions of parts of stored names and their replacements in the prepared model, in order. Source:
-            ``WeightRenaming`` of transformers 5.
+        renamings: Regular expressions of parts of stored names and their replacements in the prepared model,
+            in order. Source: ``WeightRenaming`` of transformers 5.
     """
 
     renamings: Sequence[tuple[str, str]]

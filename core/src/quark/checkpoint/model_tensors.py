@@ -34,7 +34,9 @@ __all__ = [
 ]
 
 STORED_PROBABILITIES = "prob_output"
-"""First words of the names of the tensors of attention probabilities: ``prob_output_scale``. Source: checkpoints of AMD Quark 0.13."""
+"""First words of the names of the tensors of attention probabilities: ``prob_output_scale``. Source:
+checkpoints of AMD Quark 0.13.
+"""
 
 
 @attrs.frozen
@@ -86,7 +88,10 @@ def plain_parts(state: Mapping[str, Tensor], elsewhere: Iterable[str], others: C
 
 
 def _lies_in(name: str, modules: Collection[str]) -> bool:
-    """Return whether a tensor belongs to one of the modules, or to a module inside of one. Takes the same time for any number of them."""
+    """Return whether a tensor belongs to one of the modules, or to a module inside of one.
+
+    Takes the same time for any number of them.
+    """
     end = name.rfind(".")
     while end > 0:
         if name[:end] in modules:

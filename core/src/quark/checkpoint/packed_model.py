@@ -29,7 +29,9 @@ __all__ = ["PackLayer", "pack_model"]
 
 
 PackLayer = Callable[[nn.Module, QLayerConfig, str], Packed]
-"""Returns the module that holds the stored tensors of a layer: of the float layer, its quantization, and its full name."""
+"""Returns the module that holds the stored tensors of a layer: of the float layer, its quantization, and its
+full name.
+"""
 
 
 def pack_model(
@@ -48,9 +50,10 @@ def pack_model(
         model: A float model, with weights on any device; they are not used.
         quant_config: The configuration of the checkpoint.
         pack_method: Order of 4-bit codes in a word.
-        pack_layer: Makes the packed layers; None makes a `PackedLayer`, whose tensors are named and packed as number formats say.
-        states_with_attention: Whether scales of keys and values are stored with every attention module, as ``k_scale``, and not with the
-            projections where these are apart.
+        pack_layer: Makes the packed layers; None makes a `PackedLayer`, whose tensors are named and packed as
+            number formats say.
+        states_with_attention: Whether scales of keys and values are stored with every attention module, as
+            ``k_scale``, and not with the projections where these are apart.
 
     Returns:
         The plan of the float model, as it was when the checkpoint was made.
@@ -58,8 +61,10 @@ def pack_model(
     Raises:
         UnsupportedError: Attention is quantized, and the model's attention cannot be exchanged.
         MissingPluginError: An algorithm that runs with the model is not installed.
-        ConfigError, UnknownNameError: The configuration does not fit the model, or asks for a format that is not installed.
-        CheckpointError: A format has a layout in the checkpoint that the installed distribution does not know yet.
+        ConfigError, UnknownNameError: The configuration does not fit the model, or asks for a format that is
+            not installed.
+        CheckpointError: A format has a layout in the checkpoint that the installed distribution does not know
+            yet.
     """
     refuse_unreadable(quant_config)
     separate_experts(model, quant_config)

@@ -48,8 +48,10 @@ def refuse_unreadable(config: QConfig, checkpoint: str = "the checkpoint") -> No
         checkpoint: Name of the checkpoint, for messages.
 
     Raises:
-        UnknownNameError: A format or an observer is not installed; the message names the distribution that provides it.
-        CheckpointError: The installed distribution of a format reads another layout than that of the checkpoint.
+        UnknownNameError: A format or an observer is not installed; the message names the distribution that
+            provides it.
+        CheckpointError: The installed distribution of a format reads another layout than that of the
+            checkpoint.
     """
     provenance_block = config.written_with
     for name, entry in _entries(provenance_block, "formats"):

@@ -44,15 +44,18 @@ def import_model_from_safetensors(
     device: str = "cuda",
     multi_gpu: bool = False,
 ) -> nn.Module:
-    """Return the model of an export. Its ``config.json`` determines the layout; every registered layout with a reader can be read.
+    """Return the model of an export.
+
+    Its ``config.json`` determines the layout; every registered layout with a reader can be read.
 
     Args:
-        model: A float model of the same structure, changed in place; None builds it from the export's ``config.json``, which is possible
-            for transformers models alone.
+        model: A float model of the same structure, changed in place; None builds it from the export's
+            ``config.json``, which is possible for transformers models alone.
         model_dir: Directory of the export.
         multi_device: Part of AMD Quark's public API; without effect.
         trust_remote_code: Whether code that comes with the checkpoint may run, where ``model`` is None.
-        attn_implementation: Attention implementation of the model that is built where ``model`` is None; None is transformers' default.
+        attn_implementation: Attention implementation of the model that is built where ``model`` is None; None
+            is transformers' default.
         device: Device to load to; "cuda" means the CPU on a machine without CUDA.
         multi_gpu: Part of AMD Quark's public API; without effect.
 
@@ -60,11 +63,14 @@ def import_model_from_safetensors(
         The model in evaluation mode, with the same layers as after `ModelQuantizer.quantize_model`.
 
     Raises:
-        CheckpointError: The export is incomplete or damaged, no installed layout reads it, or its tensors do not fit the model.
-        ConfigError: (a ValueError) ``model`` is on the meta device, and has buffers that no checkpoint contains.
+        CheckpointError: The export is incomplete or damaged, no installed layout reads it, or its tensors do
+            not fit the model.
+        ConfigError: (a ValueError) ``model`` is on the meta device, and has buffers that no checkpoint
+            contains.
         AmbiguousNameError: Several installed layouts read it.
         MissingPluginError: An algorithm that runs with the model is not installed.
-        UnknownNameError: A format, an observer or another record is not installed; the message names its distribution if it is known.
+        UnknownNameError: A format, an observer or another record is not installed; the message names its
+            distribution if it is known.
         UnsupportedError: The export needs a feature that this package or the model does not support.
         PluginError: The code of a plugin failed.
     """
@@ -164,10 +170,13 @@ def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "re
         The argument ``model``.
 
     Raises:
-        UnsupportedError: No registered layout reads that ``custom_mode``; or attention is quantized, and cannot be exchanged.
+        UnsupportedError: No registered layout reads that ``custom_mode``; or attention is quantized, and
+            cannot be exchanged.
         MissingPluginError: An algorithm that runs with the model is not installed.
-        ConfigError, UnknownNameError: The configuration does not fit the model, or asks for a format that is not installed.
-        CheckpointError: A format has a layout in the checkpoint that the installed distribution does not know yet.
+        ConfigError, UnknownNameError: The configuration does not fit the model, or asks for a format that is
+            not installed.
+        CheckpointError: A format has a layout in the checkpoint that the installed distribution does not know
+            yet.
     """
     try:
         layout = layout_for({"quant_method": custom_mode}, Path("config.json"))

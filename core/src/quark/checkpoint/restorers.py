@@ -16,12 +16,16 @@ __all__ = ["Restorer", "missing_algorithms", "restorers_of"]
 
 
 class Restorer(Protocol):
-    """Restores one algorithm's additions to a model. The class is called with the settings of the algorithm in the checkpoint."""
+    """Restores one algorithm's additions to a model.
+
+    The class is called with the settings of the algorithm in the checkpoint.
+    """
 
     def restore(self, model: nn.Module, config: QConfig) -> None:
         """Change a float model with separate experts, before its layers are replaced and tensors are loaded.
 
-        Hooks on layers survive the replacement. Tensors that the checkpoint holds for this algorithm need buffers in the model.
+        Hooks on layers survive the replacement. Tensors that the checkpoint holds for this algorithm need
+        buffers in the model.
 
         Raises:
             CheckpointError: The settings do not fit the model.

@@ -1,6 +1,7 @@
 """ShardLayout: which files a checkpoint has, what their headers say, and where in them each tensor lies, before any tensor exists.
 
-Sizes are known beforehand from meta tensors, so that headers can be written first. Source: the safetensors format, version 0.4.
+Sizes are known beforehand from meta tensors, so that headers can be written first. Source: the safetensors
+format, version 0.4.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class ShardLayout:
     """The files of a checkpoint: ``model.safetensors``, or several where one would be too large.
 
     Attributes:
-        headers: The bytes before the data, the length of the header among them, by file name, in the order of the files.
+        headers: The bytes before the data, the length of the header among them, by file name, in the order of
+            the files.
         places: Where each tensor lies, by full name.
     """
 

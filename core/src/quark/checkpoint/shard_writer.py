@@ -1,7 +1,7 @@
 """Streamed writing of safetensors files: at most two parts are in memory, whatever the size of the model.
 
-The layout of the files is known beforehand (`quark.checkpoint.shard_layout`): headers are written first, and parts in any order, also by
-several runs or processes that open the same files one after another or at once.
+The layout of the files is known beforehand (`quark.checkpoint.shard_layout`): headers are written first, and
+parts in any order, also by several runs or processes that open the same files one after another or at once.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ class ShardWriter:
                     )
                 self._files.append(os.open(directory / name, os.O_RDWR))
                 stack.callback(os.close, self._files[-1])
-            # While one part is written, the next is computed: at most two are in memory. Nothing waits for the disk meanwhile.
+            # While one part is written, the next is computed: at most two are in memory. Nothing waits for
+            # the disk meanwhile.
             self._thread = stack.enter_context(ThreadPoolExecutor(max_workers=1))
             self._storing_thread = stack.enter_context(ThreadPoolExecutor(max_workers=1))
             self._closing = stack.pop_all()
@@ -138,7 +139,8 @@ class ShardWriter:
 
         Args:
             part: The part.
-            checksums: Whether `when_stored` is going to ask for those of this part, if it is going to ask at all.
+            checksums: Whether `when_stored` is going to ask for those of this part, if it is going to ask at
+                all.
         """
         tensors = self._made(part)
         self._wait()
@@ -162,7 +164,8 @@ class ShardWriter:
     def when_stored(self, then: Callable[[Mapping[str, str]], None]) -> None:
         """Call ``then`` when all parts that have been written are on the disk: in the background, with the checksums of their tensors.
 
-        Checksums of parts that an earlier call has got are left out. An error of ``then`` is raised by the next method that is called.
+        Checksums of parts that an earlier call has got are left out. An error of ``then`` is raised by the
+        next method that is called.
         """
         while len(self._storing) >= _LAG:
             self._storing.popleft().result()

@@ -21,7 +21,8 @@ def refuse_unstorable(name: str, exporter: Exporter, content: CheckpointContent,
     Args:
         name: Name of the exporter.
         exporter: The exporter.
-        content: The model that is to be written, quantized or still float, with its configuration and its plan.
+        content: The model that is to be written, quantized or still float, with its configuration and its
+            plan.
         skeleton: The quantized model, or its quantized skeleton.
         options: Of the export.
 

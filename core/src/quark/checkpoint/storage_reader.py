@@ -50,14 +50,16 @@ class StorageReader(ABC):
             stored: Dtype and shape of each tensor of the checkpoint, by full name.
 
         Raises:
-            ConfigError, CheckpointError, UnsupportedError: The block cannot be used, or does not fit the files.
+            ConfigError, CheckpointError, UnsupportedError: The block cannot be used, or does not fit the
+                files.
         """
 
     def cache(self, stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
         """Return how the outputs of projections are quantized where attention caches them; by default the cache is float.
 
         Args:
-            stored: As for `layers`. Scales of keys and values lie with every attention module, as ``k_scale``.
+            stored: As for `layers`. Scales of keys and values lie with every attention module, as
+                ``k_scale``.
         """
         return {}
 

@@ -1,7 +1,8 @@
 """Registration of the layouts with transformers, so that ``from_pretrained`` reads them.
 
-transformers supports ``quant_method: quark`` itself and imports quark for it. For other methods, a program calls `register_layouts` before
-``from_pretrained``. Importing quark does not register them, since that would import torch and transformers.
+transformers supports ``quant_method: quark`` itself and imports quark for it. For other methods, a program
+calls `register_layouts` before ``from_pretrained``. Importing quark does not register them, since that would
+import torch and transformers.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _IMPORTS_QUARK = "quark"
 def register_layouts() -> list[str]:
     """Register each installed layout with transformers by its ``quant_methods``; methods that transformers knows already are skipped.
 
-    Layouts whose tensors are not in safetensors files (`ReadsOwnFiles`) can only be read by `import_model_from_safetensors`.
+    Layouts whose tensors are not in safetensors files (`ReadsOwnFiles`) can only be read by
+    `import_model_from_safetensors`.
 
     Returns:
         The methods that this call has registered.

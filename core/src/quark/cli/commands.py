@@ -74,7 +74,8 @@ def typer_command(name: str, catalog: Catalog | None = None) -> Any:
         catalog: The plugins; None for those of this process.
 
     Raises:
-        UnknownNameError: (a ValueError) There is none; says what comes close, and which distribution may be missing.
+        UnknownNameError: (a ValueError) There is none; says what comes close, and which distribution may be
+            missing.
         AmbiguousNameError: (a ValueError) Two distributions have a command of that name.
         PluginError: Its code cannot be loaded, or typer cannot read its arguments.
     """

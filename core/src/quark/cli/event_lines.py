@@ -52,7 +52,8 @@ def with_event_lines(task: str, command: Callable[..., None]) -> Callable[..., N
 
     Args:
         task: What it does, for errors that come before its run.
-        command: Has an argument ``as_json``; with ``dry_run``, where it has that, it prints a plan, and no events.
+        command: Has an argument ``as_json``; with ``dry_run``, where it has that, it prints a plan, and no
+            events.
     """
 
     @functools.wraps(command)

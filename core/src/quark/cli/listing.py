@@ -1,7 +1,8 @@
 """The listing commands: ``quark plugins`` and one for each kind, such as ``quark schemes``.
 
-Shell completion and scripts call these commands often, so they are answered without typer, whose import takes longer than the rest of a
-listing. They are commands of typer's too, for ``--help`` and for errors in the arguments: see `quark.cli.listing_commands`.
+Shell completion and scripts call these commands often, so they are answered without typer, whose import takes
+longer than the rest of a listing. They are commands of typer's too, for ``--help`` and for errors in the
+arguments: see `quark.cli.listing_commands`.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ def _options(what: str, name: str) -> Sequence[Option]:
 
 
 def _catalog() -> Catalog:
-    # Imported here: `quark --help` needs neither pluggy nor the metadata of distributions. Failures are printed below the table instead.
+    # Imported here: `quark --help` needs neither pluggy nor the metadata of distributions. Failures are
+    # printed below the table instead.
     from quark.plugins import PluginWarning
     from quark.plugins.catalog import catalog
 

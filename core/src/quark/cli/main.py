@@ -54,9 +54,9 @@ def _print_version(is_asked: bool) -> None:
 def _sleep_while_waiting() -> None:
     """Have OpenMP threads soon sleep when they wait for each other, unless the environment says otherwise; before torch is imported.
 
-    By default they wait in a busy loop for milliseconds. Beside other programs that loop takes processor time from the very thread that is
-    waited for, and a run takes many times as long. GNU's OpenMP, with which torch comes, is told how often to look before a thread sleeps;
-    others know the general policy only.
+    By default they wait in a busy loop for milliseconds. Beside other programs that loop takes processor time
+    from the very thread that is waited for, and a run takes many times as long. GNU's OpenMP, with which
+    torch comes, is told how often to look before a thread sleeps; others know the general policy only.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")

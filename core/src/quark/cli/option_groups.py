@@ -15,7 +15,8 @@ def with_groups(**groups: Callable[..., Any]) -> Callable[[Callable[..., None]],
     """Return a decorator of commands, by which the options of a function stand in the place of the argument that the function returns.
 
     Args:
-        groups: Functions whose arguments are options, each by the name of an argument of the command, which is no option.
+        groups: Functions whose arguments are options, each by the name of an argument of the command, which
+            is no option.
 
     Example:
         >>> def size(width: int = 2, height: int = 3):

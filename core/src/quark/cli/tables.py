@@ -13,7 +13,9 @@ __all__ = ["paragraphs", "table", "terminal_width"]
 
 _GAP = "  "
 _LEAST = 16
-"""Least width in characters to which a column is cut; where less space is left, it and the columns after it are left out."""
+"""Least width in characters to which a column is cut; where less space is left, it and the columns after it
+are left out.
+"""
 
 
 def terminal_width() -> int | None:
@@ -26,9 +28,10 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int | Non
 
     Args:
         titles: Titles of the columns, the most important first.
-        rows: Cells in the order of the titles, of any text: what a terminal would obey is written out (`quark.base.printable.shown`).
-        width: Longest line; columns that do not fit are left out from the right, and the last one left is cut. None keeps all columns.
-            The first column is never cut.
+        rows: Cells in the order of the titles, of any text: what a terminal would obey is written out
+            (`quark.base.printable.shown`).
+        width: Longest line; columns that do not fit are left out from the right, and the last one left is
+            cut. None keeps all columns. The first column is never cut.
 
     Returns:
         The lines, and the titles of the columns that were left out.

@@ -15,7 +15,9 @@ __all__ = ["AlgoConfig", "StoredAlgoConfig"]
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class AlgoConfig:
-    """Settings of one algorithm. Each algorithm's own class derives from it, in the plugin that brings the algorithm.
+    """Settings of one algorithm.
+
+    Each algorithm's own class derives from it, in the plugin that brings the algorithm.
 
     Attributes:
         name: Registered name of the algorithm, as written to JSON.
@@ -27,7 +29,8 @@ class AlgoConfig:
     def for_architecture(cls, architecture: Architecture) -> Self | None:
         """Return the settings for a model family, derived from its facts; None where there are none for it.
 
-        By default they are those of the class, which fit every family. Algorithms that name layers override this.
+        By default they are those of the class, which fit every family. Algorithms that name layers override
+        this.
         """
         return None if any(field.default is attrs.NOTHING for field in attrs.fields(cls)) else cls()  # type: ignore[call-arg]
 
@@ -47,9 +50,10 @@ class AlgoConfig:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: the fields as they are.
 
-        Fields marked ``metadata={"legacy": True}`` are never written. Fields marked ``{"own": True}``, which AMD Quark's class does not
-        have, are written only when they differ from their default, so that AMD Quark can read the file. Fields marked ``{"unused": True}``
-        are read and written, and nothing else: they are no options.
+        Fields marked ``metadata={"legacy": True}`` are never written. Fields marked ``{"own": True}``, which
+        AMD Quark's class does not have, are written only when they differ from their default, so that AMD
+        Quark can read the file. Fields marked ``{"unused": True}`` are read and written, and nothing else:
+        they are no options.
         """
 
         def is_written(attribute: Any, value: Any) -> bool:
@@ -69,7 +73,8 @@ class AlgoConfig:
 class StoredAlgoConfig(AlgoConfig):
     """Settings as a checkpoint stores them, unchanged: reading a checkpoint needs no algorithm to be installed.
 
-    `quark.config.templates.algorithms.algo_config_from_dict` makes the algorithm's own class of ``to_dict()``.
+    `quark.config.templates.algorithms.algo_config_from_dict` makes the algorithm's own class of
+    ``to_dict()``.
 
     Attributes:
         settings: Everything but the name.

@@ -13,7 +13,8 @@ __all__ = ["FUSED_EXPERTS", "Architecture", "Rows", "WeightConversion"]
 
 WeightConversion = tuple[str, tuple[str, ...], tuple[tuple[str | int, ...], ...]]
 """A weight converter as data: the end of the stored tensor's name, the ends of the names of the tensors it becomes, and the names of
-operations of `quark.models.hf.conversion_ops`, each with its arguments. A star in a name stands for the number of an expert.
+operations of `quark.models.hf.conversion_ops`, each with its arguments. A star in a name stands for the
+number of an expert.
 
 Example: ``("gate_up_proj", ("gate_proj.weight", "up_proj.weight"), (("SplitFusedExperts", 0),))``.
 """
@@ -26,7 +27,9 @@ FUSED_EXPERTS: tuple[WeightConversion, ...] = (
 size H and intermediate size I."""
 
 Rows = Literal["all", "last", "last_of_each_head"]
-"""Rows of a weight ``[out_features, in_features]``: all of them, one run at the end, or the last rows of each attention head."""
+"""Rows of a weight ``[out_features, in_features]``: all of them, one run at the end, or the last rows of each
+attention head.
+"""
 
 
 def _reference(value: str | LazyRef | None) -> LazyRef | None:
@@ -41,83 +44,109 @@ def _tuple(value: Any) -> tuple[str, ...]:
 class Architecture:
     """The structure of a model family: names of modules, and what their outputs feed.
 
-    Names have three scopes: *full names* are relative to the model; names *in a block* are relative to one decoder block; names *in an
-    expert* are relative to one expert, once experts are separate layers. *Patterns* are shell patterns (``fnmatch``) for full names of
-    layers.
-    A name in a block counts for the blocks that have such a module, so a family may state a dense MLP and a mixture.
+    Names have three scopes: *full names* are relative to the model; names *in a block* are relative to one
+    decoder block; names *in an expert* are relative to one expert, once experts are separate layers.
+    *Patterns* are shell patterns (``fnmatch``) for full names of layers. A name in a block counts for the
+    blocks that have such a module, so a family may state a dense MLP and a mixture.
 
     Attributes:
         model_type: ``config.model_type`` of the family, such as ``"llama"``.
-        decoder_blocks: Full name of the list of decoder blocks, such as ``"model.layers"``; None: the whole model is one block.
+        decoder_blocks: Full name of the list of decoder blocks, such as ``"model.layers"``; None: the whole
+            model is one block.
         embeddings: Full names of the token embeddings, such as ``"model.embed_tokens"``.
         final_norm: Full name of the norm before the head, such as ``"model.norm"``.
         head: Full name of the output projection, such as ``"lm_head"``.
-        attention_inputs: In a block: the input group of attention, the projections that read its normed input, such as
-            ``("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")``.
+        attention_inputs: In a block: the input group of attention, the projections that read its normed
+            input, such as ``("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")``.
         attention_output: In a block: the last projection of attention, such as ``"self_attn.o_proj"``.
-        attention_inner: In a block: projections between ``attention_inputs`` and ``attention_output``, such as the second factors of a
-            low-rank attention, ``("self_attn.q_b_proj", "self_attn.kv_b_proj")``.
-        query_projections: In a block: projections whose output has the queries, and no keys or values, such as ``"self_attn.q_proj"``; one
-            for each attention of a block. ``()`` where queries come from a fused matrix. None: not stated, and inferred from names
+        attention_inner: In a block: projections between ``attention_inputs`` and ``attention_output``, such
+            as the second factors of a low-rank attention, ``("self_attn.q_b_proj", "self_attn.kv_b_proj")``.
+        query_projections: In a block: projections whose output has the queries, and no keys or values, such
+            as ``"self_attn.q_proj"``; one for each attention of a block. ``()`` where queries come from a
+            fused matrix. None: not stated, and inferred from names
             (`quark.models.plan.inferred_architecture`).
         key_projections: The same for keys, such as ``"self_attn.k_proj"``.
         value_projections: The same for values, such as ``"self_attn.v_proj"``.
-        key_norms: In a block: norms that keys pass between their projection and the cache, such as ``"self_attn.k_norm"``. None: inferred.
+        key_norms: In a block: norms that keys pass between their projection and the cache, such as
+            ``"self_attn.k_norm"``. None: inferred.
         attention_norm: In a block: the norm that feeds ``attention_inputs``, such as ``"input_layernorm"``.
         attention_inner_norms: In a block: norms inside attention with the projections that read each, such as
-            ``(("self_attn.kv_a_layernorm", ("self_attn.kv_b_proj",)),)``. Norms of single heads, such as ``k_norm``, are not listed.
-        attention_value: In a block: the projection whose output reaches ``attention_output`` linearly (KV heads repeated), multiplied only
-            by factors that do not depend on it, such as ``"self_attn.v_proj"``; scale may be moved from it to ``attention_output``.
-            None: there is none.
-        attention_value_rows: Rows of ``attention_value`` that are values, such as ``"last"`` in a fused QKV matrix.
-        attention_output_norm: In a block: the norm on the output of ``attention_output``, before it is added to the residual stream, such
-            as ``"post_attention_layernorm"`` in Gemma 2.
-        mixer: In blocks without attention: projections of what replaces it, such as ``("mamba.in_proj", "mamba.out_proj")``. The last one
-            is its output projection, the others read the output of ``attention_norm``.
-        mixer_context: Those of ``mixer`` that read another input, such as ``"cross_attn.k_proj"``, which reads the vision states.
-        mlp_inputs: In a block: the input group of the dense MLP, such as ``("mlp.gate_proj", "mlp.up_proj")``.
+            ``(("self_attn.kv_a_layernorm", ("self_attn.kv_b_proj",)),)``. Norms of single heads, such as
+            ``k_norm``, are not listed.
+        attention_value: In a block: the projection whose output reaches ``attention_output`` linearly (KV
+            heads repeated), multiplied only by factors that do not depend on it, such as
+            ``"self_attn.v_proj"``; scale may be moved from it to ``attention_output``. None: there is none.
+        attention_value_rows: Rows of ``attention_value`` that are values, such as ``"last"`` in a fused QKV
+            matrix.
+        attention_output_norm: In a block: the norm on the output of ``attention_output``, before it is added
+            to the residual stream, such as ``"post_attention_layernorm"`` in Gemma 2.
+        mixer: In blocks without attention: projections of what replaces it, such as
+            ``("mamba.in_proj", "mamba.out_proj")``. The last one is its output projection, the others read
+            the output of ``attention_norm``.
+        mixer_context: Those of ``mixer`` that read another input, such as ``"cross_attn.k_proj"``, which
+            reads the vision states.
+        mlp_inputs: In a block: the input group of the dense MLP, such as
+            ``("mlp.gate_proj", "mlp.up_proj")``.
         mlp_output: In a block: the last projection of the MLP, such as ``"mlp.down_proj"``.
-        mlp_norm: In a block: the norm that feeds ``mlp_inputs``, or router and experts, such as ``"post_attention_layernorm"``.
-        mlp_value: In a block: the projection whose output reaches ``mlp_output`` multiplied only by factors that do not depend on it, or
-            through a ReLU, which positive factors pass, such as ``"mlp.up_proj"``. None: there is none.
-        mlp_value_rows: Rows of ``mlp_value`` that are multiplied by the activated gate, such as ``"last"`` in a fused gate/up matrix.
-        mlp_output_norm: In a block: the norm on the output of the MLP or mixture, such as ``"post_feedforward_layernorm"`` in Gemma 2.
-        experts: In a block: the module that holds all experts, such as ``"mlp.experts"``; expert 3 is ``"mlp.experts.3"``.
-        experts_norm: In a block: the norm that feeds the experts alone, where they run beside a dense MLP with a norm of its own and the
-            router reads the residual stream by itself, such as ``"pre_feedforward_layernorm_2"`` in Gemma 4.
-        expert_parts: Where the class of fused experts does not describe them as the experts interface of transformers does, the function
-            that takes them apart, as ``"module:function"``: it gets a module and the names of an expert's projections, the last one being
-            ``expert_output``, and returns a `quark.models.layers.experts.ExpertParts`, or None for any other module.
+        mlp_norm: In a block: the norm that feeds ``mlp_inputs``, or router and experts, such as
+            ``"post_attention_layernorm"``.
+        mlp_value: In a block: the projection whose output reaches ``mlp_output`` multiplied only by factors
+            that do not depend on it, or through a ReLU, which positive factors pass, such as
+            ``"mlp.up_proj"``. None: there is none.
+        mlp_value_rows: Rows of ``mlp_value`` that are multiplied by the activated gate, such as ``"last"`` in
+            a fused gate/up matrix.
+        mlp_output_norm: In a block: the norm on the output of the MLP or mixture, such as
+            ``"post_feedforward_layernorm"`` in Gemma 2.
+        experts: In a block: the module that holds all experts, such as ``"mlp.experts"``; expert 3 is
+            ``"mlp.experts.3"``.
+        experts_norm: In a block: the norm that feeds the experts alone, where they run beside a dense MLP
+            with a norm of its own and the router reads the residual stream by itself, such as
+            ``"pre_feedforward_layernorm_2"`` in Gemma 4.
+        expert_parts: Where the class of fused experts does not describe them as the experts interface of
+            transformers does, the function that takes them apart, as ``"module:function"``: it gets a module
+            and the names of an expert's projections, the last one being ``expert_output``, and returns a
+            `quark.models.layers.experts.ExpertParts`, or None for any other module.
         router: In a block: the layer that chooses experts, such as ``"mlp.gate"``; it stays float.
         expert_inputs: In an expert: the input group, such as ``("gate_proj", "up_proj")``.
         expert_output: In an expert: the last projection, such as ``"down_proj"``.
         expert_value: In an expert: as ``mlp_value``, such as ``"up_proj"``.
-        shared_experts: In a block: projections of the experts that every token passes, such as ``("mlp.shared_expert.gate_proj",
-            "mlp.shared_expert.up_proj", "mlp.shared_expert.down_proj")``. The last is their output, the others read the normed input.
+        shared_experts: In a block: projections of the experts that every token passes, such as
+            ``("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj", "mlp.shared_expert.down_proj")``.
+            The last is their output, the others read the normed input.
         shared_expert_value: As ``mlp_value`` for the shared experts, such as ``"mlp.shared_expert.up_proj"``.
         shared_expert_value_rows: As ``mlp_value_rows`` for the shared experts.
-        shared_expert_gate: In a block: the layer whose output weights the shared experts, such as ``"mlp.shared_expert_gate"``.
+        shared_expert_gate: In a block: the layer whose output weights the shared experts, such as
+            ``"mlp.shared_expert_gate"``.
         norm_has_unit_offset: Whether norms multiply by ``1 + weight``, as in Gemma.
-        norm_has_weight: Whether norms of blocks and the final norm have a weight; without one, as in OLMo 1, no scale is folded into them.
-        norm_subtracts_mean: Whether norms of blocks and the final norm subtract the mean (LayerNorm), or not (RMSNorm).
-        embedding_norm: Full name of a norm on the embeddings, such as ``"transformer.word_embeddings_layernorm"``.
-        position_embeddings: Full name of learned positions that are added to the embeddings, such as ``"transformer.wpe"``.
-        inserted_embeddings: Full names, or patterns, of projections whose outputs replace token embeddings or are added to the residual
-            stream, such as the last layer of a vision tower's projector, ``"model.visual.merger.linear_fc2"``.
-        kv_layers_name: AMD Quark's patterns of the projections whose outputs enter the KV cache, such as ``("*k_proj", "*v_proj")``.
+        norm_has_weight: Whether norms of blocks and the final norm have a weight; without one, as in OLMo 1,
+            no scale is folded into them.
+        norm_subtracts_mean: Whether norms of blocks and the final norm subtract the mean (LayerNorm), or not
+            (RMSNorm).
+        embedding_norm: Full name of a norm on the embeddings, such as
+            ``"transformer.word_embeddings_layernorm"``.
+        position_embeddings: Full name of learned positions that are added to the embeddings, such as
+            ``"transformer.wpe"``.
+        inserted_embeddings: Full names, or patterns, of projections whose outputs replace token embeddings or
+            are added to the residual stream, such as the last layer of a vision tower's projector,
+            ``"model.visual.merger.linear_fc2"``.
+        kv_layers_name: AMD Quark's patterns of the projections whose outputs enter the KV cache, such as
+            ``("*k_proj", "*v_proj")``.
         q_layer_name: AMD Quark's pattern, or patterns, of the query projections, such as ``"*q_proj"``.
-        gate_up_layers_name: Suffixes of the two input projections of the MLP, such as ``("gate_proj", "up_proj")``.
+        gate_up_layers_name: Suffixes of the two input projections of the MLP, such as
+            ``("gate_proj", "up_proj")``.
         exclude_layers_name: AMD Quark's patterns of layers that stay float, such as ``"lm_head"``.
-        module_patterns: Pairs of an AMD Quark pattern, which names layers as published checkpoints do, and the pattern of the same layers
-            as transformers names the modules, such as ``("*wkv", "*self_attn.kv_proj")``. Configurations list both.
-        fused: Suffixes that runtimes such as vLLM fuse into one matrix, and which therefore need the same format, such as
-            ``(("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))``.
-        weight_converters: How stored tensors become those of single layers (`WeightConversion`), where AMD Quark's template has converters
-            or the layout is not `FUSED_EXPERTS`.
-        algorithm_defaults: Settings by name of algorithm that replace the algorithm's defaults, as AMD Quark's templates have them, such as
-            ``{"smoothquant": {"alpha": 0.8}}``.
-        unsupported: By name of algorithm, or of a part of one behind a dot, why it cannot be applied to this family, where other facts do
-            not say it, such as ``{"rotation.r1": "its residual stream is several streams"}``.
+        module_patterns: Pairs of an AMD Quark pattern, which names layers as published checkpoints do, and
+            the pattern of the same layers as transformers names the modules, such as
+            ``("*wkv", "*self_attn.kv_proj")``. Configurations list both.
+        fused: Suffixes that runtimes such as vLLM fuse into one matrix, and which therefore need the same
+            format, such as ``(("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))``.
+        weight_converters: How stored tensors become those of single layers (`WeightConversion`), where AMD
+            Quark's template has converters or the layout is not `FUSED_EXPERTS`.
+        algorithm_defaults: Settings by name of algorithm that replace the algorithm's defaults, as AMD
+            Quark's templates have them, such as ``{"smoothquant": {"alpha": 0.8}}``.
+        unsupported: By name of algorithm, or of a part of one behind a dot, why it cannot be applied to this
+            family, where other facts do not say it, such as
+            ``{"rotation.r1": "its residual stream is several streams"}``.
     """
 
     model_type: str

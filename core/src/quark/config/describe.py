@@ -70,7 +70,10 @@ def describe_layer(layer: QLayerConfig | None) -> str:
 
 
 def needs_calibration(layer: QLayerConfig) -> bool:
-    """Return whether activations have static ranges, which come from data. A plain cast has no scale and needs none."""
+    """Return whether activations have static ranges, which come from data.
+
+    A plain cast has no scale and needs none.
+    """
     activations = (*levels(layer.input_tensors), *levels(layer.output_tensors))
     return any(level.is_dynamic is False and level.qscheme is not None for level in activations)
 

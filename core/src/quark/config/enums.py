@@ -1,9 +1,10 @@
 """The enumerations of AMD Quark's public API. No torch here.
 
-`Dtype` and `QSchemeType` are open: their members are AMD Quark's names, and what a plugin brings is a value of them too. A number format
-goes by the name that it is registered under (``Dtype("acme_nf3")``). A way to share scales is not registered, but known to the number
-formats that have it, and goes by a name with its vendor's prefix (``QSchemeType("acme.diagonal")``). Reading a configuration needs no
-plugin: whether a format of that name is installed, and has that way, is asked when a plan is made, before any work.
+`Dtype` and `QSchemeType` are open: their members are AMD Quark's names, and what a plugin brings is a value
+of them too. A number format goes by the name that it is registered under (``Dtype("acme_nf3")``). A way to
+share scales is not registered, but known to the number formats that have it, and goes by a name with its
+vendor's prefix (``QSchemeType("acme.diagonal")``). Reading a configuration needs no plugin: whether a format
+of that name is installed, and has that way, is asked when a plan is made, before any work.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class _Vocabulary(Enum):
 
 
 class _OpenVocabulary(_Vocabulary):
-    """A vocabulary whose values may have other names than its members'. Such a value equals any other of that name.
+    """A vocabulary whose values may have other names than its members'.
+
+    Such a value equals any other of that name.
 
     It is no member: nothing keeps it, and a misspelt name leaves nothing behind.
     """
@@ -128,7 +131,8 @@ class Dtype(_OpenVocabulary):
 class QSchemeType(_OpenVocabulary):
     """Which elements share one scale.
 
-    A number format may have ways of its own, as ``"vendor.name"``: its `quark.numbers.NumberFormat.granularity` knows them.
+    A number format may have ways of its own, as ``"vendor.name"``: its
+    `quark.numbers.NumberFormat.granularity` knows them.
     """
 
     per_tensor = "per_tensor"

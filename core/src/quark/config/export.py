@@ -26,11 +26,13 @@ def _choice(_: Any, attribute: Any, value: Any) -> None:
 class JsonExporterConfig:
     """How a safetensors export is laid out; the ``export`` block of ``quantization_config``.
 
-    Keys that a later version may add are accepted and kept in ``extra``, since readers pass the whole block as keywords.
+    Keys that a later version may add are accepted and kept in ``extra``, since readers pass the whole block
+    as keywords.
 
     Attributes:
-        weight_merge_groups: Part of AMD Quark's signature: weights that share one scale. An export cannot give them one without rounding
-            them anew, and warns; ``shared_scale_groups`` of a `QConfig` does it before they are rounded.
+        weight_merge_groups: Part of AMD Quark's signature: weights that share one scale. An export cannot
+            give them one without rounding them anew, and warns; ``shared_scale_groups`` of a `QConfig` does
+            it before they are rounded.
         kv_cache_group: Patterns of the key and value projections.
         min_kv_scale: Floor of the cache's scales.
         weight_format: ``"real_quantized"`` stores codes, ``"fake_quantized"`` the rounded values.

@@ -29,12 +29,18 @@ def value_of(data: Mapping[str, Any], key: str, kind: type, default: Any = None)
 
 
 def strings_of(data: Mapping[str, Any], key: str) -> list[str]:
-    """Return the list of strings under ``key``, empty where nothing or null is there. Raises ConfigError for anything else."""
+    """Return the list of strings under ``key``, empty where nothing or null is there.
+
+    Raises ConfigError for anything else.
+    """
     return [checked(v, str, key) for v in value_of(data, key, list, ())]
 
 
 def checked(value: Any, kind: type, key: str) -> Any:
-    """Return ``value``, which stands under ``key`` or in a list there. Raises ConfigError unless it is of that kind, as in `value_of`."""
+    """Return ``value``, which stands under ``key`` or in a list there.
+
+    Raises ConfigError unless it is of that kind, as in `value_of`.
+    """
     types: Any = {list: (list, tuple), float: (int, float)}.get(kind, kind)
     if isinstance(value, types) and (kind is bool or not isinstance(value, bool)):
         return value

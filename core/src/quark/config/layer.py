@@ -1,4 +1,7 @@
-"""QLayerConfig: which tensors of a layer are quantized, and how. AMD Quark has had two names for it; this is the one definition."""
+"""QLayerConfig: which tensors of a layer are quantized, and how.
+
+AMD Quark has had two names for it; this is the one definition.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,9 @@ def _no_static_groups(_: Any, attribute: Any, value: TensorSpec | None) -> None:
 @with_dataclass_view
 @attrs.define
 class QLayerConfig:
-    """The quantization of one layer: a tensor spec, or a list of levels, for each of its tensors. Old name: ``QuantizationConfig``.
+    """The quantization of one layer: a tensor spec, or a list of levels, for each of its tensors.
+
+    Old name: ``QuantizationConfig``.
 
     Its slots can be assigned to, and are checked then. What uses a configuration works on a copy (`copied`).
 
@@ -72,7 +77,8 @@ class QLayerConfig:
         target_device: Part of AMD Quark's signature; without effect.
 
     Raises:
-        ConfigError: (a ValueError) A slot holds no tensor spec; or activations are static with a scale per group, which nothing can serve.
+        ConfigError: (a ValueError) A slot holds no tensor spec; or activations are static with a scale per
+            group, which nothing can serve.
     """
 
     input_tensors: TensorSpec | None = attrs.field(default=None, converter=_as_spec, validator=_no_static_groups)
@@ -93,7 +99,10 @@ class QLayerConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> QLayerConfig:
-        """Read the JSON form; missing slots are None. Raises ConfigError for an unknown key, or a value of another type than it has."""
+        """Read the JSON form; missing slots are None.
+
+        Raises ConfigError for an unknown key, or a value of another type than it has.
+        """
         unknown = sorted(set(checked(data, Mapping, "a layer's quantization")) - {*Slot, "target_device"})
         if unknown:
             raise ConfigError(f"a layer's quantization in JSON has unknown keys {unknown}; its keys are {', '.join(Slot)}, target_device")

@@ -66,13 +66,17 @@ def _copied_layers(layers: Mapping[Any, QLayerConfig]) -> dict[Any, QLayerConfig
 @with_dataclass_view
 @attrs.define
 class QConfig:
-    """The quantization of a whole model. Lists and dicts given are copied, so no two configurations share them.
+    """The quantization of a whole model.
 
-    Every field can be assigned to, also those of the layers' and tensors' configurations in it. A run works on a copy (`copied`): it
-    changes no configuration, and what is changed once it is planned has no effect on it.
+    Lists and dicts given are copied, so no two configurations share them.
 
-    Which layer gets what: ``exclude``, then ``layer_quant_config`` (first matching pattern), then ``layer_type_quant_config``, then
-    ``global_quant_config``; ``kv_cache_quant_config`` adds output quantization even to excluded layers.
+    Every field can be assigned to, also those of the layers' and tensors' configurations in it. A run works
+    on a copy (`copied`): it changes no configuration, and what is changed once it is planned has no effect on
+    it.
+
+    Which layer gets what: ``exclude``, then ``layer_quant_config`` (first matching pattern), then
+    ``layer_type_quant_config``, then ``global_quant_config``; ``kv_cache_quant_config`` adds output
+    quantization even to excluded layers.
 
     Attributes:
         global_quant_config: For every linear layer that nothing else names.
@@ -85,30 +89,39 @@ class QConfig:
         kv_cache_quant_config: By pattern: output quantization of key and value projections.
         kv_cache_group: Patterns of the projections that feed the cache.
         min_kv_scale: Floor of the cache's scales.
-        separate_kv_scales: Keys and values keep scales of their own. By default those of one block share the larger, as in AMD Quark.
-        kv_cache_post_rope: Where keys and values of the cache are rounded, and what their exported scales are of. True: as attention gets
-            them, behind norms on single heads and the rotary embedding, which is what runtimes such as vLLM cache. False: as their
-            projections put them out, the convention of AMD Quark. None: True where the attention of the model can be reached. Latent
-            attention is refused but with False: runtimes cache no output of its projections.
+        separate_kv_scales: Keys and values keep scales of their own. By default those of one block share the
+            larger, as in AMD Quark.
+        kv_cache_post_rope: Where keys and values of the cache are rounded, and what their exported scales are
+            of. True: as attention gets them, behind norms on single heads and the rotary embedding, which is
+            what runtimes such as vLLM cache. False: as their projections put them out, the convention of AMD
+            Quark. None: True where the attention of the model can be reached. Latent attention is refused but
+            with False: runtimes cache no output of its projections.
         attention_post_rope: The same for the queries of quantized attention (``softmax_quant_spec``).
         shared_scale_groups: Groups of name suffixes that share one global scale.
         softmax_quant_spec: Of the attention probabilities.
-        quant_mode: Whether layers are quantized (eager mode), or operators in the graph of a model (`quark.runs.graph`).
+        quant_mode: Whether layers are quantized (eager mode), or operators in the graph of a model
+            (`quark.runs.graph`).
         quant_flow: Part of AMD Quark's signature; every flow is the same pipeline.
         gpu_resident_blocks: Part of AMD Quark's signature; without effect.
         sync_moe_expert_input_amax: Experts share the range of their input.
-        activation_memory: Bytes that activations may take while calibrated rounding holds those of all samples in the middle of a block;
-            None for half of what is free. Where more are needed, each block is passed twice instead; 0 asks for that.
-        spill_directory: Where files without names hold what calibration samples keep while they wait in front of a block, as far as that is
-            more than ``activation_memory``; None leaves it in memory. The result is the same.
-        strict: A pattern that matches no layer, or a layer type that cannot be quantized, is an error and not a warning.
+        activation_memory: Bytes that activations may take while calibrated rounding holds those of all
+            samples in the middle of a block; None for half of what is free. Where more are needed, each block
+            is passed twice instead; 0 asks for that.
+        spill_directory: Where files without names hold what calibration samples keep while they wait in front
+            of a block, as far as that is more than ``activation_memory``; None leaves it in memory. The
+            result is the same.
+        strict: A pattern that matches no layer, or a layer type that cannot be quantized, is an error and not
+            a warning.
         calibrate_all_experts: Every expert is calibrated on every token, and not on those routed to it alone.
         scheme: Name of the scheme that ``global_quant_config`` comes from, for messages; never written.
-        keep_prequantized_layers: Layers that come quantized, and are not to be quantized, stay as they are stored: codes, scales and
-            configuration. False writes them dequantized.
-        weight_format: Of the checkpoint that this was read from: ``"fake_quantized"`` holds rounded values in place of their codes.
-        written_with: Of a checkpoint: distributions that brought its formats, observers and algorithms (`quark.checkpoint.provenance`).
-        pre_quant_opt_config: AMD Quark's field before 0.12: algorithms that go before ``algo_config``; folded into it.
+        keep_prequantized_layers: Layers that come quantized, and are not to be quantized, stay as they are
+            stored: codes, scales and configuration. False writes them dequantized.
+        weight_format: Of the checkpoint that this was read from: ``"fake_quantized"`` holds rounded values in
+            place of their codes.
+        written_with: Of a checkpoint: distributions that brought its formats, observers and algorithms
+            (`quark.checkpoint.provenance`).
+        pre_quant_opt_config: AMD Quark's field before 0.12: algorithms that go before ``algo_config``; folded
+            into it.
     """
 
     global_quant_config: QLayerConfig = attrs.field(validator=_layer)
@@ -147,7 +160,10 @@ class QConfig:
             self.pre_quant_opt_config = None
 
     def copied(self) -> QConfig:
-        """Return an independent copy, down to the last tensor's spec. Raises ConfigError where fields that were assigned do not agree."""
+        """Return an independent copy, down to the last tensor's spec.
+
+        Raises ConfigError where fields that were assigned do not agree.
+        """
         return attrs.evolve(
             self,
             global_quant_config=self.global_quant_config.copied(),
@@ -168,8 +184,8 @@ class QConfig:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form, the keys of ``quantization_config`` but for ``export``, which the exporter adds.
 
-        ``run_time_algorithms`` and ``attention_post_rope`` are keys of our own, there only where an algorithm runs with the model, or
-        queries are quantized: other readers pass them over.
+        ``run_time_algorithms`` and ``attention_post_rope`` are keys of our own, there only where an algorithm
+        runs with the model, or queries are quantized: other readers pass them over.
         """
         softmax = self.softmax_quant_spec
         run = [a.name for a in self.algo_config or () if a.runs_with_model()]
@@ -193,10 +209,12 @@ class QConfig:
     def from_dict(cls, data: Mapping[str, Any]) -> QConfig:
         """Read the JSON form of any generation: missing keys and nulls take their defaults, unknown keys are left alone.
 
-        Entries of ``algo_config`` are kept as `StoredAlgoConfig`, so that no algorithm need be installed to read a checkpoint.
+        Entries of ``algo_config`` are kept as `StoredAlgoConfig`, so that no algorithm need be installed to
+        read a checkpoint.
 
         Raises:
-            ConfigError: ``global_quant_config`` is missing, a value is of another type than it has, or there are too many patterns.
+            ConfigError: ``global_quant_config`` is missing, a value is of another type than it has, or there
+                are too many patterns.
         """
         if not isinstance(data, Mapping) or data.get("global_quant_config") is None:
             raise ConfigError("this quantization_config has no 'global_quant_config': it was not written by quark, or is damaged")
@@ -214,7 +232,8 @@ class QConfig:
             kv_cache_group=strings_of(export, "kv_cache_group"),
             min_kv_scale=float(value_of(export, "min_kv_scale", float, 0.0)),
             weight_format=value_of(export, "weight_format", str, "real_quantized"),
-            # Checkpoints without the key are from before rounding after RoPE was possible; null lets the model decide.
+            # Checkpoints without the key are from before rounding after RoPE was possible; null lets the
+            # model decide.
             kv_cache_post_rope=value_of(data, "kv_cache_post_rope", bool, None if "kv_cache_post_rope" in data else False),
             attention_post_rope=value_of(data, "attention_post_rope", bool),
             softmax_quant_spec=None if softmax is None else QTensorConfig.from_dict(softmax),

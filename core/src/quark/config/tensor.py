@@ -1,4 +1,7 @@
-"""QTensorConfig: how one tensor is quantized. AMD Quark has had three names for it; this is the one definition."""
+"""QTensorConfig: how one tensor is quantized.
+
+AMD Quark has had three names for it; this is the one definition.
+"""
 
 from __future__ import annotations
 
@@ -102,8 +105,9 @@ def _scale_format(_: Any, attribute: Any, value: Any) -> None:
 class QTensorConfig:
     """The quantization of one tensor: number format × granularity × symmetry × scale × observer × static or dynamic.
 
-    Fields can be assigned to: a value is checked at once, and that the fields agree when the configuration is used. What uses a
-    configuration works on a copy (`copied`). It hashes by its values, so one that is a key of a dict should not be changed.
+    Fields can be assigned to: a value is checked at once, and that the fields agree when the configuration is
+    used. What uses a configuration works on a copy (`copied`). It hashes by its values, so one that is a key
+    of a dict should not be changed.
 
     Old name in AMD Quark: ``QuantizationSpec`` (to 0.11).
 
@@ -111,24 +115,26 @@ class QTensorConfig:
         dtype: Number format of the elements: a `Dtype`, or its name.
         observer_cls: Observer class, or its public name.
         is_dynamic: Whether ranges are computed for each tensor at run time (activations) or once (static).
-        qscheme: Which elements share a scale: a `QSchemeType`, or its name; a number format may have its own (``"vendor.name"``).
+        qscheme: Which elements share a scale: a `QSchemeType`, or its name; a number format may have its own
+            (``"vendor.name"``).
         ch_axis: Axis that keeps its own scales (per channel) or along which groups run (per group).
         group_size: Elements in a group; -1 is the whole axis.
         block_size: Rows and columns of a 2-D block.
         symmetric: Whether the zero point is fixed at 0. None where the format has no zero point.
         round_method: Rounding between two representable values.
         scale_type: In which type scales are kept.
-        scale_format: In which number format scales are: None or ``"float32"``, ``"e8m0"``, ``"e4m3"``, ``"e5m3"``; or a name that the
-            number format of the elements knows.
-        scale_calculation_mode: How a power-of-two scale is chosen: ``"even"``, ``"floor"``, ``"ceil"``, ``"rceil"``.
+        scale_format: In which number format scales are: None or ``"float32"``, ``"e8m0"``, ``"e4m3"``,
+            ``"e5m3"``; or a name that the number format of the elements knows.
+        scale_calculation_mode: How a power-of-two scale is chosen: ``"even"``, ``"floor"``, ``"ceil"``,
+            ``"rceil"``.
         qat_spec: Part of AMD Quark's signature; quantization-aware training is not offered.
         mx_element_dtype: Element format where ``dtype`` is ``Dtype.mx``.
         zero_point_type: Whole or real zero points.
         is_scale_quant: Whether this is a second level, which quantizes the scale of the first.
         enable_buffer_reuse: Accepted and written for the sake of readers; without effect.
         max_input_numel: Likewise.
-        observer_options: Parameters of the observer by name, such as ``{"percentile": 99.9}``; kept as sorted pairs, and written only where
-            there are any.
+        observer_options: Parameters of the observer by name, such as ``{"percentile": 99.9}``; kept as sorted
+            pairs, and written only where there are any.
 
     Raises:
         ConfigError: (a ValueError) A value is out of its range or another is missing beside it.

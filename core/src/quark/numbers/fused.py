@@ -1,7 +1,7 @@
 """FusedRounding: rounds a tensor by one kernel, where its device uses kernels and its number format has device code.
 
-`quark.numbers.single_level` asks for it first and is itself what else happens: the same arithmetic by torch's operations, whose bits on
-CPUs are those of the kernels. On the CPU asking costs a look at the device.
+`quark.numbers.single_level` asks for it first and is itself what else happens: the same arithmetic by torch's
+operations, whose bits on CPUs are those of the kernels. On the CPU asking costs a look at the device.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Granularity: which elements of a tensor share a scale.
 
-A granularity is a value that gives the shape of the scales of a tensor, the view in which each row holds the elements of one scale, and
-the way back. Views copy nothing where the axis that is grouped is the last one.
+A granularity is a value that gives the shape of the scales of a tensor, the view in which each row holds the
+elements of one scale, and the way back. Views copy nothing where the axis that is grouped is the last one.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ __all__ = ["Granularity", "PerBlock", "PerChannel", "PerGroup", "PerTensor", "Pe
 class Granularity(ABC):
     """Base of all granularities.
 
-    A granularity of a new kind is a subclass with the five abstract methods; the defaults of the others are right for all, if not the
-    fastest. It is reached from a spec through `quark.numbers.NumberFormat.granularity`.
+    A granularity of a new kind is a subclass with the five abstract methods; the defaults of the others are
+    right for all, if not the fastest. It is reached from a spec through
+    `quark.numbers.NumberFormat.granularity`.
     """
 
     @abstractmethod
@@ -44,8 +45,8 @@ class Granularity(ABC):
     def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Return the scales of a matrix of that shape, repeated to ``[rows, groups of columns]``; a view where possible.
 
-        The groups are runs of columns of one length, as long as possible, that share a scale in each row: of groups that do not divide the
-        columns, single columns.
+        The groups are runs of columns of one length, as long as possible, that share a scale in each row: of
+        groups that do not divide the columns, single columns.
         """
 
     @abstractmethod
@@ -55,7 +56,8 @@ class Granularity(ABC):
     def columns_per_scale(self, columns: int) -> int | None:
         """Return how many input channels in a row share a scale in one row of a weight ``[O, columns]``.
 
-        None where scales span rows, or channels that are not next to each other: algorithms then find all scales before they round.
+        None where scales span rows, or channels that are not next to each other: algorithms then find all
+        scales before they round.
         """
         return None
 
@@ -63,7 +65,8 @@ class Granularity(ABC):
     def rows_per_scale(self) -> int:
         """How many consecutive rows of a matrix share their scales, where more than one and fewer than all of them do; else 1.
 
-        A part of a matrix that starts at a multiple of it, and has a multiple of it rows, has scales of the same granularity.
+        A part of a matrix that starts at a multiple of it, and has a multiple of it rows, has scales of the
+        same granularity.
         """
         return 1
 
@@ -171,7 +174,10 @@ class PerToken(Granularity):
 
 @attrs.frozen
 class PerGroup(Granularity):
-    """A scale for each run of ``size`` elements along the last axis; -1 is the whole axis. ``[4, 8], size 4 → scale [4, 2]``."""
+    """A scale for each run of ``size`` elements along the last axis; -1 is the whole axis.
+
+    ``[4, 8], size 4 → scale [4, 2]``.
+    """
 
     size: int
     is_local = True
@@ -207,7 +213,10 @@ class PerGroup(Granularity):
 
 @attrs.frozen
 class PerBlock(Granularity):
-    """A scale for each block of rows × columns of a matrix; the last rows may be fewer. ``[3, 8], block (2, 4) → scale [2, 2]``."""
+    """A scale for each block of rows × columns of a matrix; the last rows may be fewer.
+
+    ``[3, 8], block (2, 4) → scale [2, 2]``.
+    """
 
     size: tuple[int, int]
 
@@ -246,11 +255,12 @@ class PerBlock(Granularity):
 def granularity_of(spec: QTensorConfig, *, activation: bool) -> Granularity:
     """Return the granularity of a spec, by the qschemes that every number format has.
 
-    Activations with a dynamic scale per channel of axis 1 or -2 mean one scale per token, whatever the rank: that is how the formats are
-    documented and how runtimes compute them.
+    Activations with a dynamic scale per channel of axis 1 or -2 mean one scale per token, whatever the rank:
+    that is how the formats are documented and how runtimes compute them.
 
     Raises:
-        ConfigError: Groups run along an axis other than the last, or the spec names no ``qscheme``, or one of a plugin's own.
+        ConfigError: Groups run along an axis other than the last, or the spec names no ``qscheme``, or one of
+            a plugin's own.
     """
     if spec.qscheme is QSchemeType.per_tensor:
         return PerTensor()

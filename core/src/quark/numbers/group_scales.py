@@ -17,7 +17,8 @@ class GroupScales:
     """Scales of groups of input channels, for every row (output channel).
 
     Attributes:
-        scale: What codes are multiplied by, float32, outer scales included: ``[groups, N]``, or ``[K, N]`` where elements differ.
+        scale: What codes are multiplied by, float32, outer scales included: ``[groups, N]``, or ``[K, N]``
+            where elements differ.
         inverse: Its reciprocal, for formats that multiply by it; else None.
         zero: Zero points, ``[groups, N]``, or None.
         stored: As `QParams.scale` holds them, ``[groups, N]``.

@@ -20,7 +20,8 @@ class MultiLevelQuantizer(TensorQuantizer, ABC):
     """What quantizers of several levels have in common; `quark.numbers.TensorQuantizer` says what each method promises.
 
     A subclass with a scale structure of its own owes the abstract methods. It is reached from a spec through
-    `quark.numbers.NumberFormat.quantizer`. Its outer scale is one for the whole tensor, or one for each row of a weight.
+    `quark.numbers.NumberFormat.quantizer`. Its outer scale is one for the whole tensor, or one for each row
+    of a weight.
     """
 
     @property

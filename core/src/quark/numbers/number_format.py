@@ -1,4 +1,7 @@
-"""NumberFormat: the values that an element can have, their codes, and the scales of a range. A format is a value, never a branch."""
+"""NumberFormat: the values that an element can have, their codes, and the scales of a range.
+
+A format is a value, never a branch.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["SMALLEST_SCALE", "NumberFormat", "Spacing"]
 
 SMALLEST_SCALE = float(torch.finfo(torch.float32).tiny)
-"""Smallest scale that `NumberFormat.qparams` gives, float32's smallest normal number: the scale of a group of zeros must not be 0."""
+"""Smallest scale that `NumberFormat.qparams` gives, float32's smallest normal number: the scale of a group of
+zeros must not be 0.
+"""
 
 
 @attrs.frozen
@@ -44,11 +49,11 @@ class Spacing:
 class NumberFormat(ABC):
     """A number format. The core knows none by name; plugins register values of subclasses.
 
-    A format owes four methods, `max_magnitude`, `round_`, `encode` and `decode`. The other methods have defaults that serve formats with a
-    float32 scale, no zero point and codes that are stored as they are.
+    A format owes four methods, `max_magnitude`, `round_`, `encode` and `decode`. The other methods have
+    defaults that serve formats with a float32 scale, no zero point and codes that are stored as they are.
 
-    The engine (`quark.numbers.single_level`) divides by the scale; the methods here work on *scaled* values ``t = x / scale``. It calls
-    them from several threads, on different parts of a tensor.
+    The engine (`quark.numbers.single_level`) divides by the scale; the methods here work on *scaled* values
+    ``t = x / scale``. It calls them from several threads, on different parts of a tensor.
 
     Attributes:
         name: Registered name.
@@ -77,9 +82,9 @@ class NumberFormat(ABC):
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         """Round scaled float32 values in place to the nearest representable ones, ties to the even code, saturating; returns ``t``.
 
-        NaN stays NaN. Formats in which neighbours share bits look at the last axis, which holds whole groups of the spec's granularity.
-        ``zero`` is None for formats without zero points; else (int32: whole; float: real) it is broadcast over ``t`` and added on the way,
-        and the result counts from it.
+        NaN stays NaN. Formats in which neighbours share bits look at the last axis, which holds whole groups
+        of the spec's granularity. ``zero`` is None for formats without zero points; else (int32: whole;
+        float: real) it is broadcast over ``t`` and added on the way, and the result counts from it.
         """
 
     @abstractmethod
@@ -95,7 +100,10 @@ class NumberFormat(ABC):
         return self.encode(self.round_(t, zero))
 
     def write_codes(self, t: Tensor, zero: Tensor | None, out: Tensor) -> None:
-        """Write `codes` to ``out``, of ``t``'s shape, in ``storage_dtype``. Formats override it where that saves a pass."""
+        """Write `codes` to ``out``, of ``t``'s shape, in ``storage_dtype``.
+
+        Formats override it where that saves a pass.
+        """
         out.copy_(self.codes(t, zero))
 
     def writes_codes_of(self, dtype: torch.dtype) -> bool:
@@ -109,7 +117,8 @@ class NumberFormat(ABC):
     def spec_error(self, spec: QTensorConfig) -> str | None:
         """Return what a spec of this format lacks or contradicts, and the fix; None where it is complete.
 
-        The default is that of a format with the default scales: float32, without zero points, rounding to nearest.
+        The default is that of a format with the default scales: float32, without zero points, rounding to
+        nearest.
         """
         missing = [name for name in ("is_dynamic", "qscheme") if getattr(spec, name) is None]
         if missing:
@@ -147,8 +156,8 @@ class NumberFormat(ABC):
     def granularity(self, spec: QTensorConfig, *, activation: bool) -> Granularity:
         """Return which elements share a scale, for formats with qschemes of their own; by default what `granularity_of` does.
 
-        A qscheme of a format's own has its vendor's prefix, ``"acme.diagonal"``, and for its size the spec's ``group_size`` or
-        ``block_size``.
+        A qscheme of a format's own has its vendor's prefix, ``"acme.diagonal"``, and for its size the spec's
+        ``group_size`` or ``block_size``.
 
         Args:
             spec: The canonical spec of one level.
@@ -162,8 +171,8 @@ class NumberFormat(ABC):
     def by_reciprocal(self, spec: QTensorConfig) -> bool:
         """Return whether scaled values are ``x · (1 / scale)`` rather than ``x / scale``, which takes longer.
 
-        The two differ in the last bit, and so in the codes of values halfway between two: each family follows its reference. Where scales
-        are powers of two they are the same.
+        The two differ in the last bit, and so in the codes of values halfway between two: each family follows
+        its reference. Where scales are powers of two they are the same.
         """
         return False
 
@@ -177,7 +186,8 @@ class NumberFormat(ABC):
     def device_code(self, spec: QTensorConfig) -> DeviceCode | None:
         """Return the arithmetic of this format as Triton functions, of which kernels for GPUs are made; None leaves it to torch.
 
-        It is asked for where kernels are used alone, so that only then Triton is imported. ``spec`` is canonical, of one level.
+        It is asked for where kernels are used alone, so that only then Triton is imported. ``spec`` is
+        canonical, of one level.
         """
         return None
 

@@ -17,17 +17,18 @@ __all__ = ["Observer"]
 class Observer(ABC):
     """Collects a statistic of one tensor over any number of calls.
 
-    Two observers of the same tensor can be merged, with the result of one observer that has seen both data sets. So ranks can reduce.
+    Two observers of the same tensor can be merged, with the result of one observer that has seen both data
+    sets. So ranks can reduce.
 
     Args:
         spec: The tensor's quantization.
         granularity: Which elements share a range.
 
     Attributes:
-        is_extremes: Whether the range is just the smallest and the largest value, or ∓ the largest magnitude for a spec without zero
-            points. What needs ranges then takes them itself, without an observer.
-        options: Names of the observer options that it has, each with a class attribute of that name that holds the default. Listings show
-            them; `spec_error` refuses others.
+        is_extremes: Whether the range is just the smallest and the largest value, or ∓ the largest magnitude
+            for a spec without zero points. What needs ranges then takes them itself, without an observer.
+        options: Names of the observer options that it has, each with a class attribute of that name that
+            holds the default. Listings show them; `spec_error` refuses others.
     """
 
     is_extremes: ClassVar[bool] = False

@@ -12,10 +12,13 @@ __all__ = ["AS_THEY_ARE", "Packing"]
 
 
 class Packing:
-    """Stores codes and scales as they are. Number formats that store them otherwise give a subclass of their own as their ``packing``.
+    """Stores codes and scales as they are.
 
-    All methods must work on meta tensors, by which the shapes of a checkpoint are known without data: no operation may look at values.
-    ``unpack(pack(codes))`` equals ``codes`` and ``unpack_qparams(pack_qparams(qparams))`` equals ``qparams``, to the bit.
+    Number formats that store them otherwise give a subclass of their own as their ``packing``.
+
+    All methods must work on meta tensors, by which the shapes of a checkpoint are known without data: no
+    operation may look at values. ``unpack(pack(codes))`` equals ``codes`` and
+    ``unpack_qparams(pack_qparams(qparams))`` equals ``qparams``, to the bit.
     """
 
     def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:

@@ -13,7 +13,9 @@ from quark.numbers.qparams import QParams
 __all__ = ["CHUNK_ELEMENTS", "in_parts"]
 
 CHUNK_ELEMENTS = 1 << 19
-"""Elements of a part on CPUs, 2 MiB in float32: the work of one thread at a time. Other devices take a tensor whole."""
+"""Elements of a part on CPUs, 2 MiB in float32: the work of one thread at a time. Other devices take a tensor
+whole.
+"""
 
 
 def in_parts(x: Tensor, result: Tensor, scale_shape: tuple[int, ...], work: Callable[[Tensor, Tensor], QParams]) -> QParams:
@@ -21,10 +23,11 @@ def in_parts(x: Tensor, result: Tensor, scale_shape: tuple[int, ...], work: Call
 
     Args:
         x: Any shape; it is cut between vectors along its last axis.
-        result: Contiguous, of the same shape; ``work`` fills the parts of it that it is given. It may be ``x``, where nothing is filled.
+        result: Contiguous, of the same shape; ``work`` fills the parts of it that it is given. It may be
+            ``x``, where nothing is filled.
         scale_shape: Of the scales of the whole tensor.
-        work: Takes a part of ``x`` and of ``result``, both ``[vectors, length]``, and returns the part's scales. An outer scale must be
-            the same for all of them.
+        work: Takes a part of ``x`` and of ``result``, both ``[vectors, length]``, and returns the part's
+            scales. An outer scale must be the same for all of them.
     """
     vectors = x.reshape(-1, x.shape[-1])
     target = vectors if result is x else result.view(-1, x.shape[-1])

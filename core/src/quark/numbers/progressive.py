@@ -1,7 +1,9 @@
-"""ProgressiveQuantizer: two levels, of which the second quantizes the codes of the first. FP8 first and INT4 from there, for instance.
+"""ProgressiveQuantizer: two levels, of which the second quantizes the codes of the first.
 
-``value = code · second scale · first scale``; a checkpoint holds the codes of the second level. Source: AMD Quark 0.13's
-``ProgressiveSpec``.
+FP8 first and INT4 from there, for instance.
+
+``value = code · second scale · first scale``; a checkpoint holds the codes of the second level. Source: AMD
+Quark 0.13's ``ProgressiveSpec``.
 """
 
 from __future__ import annotations
@@ -98,7 +100,8 @@ class ProgressiveQuantizer(MultiLevelQuantizer):
         return self.second_level.quantize(x if x.is_meta else self._first_codes(x, first), second)
 
     def codes_of(self, values: Tensor, qparams: QParams) -> Tensor:
-        # Values of the second level are not on the first level's grid, so the first level must not round them again.
+        # Values of the second level are not on the first level's grid, so the first level must not round them
+        # again.
         first, second = _by_level(qparams)
         return self.second_level.codes_of(values if values.is_meta else values.float() / first.scale, second)
 

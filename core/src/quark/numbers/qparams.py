@@ -15,11 +15,14 @@ class QParams:
     """Scales, and zero points where the format has them: ``value = (code − zero_point) · scale · outer_scale``.
 
     Attributes:
-        scale: Multiplier, float. ``[]`` per tensor, ``[C]`` per channel, ``[…, groups]`` per group, ``[…]`` per token.
-        zero_point: As ``scale`` in shape, int32 where whole, float32 where real; None for formats without one.
-        outer_scale: Scale of the scales, float32: ``[]`` for the whole tensor, ``[O]`` for the rows of a weight ``[O, I]``; None: none.
-            Nothing else is supported, such as one for each super-block of a row: `quark.numbers.WeightGrid` finds the scales of one
-            group of columns at a time, whichever it is.
+        scale: Multiplier, float. ``[]`` per tensor, ``[C]`` per channel, ``[…, groups]`` per group, ``[…]``
+            per token.
+        zero_point: As ``scale`` in shape, int32 where whole, float32 where real; None for formats without
+            one.
+        outer_scale: Scale of the scales, float32: ``[]`` for the whole tensor, ``[O]`` for the rows of a
+            weight ``[O, I]``; None: none. Nothing else is supported, such as one for each super-block of a
+            row: `quark.numbers.WeightGrid` finds the scales of one group of columns at a time, whichever it
+            is.
     """
 
     scale: Tensor

@@ -15,7 +15,9 @@ from quark.numbers.weight_grid import GroupScales, WeightGrid
 __all__ = ["RoundedGrid"]
 
 _PROBES = 64
-"""Values for each power of two that are rounded to find the distances of neighbours: enough for 5 bits of mantissa."""
+"""Values for each power of two that are rounded to find the distances of neighbours: enough for 5 bits of
+mantissa.
+"""
 _OCTAVES = 24
 
 
@@ -30,7 +32,8 @@ class RoundedGrid(WeightGrid):
 
     Attributes:
         current: The scales of all groups.
-        each: The same with the subscales of formats that have them, one row for each input channel; else `current` itself.
+        each: The same with the subscales of formats that have them, one row for each input channel; else
+            `current` itself.
     """
 
     def __init__(self, quantizers: Sequence[TensorQuantizer], rows: Sequence[int], weight: Tensor, qparams: Sequence[QParams]) -> None:

@@ -1,6 +1,7 @@
 """Scratch memory: room for the temporaries of one tile, which a thread uses again for the next tile and the next tensor.
 
-Fresh memory costs several times what arithmetic in a cache does: the system hands it out page by page, and clears each page.
+Fresh memory costs several times what arithmetic in a cache does: the system hands it out page by page, and
+clears each page.
 """
 
 from __future__ import annotations

@@ -34,9 +34,10 @@ _SLACK = 1e-6
 def refuse_broken(quantizer: TensorQuantizer, *, activation: bool) -> None:
     """Check on a small tensor that the number format, packing and observers of a quantizer keep their contracts; once per quantizer.
 
-    Ranges are finite and scales positive. Rounding is in place, neither makes nor hides NaN, and its results have codes, also for inputs
-    far out of range. Codes and scales survive packing. Values are in order up to the largest, at which all beyond it saturate and which is
-    the declared one, and no more of them than the declared bits can tell apart.
+    Ranges are finite and scales positive. Rounding is in place, neither makes nor hides NaN, and its results
+    have codes, also for inputs far out of range. Codes and scales survive packing. Values are in order up to
+    the largest, at which all beyond it saturate and which is the declared one, and no more of them than the
+    declared bits can tell apart.
 
     Args:
         quantizer: The quantizer of a valid spec.

@@ -1,7 +1,8 @@
 """SingleLevelQuantizer: quantizes a tensor by a spec of one level, whatever its number format, granularity and observer.
 
-The arithmetic is ``x / scale``, rounded by the format about its zero point, and back; in float32 whatever the tensor's dtype. It runs in
-tiles that stay in cache, so that memory is read and written once however many steps there are.
+The arithmetic is ``x / scale``, rounded by the format about its zero point, and back; in float32 whatever the
+tensor's dtype. It runs in tiles that stay in cache, so that memory is read and written once however many
+steps there are.
 """
 
 from __future__ import annotations
@@ -26,13 +27,19 @@ from quark.numbers.scratch import scratch
 __all__ = ["TILE_ELEMENTS", "SingleLevelQuantizer", "Tile"]
 
 TILE_ELEMENTS = 1 << 17
-"""Float32 elements of a tile: 512 KiB, which the second-level caches of current processors hold together with its source."""
+"""Float32 elements of a tile: 512 KiB, which the second-level caches of current processors hold together with
+its source.
+"""
 
 MOST_STEPS = 256
-"""Steps from 0 to a value up to which float32 arithmetic is exact enough for `SingleLevelQuantizer.recovers_codes`."""
+"""Steps from 0 to a value up to which float32 arithmetic is exact enough for
+`SingleLevelQuantizer.recovers_codes`.
+"""
 
 Tile = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
-"""Source and result ``[rows, elements]``; scales ``[rows, 1]``, what takes a value to its scale, and zero points or None."""
+"""Source and result ``[rows, elements]``; scales ``[rows, 1]``, what takes a value to its scale, and zero
+points or None.
+"""
 
 
 @attrs.frozen(eq=False)
@@ -186,7 +193,8 @@ class SingleLevelQuantizer:
             return False
         limits, outer = torch.finfo(dtype), 1.0 if qparams.outer_scale is None else qparams.outer_scale.float()
         low, high = (float(end) for end in torch.aminmax(qparams.scale.float() * outer))
-        # A value of at most 1 / eps steps, normal and finite, is cast by less than half a step, and float32 adds next to nothing.
+        # A value of at most 1 / eps steps, normal and finite, is cast by less than half a step, and float32
+        # adds next to nothing.
         is_fine = spacing.steps <= min(1 / limits.eps, MOST_STEPS)
         return is_fine and low * spacing.smallest >= limits.tiny and high * spacing.largest <= limits.max
 

@@ -1,4 +1,7 @@
-"""TensorQuantizer: the protocol of everything that quantizes a tensor. `quantize`, `dequantize` and `fake_quantize` agree exactly."""
+"""TensorQuantizer: the protocol of everything that quantizes a tensor.
+
+`quantize`, `dequantize` and `fake_quantize` agree exactly.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,8 @@ __all__ = ["TensorQuantizer"]
 class TensorQuantizer(Protocol):
     """What modules, algorithms and checkpoints may ask of a tensor's quantization, of one level or of several.
 
-    A quantizer of a new kind implements this protocol; `quark.numbers.MultiLevelQuantizer` is a base class with defaults. It is reached
-    from a spec through `quark.numbers.NumberFormat.quantizer`.
+    A quantizer of a new kind implements this protocol; `quark.numbers.MultiLevelQuantizer` is a base class
+    with defaults. It is reached from a spec through `quark.numbers.NumberFormat.quantizer`.
 
     Attributes:
         spec: The canonical spec it was made from.
@@ -60,13 +63,16 @@ class TensorQuantizer(Protocol):
     def has_one_product(self) -> bool:
         """Whether a value is one product, ``(code − zero_point) · scale``.
 
-        Where it is not (two scales, an offset), the last bit depends on the order of operations, and `WeightGrid` computes the values it
-        returns from codes.
+        Where it is not (two scales, an offset), the last bit depends on the order of operations, and
+        `WeightGrid` computes the values it returns from codes.
         """
 
     @abstractmethod
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
-        """Return why a tensor of that shape cannot be quantized so, and the fix; None where it can. Needs no data."""
+        """Return why a tensor of that shape cannot be quantized so, and the fix; None where it can.
+
+        Needs no data.
+        """
 
     @abstractmethod
     def observer(self) -> Observer:
@@ -80,7 +86,8 @@ class TensorQuantizer(Protocol):
     def outer_scale(self, x: Tensor, shared: Observer | None = None) -> Tensor | None:
         """Return the scale above the stored level's, ``[]`` or ``[O]`` for a weight ``[O, I]``; None, without looking, where there is none.
 
-        Parts of a row cannot have outer scales of their own (`QParams.outer_scale`). Arguments as for `find_qparams`.
+        Parts of a row cannot have outer scales of their own (`QParams.outer_scale`). Arguments as for
+        `find_qparams`.
         """
 
     @abstractmethod
@@ -91,7 +98,8 @@ class TensorQuantizer(Protocol):
             low: Lower ends of the ranges, float32, of any shape; in units of the weight, not of ``outer``.
             high: Upper ends, likewise.
             outer: The `outer_scale`, broadcast over ``low``.
-            observed: Whether the ends are values of the weight, so that an earlier level rounds them first; else a search chose them.
+            observed: Whether the ends are values of the weight, so that an earlier level rounds them first;
+                else a search chose them.
         """
 
     @abstractmethod
@@ -100,7 +108,8 @@ class TensorQuantizer(Protocol):
 
         Args:
             x: The tensor.
-            shared: An `observer` that has seen all tensors which are to share their scale over the whole tensor, ``x`` among them.
+            shared: An `observer` that has seen all tensors which are to share their scale over the whole
+                tensor, ``x`` among them.
         """
 
     def fake_quantize(self, x: Tensor, qparams: QParams | None = None, *, out: Tensor | None = None) -> Tensor:

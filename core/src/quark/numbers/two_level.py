@@ -1,7 +1,8 @@
 """TwoLevelQuantizer: the scales of the first level are quantized by the second. NVFP4 and its relatives.
 
-``value = code · block scale · outer scale``: block scales are in a small format, relative to one outer scale over the whole tensor, with
-which the largest of them is the largest value of that format. Source: NVIDIA's NVFP4; AMD Quark 0.13's ``ScaleQuantSpec``.
+``value = code · block scale · outer scale``: block scales are in a small format, relative to one outer scale
+over the whole tensor, with which the largest of them is the largest value of that format. Source: NVIDIA's
+NVFP4; AMD Quark 0.13's ``ScaleQuantSpec``.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ from quark.numbers.single_level import SingleLevelQuantizer
 __all__ = ["OUTER_SCALE_OF_ZEROS", "TwoLevelQuantizer"]
 
 OUTER_SCALE_OF_ZEROS = 2.0**-23
-"""Outer scale of a tensor of zeros, whose ideal scale is 0: float32's machine epsilon, which AMD Quark writes there."""
+"""Outer scale of a tensor of zeros, whose ideal scale is 0: float32's machine epsilon, which AMD Quark writes
+there.
+"""
 
 
 @attrs.frozen(eq=False)
 class TwoLevelQuantizer(MultiLevelQuantizer):
     """`quark.numbers.TensorQuantizer` says what each method promises.
 
-    `QParams` hold the block scales as values of the scale level's format, and the outer scale. Of activations whose blocks are dynamic
-    only the outer scale is kept, as ``scale``: block scales are found at each call.
+    `QParams` hold the block scales as values of the scale level's format, and the outer scale. Of activations
+    whose blocks are dynamic only the outer scale is kept, as ``scale``: block scales are found at each call.
 
     Attributes:
         element_level: Quantizes the elements in blocks; its own scales are in float32.
@@ -162,7 +165,8 @@ class TwoLevelQuantizer(MultiLevelQuantizer):
         low, high = observer.range()
         if not self._keeps_outer_only:
             return attrs.evolve(self.scales_from_ranges(low, high, outer), outer_scale=outer)
-        # AMD Quark finds scales of activations first and makes them relative then, in two divisions; those of weights take one.
+        # AMD Quark finds scales of activations first and makes them relative then, in two divisions; those of
+        # weights take one.
         return QParams(self._stored(torch.maximum(-low, high) / _max_magnitude(self.element_level) / outer), None, outer)
 
     def _fused(self, x: Tensor) -> FusedRounding | None:
@@ -176,7 +180,8 @@ class TwoLevelQuantizer(MultiLevelQuantizer):
 
     def _stored(self, relative: Tensor) -> Tensor:
         scale = self.scale_level.format.round_(relative)
-        # A scale that is too small for its format makes its block 0, whatever it is replaced by; 1 divides without harm.
+        # A scale that is too small for its format makes its block 0, whatever it is replaced by; 1 divides
+        # without harm.
         return torch.where(scale == 0, 1.0, scale)
 
 

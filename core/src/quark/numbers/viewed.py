@@ -1,7 +1,8 @@
 """ViewedQuantizer: quantizes a tensor through a view in which the last axis is the one along which quantizers look.
 
-Quantizers look at rows and at the last axis: at the output channels of a weight ``[out, in]``, at groups of its input channels, at the
-features of an activation. A convolution has its channels elsewhere; its layer type says where, by a `TensorView`.
+Quantizers look at rows and at the last axis: at the output channels of a weight ``[out, in]``, at groups of
+its input channels, at the features of an activation. A convolution has its channels elsewhere; its layer type
+says where, by a `TensorView`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ __all__ = ["ChannelsLast", "KernelMatrix", "TensorView", "ViewedQuantizer", "out
 
 
 class TensorView(Protocol):
-    """An arrangement of the elements of a tensor, and the way back. A value: equal views are equal and have one hash."""
+    """An arrangement of the elements of a tensor, and the way back.
+
+    A value: equal views are equal and have one hash.
+    """
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the arrangement of a tensor of that shape."""
@@ -50,11 +54,12 @@ def output_first_shape(shape: tuple[int, ...], groups: int = 1) -> tuple[int, ..
 class KernelMatrix:
     """The weight of a convolution as the matrix ``[out, kernel positions · in / groups]``.
 
-    A row is an output channel. Input channels are innermost, so that groups of scales run along the input channels of one kernel position
-    where the group divides them.
+    A row is an output channel. Input channels are innermost, so that groups of scales run along the input
+    channels of one kernel position where the group divides them.
 
     Attributes:
-        is_transposed: Whether the weight is ``[in, out / groups, *kernel]`` and not ``[out, in / groups, *kernel]``.
+        is_transposed: Whether the weight is ``[in, out / groups, *kernel]`` and not
+            ``[out, in / groups, *kernel]``.
         groups: Of the convolution.
     """
 
@@ -130,11 +135,13 @@ def _viewed(quantizer: TensorQuantizer, view: TensorView) -> TensorQuantizer:
 
 @attrs.frozen(eq=False)
 class ViewedQuantizer:
-    """A quantizer of the arrangement of a tensor. `quark.numbers.TensorQuantizer` says what each method promises.
+    """A quantizer of the arrangement of a tensor.
 
-    Scales have the shapes that they have for the arrangement. Codes that are stored one by one, with scales of the tensor or of channels,
-    have the shape of the tensor; codes that are packed or grouped are those of the arrangement. Members that see neither a tensor nor its
-    shape are the inner quantizer's.
+    `quark.numbers.TensorQuantizer` says what each method promises.
+
+    Scales have the shapes that they have for the arrangement. Codes that are stored one by one, with scales
+    of the tensor or of channels, have the shape of the tensor; codes that are packed or grouped are those of
+    the arrangement. Members that see neither a tensor nor its shape are the inner quantizer's.
 
     Attributes:
         inner: Quantizes arranged tensors.

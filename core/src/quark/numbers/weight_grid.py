@@ -1,7 +1,8 @@
 """WeightGrid: the values that the weights of a rounding task can have, for algorithms that choose codes column by column.
 
-Layers that share an input are stacked and transposed into one matrix ``Wt [K, N]``, with K input channels and the N output channels of all
-layers: an input channel, a column of the weight, is then contiguous in memory. Scales are ``[groups, N]``.
+Layers that share an input are stacked and transposed into one matrix ``Wt [K, N]``, with K input channels and
+the N output channels of all layers: an input channel, a column of the weight, is then contiguous in memory.
+Scales are ``[groups, N]``.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ __all__ = ["ALL", "GroupScales", "WeightGrid"]
 ALL = slice(None)
 """All rows of the stacked layers."""
 _PROBES = 4097
-"""Values between the largest and its negative that `WeightGrid.gap` rounds: enough to tell neighbours of formats up to 12 bits apart."""
+"""Values between the largest and its negative that `WeightGrid.gap` rounds: enough to tell neighbours of
+formats up to 12 bits apart.
+"""
 _RANGES = (1.0, 1.3, 1.7, 3.1, 23.0)
 """Ends of ranges that make scales of different mantissas, unless these are powers of two."""
 
@@ -43,9 +46,12 @@ class WeightGrid:
 
     Attributes:
         columns: K, the number of input channels.
-        group: Input channels in a row that share a scale; K where there is one scale for each row, tensor or block of rows.
-        fixed: The scales of round-to-nearest, where scales span rows or groups and so cannot be found group by group; else None.
-        spans: Where they do, the number of the scale, from 0 on, that each group of each row has, ``[groups, N]``; else None.
+        group: Input channels in a row that share a scale; K where there is one scale for each row, tensor or
+            block of rows.
+        fixed: The scales of round-to-nearest, where scales span rows or groups and so cannot be found group
+            by group; else None.
+        spans: Where they do, the number of the scale, from 0 on, that each group of each row has,
+            ``[groups, N]``; else None.
         number_of_spans: How many of these scales there are; 0 where none span rows or groups.
     """
 
@@ -152,8 +158,8 @@ class WeightGrid:
     def weights(self, qt: Tensor, scales: GroupScales, dtype: torch.dtype = torch.float32) -> list[tuple[Tensor, QParams]]:
         """Return the weight ``[rows, K]`` and the scales of each layer, from values on the grid, ``[K, N]``: exactly those of `dequantize`.
 
-        Weights are in ``dtype``. A value beyond the range of ``dtype`` becomes the nearest value of the grid that ``dtype`` has, or its
-        largest.
+        Weights are in ``dtype``. A value beyond the range of ``dtype`` becomes the nearest value of the grid
+        that ``dtype`` has, or its largest.
         """
         layers = []
         limit = torch.finfo(dtype).max
@@ -161,7 +167,8 @@ class WeightGrid:
         is_beyond = max(-low, high) > limit
         for index, (quantizer, qparams) in enumerate(zip(self._quantizers, self.qparams(scales), strict=True)):
             values = qt[:, self._slice(index)].t().contiguous()
-            # Two multiplications may differ from one by their product in the last bit; and a value that is cut off has another code.
+            # Two multiplications may differ from one by their product in the last bit; and a value that is
+            # cut off has another code.
             if is_beyond or not quantizer.has_one_product:
                 values = quantizer.dequantize(quantizer.codes_of(values.clamp_(-limit, limit), qparams), qparams)
             layers.append((cast_finite(values, dtype), qparams))

@@ -1,7 +1,7 @@
 """The plugin layer: hooks, records, and registries of what installed plugins provide.
 
-A plugin author needs `hookimpl`, the record classes, and the manual in `quark.plugins.hookspecs`. Everyone else asks a registry:
-``schemes().get("fp8")``.
+A plugin author needs `hookimpl`, the record classes, and the manual in `quark.plugins.hookspecs`. Everyone
+else asks a registry: ``schemes().get("fp8")``.
 """
 
 from __future__ import annotations

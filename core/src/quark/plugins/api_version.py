@@ -1,7 +1,7 @@
 """The version of the plugin API, and the range of versions that a record or a plugin was written for.
 
-The version counts changes that a plugin notices: a hook, a field of a record, or a method of a protocol that is renamed, removed or
-newly required. It is independent of the versions of the distributions.
+The version counts changes that a plugin notices: a hook, a field of a record, or a method of a protocol that
+is renamed, removed or newly required. It is independent of the versions of the distributions.
 """
 
 from __future__ import annotations

@@ -62,10 +62,11 @@ def origin(kind: str, name: str) -> Origin:
 def attributed(doing: str, whose: Origin | None = None) -> Iterator[None]:
     """Let errors that leave the body say whose code raised them.
 
-    That is the plugin in whose package the innermost frame lies, or else ``whose``. An error that is none of quark's own becomes a
-    `PluginError` with the original as its cause. Quark's own errors, which plugins raise on purpose, and what the machine raises keep their
-    type and get a note. So does an error that code of the core has come upon, not raised, when a plugin called it: it is a bug of
-    quark-core. Errors of nobody's plugin pass unchanged.
+    That is the plugin in whose package the innermost frame lies, or else ``whose``. An error that is none of
+    quark's own becomes a `PluginError` with the original as its cause. Quark's own errors, which plugins
+    raise on purpose, and what the machine raises keep their type and get a note. So does an error that code
+    of the core has come upon, not raised, when a plugin called it: it is a bug of quark-core. Errors of
+    nobody's plugin pass unchanged.
 
     Args:
         doing: What was going on: ``"rounding 'model.layers.0.mlp.up_proj'"``.
@@ -103,8 +104,8 @@ def attributed(doing: str, whose: Origin | None = None) -> Iterator[None]:
 def _raised_in(error: Exception) -> tuple[Source | None, str, str]:
     """Return the plugin in whose code the innermost frame of an error's traceback lies, and where that is, as ``" (file, line n)"``.
 
-    The second place is in the core, where its code has come upon the error when the plugin called it; else it is empty. What the core
-    raises itself is said to its caller, unless it is an assertion.
+    The second place is in the core, where its code has come upon the error when the plugin called it; else it
+    is empty. What the core raises itself is said to its caller, unless it is an assertion.
     """
     packages = {source.module.partition(":")[0].partition(".")[0]: source for source in _plugins()}
     modules = dict(_modules_of_records())

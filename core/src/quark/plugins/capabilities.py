@@ -1,7 +1,8 @@
 """Capabilities: what a record may say of itself beyond its fields, as plain strings.
 
-`CAPABILITIES` are those that this project gives a meaning. A plugin may declare others, for programs of its vendor that look for them, as
-``"vendor.capability"``: they are listed like the rest, and nothing here acts on them.
+`CAPABILITIES` are those that this project gives a meaning. A plugin may declare others, for programs of its
+vendor that look for them, as ``"vendor.capability"``: they are listed like the rest, and nothing here acts on
+them.
 """
 
 from __future__ import annotations

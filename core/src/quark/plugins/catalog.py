@@ -166,7 +166,10 @@ def catalog() -> Catalog:
 
 
 def recorded_catalog() -> Catalog:
-    """Return the plugins of this process. A failure is recorded in strict mode too: for what has to work beside a broken plugin."""
+    """Return the plugins of this process.
+
+    A failure is recorded in strict mode too: for what has to work beside a broken plugin.
+    """
     try:
         return catalog()
     except PluginError:

@@ -115,7 +115,8 @@ class Collection:
         failures: What went wrong, in the order it happened.
         listeners: Implementations of the event hook, with their plugins.
         sources: Plugins that were imported and registered.
-        unstated: Those of them that do not say for which version of the plugin API their records were written.
+        unstated: Those of them that do not say for which version of the plugin API their records were
+            written.
     """
 
     strict: bool = False

@@ -16,9 +16,11 @@ class CommandRecord(Record):
     """A command of the program, called as ``quark NAME``. Its ``summary`` is its line in ``quark --help``.
 
     Attributes:
-        command: Reference to a function, whose annotated arguments are the arguments and options of the command as typer reads them, or to
-            a ``typer.Typer``, whose commands are called as ``quark NAME COMMAND``. It is loaded when the command is called.
-        group: Heading under which ``quark --help`` lists it; a heading of its own keeps the commands of a plugin together.
+        command: Reference to a function, whose annotated arguments are the arguments and options of the
+            command as typer reads them, or to a ``typer.Typer``, whose commands are called as
+            ``quark NAME COMMAND``. It is loaded when the command is called.
+        group: Heading under which ``quark --help`` lists it; a heading of its own keeps the commands of a
+            plugin together.
     """
 
     command: Reference = attrs.field(converter=as_reference, metadata=function_reference())

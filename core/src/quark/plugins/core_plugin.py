@@ -1,4 +1,7 @@
-"""What quark-core registers: layer types, operators of graphs, sources of text, the listings. Nothing heavy is imported."""
+"""What quark-core registers: layer types, operators of graphs, sources of text, the listings.
+
+Nothing heavy is imported.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,8 @@ def quark_register_layer_types() -> Iterator[LayerTypeRecord]:
         transposed=True,
         summary="the linear layer of GPT-2: x @ weight + bias",
     )
-    # AMD Quark's global configuration reaches those of two dimensions. Those of one are depthwise in language models, and no runtime
-    # has quantized ones; those of three embed patches.
+    # AMD Quark's global configuration reaches those of two dimensions. Those of one are depthwise in language
+    # models, and no runtime has quantized ones; those of three embed patches.
     yield _convolution("conv1d", "Conv1d", by_name=True)
     yield _convolution("conv2d", "Conv2d")
     yield _convolution("conv3d", "Conv3d", by_name=True)

@@ -61,7 +61,8 @@ class Candidate:
     Attributes:
         source: Where it comes from.
         entry_point: Leads to it.
-        unmet: What its distribution requires of the core and does not find: the requirement, and what is there instead.
+        unmet: What its distribution requires of the core and does not find: the requirement, and what is
+            there instead.
     """
 
     source: Source
@@ -76,7 +77,8 @@ class Settings:
     Attributes:
         strict: Whether a failure is raised rather than recorded (``QUARK_STRICT_PLUGINS``).
         only: Distributions or entry points to use; None uses all (``QUARK_PLUGINS``, comma-separated).
-        disabled: Distributions or entry points to leave out, also of ``only`` (``QUARK_DISABLED_PLUGINS``, comma-separated).
+        disabled: Distributions or entry points to leave out, also of ``only`` (``QUARK_DISABLED_PLUGINS``,
+            comma-separated).
     """
 
     strict: bool = False
@@ -115,7 +117,10 @@ def _listed(text: str) -> frozenset[str]:
 
 
 def _unmet(requirements: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Return requirements of the core that this core does not meet. An installer refuses them, unless it is told not to look."""
+    """Return requirements of the core that this core does not meet.
+
+    An installer refuses them, unless it is told not to look.
+    """
     mine = [text for text in requirements if name_in(text) == CORE and text != f"{CORE}=={VERSION}"]
     if not mine:
         return ()
@@ -137,8 +142,8 @@ def _unmet(requirements: Iterable[str]) -> tuple[tuple[str, str], ...]:
 def discover(path: Iterable[str] | None = None) -> tuple[Candidate, ...]:
     """Return all entry points of the group ``quark``, of all distributions, in a stable order.
 
-    Two distributions may use one entry-point name: both count. A distribution that lies on the path twice counts once, where it
-    comes first, as for imports.
+    Two distributions may use one entry-point name: both count. A distribution that lies on the path twice
+    counts once, where it comes first, as for imports.
 
     Args:
         path: Folders to look in; ``sys.path`` by default.

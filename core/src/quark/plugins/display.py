@@ -154,7 +154,8 @@ class _Left:
 def displayed() -> Iterator[None]:
     """Show the runs of the body: lines in the log and, where quark itself writes its log to a terminal, a bar in place of these lines.
 
-    Nothing is shown where the logger ``quark`` is set to leave out INFO; where the application has configured logging, there is no bar.
+    Nothing is shown where the logger ``quark`` is set to leave out INFO; where the application has configured
+    logging, there is no bar.
     """
     if not get_logger(_LOGGER).isEnabledFor(logging.INFO):
         yield

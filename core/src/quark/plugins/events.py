@@ -1,4 +1,7 @@
-"""Events: what listeners hear of a run, one frozen record for each kind of event. Making one imports nothing."""
+"""Events: what listeners hear of a run, one frozen record for each kind of event.
+
+Making one imports nothing.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,9 @@ __all__ = [
 ]
 
 EVENTS_VERSION = 1
-"""Raised when an event or one of its fields goes or changes its meaning; new events and new fields do not raise it."""
+"""Raised when an event or one of its fields goes or changes its meaning; new events and new fields do not
+raise it.
+"""
 
 
 def _read_only(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -101,9 +106,10 @@ class PhaseStarted(Event):
     """The run has begun another kind of work, which goes on until the next event of this name.
 
     Attributes:
-        phase: In a block ``"load"``, ``"transforms"``, ``"forward"``, ``"statistics"``, ``"solve"``, ``"write"`` or ``"report"``
-            (measuring for the report). Outside also ``"plan"``, ``"data"`` (calibration data are read), ``"validate"`` (transforms of the
-            whole model), ``"select"``, ``"evaluate"`` and ``"compare"`` (hidden states).
+        phase: In a block ``"load"``, ``"transforms"``, ``"forward"``, ``"statistics"``, ``"solve"``,
+            ``"write"`` or ``"report"`` (measuring for the report). Outside also ``"plan"``, ``"data"``
+            (calibration data are read), ``"validate"`` (transforms of the whole model), ``"select"``,
+            ``"evaluate"`` and ``"compare"`` (hidden states).
         block: Full name of the block; None outside the blocks.
     """
 
@@ -136,14 +142,17 @@ class BlockFinished(Event):
         block: As of `BlockStarted`.
         number: Likewise.
         total: Likewise.
-        outcome: ``"done"``; ``"resumed"`` for one that an interrupted run had finished; ``"other process"`` for one that another process
-            works on.
+        outcome: ``"done"``; ``"resumed"`` for one that an interrupted run had finished; ``"other process"``
+            for one that another process works on.
         seconds: How long it took.
-        seconds_left: How long the other blocks will take at the rate so far; None as long as that is not known.
-        phases: Seconds by phase, as of `PhaseStarted`, as the report of the run has them: since the figures of the block before were taken,
-            which is before that is written; of the first block also those of the forwards until they reach it.
-        figures: What is known of it: ``bytes`` of its float tensors, ``layers`` that were quantized, ``snr_db``, the median of the
-            signal-to-noise ratios of their weights, and the layer with the lowest, ``worst`` and ``worst_snr_db``.
+        seconds_left: How long the other blocks will take at the rate so far; None as long as that is not
+            known.
+        phases: Seconds by phase, as of `PhaseStarted`, as the report of the run has them: since the figures
+            of the block before were taken, which is before that is written; of the first block also those of
+            the forwards until they reach it.
+        figures: What is known of it: ``bytes`` of its float tensors, ``layers`` that were quantized,
+            ``snr_db``, the median of the signal-to-noise ratios of their weights, and the layer with the
+            lowest, ``worst`` and ``worst_snr_db``.
     """
 
     name: ClassVar[str] = "block_finished"

@@ -1,4 +1,7 @@
-"""Expected: what a reference of a record must lead to. It is compared when the reference is loaded, so that a wrong one is named."""
+"""Expected: what a reference of a record must lead to.
+
+It is compared when the reference is loaded, so that a wrong one is named.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +37,14 @@ class Expected:
     """What one reference must lead to.
 
     Attributes:
-        form: ``"value"``, an instance of ``base``; ``"class"``, a subclass of it; ``"function"``, anything that can be called.
+        form: ``"value"``, an instance of ``base``; ``"class"``, a subclass of it; ``"function"``, anything
+            that can be called.
         base: Reference to that class, loaded only when there is something to compare with it.
-        members: Methods that a class must have; of a function they are asked of what it makes, by who calls it.
+        members: Methods that a class must have; of a function they are asked of what it makes, by who calls
+            it.
         agrees: Field of the record → attribute of the object, dotted, which must say the same.
-        options: Gives the options of the object, with which those that the record declares have to agree; None where it has none.
+        options: Gives the options of the object, with which those that the record declares have to agree;
+            None where it has none.
     """
 
     form: str

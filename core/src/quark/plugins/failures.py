@@ -25,8 +25,9 @@ class PluginFailure:
 
     Attributes:
         source: Which plugin.
-        stage: Where it failed, one of `STAGES`. ``require``: it was made for another core; ``import``: its module; ``register``: its
-            hooks' names and signatures; ``call``: a hook of it raised; ``validate``: what a hook returned.
+        stage: Where it failed, one of `STAGES`. ``require``: it was made for another core; ``import``: its
+            module; ``register``: its hooks' names and signatures; ``call``: a hook of it raised;
+            ``validate``: what a hook returned.
         error: What happened, in a sentence.
         fix: What to do about it.
         exception: The exception behind it, if there is one.
@@ -47,7 +48,8 @@ def leave_out(source: Source, error: BaseException | None = None) -> str:
 
     Args:
         source: The plugin.
-        error: What it raised: where it asks quark for a name or an argument that there is not, the fix says where renamed ones are listed.
+        error: What it raised: where it asks quark for a name or an argument that there is not, the fix says
+            where renamed ones are listed.
     """
     if not source.distribution:
         return "correct it"

@@ -28,27 +28,32 @@ def _check_operators(_: Any, attribute: Any, values: tuple[str, ...]) -> None:
 class GraphOpRecord(Record):
     """An operator in the graph of a model, and which of its tensors FX graph mode quantizes.
 
-    Tensors are named as the operator's schema names its arguments (``torch.ops.aten.linear.default._schema``).
+    Tensors are named as the operator's schema names its arguments
+    (``torch.ops.aten.linear.default._schema``).
 
     Attributes:
-        operators: Full names without overloads, such as ``("aten::add",)``. Operators that write to their first argument, such as
-            ``aten::add_``, are replaced by the ones that do not before records are looked up.
-        modules: Names of the module classes that are this one operator, such as ``("Conv2d",)``: ``layer_type_quant_config`` may name it so
-            too, and the operator in such a module is called by the module's name.
+        operators: Full names without overloads, such as ``("aten::add",)``. Operators that write to their
+            first argument, such as ``aten::add_``, are replaced by the ones that do not before records are
+            looked up.
+        modules: Names of the module classes that are this one operator, such as ``("Conv2d",)``:
+            ``layer_type_quant_config`` may name it so too, and the operator in such a module is called by the
+            module's name.
         inputs: Arguments that are activations; empty where every tensor is one but ``weight`` and ``bias``.
-        layer_type: Name of the registered layer type (`LayerTypeRecord`) that computes the same; its weight, and activations with scales of
-            channels or groups, are then quantized as in eager mode. None where there is none.
+        layer_type: Name of the registered layer type (`LayerTypeRecord`) that computes the same; its weight,
+            and activations with scales of channels or groups, are then quantized as in eager mode. None where
+            there is none.
         weight: Argument that is the weight of such a layer; None where there is none.
         bias: Argument that is its bias.
-        moves_values: Whether each output value is one of the inputs' values, or 0, as with ``cat`` and ``relu``: inputs and outputs then
-            share a quantizer, where it has one static scale.
-        continues: Whether the operator is computed together with the one in front of it, as with ``relu``: if nothing else reads the
-            tensor between the two, that one is not quantized.
-        example: Reference to a function that is called with the record's name and returns a module and a tuple of its arguments, whose
-            graph has this operator; for the conformance suite.
+        moves_values: Whether each output value is one of the inputs' values, or 0, as with ``cat`` and
+            ``relu``: inputs and outputs then share a quantizer, where it has one static scale.
+        continues: Whether the operator is computed together with the one in front of it, as with ``relu``: if
+            nothing else reads the tensor between the two, that one is not quantized.
+        example: Reference to a function that is called with the record's name and returns a module and a
+            tuple of its arguments, whose graph has this operator; for the conformance suite.
 
     Raises:
-        ValueError: As `Record` does; or an operator is not written as torch writes it; or one of weight and layer type is missing.
+        ValueError: As `Record` does; or an operator is not written as torch writes it; or one of weight and
+            layer type is missing.
     """
 
     operators: tuple[str, ...] = attrs.field(converter=as_strings, validator=_check_operators)

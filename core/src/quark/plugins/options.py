@@ -1,9 +1,11 @@
 """Options of schemes, algorithms, observers and exporters: read from signatures and fields, and used to check what a user passes.
 
-A plugin need not declare options: a scheme's are the keyword arguments of its function, an algorithm's the fields of its settings, an
-exporter's the keyword arguments of its class. Help comes from their docstrings (``Args:``, ``Attributes:``), and what neither type nor
-docstring says from an annotation: ``share: Annotated[float, OptionNote(examples=(0.9,))] = 1.0``. A record may declare them all the same
-(`quark.plugins.Option`), so that they are listed without an import; what it declares is held against the code when that is loaded.
+A plugin need not declare options: a scheme's are the keyword arguments of its function, an algorithm's the
+fields of its settings, an exporter's the keyword arguments of its class. Help comes from their docstrings
+(``Args:``, ``Attributes:``), and what neither type nor docstring says from an annotation:
+``share: Annotated[float, OptionNote(examples=(0.9,))] = 1.0``. A record may declare them all the same
+(`quark.plugins.Option`), so that they are listed without an import; what it declares is held against the code
+when that is loaded.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ class OptionNote:
     """What an annotation says of an option beyond its type: for the check that no option is accepted and ignored.
 
     Attributes:
-        examples: Values, other than the default, each of which changes a result; needed where none is found by the type and the default.
+        examples: Values, other than the default, each of which changes a result; needed where none is found
+            by the type and the default.
         beside: Values of other options, by name, without which this one has no effect; kept as pairs.
         is_cost_only: Whether the option changes speed or memory alone, and results by rounding at most.
     """
@@ -68,7 +71,8 @@ class Option:
         default: Value where a user passes none; `REQUIRED` where one is needed.
         help: What its docstring says, on one line.
         is_converted: Whether the target converts the value, so that other types are accepted.
-        note: What its annotation says of its effect; of a field that takes one of some values, these are the examples.
+        note: What its annotation says of its effect; of a field that takes one of some values, these are the
+            examples.
     """
 
     name: str
@@ -161,7 +165,8 @@ def checked(whose: str, known: Sequence[Option], given: Mapping[str, Any]) -> di
         given: Values by name.
 
     Raises:
-        ConfigError: (a ValueError) There is no such option, or a value is of another type. Lists what there is.
+        ConfigError: (a ValueError) There is no such option, or a value is of another type. Lists what there
+            is.
     """
     by_name = {option.name: option for option in known}
     wrong = []

@@ -1,7 +1,8 @@
 """The registries of all kinds: what each kind's records point at, with its type.
 
-Each ``load_*`` method takes a name as `Registry.get` does and raises what `Registry.get` raises; and UnsupportedError where the record
-leaves that reference empty, and PluginError where the reference leads nowhere or to something else than the record says.
+Each ``load_*`` method takes a name as `Registry.get` does and raises what `Registry.get` raises; and
+UnsupportedError where the record leaves that reference empty, and PluginError where the reference leads
+nowhere or to something else than the record says.
 """
 
 from __future__ import annotations

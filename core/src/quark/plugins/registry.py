@@ -1,4 +1,7 @@
-"""Registry: records of one kind by name. A name that two distributions claim fails when it is asked for, not before."""
+"""Registry: records of one kind by name.
+
+A name that two distributions claim fails when it is asked for, not before.
+"""
 
 from __future__ import annotations
 
@@ -50,13 +53,16 @@ def _standing_names(entries: Iterable[Registered]) -> list[str]:
 class Registry(Generic[R]):
     """All records of one kind.
 
-    Iterating gives the records that `names` names. A registry is a view on what plugins yielded, plus what was registered at run time.
+    Iterating gives the records that `names` names. A registry is a view on what plugins yielded, plus what
+    was registered at run time.
 
     Args:
         kind: Which kind.
-        entries: Records with their plugins; the list is used as it is, so that one set of plugins has one list.
+        entries: Records with their plugins; the list is used as it is, so that one set of plugins has one
+            list.
         failures: Gives the failures of all plugins, for messages.
-        missing: Gives what to say about distributions that are not installed or left out, for messages; may be empty.
+        missing: Gives what to say about distributions that are not installed or left out, for messages; may
+            be empty.
     """
 
     def __init__(
@@ -93,13 +99,17 @@ class Registry(Generic[R]):
         """Return the record of that name, of that alias, or of ``"distribution:name"``.
 
         Raises:
-            UnknownNameError: (a ValueError) There is none. Says what there is, what comes close, and what may be missing.
-            AmbiguousNameError: (a ValueError) Several distributions claim the name. Says which, and how to choose.
+            UnknownNameError: (a ValueError) There is none. Says what there is, what comes close, and what may
+                be missing.
+            AmbiguousNameError: (a ValueError) Several distributions claim the name. Says which, and how to
+                choose.
         """
         return cast(R, self._find(name).record)
 
     def _load(self, name: str, field: str) -> Any:
-        """Return what a reference of a record points at. The registry of each kind has a typed method for each of its references.
+        """Return what a reference of a record points at.
+
+        The registry of each kind has a typed method for each of its references.
 
         Args:
             name: As for `get`.
@@ -107,8 +117,8 @@ class Registry(Generic[R]):
 
         Raises:
             UnsupportedError: (a NotImplementedError) The record leaves that field empty.
-            PluginError: The reference leads nowhere, its module cannot be imported, or the object is not what the record says; names the
-                plugin.
+            PluginError: The reference leads nowhere, its module cannot be imported, or the object is not what
+                the record says; names the plugin.
         """
         entry = self._find(name)
         reference = getattr(entry.record, field)
@@ -215,7 +225,10 @@ class Registry(Generic[R]):
         return f"<{self.kind.plural}: {', '.join(self.names()) or 'none'}>"
 
     def _claims_by_key(self) -> dict[str, list[Registered]]:
-        """Return entries by name and alias. Rebuilt when their number changes: plugins' records are added to the same list from outside."""
+        """Return entries by name and alias.
+
+        Rebuilt when their number changes: plugins' records are added to the same list from outside.
+        """
         if self._index is None or self._index[0] != len(self._entries):
             by_key: dict[str, list[Registered]] = {}
             for entry in self._entries:
@@ -267,7 +280,8 @@ def load_for(reference: Reference, what: str, source: Source) -> Any:
     """Load a plugin's lazy reference.
 
     Raises:
-        PluginError: It leads nowhere, or importing its module raised; names the plugin, its distribution and the fix.
+        PluginError: It leads nowhere, or importing its module raised; names the plugin, its distribution and
+            the fix.
     """
     try:
         return reference.load()

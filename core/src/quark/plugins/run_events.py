@@ -1,4 +1,7 @@
-"""RunEvents: the one voice of a run. Whatever works on a run tells it here; a bar, log lines, programs and plugins listen."""
+"""RunEvents: the one voice of a run, which tells listeners what happens.
+
+Whatever works on a run tells it here; a bar, log lines, programs and plugins listen.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +90,10 @@ class RunEvents:
         phases: Mapping[str, float] | None = None,
         figures: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        """Tell that the block is finished; ``figures`` is called where anybody listens. Other arguments as of `BlockFinished`."""
+        """Tell that the block is finished; ``figures`` is called where anybody listens.
+
+        Other arguments as of `BlockFinished`.
+        """
         if self._block is None:
             return
         name, number, begin = self._block
@@ -141,9 +147,12 @@ _current = threading.local()
 
 @contextmanager
 def running(task: str, *, speaks: bool = True, **facts: Any) -> Iterator[RunEvents]:
-    """Yield the voice of a run: it has begun, and ends with this context, well or by an error. A run inside another one is silent.
+    """Yield the voice of a run: it has begun, and ends with this context, well or by an error.
 
-    While it lasts, a bar is shown on a terminal, lines go to the log, and what is logged as a warning is told to listeners.
+    A run inside another one is silent.
+
+    While it lasts, a bar is shown on a terminal, lines go to the log, and what is logged as a warning is told
+    to listeners.
 
     Args:
         task: What the run does, as of `quark.plugins.Event`.

@@ -11,7 +11,8 @@ class TimeLeft:
     """Measures the rate of work, and what is left of it.
 
     Args:
-        work: Of each piece, in any unit, such as the bytes of a block; 0 for a piece that is not worked on here.
+        work: Of each piece, in any unit, such as the bytes of a block; 0 for a piece that is not worked on
+            here.
 
     Example:
         >>> left = TimeLeft([10, 30, 30])

@@ -32,7 +32,9 @@ __all__ = ["BlockSeconds", "measured_block", "seconds_per_byte"]
 _LARGEST = 128 << 20
 _MOST_FLOPS = {"cpu": 1e12}
 _MOST_FLOPS_OF_OTHERS = 1e14
-"""Bytes of a block, and work of a run on it by type of device, beyond which it would take longer than people wait for a plan."""
+"""Bytes of a block, and work of a run on it by type of device, beyond which it would take longer than people
+wait for a plan.
+"""
 _READ, _SECONDS = 1 << 26, 0.5
 """Bytes of a file that are read to measure how fast that is, and how long at most."""
 _VOCABULARY = 256
@@ -127,7 +129,8 @@ def _of_one_block(model: nn.Module, block: Block, device: torch.device) -> nn.Mo
     for module in one.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             values = torch.randn(parameter.shape, generator=generator)
-            # Norms of uneven channels, as models have them: an equalization that finds nothing to equalize takes longer.
+            # Norms of uneven channels, as models have them: an equalization that finds nothing to equalize
+            # takes longer.
             values = values.exp() if parameter.ndim == 1 else 0.02 * values
             setattr(module, name, nn.Parameter(values.to(device, parameter.dtype), requires_grad=False))
         for name, buffer in list(module.named_buffers(recurse=False)):

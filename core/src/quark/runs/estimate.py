@@ -32,7 +32,9 @@ _OF_HOST = (_PROGRAM, "freed memory", "files being written")
 _ROUNDING_COPIES = 4
 """Copies of a weight in float32 that rounding it to nearest, its codes and its packing hold at a time."""
 _SOLVER_COPIES, _FACTOR_COPIES = 6, 4
-"""Copies in float32 of the stacked weight, and of the sum ``Σ x xᵀ``, that a rounding with statistics holds at a time."""
+"""Copies in float32 of the stacked weight, and of the sum ``Σ x xᵀ``, that a rounding with statistics holds
+at a time.
+"""
 _NAMES = {"load": "loading", "forward": "forwards", "solve": "rounding", "write": "writing"}
 """What phases of a run are called in an estimate, where that is not their name."""
 _FREED = 64 << 20
@@ -44,8 +46,10 @@ class Output:
     """What an export writes for tensors.
 
     Attributes:
-        files: Sizes in bytes by name, of the index too; the configuration and the tokenizer are not among them.
-        quantized_bits: Bits of all tensors of layers with a quantized weight, without those of activations that have a name of their own.
+        files: Sizes in bytes by name, of the index too; the configuration and the tokenizer are not among
+            them.
+        quantized_bits: Bits of all tensors of layers with a quantized weight, without those of activations
+            that have a name of their own.
         quantized_weights: The number of these weights.
         bits: Bits of all tensors.
         weights: The number of all weights of the float model.
@@ -79,8 +83,8 @@ class Estimate:
 
     Attributes:
         output: What is written; None for an exporter that does not announce its tensors.
-        memory: The largest number of bytes that each thing will hold, by its name. Their sum is more than the run's peak where they
-            do not coincide.
+        memory: The largest number of bytes that each thing will hold, by its name. Their sum is more than the
+            run's peak where they do not coincide.
         work: FLOPs.
         block: The seconds of one block; None where none was measured.
         seconds: By what the time goes to, as the block has taken it; empty where none was measured.
@@ -146,13 +150,16 @@ def estimate(
 
     Args:
         model: Of the plan, on the meta device; a checkpoint that is read block by block.
-        run: From `quark.runs.run.plan_run`, in the memory mode that the data call for (`quark.runs.run.Run.for_data`).
+        run: From `quark.runs.run.plan_run`, in the memory mode that the data call for
+            (`quark.runs.run.Run.for_data`).
         calibration: The size of the data.
         exporter: Writes the result.
         options: Of the export.
         device: Where the run works.
-        file: A file of the checkpoint, by which the time of reading is told; None where there is none to read.
-        in_memory: Whether the model is loaded: it is part of what the program holds, and rounded weights come beside it.
+        file: A file of the checkpoint, by which the time of reading is told; None where there is none to
+            read.
+        in_memory: Whether the model is loaded: it is part of what the program holds, and rounded weights come
+            beside it.
         probing: Whether a block is measured, in a few seconds, for the time.
     """
     content = CheckpointContent(model, run.plan.config, run.plan)

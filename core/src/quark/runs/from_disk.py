@@ -81,39 +81,51 @@ def quantize_checkpoint(
     report: DescribesRun | None = None,
     ranks: Ranks = ALONE,
 ) -> QuantPlan:
-    """Quantize a checkpoint. The result is what loading, `ModelQuantizer.quantize_model` and an export give, byte for byte.
+    """Quantize a checkpoint.
 
-    Only what lies in no decoder block, and one block are in memory, but for exporters and transforms that need the whole model. Blocks that
-    are finished when a run is killed or fails stay, beside a journal; the same call with ``resume=True`` goes on with the next one, and
-    does nothing where ``out`` is finished.
+    The result is what loading, `ModelQuantizer.quantize_model` and an export give, byte for byte.
+
+    Only what lies in no decoder block, and one block are in memory, but for exporters and transforms that
+    need the whole model. Blocks that are finished when a run is killed or fails stay, beside a journal; the
+    same call with ``resume=True`` goes on with the next one, and does nothing where ``out`` is finished.
 
     Args:
-        source: Directory of a checkpoint in Hugging Face form: float, or quantized in a layout that an installed plugin dequantizes.
-        out: Directory to write; it must not exist, be empty, or hold what ``options.overwrite`` lets be replaced. It appears when complete.
+        source: Directory of a checkpoint in Hugging Face form: float, or quantized in a layout that an
+            installed plugin dequantizes.
+        out: Directory to write; it must not exist, be empty, or hold what ``options.overwrite`` lets be
+            replaced. It appears when complete.
         config: What each layer gets.
-        data: Calibration data (see `quark.calibration.batches.calls`), or a function that gives them to what needs them, if anything does.
+        data: Calibration data (see `quark.calibration.batches.calls`), or a function that gives them to what
+            needs them, if anything does.
         device: Torch device to work on.
-        dtype: Of the float model: a key of float32, bfloat16, float16; ``auto`` takes what the checkpoint says.
+        dtype: Of the float model: a key of float32, bfloat16, float16; ``auto`` takes what the checkpoint
+            says.
         exporter: Name of an exporter.
         options: Of the export, those of the exporter's own among them.
-        weight_converters: What stored tensors become before they are the model's (`quark.models.hf.weight_converters`); None: a template's.
+        weight_converters: What stored tensors become before they are the model's
+            (`quark.models.hf.weight_converters`); None: a template's.
         trust_remote_code: Whether code that comes with the checkpoint may run.
-        resume: Whether to go on from the finished blocks of an earlier run to ``out``; without any, the run starts from the beginning.
+        resume: Whether to go on from the finished blocks of an earlier run to ``out``; without any, the run
+            starts from the beginning.
         restart: Whether to discard finished blocks of an earlier run to ``out``.
         report: Is told of the finished run, and writes its report beside the weights; None writes none.
-        ranks: The processes that share the run and its files (`quark.base.process_group.ranks_of_environment`).
+        ranks: The processes that share the run and its files
+            (`quark.base.process_group.ranks_of_environment`).
 
     Returns:
         What was done to each layer; where nothing was left to do, what was planned.
 
     Raises:
         OutputError: ``out`` is in use, another process is writing to it, or it cannot be written.
-        ResumeError: Finished blocks lie there and nothing is said of them, or they, or ``out``, are of another run; what differs is named.
+        ResumeError: Finished blocks lie there and nothing is said of them, or they, or ``out``, are of
+            another run; what differs is named.
         CheckpointError: The checkpoint is damaged, incomplete, or of another model than its config.json says.
-        ConfigError, UnknownNameError, UnsupportedError, CalibrationError: What is asked for is not there, does not fit, or lacks data.
+        ConfigError, UnknownNameError, UnsupportedError, CalibrationError: What is asked for is not there,
+            does not fit, or lacks data.
         RankError: Another rank has failed.
         NonFiniteError: A weight or an activation holds NaN or Inf.
-        PluginError: A plugin raised an error, or returned what cannot be built on; names plugin, version, algorithm and layer.
+        PluginError: A plugin raised an error, or returned what cannot be built on; names plugin, version,
+            algorithm and layer.
     """
     told = {"source": str(source), "out": str(out), **settings_told(config)}
     with running("quantize", speaks=ranks.is_first, **told) as events:
@@ -173,7 +185,8 @@ class Output:
         writer: The exporter.
         options: Of the export.
         leftover: What becomes of finished blocks of an earlier run.
-        complete: Gets the complete checkpoint before it has its name: it checks it, and adds what is known of the run.
+        complete: Gets the complete checkpoint before it has its name: it checks it, and adds what is known of
+            the run.
         ranks: The processes that write to it. The first makes its directory and gives it its name.
     """
 
@@ -273,7 +286,8 @@ def _streamed(run: Run, tensors: CheckpointSource, output: Output, writer: Expor
 def quantize_with_journal(run: Run, tensors: CheckpointSource, output: Output, writer: Exporter, identity: RunIdentity) -> QuantPlan:
     """Write each block as soon as it is quantized, and enter it in a journal; go on from the journal of an earlier run.
 
-    Of several ranks, the first writes the output and the journal. The others read finished blocks from its files.
+    Of several ranks, the first writes the output and the journal. The others read finished blocks from its
+    files.
 
     Args:
         run: With its data.

@@ -29,7 +29,9 @@ _NOT_OF_THE_WEIGHTS = ("overwrite", "tokenizer", "own")
 """Export options that change no tensor; an exporter's own are listed apart."""
 
 _PIECES, _PIECE = 64, 4096
-"""Pieces of a file of the source that are looked at, and their size in bytes: little beside the file, and spread over all blocks."""
+"""Pieces of a file of the source that are looked at, and their size in bytes: little beside the file, and
+spread over all blocks.
+"""
 
 
 @attrs.frozen
@@ -37,11 +39,12 @@ class RunIdentity:
     """What the result of a run depends on, as JSON values by name.
 
     Attributes:
-        settings: Configuration as it is resolved for the model, exporter and its options, converters, device, dtype, order
-            of sums.
-        versions: Of torch, transformers and the distributions whose formats, observers, algorithms and exporter the run uses.
-        source: Of each file of the checkpoint its size, and digests of its header and of a sample of its bytes, which differs where a model
-            has been trained further; a digest of its config.json.
+        settings: Configuration as it is resolved for the model, exporter and its options, converters, device,
+            dtype, order of sums.
+        versions: Of torch, transformers and the distributions whose formats, observers, algorithms and
+            exporter the run uses.
+        source: Of each file of the checkpoint its size, and digests of its header and of a sample of its
+            bytes, which differs where a model has been trained further; a digest of its config.json.
         data: A digest of the calibration data.
     """
 
@@ -74,7 +77,8 @@ class RunIdentity:
             options: Of the export.
             converters: What stored tensors become before they are the model's.
             device: Where the run works.
-            is_deterministic: Whether the result does not depend on the number of processes (`quark.base.ranks.Ranks`).
+            is_deterministic: Whether the result does not depend on the number of processes
+                (`quark.base.ranks.Ranks`).
         """
         common = {f.name: getattr(options, f.name) for f in attrs.fields(ExportOptions) if f.name not in _NOT_OF_THE_WEIGHTS}
         settings = {

@@ -2,9 +2,10 @@
 
 What the run is stays in its output, so that a run that is asked for again is known to be finished.
 
-The journal is a file of JSON lines beside the directory in which the export is built: first a header (`quark.runs.identity`), then an
-entry for each finished block. A line is written and synchronized when everything that it speaks of is on the disk. Each line has its own
-checksum: a kill in the middle of a line leaves one that is not complete, which does not count.
+The journal is a file of JSON lines beside the directory in which the export is built: first a header
+(`quark.runs.identity`), then an entry for each finished block. A line is written and synchronized when
+everything that it speaks of is on the disk. Each line has its own checksum: a kill in the middle of a line
+leaves one that is not complete, which does not count.
 """
 
 from __future__ import annotations

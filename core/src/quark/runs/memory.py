@@ -103,8 +103,8 @@ def free_bytes(device: torch.device) -> int | None:
 def return_freed() -> None:
     """Return the process's free memory to the system, where its C library supports that (glibc ``malloc_trim``).
 
-    glibc keeps free memory between live allocations: without this call, replaced float weights would stay resident, one block's worth
-    per block. `FreedMemory` decides when to call it.
+    glibc keeps free memory between live allocations: without this call, replaced float weights would stay
+    resident, one block's worth per block. `FreedMemory` decides when to call it.
     """
     trim = _trim()
     if trim is not None:

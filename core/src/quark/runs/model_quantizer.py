@@ -49,7 +49,8 @@ class ModelQuantizer:
 
     Args:
         config: What each layer gets. It is never changed.
-        multi_device: Accepted with a warning that says how several devices are used; layers are quantized on whatever device they lie.
+        multi_device: Accepted with a warning that says how several devices are used; layers are quantized on
+            whatever device they lie.
 
     Example:
         >>> from quark.torch import LLMTemplate, ModelQuantizer
@@ -67,10 +68,12 @@ class ModelQuantizer:
             get_logger(__name__).warning(several_devices("multi_device"))
 
     def plan(self, model: nn.Module) -> QuantPlan | GraphPlan:
-        """Return what would be done to ``model``, and why; meta tensors will do. Raises ConfigError with all that is wrong.
+        """Return what would be done to ``model``, and why; meta tensors will do.
 
-        Fused experts that are to be quantized are taken apart for it; the model computes what it did. In FX graph mode the model is a
-        graph module, as of `quark.runs.graph.plan_graph`.
+        Raises ConfigError with all that is wrong.
+
+        Fused experts that are to be quantized are taken apart for it; the model computes what it did. In FX
+        graph mode the model is a graph module, as of `quark.runs.graph.plan_graph`.
         """
         refuse_no_model(model)
         if self.config.quant_mode is QuantizationMode.fx_graph_mode:
@@ -96,7 +99,8 @@ class ModelQuantizer:
             calibration: The size of the calibration data, if any are needed.
             exporter: Name of the exporter.
             options: Of the export.
-            probing: Whether the speed of this machine is measured, in a few seconds, for an estimate of the time.
+            probing: Whether the speed of this machine is measured, in a few seconds, for an estimate of the
+                time.
 
         Raises:
             ConfigError: As `plan` raises it; also UnknownNameError for the exporter.
@@ -120,31 +124,39 @@ class ModelQuantizer:
     def quantize_model(self, model: M, dataloader: Data = None) -> M:
         """Quantize ``model`` in place, block by block, and return it.
 
-        A model of transformers that was loaded quantized (FP8, compressed-tensors) is dequantized first, one module at a time; its layers
-        that are not to be quantized stay as they come, unless ``keep_prequantized_layers`` is False.
+        A model of transformers that was loaded quantized (FP8, compressed-tensors) is dequantized first, one
+        module at a time; its layers that are not to be quantized stay as they come, unless
+        ``keep_prequantized_layers`` is False.
 
-        What can be known beforehand is checked before anything is changed. An error that comes later, such as of a plugin's algorithm in
-        some block, leaves the blocks before it quantized and that one perhaps half changed: the model is of no use then, and a second try
-        with it says so. Load the float model again. (`quark.runs.quantize_checkpoint` leaves nothing behind when it fails.)
+        What can be known beforehand is checked before anything is changed. An error that comes later, such as
+        of a plugin's algorithm in some block, leaves the blocks before it quantized and that one perhaps half
+        changed: the model is of no use then, and a second try with it says so. Load the float model again.
+        (`quark.runs.quantize_checkpoint` leaves nothing behind when it fails.)
 
         Args:
-            model: Any module tree; a transformers model of a known family is worked block by block, another as one block. A model that is
-                one layer is called ``layer`` in its plan, and becomes the quantized layer.
-            dataloader: Calibration data (see `quark.calibration.batches.calls`), or a function that gives them: it is called with what
-                needs them. Read only where something does, such as activations with static scales.
+            model: Any module tree; a transformers model of a known family is worked block by block, another
+                as one block. A model that is one layer is called ``layer`` in its plan, and becomes the
+                quantized layer.
+            dataloader: Calibration data (see `quark.calibration.batches.calls`), or a function that gives
+                them: it is called with what needs them. Read only where something does, such as activations
+                with static scales.
 
-        In FX graph mode (``quant_mode``) operators are quantized, and everything is as `quark.runs.graph.quantize_graph` says.
+        In FX graph mode (``quant_mode``) operators are quantized, and everything is as
+        `quark.runs.graph.quantize_graph` says.
 
         Returns:
-            The same object, its layers replaced, with the attributes ``quant_config``, ``quark_plan`` and ``quark_quantized``.
+            The same object, its layers replaced, with the attributes ``quant_config``, ``quark_plan`` and
+            ``quark_quantized``.
 
         Raises:
-            ConfigError: The configuration does not fit the model; or it is none, is compiled, or has weights that are no plain floats.
+            ConfigError: The configuration does not fit the model; or it is none, is compiled, or has weights
+                that are no plain floats.
             CalibrationError: Static scales are asked for without data.
             NonFiniteError: A weight or an activation holds NaN or Inf.
-            PluginError: A plugin raised an error, or returned what cannot be built on; names plugin, version, algorithm and layer.
-            UnsupportedError: An algorithm is asked for that no installed distribution implements; or attention is to be quantized in a
-                model whose attention cannot be exchanged.
+            PluginError: A plugin raised an error, or returned what cannot be built on; names plugin, version,
+                algorithm and layer.
+            UnsupportedError: An algorithm is asked for that no installed distribution implements; or
+                attention is to be quantized in a model whose attention cannot be exchanged.
         """
         refuse_no_model(model)
         if self.config.quant_mode is QuantizationMode.fx_graph_mode:
@@ -198,20 +210,24 @@ class ModelQuantizer:
         """Go from a checkpoint to a checkpoint, for what needs no data; `quark.runs.quantize_checkpoint` takes them.
 
         Args:
-            pretrained_model_path: Directory of a checkpoint, float or quantized, as of `quark.runs.quantize_checkpoint`.
+            pretrained_model_path: Directory of a checkpoint, float or quantized, as of
+                `quark.runs.quantize_checkpoint`.
             save_path: Directory to write; must not exist or be empty.
-            keep_excluded_layers_as_original_model_state: Excluded layers of a quantized checkpoint stay quantized, also where the
-                configuration's ``keep_prequantized_layers`` is False.
+            keep_excluded_layers_as_original_model_state: Excluded layers of a quantized checkpoint stay
+                quantized, also where the configuration's ``keep_prequantized_layers`` is False.
             legacy_device_args: ``device`` in its old place.
-            weight_converters: As of `quark.runs.quantize_checkpoint`. Those that take fused experts apart are not applied where the model
-                has fused experts: these become separate layers wherever they are quantized.
-            device: Torch device; None is "cuda", or the CPU on a machine that has none. Of several the first is used.
+            weight_converters: As of `quark.runs.quantize_checkpoint`. Those that take fused experts apart are
+                not applied where the model has fused experts: these become separate layers wherever they are
+                quantized.
+            device: Torch device; None is "cuda", or the CPU on a machine that has none. Of several the first
+                is used.
             presharded_weights: Documented; not offered.
             resume: As of `quark.runs.quantize_checkpoint`.
             restart: Likewise.
 
         Raises:
-            UnsupportedError: ``presharded_weights`` are given; or the layout cannot hold a layer that is to stay as it is stored.
+            UnsupportedError: ``presharded_weights`` are given; or the layout cannot hold a layer that is to
+                stay as it is stored.
             CalibrationError: The configuration wants calibration data.
             QuarkError: As `quark.runs.quantize_checkpoint` raises it.
         """
@@ -234,7 +250,9 @@ class ModelQuantizer:
 
     @staticmethod
     def freeze(model: M, quantize: bool | None = None, runtime_options: object = None) -> M:
-        """Do AMD Quark's step before an export. Weights are rounded as soon as a model is quantized, so this only ends their training.
+        """Do AMD Quark's step before an export.
+
+        Weights are rounded as soon as a model is quantized, so this only ends their training.
 
         Args:
             model: A quantized model, changed in place.
@@ -264,8 +282,9 @@ def refuse_no_model(model: object) -> None:
     """Check that a model is a ``torch.nn.Module`` that runs its own Python code.
 
     Raises:
-        ConfigError: The object is no module; or the module, or a submodule, is compiled. Calibration pauses forwards inside a model, which
-            compiled code does not allow, and compiled code would keep the graph of the float layers.
+        ConfigError: The object is no module; or the module, or a submodule, is compiled. Calibration pauses
+            forwards inside a model, which compiled code does not allow, and compiled code would keep the
+            graph of the float layers.
     """
     if not isinstance(model, nn.Module):
         what = "None" if model is None else f"the string {model!r}" if isinstance(model, str) else f"a {type(model).__name__}"
@@ -285,8 +304,8 @@ def refuse_unfit(model: nn.Module, rows: Iterable[PlanRow]) -> None:
     """Check the parameters of every layer that will be quantized; layers may differ in their dtypes.
 
     Raises:
-        ConfigError: A parameter is not loaded, or no dense floating-point tensor of 16 bits or more, or a layer's parameters differ in
-            dtype.
+        ConfigError: A parameter is not loaded, or no dense floating-point tensor of 16 bits or more, or a
+            layer's parameters differ in dtype.
     """
     layers_of: dict[str, list[str]] = {}
     for row in rows:
@@ -316,5 +335,6 @@ def _short(tensor: Tensor) -> str:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    # torch.compile(module) wraps the module in a class of dynamo, which need not be imported; module.compile() sets an attribute.
+    # torch.compile(module) wraps the module in a class of dynamo, which need not be imported;
+    # module.compile() sets an attribute.
     return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None

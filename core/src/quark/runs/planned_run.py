@@ -100,13 +100,14 @@ def plan(
 ) -> PlannedRun:
     """Return what `quark.runs.quantize_checkpoint` would do with a checkpoint, and what it would write and need.
 
-    Only ``config.json`` and the headers of the safetensors files are read; without such files, ``config.json`` alone. Errors that the run
-    would raise are collected: the result has all that are independent of each other.
+    Only ``config.json`` and the headers of the safetensors files are read; without such files,
+    ``config.json`` alone. Errors that the run would raise are collected: the result has all that are
+    independent of each other.
 
     Args:
         source: Directory of a float checkpoint in Hugging Face form.
-        config: What each layer gets; or the name of a scheme, for the template of the model's family; or a function that makes the
-            configuration for the model, which is on the meta device.
+        config: What each layer gets; or the name of a scheme, for the template of the model's family; or a
+            function that makes the configuration for the model, which is on the meta device.
         calibration: The size of the calibration data, if any are needed.
         device: As of `quark.runs.quantize_checkpoint`.
         dtype: Likewise.

@@ -57,9 +57,10 @@ def quantize_blocks(started: StartedRun, sink: BlockSink) -> CalibrationReport:
     The sink has taken everything when this returns; to finish it is left to the caller.
 
     Args:
-        started: Has the model, which is changed in place by the transforms and the sink, and its weights by the rounding. What lies outside
-            the blocks has been loaded. Transforms that need statistics cost one more pass of each block before it is rounded. Each rank has
-            its part of the calls; without calls, it has the blocks that its sink wants.
+        started: Has the model, which is changed in place by the transforms and the sink, and its weights by
+            the rounding. What lies outside the blocks has been loaded. Transforms that need statistics cost
+            one more pass of each block before it is rounded. Each rank has its part of the calls; without
+            calls, it has the blocks that its sink wants.
         sink: Takes finished layers.
     """
     pipeline = BlockPipeline.of(started, sink)
@@ -95,7 +96,8 @@ class BlockPipeline:
     """A started run at work on its blocks: the same for all of them.
 
     Attributes:
-        started: The run, its model, the source of its tensors, and the transforms, which have changed what lies outside the blocks.
+        started: The run, its model, the source of its tensors, and the transforms, which have changed what
+            lies outside the blocks.
         sink: Takes finished layers.
         rounding: Chooses codes.
         tunings: By name, in order.
@@ -164,7 +166,8 @@ def _forwards(pipeline: BlockPipeline, blocks: Sequence[Block], scales: Activati
 def start_transforms(model: nn.Module, plan: QuantPlan, transforms: Sequence[Transform]) -> list[StartedTransform]:
     """Start transforms, and let each change what lies outside the decoder blocks, where all tensors are in memory.
 
-    The model has all tensors outside the blocks then that the finished model has, by which the files of an export are laid out.
+    The model has all tensors outside the blocks then that the finished model has, by which the files of an
+    export are laid out.
     """
     started = [StartedTransform.of(transform, model, plan) for transform in transforms]
     blocks = decoder_blocks(model, plan.architecture)
@@ -178,7 +181,8 @@ def quantize_block(pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow
         pipeline: What is the same for all blocks.
         block: The block: its weights are float, those of the blocks before it rounded.
         rows: Its layers that are to be quantized.
-        block_run: The calibration forwards, which wait at its entry; afterwards they wait at the next block. None where none are needed.
+        block_run: The calibration forwards, which wait at its entry; afterwards they wait at the next block.
+            None where none are needed.
     """
     started, run, report, figures = pipeline.started, pipeline.run, CalibrationReport(), pipeline.figures
     model, plan, phase = started.model, run.plan, figures.clock.phase
@@ -193,7 +197,8 @@ def quantize_block(pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow
             transforms.apply()
         report.add_transformed(transforms.metrics, transforms.applied)
 
-    # Calibration and rounding: forwards pause at each input group until its statistics are complete and its layers are rounded.
+    # Calibration and rounding: forwards pause at each input group until its statistics are complete and its
+    # layers are rounded.
     layers = quantized_layers(model, rows, started.source)
     attentions = [a for a in plan.attentions if block.owns(a.name)]
     scales = ActivationScales(layers, attentions, plan.config, plan.architecture, run.ranks)
@@ -206,7 +211,8 @@ def quantize_block(pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow
     finish_layers(pipeline, layers, scales, rounded, inputs)
     passes = 0 if block_run is None else 2 if run.two_passes else 1
 
-    # The sink takes the block: in place, or packed into a shard, with a journal entry, which has the block's figures.
+    # The sink takes the block: in place, or packed into a shard, with a journal entry, which has the block's
+    # figures.
     figures.end_block(block, size, passes, tokens)
     pipeline.report.extend(report)
     with phase("write"):
@@ -220,8 +226,9 @@ def pass_finished_block(
 ) -> None:
     """Lead the forwards through a block that an interrupted run has finished; nothing is calibrated or rounded again.
 
-    Forwards of the quantized model pass the block as the sink has it. Forwards of the float model, and those of a run whose rounding needs
-    no statistics, pass the float block, for which transforms are applied again: their float weights are stored nowhere.
+    Forwards of the quantized model pass the block as the sink has it. Forwards of the float model, and those
+    of a run whose rounding needs no statistics, pass the float block, for which transforms are applied again:
+    their float weights are stored nowhere.
 
     Args:
         pipeline: As of `quantize_block`.
@@ -315,7 +322,8 @@ def _of_all_ranks(tokens: Mapping[str, int], ranks: Ranks) -> dict[str, int]:
 def quantized_layers(model: nn.Module, rows: Iterable[PlanRow], source: RunSource | None = None) -> dict[str, QuantizedLayer]:
     """Return quantized layers by full name, their weights not rounded yet and not in the model yet.
 
-    Those that stay as they come have their codes and scales from ``source``, unless the finished block is to be read.
+    Those that stay as they come have their codes and scales from ``source``, unless the finished block is to
+    be read.
 
     Raises:
         CheckpointError: Codes give other values than the float weight that was made of them.
@@ -335,7 +343,8 @@ def quantized_layers(model: nn.Module, rows: Iterable[PlanRow], source: RunSourc
 
 def _refuse_other_values(name: str, values: Tensor, expected: Tensor) -> None:
     limits = torch.finfo(expected.dtype)
-    # Two products of code and scale in float32 may differ in their last bit, and then by one more when they are cast.
+    # Two products of code and scale in float32 may differ in their last bit, and then by one more when they
+    # are cast.
     if not torch.allclose(values, expected, rtol=2 * limits.eps, atol=limits.tiny):
         raise CheckpointError(
             f"the codes of '{name}' give other values than its dequantized weight has, by up to "
@@ -354,7 +363,8 @@ def finish_layers(
 ) -> None:
     """Set the scales of activations that have none, round other weights than ``rounded``, and biases, to nearest; the sink gets all.
 
-    The layers are measured for the report before the sink gets them; ``inputs`` are samples of the inputs of some.
+    The layers are measured for the report before the sink gets them; ``inputs`` are samples of the inputs of
+    some.
     """
     with pipeline.figures.clock.phase("solve"):
         scales.finish()

@@ -54,8 +54,8 @@ def start_run(run: Run, model: nn.Module, source: RunSource | None = None) -> St
 def quantize_started(started: StartedRun, sink: BlockSink) -> FinishedRun:
     """Quantize the model of a started run, and return the run as it has ended, with the plan of what was done.
 
-    Transforms that turn out to change none of the blocks are left out of that plan. For users, the model has the results as
-    attributes: ``quant_config``, ``quark_plan``, ``quark_report`` and ``quark_quantized``.
+    Transforms that turn out to change none of the blocks are left out of that plan. For users, the model has
+    the results as attributes: ``quant_config``, ``quark_plan``, ``quark_report`` and ``quark_quantized``.
     """
     run, model = started.run, started.model
     if run.plan.attentions:

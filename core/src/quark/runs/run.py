@@ -53,7 +53,9 @@ __all__ = [
 ]
 
 Data = Iterable[Any] | Callable[[str], Iterable[Any] | None] | None
-"""Calibration data (see `quark.calibration.batches.calls`), or what gives them: it is called with what needs them, if anything does."""
+"""Calibration data (see `quark.calibration.batches.calls`), or what gives them: it is called with what needs
+them, if anything does.
+"""
 
 TWO_PASSES = (
     "activations of all calibration samples would take more memory than allowed (activation_memory): each block is passed twice, and its "
@@ -230,13 +232,14 @@ class FinishedRun:
 def plan_run(model: nn.Module, config: QConfig, codes_of: CodesOf = MappingProxyType({})) -> Run:
     """Plan a run: what would be done to ``model``, by which algorithms; data and memory mode are left to `Run.with_data`.
 
-    Nothing of the model is changed, except that fused experts that are to be quantized become separate layers. The plan has a copy of
-    ``config``: what is changed afterwards has no effect on the run.
+    Nothing of the model is changed, except that fused experts that are to be quantized become separate
+    layers. The plan has a copy of ``config``: what is changed afterwards has no effect on the run.
 
     Args:
         model: Meta tensors will do.
         config: What each layer gets.
-        codes_of: Layers that come quantized. Those that are not to be quantized stay as they are, unless the configuration says otherwise.
+        codes_of: Layers that come quantized. Those that are not to be quantized stay as they are, unless the
+            configuration says otherwise.
 
     Raises:
         ConfigError: The configuration does not fit the model.

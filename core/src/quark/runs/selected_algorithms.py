@@ -102,7 +102,8 @@ def algorithms_of(config: QConfig) -> Algorithms:
 
     Raises:
         UnsupportedError: An algorithm's distribution registers its configuration only.
-        ConfigError: An algorithm is named twice; or there are two roundings, two transforms of one role, or an order that cannot be kept.
+        ConfigError: An algorithm is named twice; or there are two roundings, two transforms of one role, or
+            an order that cannot be kept.
     """
     names = [settings.name for settings in config.algo_config or []]
     for name in names:
@@ -230,8 +231,8 @@ def settings_told(config: QConfig) -> dict[str, Any]:
 def refuse_excluded_schemes(rounding: str, rows: Iterable[PlanRow]) -> None:
     """Raise where a rounding would round weights of a scheme that its record excludes.
 
-    A configuration does not say which scheme it comes from: weights are those of a scheme where number formats, granularities, symmetry and
-    scale formats of all levels are, whatever the group size.
+    A configuration does not say which scheme it comes from: weights are those of a scheme where number
+    formats, granularities, symmetry and scale formats of all levels are, whatever the group size.
 
     Args:
         rounding: Name of the rounding.

@@ -44,8 +44,9 @@ def directory_of_first(ranks: Ranks) -> Path:
 def opened_sink(started: StartedRun, is_divided: bool, directory: Path, writer: Exporter, options: ExportOptions) -> Iterator[BlockSink]:
     """Yield the sink that a rank hands its blocks to; nothing is entered in a journal.
 
-    In a run with calibration data every rank comes to the same layers, and the first one writes them. Without, each block is one rank's,
-    which reads, rounds and writes it; if the exporter cannot share its files (`quark.checkpoint.Exporter.shares`), all are the first one's.
+    In a run with calibration data every rank comes to the same layers, and the first one writes them.
+    Without, each block is one rank's, which reads, rounds and writes it; if the exporter cannot share its
+    files (`quark.checkpoint.Exporter.shares`), all are the first one's.
 
     Args:
         started: Has the ranks.

@@ -24,7 +24,8 @@ class BlockResult:
     """What a run keeps of a block besides its tensors, as JSON values.
 
     Attributes:
-        report: The block's part of the calibration report (`quark.calibration.report.CalibrationReport.to_dict`).
+        report: The block's part of the calibration report
+            (`quark.calibration.report.CalibrationReport.to_dict`).
         learned: What the run knows after this block and needs for the blocks behind it.
     """
 
@@ -36,8 +37,8 @@ class BlockSink(Protocol):
     """Accepts the finished layers of one block after another.
 
     Attributes:
-        needs_values: Whether weights have to be rounded when they are accepted. Else some may be float, with the scales that they are to
-            be rounded to (`quark.models.layers.QuantizerModule.is_deferred`).
+        needs_values: Whether weights have to be rounded when they are accepted. Else some may be float, with
+            the scales that they are to be rounded to (`quark.models.layers.QuantizerModule.is_deferred`).
     """
 
     needs_values: bool
@@ -58,7 +59,10 @@ class BlockSink(Protocol):
         """Set the values of a block for which `finished` has a result; its layers have been accepted, with float weights."""
 
     def end_block(self, block: Block | None, result: BlockResult) -> None:
-        """End a block: all its layers have been accepted, and its other tensors are final. None ends the part outside the blocks."""
+        """End a block: all its layers have been accepted, and its other tensors are final.
+
+        None ends the part outside the blocks.
+        """
 
     def finish(self, content: CheckpointContent) -> None:
         """End the run; ``content`` is the quantized model with its final plan."""
@@ -124,8 +128,8 @@ class CheckpointSink(InPlaceSink):
 class JournaledSink(CheckpointSink):
     """Writes each block to an export and, when its tensors are on the disk, to a journal; goes on from the blocks that the journal has.
 
-    A block whose tensors no longer have their checksums is quantized again, and so are all blocks behind it: a finished block is then
-    always one that was made behind the blocks that are now in the output.
+    A block whose tensors no longer have their checksums is quantized again, and so are all blocks behind it:
+    a finished block is then always one that was made behind the blocks that are now in the output.
 
     Args:
         model: The model that contains the layers.

@@ -45,7 +45,9 @@ def quantized_skeleton(model: nn.Module, plan: QuantPlan) -> nn.Module:
 
 
 def _quantized_layers(modules: Mapping[str, nn.Module], rows: Iterable[PlanRow]) -> dict[str, QuantizedLayer]:
-    """Return the quantized layer of each row. Of layers that are alike, such as those of many experts, one is made and copied.
+    """Return the quantized layer of each row.
+
+    Of layers that are alike, such as those of many experts, one is made and copied.
 
     Each has its own parameters, such as a bias: those that are one tensor are taken for tied.
     """
@@ -98,7 +100,8 @@ def _give_scale(module: QuantizerModule, shape: tuple[int, ...]) -> None:
         module.set_qparams(_empty(module.quantizer, shape))  # type: ignore[arg-type]  # quantizers are hashed by identity
 
 
-# Layers of one kind share a quantizer, and operations on meta tensors are slow: equal results are computed once.
+# Layers of one kind share a quantizer, and operations on meta tensors are slow: equal results are computed
+# once.
 @lru_cache(maxsize=1024)
 def _empty(quantizer: TensorQuantizer, shape: tuple[int, ...]) -> QParams:
     return quantizer.empty_qparams(shape, "meta")

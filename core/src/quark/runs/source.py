@@ -28,7 +28,9 @@ __all__ = ["BlockSource", "CheckpointSource", "InMemorySource", "ReadAhead", "Ru
 PAGE = 4096
 """Bytes of a page of memory, or a part of one."""
 LEAST_ROOM = 4
-"""How many times the size of a block has to be free for it to be read ahead: what works on the block before needs memory too."""
+"""How many times the size of a block has to be free for it to be read ahead: what works on the block before
+needs memory too.
+"""
 
 
 K = TypeVar("K")
@@ -38,7 +40,8 @@ V = TypeVar("V")
 class ReadAhead(Generic[K, V]):
     """Reads at most one thing ahead.
 
-    The thread lives from `start` to `take`, so that none is left where a run fails in between; what it raises, `take` raises.
+    The thread lives from `start` to `take`, so that none is left where a run fails in between; what it
+    raises, `take` raises.
 
     Args:
         read: Reads the thing of a key.
@@ -139,7 +142,8 @@ class CheckpointSource:
         self._state: dict[str, Tensor] = model.state_dict(keep_vars=True)
         self._dtype_of = {name: tensor.dtype for name, tensor in self._state.items()}
         self._owners = owners_of(model)
-        # Fused mixtures will be separated; their fused parameters are read, and the separate weights become views of them.
+        # Fused mixtures will be separated; their fused parameters are read, and the separate weights become
+        # views of them.
         self._fused = fused_mixtures(model)
         self._recipes: dict[str | None, list[Recipe]] = {}
         self._rows: list[PlanRow] = []
@@ -223,7 +227,8 @@ class CheckpointSource:
     def _read(self, name: str | None) -> list[tuple[str, Tensor]]:
         """Return the tensors of a block by name; their pages are in memory, also where a tensor is a view of a mapped file.
 
-        Of the tensors outside the blocks, for which a run waits when it begins, pages come when they are needed.
+        Of the tensors outside the blocks, for which a run waits when it begins, pages come when they are
+        needed.
         """
         tensors = list(self._stored.read(self._recipes.get(name, ()), self._dtype_of, self._device))
         for _, tensor in tensors if name is not None else ():

@@ -64,10 +64,12 @@ class Workload:
 
     Attributes:
         forwards: Passes of each calibration token through the decoder blocks; 0 where no data are needed.
-        forward: FLOPs of all passes: matrix products of linear layers and of attention; those of a mixture by the experts of each token.
-        statistics: FLOPs of the sums ``Σ x xᵀ [K, K]``, of which half is computed, for each input group of the rounding.
-        solver: FLOPs of the rounding that uses them, as of a column by column rounding: ``K³ / 3`` for the factor of each such sum and
-            ``2 N K²`` for the error that goes from column to column.
+        forward: FLOPs of all passes: matrix products of linear layers and of attention; those of a mixture by
+            the experts of each token.
+        statistics: FLOPs of the sums ``Σ x xᵀ [K, K]``, of which half is computed, for each input group of
+            the rounding.
+        solver: FLOPs of the rounding that uses them, as of a column by column rounding: ``K³ / 3`` for the
+            factor of each such sum and ``2 N K²`` for the error that goes from column to column.
         rounded: Elements of weights that are rounded.
         tasks: The input groups of the rounding, each kind once, with its number.
     """

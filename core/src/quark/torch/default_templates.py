@@ -47,7 +47,9 @@ class _DefaultTemplates(Mapping[str, dict[str, Any]]):
 
 
 DEFAULT_TEMPLATES: Mapping[str, dict[str, Any]] = _DefaultTemplates()
-"""The templates of plugins; `LLMTemplate.register_template` adds to the registry and not to this, as in AMD Quark."""
+"""The templates of plugins; `LLMTemplate.register_template` adds to the registry and not to this, as in AMD
+Quark.
+"""
 
 
 def template_from_dict(model_type: str, config: Mapping[str, Any]) -> LLMTemplate:
@@ -66,7 +68,8 @@ def template_from_dict(model_type: str, config: Mapping[str, Any]) -> LLMTemplat
 def projection_base(config: QConfig, pattern: str) -> QLayerConfig:
     """Return AMD Quark's guess at the configuration of the projections behind ``pattern``; templates use the exact `projections.base_for`.
 
-    That is what the first pattern of ``layer_quant_config`` says that ends as ``pattern`` does or names attention, or what is global.
+    That is what the first pattern of ``layer_quant_config`` says that ends as ``pattern`` does or names
+    attention, or what is global.
     """
     leaf = pattern.rpartition(".")[2].strip("*")
     named = (

@@ -30,7 +30,8 @@ def load(module: str, name: str) -> Any:
 
     Raises:
         AttributeError: There is no such name.
-        MissingPluginError: (an ImportError) There is none, and a distribution of this project is not active; says what to do.
+        MissingPluginError: (an ImportError) There is none, and a distribution of this project is not active;
+            says what to do.
         NotOfferedError: (an ImportError) AMD Quark has one, and it does not come here; says what to use.
     """
     if name == "__all__":
@@ -70,7 +71,8 @@ def refuse_incomplete(name: str) -> None:
     """Refuse a name that nothing brings where a distribution of this project is not active, which may be why.
 
     Raises:
-        MissingPluginError: (an ImportError) A distribution is not installed, a variable leaves its plugin out, or its plugin failed.
+        MissingPluginError: (an ImportError) A distribution is not installed, a variable leaves its plugin
+            out, or its plugin failed.
     """
     from quark.plugins.catalog import catalog
     from quark.plugins.kinds import BUILT_IN
@@ -111,7 +113,10 @@ def _modules_of_plugins() -> Mapping[str, Mapping[str, Reference]]:
 
 
 def _example(module: str) -> ModuleType:
-    """Return the module of the examples behind a public one. Raises MissingPluginError where they are not installed."""
+    """Return the module of the examples behind a public one.
+
+    Raises MissingPluginError where they are not installed.
+    """
     target = IN_EXAMPLES[module]
     if importlib.util.find_spec(target.partition(".")[0]) is None:
         raise MissingPluginError(
@@ -133,7 +138,8 @@ class PublicModules:
         """Return where the module comes from, None where nothing brings it.
 
         Raises:
-            MissingPluginError: (an ImportError) A distribution of this project is not active, which may be why.
+            MissingPluginError: (an ImportError) A distribution of this project is not active, which may be
+                why.
             NotOfferedError: (an ImportError) AMD Quark has it, and it does not come here; says what to use.
         """
         if not fullname.startswith("quark."):

@@ -1,4 +1,7 @@
-"""AMD Quark's public modules: which of our objects each of their names is, as data. `quark.torch.finder` makes modules of it."""
+"""AMD Quark's public modules: which of our objects each of their names is, as data.
+
+`quark.torch.finder` makes modules of it.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +100,9 @@ WITH_NAMES_OF_PLUGINS = frozenset(
         "quark.torch.quantization.observer.observer",
     }
 )
-"""Modules that also have the names that plugins' records export without a module, such as ``Int4PerGroupSpec``."""
+"""Modules that also have the names that plugins' records export without a module, such as
+``Int4PerGroupSpec``.
+"""
 IN_EXAMPLES: Mapping[str, str] = MappingProxyType(
     {
         "quark.common.profiler": "amd_quark_scripts.profiler",
@@ -115,4 +120,6 @@ IN_EXAMPLES: Mapping[str, str] = MappingProxyType(
         "quark.torch.utils.llm.model_preparation": "amd_quark_scripts.model_preparation",
     }
 )
-"""Public modules that AMD Quark's example scripts import, by module of the distribution in ``examples/from_amd_quark``."""
+"""Public modules that AMD Quark's example scripts import, by module of the distribution in
+``examples/from_amd_quark``.
+"""

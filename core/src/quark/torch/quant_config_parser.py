@@ -67,12 +67,14 @@ class QuantConfigParser:
 
         Args:
             quant_config: The block of ``config.json``; ``"quant_method"`` says whose it is.
-            is_bias_quantized: Whether biases are quantized as weights are, which other producers' blocks do not say.
+            is_bias_quantized: Whether biases are quantized as weights are, which other producers' blocks do
+                not say.
             is_kv_cache: Whether the KV cache is in FP8 with one scale, which they do not say either.
             kv_layers_name: Patterns of the projections that feed it.
 
         Raises:
-            UnsupportedError: (a NotImplementedError) It is of another layout, whose layers differ, or that nothing installed reads.
+            UnsupportedError: (a NotImplementedError) It is of another layout, whose layers differ, or that
+                nothing installed reads.
             ConfigError: (a ValueError) It is damaged, or there is a cache and no ``kv_layers_name``.
         """
         method = quant_config.get("quant_method", _OURS)

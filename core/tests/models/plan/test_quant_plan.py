@@ -84,7 +84,8 @@ def test_a_cache_pattern_adds_outputs_and_leaves_the_rest_of_each_layer_alone() 
 
 
 def test_the_output_of_a_layer_that_feeds_the_cache_is_that_of_the_cache_patterns() -> None:
-    # Configurations that follow AMD Quark's documentation say it in both places; a change of one reaches the layer only there.
+    # Configurations that follow AMD Quark's documentation say it in both places; a change of one reaches the
+    # layer only there.
     entry, other = QLayerConfig(weight=int4(), output_tensors=fp8()), attrs.evolve(fp8(), dtype="fp8_e5m2")
     config = QConfig(GLOBAL, layer_quant_config={"*k_proj": entry}, kv_cache_quant_config={"*k_proj": QLayerConfig(output_tensors=other)})
     assert layer_config_for(config, "layers.0.k_proj", nn.Linear).config == QLayerConfig(weight=int4(), output_tensors=other)

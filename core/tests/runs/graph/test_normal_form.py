@@ -38,7 +38,8 @@ def operators(graph: fx.GraphModule) -> list[str]:
 def assert_same(model: nn.Module, *args: Tensor, batch_norms: int = 0) -> fx.GraphModule:
     form = normal_form(capture(model, args))
     expected, found = model(*args), form.model(*args)
-    # Weights are rounded once to float32 where they are folded: an error of 2^-24 of each product, of which some hundreds are summed.
+    # Weights are rounded once to float32 where they are folded: an error of 2^-24 of each product, of which
+    # some hundreds are summed.
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert form.folded == batch_norms
     norms = sum(isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) for module in model.modules())

@@ -73,7 +73,8 @@ def test_onnxruntime_predicts_the_same(make: Callable[[], nn.Module], tmp_path: 
 
     ours = graph(images[TRAINED:]).argmax(1)
     assert torch.equal(logits(onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL).argmax(1), ours)
-    # Integer kernels round sums once where the graph rounds products and sums; a tie between classes may go the other way.
+    # Integer kernels round sums once where the graph rounds products and sums; a tie between classes may go
+    # the other way.
     fused = logits(onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL).argmax(1)
     assert (fused == ours).float().mean() >= 1 - POINTS / 100
     assert (fused == classes[TRAINED:]).float().mean() * 100 >= accuracy(trained(make, EPOCHS[make])) - POINTS

@@ -1,6 +1,7 @@
 """Checks of sources of text: what they yield are samples, the same each time; damaged files are refused with a sentence.
 
-A source that reads files is tried on the file that its record's ``example`` writes. Data that are downloaded are not read.
+A source that reads files is tried on the file that its record's ``example`` writes. Data that are downloaded
+are not read.
 """
 
 from __future__ import annotations

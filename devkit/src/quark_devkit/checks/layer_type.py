@@ -1,6 +1,7 @@
 """Checks of layer types: what a float layer becomes computes the same, keeps everything, and is quantized, exported and loaded.
 
-A layer of the class is made by calling it with a size for each argument that it needs; inputs are found by trying.
+A layer of the class is made by calling it with a size for each argument that it needs; inputs are found by
+trying.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _TOLERANCE = 1e-12
 """Of outputs in float64 in two orders of their sums: 2 K u times the sum of magnitudes of the products, for K = 48 inputs and a sum of 100.
 Another allocation or other strides may be another order: bits of products say nothing about a layer."""
 _SINGLE = 2.0**-15
-"""Relative error in norm of an output in float32 in another order of its sums: 2 K u = 2^-17, times 4 as the products cancel in part."""
+"""Relative error in norm of an output in float32 in another order of its sums: 2 K u = 2^-17, times 4 as the
+products cancel in part.
+"""
 _QUANTIZED = 0.1
 """Relative error of an output with 8-bit tensors that would be far too large."""
 

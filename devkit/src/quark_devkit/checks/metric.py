@@ -16,7 +16,9 @@ __all__: list[str] = []
 
 _TOKENS, _VOCABULARY = 12, 7
 _TOLERANCE = 1e-6
-"""Relative difference that float32 sums over a small vocabulary may have when rows are computed in other groups."""
+"""Relative difference that float32 sums over a small vocabulary may have when rows are computed in other
+groups.
+"""
 
 
 def _example() -> tuple[Tensor, Tensor, Tensor]:

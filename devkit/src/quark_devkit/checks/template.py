@@ -227,7 +227,8 @@ def input_groups_read_one_tensor(subject: Subject) -> None:
 def norms_feed_what_is_said(subject: Subject) -> None:
     """A scale taken from a norm and given to the layers that are said to read it leaves the logits as they are; given to none it does not.
 
-    Scales are powers of two. So no other layer reads the norm, ``norm_has_unit_offset`` is right, and it has a weight if that is said.
+    Scales are powers of two. So no other layer reads the norm, ``norm_has_unit_offset`` is right, and it has
+    a weight if that is said.
     """
     facts, model = facts_of(subject), separated(subject)
     expected = float_logits(model)

@@ -215,8 +215,8 @@ def streams_to_the_same_bytes(subject: Subject) -> None:
 def resumes_to_the_same_bytes(subject: Subject) -> None:
     """A run that fails between two blocks and is resumed writes the bytes of one that does not: what goes on to the next block is learned.
 
-    What a transform at work keeps from one block to the next is what its `learned()` gives and its `recall()` takes; the blocks that are
-    finished do not pass it again.
+    What a transform at work keeps from one block to the next is what its `learned()` gives and its `recall()`
+    takes; the blocks that are finished do not pass it again.
     """
     if not processor_of(subject).works_by_block:
         raise NotApplicableError("it changes the whole model before a block is written: its runs start from the beginning")

@@ -65,7 +65,8 @@ def _selected(
     """Return the subjects with their checks, and the expected failures.
 
     Raises:
-        ConfigError: A kind, a name or an expected failure is none; or the distribution registers nothing of that kind.
+        ConfigError: A kind, a name or an expected failure is none; or the distribution registers nothing of
+            that kind.
     """
     from quark.errors import ConfigError
     from quark.plugins.catalog import recorded_catalog  # a plugin that fails gets a report instead of an error, in strict mode too

@@ -16,7 +16,8 @@ class PluginKind:
     Attributes:
         name: As the conformance suite calls it; with ``-`` for ``_`` the option of the command line.
         registry: In which registry its records are, such as ``"algorithms"``.
-        ending: What follows the prefix in the name of the record that is written: ``"w4a8"`` in ``"acme_w4a8"``.
+        ending: What follows the prefix in the name of the record that is written: ``"w4a8"`` in
+            ``"acme_w4a8"``.
         summary: What is written, for ``--help``.
         requires: What the code imports or names, beside quark-core: requirements without versions.
     """

@@ -15,7 +15,9 @@ from quark.plugins.discovery import normalized
 __all__ = ["Naming"]
 
 _DISTRIBUTION = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?", re.IGNORECASE)
-"""The names of distributions. Source: the specification of names and normalization of the Python Packaging Authority (PEP 508, PEP 503)."""
+"""The names of distributions. Source: the specification of names and normalization of the Python Packaging
+Authority (PEP 508, PEP 503).
+"""
 _SUBJECT_WORDS = {"plugin", "plugins", "quant", "quantization", "quantizer", "quark"}
 """Words of a distribution's name that say what every such distribution is for, and not whose it is."""
 _TAKEN = {"attr", "attrs", "quark", "safetensors", "tests", "torch", "transformers", *sys.stdlib_module_names}

@@ -32,8 +32,9 @@ BITS = 3
 def normal_quantiles(bits: int) -> Tensor:
     """Return the ``2^bits`` values of the codebook, ascending, float32, in [-1, 1].
 
-    On either side of 0 they are equally spaced in probability, with one more above it than below. The last one stands at the probability
-    ``1 - d``, where d is the mean of half of ``1 / 2^bits`` and half of ``1 / (2^bits - 1)``; all are then divided by it.
+    On either side of 0 they are equally spaced in probability, with one more above it than below. The last
+    one stands at the probability ``1 - d``, where d is the mean of half of ``1 / 2^bits`` and half of
+    ``1 / (2^bits - 1)``; all are then divided by it.
     """
     count = 1 << bits
     above, below = count // 2, count // 2 - 1
@@ -48,8 +49,8 @@ def normal_quantiles(bits: int) -> Tensor:
 def nearest_boundaries(values: Tensor) -> Tensor:
     """Return the bounds ``[n - 1]`` between ascending values ``[n]``, float32: above bound *i*, *i + 1* is nearest; up to it, *i*.
 
-    Midpoints are taken in float64, where they are exact, and rounded down: no float32 number lies between a midpoint and its bound. A
-    number that is exactly halfway goes to the even code.
+    Midpoints are taken in float64, where they are exact, and rounded down: no float32 number lies between a
+    midpoint and its bound. A number that is exactly halfway goes to the even code.
     """
     exact = (values[:-1].double() + values[1:].double()) / 2
     bound = exact.float()
@@ -91,7 +92,8 @@ class ThreeBitPacking(Packing):
 class AcmeNf3(NumberFormat):
     """The number format. It has no state; the one instance is `ACME_NF3`.
 
-    Values beyond ±1 scale saturate. NaN stays NaN when it is rounded; three bits have no code for it, so that `encode` maps it to the last.
+    Values beyond ±1 scale saturate. NaN stays NaN when it is rounded; three bits have no code for it, so that
+    `encode` maps it to the last.
     """
 
     name = "acme_nf3"

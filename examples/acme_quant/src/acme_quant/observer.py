@@ -17,14 +17,16 @@ from quark.numbers import Granularity, Observer
 __all__ = ["DEFAULT_MULTIPLE", "AcmeRmsObserver"]
 
 DEFAULT_MULTIPLE = 2.15
-"""Range ÷ root mean square. For normal values in groups of 64 the mean squared error of acme_nf3 is least near it (2.1 to 2.2)."""
+"""Range ÷ root mean square. For normal values in groups of 64 the mean squared error of acme_nf3 is least
+near it (2.1 to 2.2).
+"""
 
 
 class AcmeRmsObserver(Observer):
     """Keeps the sum of squares, the number of elements and the largest magnitude of each set of elements that share a scale.
 
-    Observers of the same tensor merge: sums and counts are added, and the larger magnitude is kept. Sums are float64, in which the
-    square of a float32 value neither underflows nor overflows.
+    Observers of the same tensor merge: sums and counts are added, and the larger magnitude is kept. Sums are
+    float64, in which the square of a float32 value neither underflows nor overflows.
 
     Attributes:
         multiple: Range ÷ root mean square; positive. An observer option.

@@ -1,4 +1,7 @@
-"""The hooks of acme-quant. No torch here, since every listing imports this file: records point at the rest by name."""
+"""The hooks of acme-quant.
+
+No torch here, since every listing imports this file: records point at the rest by name.
+"""
 
 from __future__ import annotations
 

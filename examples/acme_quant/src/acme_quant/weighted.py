@@ -1,7 +1,10 @@
-"""acme_weighted: round-to-nearest under scales chosen by the inputs. A group's range minimizes the squared rounding errors, weighted by the
+"""acme_weighted: round-to-nearest under scales chosen by the inputs.
+
+A group's range minimizes the squared rounding errors, weighted by the
 mean square of each input channel.
 
-That is the output error if channels are uncorrelated. llama.cpp weights errors by its importance matrices in the same way.
+That is the output error if channels are uncorrelated. llama.cpp weights errors by its importance matrices in
+the same way.
 """
 
 from __future__ import annotations
@@ -21,7 +24,10 @@ __all__ = ["AcmeWeighted", "MeanSquare"]
 
 
 class MeanSquare(Statistic):
-    """The mean square of each input channel, ``[K]``. Sums over batches are float64, so that their order has next to no effect."""
+    """The mean square of each input channel, ``[K]``.
+
+    Sums over batches are float64, so that their order has next to no effect.
+    """
 
     def __init__(self, columns: int, device: torch.device) -> None:
         super().__init__(columns, device)
@@ -42,7 +48,8 @@ class MeanSquare(Statistic):
 class AcmeWeighted:
     """Rounds weights with scales and values from a `quark.numbers.WeightGrid`, and so supports every format.
 
-    The metric ``error_share`` of a layer is its weighted error ÷ that with the observer's own ranges, as a mean over rows; at most 1.
+    The metric ``error_share`` of a layer is its weighted error ÷ that with the observer's own ranges, as a
+    mean over rows; at most 1.
 
     Args:
         settings: An `AcmeWeightedConfig`.

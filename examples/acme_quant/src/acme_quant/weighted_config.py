@@ -1,4 +1,7 @@
-"""AcmeWeightedConfig: the settings of acme_weighted. No torch here: templates derive settings for their family without it."""
+"""AcmeWeightedConfig: the settings of acme_weighted.
+
+No torch here: templates derive settings for their family without it.
+"""
 
 from __future__ import annotations
 

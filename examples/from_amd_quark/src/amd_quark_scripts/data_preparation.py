@@ -58,7 +58,8 @@ def get_calib_dataloader(
 
     Raises:
         UnsupportedError: The data have images.
-        CalibrationError: As `quark.calibration.data.read_samples` and `quark.calibration.data.token_sequences`.
+        CalibrationError: As `quark.calibration.data.read_samples` and
+            `quark.calibration.data.token_sequences`.
     """
     batches = calibration_data(dataset_name, tokenizer, batch_size, num_calib_data, seqlen)
     target = available_device(device)

@@ -44,7 +44,8 @@ def ppl_eval(model: nn.Module, testenc: Any, dev: str | torch.device | None = No
 
     Args:
         model: A model that returns logits.
-        testenc: What a tokenizer returns for the text: an object with ``input_ids``, ``[1, tokens]``. An incomplete last window is dropped.
+        testenc: What a tokenizer returns for the text: an object with ``input_ids``, ``[1, tokens]``. An
+            incomplete last window is dropped.
         dev: Without effect: the tokens go to the model's device.
         file_format: Of AMD Quark's public API; only ``"hf_format"``.
 
@@ -67,7 +68,8 @@ def ppl_eval_for_kv_cache(
 ) -> float:
     """Print and return the perplexity of ``sample_size`` tokens after each context of ``context_size`` tokens.
 
-    They are computed in one forward: the keys and values that a token reads are quantized there as they are in the cache.
+    They are computed in one forward: the keys and values that a token reads are quantized there as they are
+    in the cache.
 
     Args:
         model: A model that returns logits.

@@ -84,7 +84,8 @@ class MetricContext:
         start_time: When profiling began.
         end_time: When it ended; of summaries alone.
         base_memory: Memory of the process when it began.
-        step_name: Step of a checkpoint, such as ``"Model Loading Start"``; None of summaries, like all ``current_*``.
+        step_name: Step of a checkpoint, such as ``"Model Loading Start"``; None of summaries, like all
+            ``current_*``.
         current_time: When the checkpoint is.
         current_memory: Memory of the process.
         gpu_available: Whether there is a GPU, and torch is imported.
@@ -204,8 +205,8 @@ class GlobalProfiler:
     """Measures steps, the same object wherever it is asked for; without the environment variable ``QUARK_PROFILING=1`` it does nothing.
 
     Args:
-        output_path: File that gets an entry of YAML for the beginning and the end of each step, and a summary when the program ends. The
-            first call decides.
+        output_path: File that gets an entry of YAML for the beginning and the end of each step, and a summary
+            when the program ends. The first call decides.
 
     Attributes:
         summary_metrics: What the summary has; more may be added.

@@ -51,7 +51,8 @@ def run(args: argparse.Namespace) -> None:
     """Do what the flags say: quantize a model, or load an exported one; export it; evaluate it.
 
     Raises:
-        QuarkError: A flag cannot be followed, before any work; or as the functions of the public API raise it.
+        QuarkError: A flag cannot be followed, before any work; or as the functions of the public API raise
+            it.
     """
     check_arguments(args)
     for name in ["hf_format"] if args.file2file_quantization else args.model_export or ():

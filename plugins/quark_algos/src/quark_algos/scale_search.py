@@ -1,8 +1,9 @@
 """Search scales by the error of the outputs: ``δ H_gg δᵀ`` for each row and group, δ its rounding error.
 
-Ranges are shrunk, or stretched, by a few factors, and the best of each group is taken. Shrinking makes all steps finer and cuts off the
-largest value. Stretching pays in formats with a gap below their largest value, FP4 above all with nothing between 4 and 6: there the
-largest value of a group is sometimes better rounded to 4 ("four over six", arXiv 2512.02010).
+Ranges are shrunk, or stretched, by a few factors, and the best of each group is taken. Shrinking makes all
+steps finer and cuts off the largest value. Stretching pays in formats with a gap below their largest value,
+FP4 above all with nothing between 4 and 6: there the largest value of a group is sometimes better rounded to
+4 ("four over six", arXiv 2512.02010).
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ __all__ = ["COARSE", "FINE", "LARGE_PIECE", "NARROWEST", "PATIENCE", "PIECE", "P
 
 STEP = 0.075
 COARSE = tuple(1 - i * STEP for i in range(7))
-"""Factors of a range, from 1 to a little more than half: the best of these and of `stretched` is searched first, for each group."""
+"""Factors of a range, from 1 to a little more than half: the best of these and of `stretched` is searched
+first, for each group.
+"""
 FINE = (-0.025, 0.025)
 """Added to the best factor of the first search, for a second one."""
 POWERS = (1.0, 0.5, 2.0)
@@ -29,7 +32,9 @@ PATIENCE = 2
 NARROWEST = 0.05
 """The smallest factor of the ranges of scales that span rows."""
 WIDEST = 256
-"""Groups of more channels than this are compared by H's diagonal alone: whole blocks of H would cost more than the column loop."""
+"""Groups of more channels than this are compared by H's diagonal alone: whole blocks of H would cost more
+than the column loop.
+"""
 PIECE = 1 << 17
 """Weights that a thread works on at a time, so that they stay in its cache."""
 LARGE_PIECE = 1 << 26
@@ -48,7 +53,8 @@ def search(wt: Tensor, grid: WeightGrid, h: Tensor | None) -> GroupScales:
     Args:
         wt: Wᵀ ``[m · group, N]``, float32; all of its channels where scales span rows.
         grid: Of ``wt``.
-        h: H ``[m · group, m · group]`` of the same channels, of which the blocks on the diagonal are used; None for squared errors.
+        h: H ``[m · group, m · group]`` of the same channels, of which the blocks on the diagonal are used;
+            None for squared errors.
     """
     weights = None if h is None else _weights(h, grid.group)
     if grid.spans is not None:
@@ -123,7 +129,8 @@ def _search_spanning(wt: Tensor, grid: WeightGrid, spans: Tensor, weights: Tenso
     for factor in stretched(grid):
         best.attempt(torch.full_like(best.factor, factor))
     factor, failures = 1.0, torch.zeros((), dtype=torch.int32, device=wt.device)
-    # Only where an answer costs no more than a search: elsewhere all factors are tried, and those after the end not taken.
+    # Only where an answer costs no more than a search: elsewhere all factors are tried, and those after the
+    # end not taken.
     while factor > NARROWEST and not (wt.device.type == "cpu" and int(failures) >= PATIENCE):
         factor *= 1 - STEP
         better = best.attempt(torch.full_like(best.factor, factor), failures < PATIENCE)

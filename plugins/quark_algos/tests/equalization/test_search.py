@@ -203,7 +203,8 @@ def test_candidates_are_centred_around_1_and_leave_dead_channels_alone() -> None
     assert (both[:, 1] == 1).all()
     live = both[:, [0, 2, 3]]
     torch.testing.assert_close(live.amax(1) * live.amin(1), torch.ones(len(ratios)))
-    # x^r / w^(1-r): the weights alone at r = 0, the inputs alone at r = 1, and in between neither share is the other's.
+    # x^r / w^(1-r): the weights alone at r = 0, the inputs alone at r = 1, and in between neither share is
+    # the other's.
     for r, found in zip(ratios.tolist(), both, strict=True):
         expected = 10000**r / 4 ** (1 - r)
         torch.testing.assert_close(found[0] / found[3], torch.tensor(expected), rtol=1e-3, atol=0)

@@ -19,7 +19,9 @@ from quark_algos.tuning.config import AutoRoundConfig
 from quark_algos.tuning.offsets import OffsetLayer
 
 LOSSES = (4.0, 1.0, 9.0, 3.0, 2.0)
-"""The third improves on none; the last two improve on their predecessors, and not on the second, which is the best."""
+"""The third improves on none; the last two improve on their predecessors, and not on the second, which is the
+best.
+"""
 ROWS, COLUMNS, GROUP = 6, 64, 32
 
 
@@ -107,7 +109,10 @@ def toward_narrower(layer: OffsetLayer, weight: Tensor) -> Tensor:
 
 
 def surrogate(wt: Tensor, scale: Tensor, offsets: Tensor, factors: Tensor, at: Tensor, residue: Tensor) -> Tensor:
-    """Return Q of Eq. 3 to 5 ``[K, N]``, float64, with the residue of the rounding frozen at the factors ``at``; int4 is -8 to 7.
+    """Return Q of Eq.
+
+    3 to 5 ``[K, N]``, float64, with the residue of the rounding frozen at the factors ``at``; int4 is -8 to
+    7.
 
     ``offsets`` are in codes, as published: they do not shrink with a range.
     """

@@ -1,4 +1,7 @@
-"""Values of FP4 codes (E2M1), two in a byte, the first in the low half. Source: OCP Microscaling Formats, version 1.0."""
+"""Values of FP4 codes (E2M1), two in a byte, the first in the low half.
+
+Source: OCP Microscaling Formats, version 1.0.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ _CACHED = {"k_scale": ("k_proj", "qkv_proj"), "v_scale": ("v_proj", "qkv_proj")}
 class LinearExporter(CheckpointExporter):
     """Writes linear layers as a `quark.checkpoint.LayerStorage` says, and refuses everything else before any work.
 
-    Runs are not resumed from it: layouts that store scales in another dtype round them, and calibration goes on with those before.
+    Runs are not resumed from it: layouts that store scales in another dtype round them, and calibration goes
+    on with those before.
     """
 
     resumes = False

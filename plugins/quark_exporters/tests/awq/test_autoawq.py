@@ -29,7 +29,10 @@ def test_the_recordings_are_those_of_the_manifest() -> None:
 
 
 def test_logits_are_those_of_the_recording() -> None:
-    """In float32 with weights of float16. Two blocks with biases, of which an o_proj each is left out by part of its name."""
+    """In float32 with weights of float16.
+
+    Two blocks with biases, of which an o_proj each is left out by part of its name.
+    """
     model = import_model_from_safetensors(None, GOLDEN, device="cpu")
     layers = {name for name, layer in model.named_modules() if isinstance(layer, QuantizedLayer)}
     assert len(layers) == 12

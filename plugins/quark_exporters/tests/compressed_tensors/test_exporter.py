@@ -83,7 +83,10 @@ def test_nvfp4_differs_by_the_rounding_of_a_reciprocal(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("scheme", "cache"), [("int4_wo_32", "fp8"), ("fp8", None), ("ptpc_fp8", None)])
 def test_transformers_computes_our_logits_to_the_bit(scheme: str, cache: str | None, tmp_path: Path) -> None:
-    """Codes, quantized inputs and the cache, all by code that is not ours. (For int8 inputs it divides by scales, and we multiply.)"""
+    """Codes, quantized inputs and the cache, all by code that is not ours.
+
+    (For int8 inputs it divides by scales, and we multiply.)
+    """
     from transformers import AutoModelForCausalLM
 
     config = LLMTemplate.get("llama").get_config(scheme=scheme, kv_cache_scheme=cache)

@@ -1,6 +1,7 @@
 """Checkpoints as DeepSeek-V3 is published: FP8 in blocks of 128 x 128, ragged last blocks, experts one by one, a layer that predicts ahead.
 
-The values are computed here in float64 by the rule of the model's card: ``weight[i, j] * weight_scale_inv[i // 128, j // 128]``.
+The values are computed here in float64 by the rule of the model's card:
+``weight[i, j] * weight_scale_inv[i // 128, j // 128]``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from quark.torch import LLMTemplate
 
 BLOCK = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
 LATENT = 128
-"""Channels of the compressed keys and values. As published, 64 that turn come with them: `kv_a_proj_with_mqa` ends in half a block."""
+"""Channels of the compressed keys and values. As published, 64 that turn come with them: `kv_a_proj_with_mqa`
+ends in half a block.
+"""
 
 
 def codes_of(name: str, tensor: Tensor) -> tuple[dict[str, Tensor], Tensor]:

@@ -84,7 +84,8 @@ def test_transformers_loads_the_same_model_and_tokenizer(scheme: str, tmp_path: 
     out = exported(model, tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(out, gguf_file="model.gguf")
     error = float((logits(loaded) - logits(model)).norm() / logits(model).norm())
-    # Each scale errs by at most half a unit of float16; errors of independent scales add up as their squares do.
+    # Each scale errs by at most half a unit of float16; errors of independent scales add up as their squares
+    # do.
     assert error <= (0.0 if scheme.startswith("mxfp4") else 2 * HALF)
     tokenizer = AutoTokenizer.from_pretrained(out, gguf_file="model.gguf")
     text = "It's 1789, and the naïve cat sat."

@@ -60,7 +60,8 @@ def test_the_package_gguf_reads_the_values_that_the_codes_stand_for(scheme: str,
     if name == "MXFP4":
         assert torch.equal(stored, values)
         return
-    # Scales, and for Q4_1 what is added, are rounded to float16: 11 bits of each, of codes up to 15 and an offset up to as much.
+    # Scales, and for Q4_1 what is added, are rounded to float16: 11 bits of each, of codes up to 15 and an
+    # offset up to as much.
     scale = (values.abs().max() if name == "Q8_0" else 16 * qparams.scale.max()) * 2.0**-11
     assert float((stored - values).abs().max()) <= 2 * float(scale)
 

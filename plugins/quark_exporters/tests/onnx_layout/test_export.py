@@ -206,7 +206,10 @@ def test_tracing_leaves_the_module_as_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_models_in_16_bits_have_the_same_codes(dtype: torch.dtype, tmp_path: Path) -> None:
-    """Inputs are rounded in float32, as here. No provider of onnxruntime multiplies bfloat16 on a CPU: that file is checked alone."""
+    """Inputs are rounded in float32, as here.
+
+    No provider of onnxruntime multiplies bfloat16 on a CPU: that file is checked alone.
+    """
     module, x = small("mxfp4", dtype)
     export_onnx(module, (x,), tmp_path / "m.onnx")
     onnx.checker.check_model(tmp_path / "m.onnx", full_check=True)

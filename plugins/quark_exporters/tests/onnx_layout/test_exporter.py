@@ -51,7 +51,8 @@ def test_a_language_model_computes_its_logits_in_onnxruntime(tmp_path: Path) -> 
         ids = torch.randint(3, 96, shape, generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
             expected = model(ids).logits
-        # A sum in another order may move a value over the edge of a step: few codes, and a fraction of what quantization itself changes.
+        # A sum in another order may move a value over the edge of a step: few codes, and a fraction of what
+        # quantization itself changes.
         assert float((outputs(file, ids)[0] - expected).norm() / expected.norm()) < 1e-2
 
 
@@ -77,7 +78,8 @@ def digits() -> tuple[nn.Module, torch.Tensor]:
 def test_other_models_are_traced_with_the_inputs_that_are_given(tmp_path: Path) -> None:
     model, images = digits()
     export_onnx(model, tmp_path / "out", images)
-    # As above: a value of the convolution that lies at the edge of a step may get the code beside it. Two such values are allowed an image.
+    # As above: a value of the convolution that lies at the edge of a step may get the code beside it. Two
+    # such values are allowed an image.
     head: Any = model.head
     step = float(head.input_quantizer.scale) * float(head.weight.abs().max())
     found = outputs(tmp_path / "out" / "quark_model.onnx", images)[0]

@@ -1,10 +1,12 @@
 """Emulation of MX formats in plain torch, with the names and shapes that runtimes without MX hardware import from AMD Quark.
 
-All functions accept any device and rank, do not change their arguments, do not synchronize with the device, and can be traced in one graph
-by ``torch.compile``. The arithmetic is that of the formats, so that a runtime computes exactly what was calibrated and exported.
+All functions accept any device and rank, do not change their arguments, do not synchronize with the device,
+and can be traced in one graph by ``torch.compile``. The arithmetic is that of the formats, so that a runtime
+computes exactly what was calibrated and exported.
 
-*Blocks* are the two-dimensional view of a tensor that all of them share: ``[R, N, G]``, where the quantized axis is split into N blocks of
-G elements, the last one filled with zeros, and all other axes make up the R rows.
+*Blocks* are the two-dimensional view of a tensor that all of them share: ``[R, N, G]``, where the quantized
+axis is split into N blocks of G elements, the last one filled with zeros, and all other axes make up the R
+rows.
 
 Source: the calls in vLLM's emulation of MX formats; OCP Microscaling Formats v1.0.
 """
@@ -48,7 +50,8 @@ def dq_mxfp4(x: Tensor, scale: Tensor, float_dtype: torch.dtype) -> Tensor:
 
     Args:
         x: Packed codes, uint8, the even element in the low nibble.
-        scale: Exponent + 127 of each block of 32, 255 for NaN: ``[…, ceil(K / 32)]`` uint8, or torch's own E8M0 dtype.
+        scale: Exponent + 127 of each block of 32, 255 for NaN: ``[…, ceil(K / 32)]`` uint8, or torch's own
+            E8M0 dtype.
         float_dtype: Any float dtype; values it cannot hold are rounded once.
 
     Raises:
@@ -102,7 +105,8 @@ def even_round(max_abs: Tensor, dtype: str | Dtype) -> Tensor:
     shape = _shape(dtype, _SHAPES, "even_round")
     amax = max_abs.detach().float()
     scale = shared_exponent_scale(amax, "even", shape.mantissa_bits, shape.largest_exponent)
-    # AMD Quark clamps to the ends of the E8M0 range, where this project's quantizers return a normal number and Inf.
+    # AMD Quark clamps to the ends of the E8M0 range, where this project's quantizers return a normal number
+    # and Inf.
     return torch.where(amax == 0, _LOWEST_SCALE, scale.clamp(max=_HIGHEST_SCALE))
 
 
@@ -138,7 +142,8 @@ def fake_quantize_fp4_fp6_per_group_with_scale(
 
     Args:
         input_tensor: Any float dtype and rank.
-        scale: One scale per block of ``group_size`` along ``axis``, in the order of blocks: ``[R, N]`` or ``[R, N, 1]``; 0 means 2^-23.
+        scale: One scale per block of ``group_size`` along ``axis``, in the order of blocks: ``[R, N]`` or
+            ``[R, N, 1]``; 0 means 2^-23.
         axis: The axis that is split.
         group_size: Elements that share a scale.
         quant_dtype: fp4, fp6_e2m3 or fp6_e3m2.
@@ -159,7 +164,8 @@ def dequantize_fp4_fp6_per_group(inputs: Tensor, scale: Tensor, axis: int, group
 
     Args:
         inputs: Values of codes, from ``create_pack_method(…).unpack``.
-        scale: Scales with the shape of ``inputs``, except for one element per block on ``axis``; may have an axis of size 1 after it.
+        scale: Scales with the shape of ``inputs``, except for one element per block on ``axis``; may have an
+            axis of size 1 after it.
         axis: The axis that is split.
         group_size: Elements that share a scale.
 

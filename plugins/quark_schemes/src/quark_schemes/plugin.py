@@ -1,4 +1,7 @@
-"""What quark-schemes registers: number formats, observers, schemes. Nothing heavy is imported: records point at code by name."""
+"""What quark-schemes registers: number formats, observers, schemes.
+
+Nothing heavy is imported: records point at code by name.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The number formats that this distribution registers, with the ``*Spec`` classes that come with each. Imports no torch."""
+"""The number formats that this distribution registers, with the ``*Spec`` classes that come with each.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 

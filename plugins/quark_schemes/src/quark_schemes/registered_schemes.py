@@ -223,4 +223,6 @@ SCHEMES: tuple[SchemeRecord, ...] = (
         exports=_classes("MX9Scheme"),
     ),
 )
-"""Every scheme. ``shares_global_scale``: runtimes fuse query, key and value projections, and gate and up projections, into one matrix."""
+"""Every scheme. ``shares_global_scale``: runtimes fuse query, key and value projections, and gate and up
+projections, into one matrix.
+"""

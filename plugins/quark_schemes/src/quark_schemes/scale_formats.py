@@ -93,7 +93,8 @@ class PowerOfTwoScales(ScaleFormat):
 
     Attributes:
         mode: ``"ceil"`` or ``"floor"``.
-        stored: The dtype in a checkpoint: float32, bytes (exponent + 127), or torch's own dtype of such bytes.
+        stored: The dtype in a checkpoint: float32, bytes (exponent + 127), or torch's own dtype of such
+            bytes.
     """
 
     mode: str
@@ -159,7 +160,8 @@ def scale_error(spec: QTensorConfig) -> str | None:
 def with_outer_scale(spec: QTensorConfig) -> TensorSpec:
     """Return the two levels of a spec with E4M3 scales; any other spec as it is.
 
-    E4M3 alone covers too few magnitudes, from 2^-9 to 448: such scales are relative to one more scale over the whole tensor.
+    E4M3 alone covers too few magnitudes, from 2^-9 to 448: such scales are relative to one more scale over
+    the whole tensor.
     """
     if spec.scale_format != "e4m3" or spec.is_scale_quant:
         return spec

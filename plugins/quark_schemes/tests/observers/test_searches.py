@@ -44,7 +44,8 @@ def shrunk(x: Tensor, factors: tuple[float, ...], symmetric: bool) -> Iterator[t
     ("dtype", "symmetric"), [("int4", True), ("uint4", False), ("int8", True), ("uint8", False), ("fp8_e4m3", True), ("fp8_e5m2", True)]
 )
 def test_mse_finds_the_best_range_of_its_grid(dtype: str, symmetric: bool) -> None:
-    # The distance to the nearest value of a format changes no faster than the value: centres err by half a bin each, for both ranges.
+    # The distance to the nearest value of a format changes no faster than the value: centres err by half a
+    # bin each, for both ranges.
     x = heavy_tailed(64)
     spec = spec_of("PerTensorMSEObserver", dtype, symmetric)
     low, high = seen("PerTensorMSEObserver", x, dtype=dtype, symmetric=symmetric).range()

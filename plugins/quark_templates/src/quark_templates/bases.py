@@ -1,4 +1,7 @@
-"""Bases: architectures that a lineage's templates state their differences from. A base has no model type and is not registered."""
+"""Bases: architectures that a lineage's templates state their differences from.
+
+A base has no model type and is not registered.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,9 @@ LLAMA_LIKE = Architecture(
 """RMSNorm, attention and a gated MLP, each projection a layer of its own: Llama and most families since."""
 
 UNGATED = attrs.evolve(LLAMA_LIKE, mlp_inputs="mlp.up_proj", mlp_value=None, fused=(QKV,))
-"""Llama's attention before an MLP of two projections. Its activation is not a plain ReLU, so no scale is moved through it."""
+"""Llama's attention before an MLP of two projections. Its activation is not a plain ReLU, so no scale is
+moved through it.
+"""
 
 NORMS_AFTER = attrs.evolve(
     LLAMA_LIKE,
@@ -67,7 +72,9 @@ NORMS_AFTER = attrs.evolve(
     mlp_norm=None,
     mlp_output_norm="post_feedforward_layernorm",
 )
-"""Norms after attention and after the MLP, and on keys and queries. No norm feeds a projection, so no scale can be moved from one."""
+"""Norms after attention and after the MLP, and on keys and queries. No norm feeds a projection, so no scale
+can be moved from one.
+"""
 
 DENSE_OR_MIXTURE = attrs.evolve(LLAMA_LIKE, experts="mlp.experts", router="mlp.gate")
 """Llama's blocks, with a mixture of experts in place of the MLP in some of them."""
@@ -87,7 +94,9 @@ DEEPSEEK_MOE_LIKE = attrs.evolve(
     shared_experts=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj", "mlp.shared_experts.down_proj"),
     shared_expert_value="mlp.shared_experts.up_proj",
 )
-"""Llama's attention; the first blocks dense, the others mixtures beside shared experts, as in the first DeepSeek-MoE."""
+"""Llama's attention; the first blocks dense, the others mixtures beside shared experts, as in the first
+DeepSeek-MoE.
+"""
 
 DEEPSEEK_LIKE = attrs.evolve(
     DEEPSEEK_MOE_LIKE,
@@ -101,7 +110,9 @@ DEEPSEEK_LIKE = attrs.evolve(
     attention_value_rows="last_of_each_head",
     fused=(GATE_UP,),
 )
-"""Multi-head latent attention (low-rank queries, keys and values) before the MLPs and mixtures of DeepSeek-MoE: DeepSeek-V2 and after."""
+"""Multi-head latent attention (low-rank queries, keys and values) before the MLPs and mixtures of
+DeepSeek-MoE: DeepSeek-V2 and after.
+"""
 
 SPARSE_DEEPSEEK_LIKE = attrs.evolve(
     DEEPSEEK_LIKE,
@@ -136,7 +147,9 @@ FUSED_QKV = attrs.evolve(
     q_layer_name="*query_key_value",
     fused=(),
 )
-"""LayerNorm, one matrix for queries, keys and values with the rows of each head together, and an ungated MLP: BLOOM and GPT-NeoX."""
+"""LayerNorm, one matrix for queries, keys and values with the rows of each head together, and an ungated MLP:
+BLOOM and GPT-NeoX.
+"""
 
 GPT2_LIKE = attrs.evolve(
     FUSED_QKV,

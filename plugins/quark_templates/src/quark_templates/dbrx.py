@@ -1,6 +1,7 @@
 """DBRX: one clipped matrix for queries, keys and values, and a mixture in every block whose experts' matrices are stacked.
 
-Separate experts are layers such as ``ffn.experts.3.w1``. vLLM reads the stacked float matrices of published checkpoints only.
+Separate experts are layers such as ``ffn.experts.3.w1``. vLLM reads the stacked float matrices of published
+checkpoints only.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ __all__ = [
     "KIMI_K25",
 ]
 
-# The code comes with the checkpoints: verified on a module skeleton, after that code's names and vLLM's implementation.
+# The code comes with the checkpoints: verified on a module skeleton, after that code's names and vLLM's
+# implementation.
 DEEPSEEK = attrs.evolve(DEEPSEEK_MOE_LIKE, model_type="deepseek", exclude_layers_name=("lm_head", "*.gate", "*.gate.linear"))
 
 # DeepSeek-OCR, whose configurations have this model type: the first DeepSeek-MoE's blocks beside two vision towers. AMD Quark's exclusions
@@ -52,9 +53,10 @@ DEEPSEEK_V32 = attrs.evolve(
     exclude_layers_name=("lm_head", "*mlp.gate", "*mlp.gate.linear", "model.layers.61.*", "*self_attn*"),
 )
 
-# One latent head of keys that are values too, compressed in most blocks; several residual streams; a mixture in every block. AMD Quark's
-# patterns name layers as published checkpoints do (wkv, wq_a, ffn, head); transformers renames them when it reads a checkpoint, and
-# module_patterns says which are which. The facts were checked on transformers' modules, which lack the multi-token prediction layers, mtp.
+# One latent head of keys that are values too, compressed in most blocks; several residual streams; a mixture
+# in every block. AMD Quark's patterns name layers as published checkpoints do (wkv, wq_a, ffn, head);
+# transformers renames them when it reads a checkpoint, and module_patterns says which are which. The facts
+# were checked on transformers' modules, which lack the multi-token prediction layers, mtp.
 DEEPSEEK_V4 = attrs.evolve(
     MIXTURE,
     model_type="deepseek_v4",
@@ -64,7 +66,8 @@ DEEPSEEK_V4 = attrs.evolve(
     query_projections="self_attn.q_b_proj",
     key_projections=(),  # kv_proj gives keys and values
     value_projections=(),
-    # In some blocks compressor and indexer read the normed input as well, so attention_inputs are not all that the norm feeds.
+    # In some blocks compressor and indexer read the normed input as well, so attention_inputs are not all
+    # that the norm feeds.
     attention_norm=None,
     attention_value=None,
     expert_value=None,
@@ -84,8 +87,9 @@ DEEPSEEK_V4 = attrs.evolve(
     unsupported={"rotation.r1": "its residual stream is several streams, mixed by weights that depend on them"},
 )
 
-# AMD Quark's templates of Kimi quantize the routed experts alone. The code comes with the checkpoints and derives from DeepSeek-V3's:
-# verified on transformers' DeepSeek-V3 under this name, and on a module skeleton whose experts are modules of their own, as in that code.
+# AMD Quark's templates of Kimi quantize the routed experts alone. The code comes with the checkpoints and
+# derives from DeepSeek-V3's: verified on transformers' DeepSeek-V3 under this name, and on a module skeleton
+# whose experts are modules of their own, as in that code.
 KIMI_K2 = attrs.evolve(
     DEEPSEEK_LIKE,
     model_type="kimi_k2",
@@ -94,8 +98,8 @@ KIMI_K2 = attrs.evolve(
     exclude_layers_name=("*self_attn*", "*mlp.gate", "*lm_head", "*mlp.gate_proj", "*mlp.up_proj", "*mlp.down_proj", "*shared_experts*"),
 )
 
-# Kimi-K2.5 and K2.6. Published checkpoints name the decoder "language_model.model", transformers "model.language_model"; the patterns fit
-# both.
+# Kimi-K2.5 and K2.6. Published checkpoints name the decoder "language_model.model", transformers
+# "model.language_model"; the patterns fit both.
 KIMI_K25 = attrs.evolve(
     KIMI_K2,
     **LANGUAGE_MODEL,
@@ -115,10 +119,11 @@ KIMI_K25 = attrs.evolve(
     ),
 )
 
-# Blocks of Kimi's delta attention or of latent attention with a gate on its output. Each sublayer reads a mixture of what earlier blocks
-# gave, weighted by "…_res_proj". Routed experts work on fewer channels, between two projections. Gates and what they multiply are saturated
-# (SiTU), so that no scale passes an MLP. AMD Quark's template quantizes attention, the dense MLP, shared and routed experts. The code comes
-# with the checkpoints: verified on a module skeleton, after their names and the implementations of runtimes.
+# Blocks of Kimi's delta attention or of latent attention with a gate on its output. Each sublayer reads a
+# mixture of what earlier blocks gave, weighted by "…_res_proj". Routed experts work on fewer channels,
+# between two projections. Gates and what they multiply are saturated (SiTU), so that no scale passes an MLP.
+# AMD Quark's template quantizes attention, the dense MLP, shared and routed experts. The code comes with the
+# checkpoints: verified on a module skeleton, after their names and the implementations of runtimes.
 KIMI_K3 = attrs.evolve(
     DEEPSEEK_LIKE,
     model_type="kimi_k3",

@@ -1,6 +1,7 @@
 """Fused experts of families that do not follow the experts interface of transformers, taken apart (`Architecture.expert_parts`).
 
-An expert computes ``down(act(gate(x)) * up(x))`` with the activation of the module. Matrices are views of the fused parameters.
+An expert computes ``down(act(gate(x)) * up(x))`` with the activation of the module. Matrices are views of the
+fused parameters.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _ACTIVATIONS = ("act_fn", "activation_fn")
 def sorted_experts(module: nn.Module, names: Sequence[str]) -> ExpertParts | None:
     """Return experts with ``gate_up_proj`` ``[E, H, 2 I]``, gate first, and ``down_proj`` ``[E, I, H]``; None for another module.
 
-    The module is called with every token once per expert, ``[E · tokens, H]``, already multiplied by the router's weight, which is zero for
-    tokens that the expert does not get.
+    The module is called with every token once per expert, ``[E · tokens, H]``, already multiplied by the
+    router's weight, which is zero for tokens that the expert does not get.
     """
     fused, activation = [module._parameters.get(name) for name in ("gate_up_proj", "down_proj")], _activation(module)
     if activation is None or any(p is None or p.ndim != 3 for p in fused):
@@ -75,7 +76,8 @@ class SeparateSortedExperts(SeparateExperts):
         tokens = hidden_states.view(len(self._modules), -1, hidden_states.shape[-1])
         routed = tokens.ne(0).any(-1)
         result = torch.zeros_like(tokens)
-        # The router weights of experts that are not chosen are not known here: other experts see the sum of the weighted tokens.
+        # The router weights of experts that are not chosen are not known here: other experts see the sum of
+        # the weighted tokens.
         shown = tokens.sum(0) if self.shows_all else None
         for index in range(len(self._modules)) if self.shows_all else routed.any(1).nonzero().flatten().tolist():
             expert, is_routed = self._modules[str(index)], routed[index]

@@ -23,8 +23,9 @@ GEMMA3_TEXT = attrs.evolve(GEMMA2, model_type="gemma3_text", key_norms="self_att
 
 GEMMA3 = attrs.evolve(GEMMA3_TEXT, **BEHIND_VISION_TOWER, model_type="gemma3")
 
-# One model of text, images and sound, without towers. Values pass a norm without a weight, so that no scale can be moved through them;
-# blocks of full attention may take their keys for values too, and later blocks the keys and values of earlier ones.
+# One model of text, images and sound, without towers. Values pass a norm without a weight, so that no scale
+# can be moved through them; blocks of full attention may take their keys for values too, and later blocks the
+# keys and values of earlier ones.
 GEMMA4_UNIFIED = attrs.evolve(
     GEMMA3,
     model_type="gemma4_unified",
@@ -34,7 +35,8 @@ GEMMA4_UNIFIED = attrs.evolve(
     exclude_layers_name=("*embed_vision*", "*vision_embedder*", "*embed_audio*", "*lm_head"),
 )
 
-# In mixtures, routed experts and a dense MLP run side by side in every block; the small models add embeddings of their own to each block.
+# In mixtures, routed experts and a dense MLP run side by side in every block; the small models add embeddings
+# of their own to each block.
 GEMMA4 = attrs.evolve(
     GEMMA4_UNIFIED,
     model_type="gemma4",

@@ -8,8 +8,8 @@ from quark_templates.bases import DEEPSEEK_LIKE, DEEPSEEK_MOE_LIKE, FUSED_QKV, L
 
 __all__ = ["CHATGLM", "GLM", "GLM4", "GLM4V", "GLM4_MOE", "GLM4_MOE_LITE", "GLM5_NEXT", "GLM_MOE_DSA"]
 
-# The head lies inside the transformer; gate and up are one matrix. The code comes with the checkpoints: verified on a module skeleton,
-# after that code's names and vLLM's implementation.
+# The head lies inside the transformer; gate and up are one matrix. The code comes with the checkpoints:
+# verified on a module skeleton, after that code's names and vLLM's implementation.
 CHATGLM = attrs.evolve(
     FUSED_QKV,
     model_type="chatglm",
@@ -72,9 +72,9 @@ GLM_MOE_DSA = attrs.evolve(
     exclude_layers_name=("*self_attn*", "*mlp.gate", "*lm_head", "*mlp.gate_proj", "*mlp.up_proj", "*mlp.down_proj"),
 )
 
-# Blocks of Kimi's delta attention or of sparse latent attention, whose indexer reads the normed input by a matrix that is no layer. Gates
-# and what they multiply are clamped, so that no scale passes an MLP. AMD Quark's template quantizes shared and routed experts
-# alone; layer 45 predicts several tokens.
+# Blocks of Kimi's delta attention or of sparse latent attention, whose indexer reads the normed input by a
+# matrix that is no layer. Gates and what they multiply are clamped, so that no scale passes an MLP. AMD
+# Quark's template quantizes shared and routed experts alone; layer 45 predicts several tokens.
 GLM5_NEXT = attrs.evolve(
     SPARSE_DEEPSEEK_LIKE,
     **LANGUAGE_MODEL,

@@ -52,9 +52,9 @@ BLOOM = attrs.evolve(
     embedding_norm="transformer.word_embeddings_layernorm",
 )
 
-# Falcon 7B, the form of the default configuration: one norm feeds attention and MLP; all heads share one key and value, so no scale is
-# moved from values. Falcon 40B and 180B (new_decoder_architecture) have a norm for each of the two, ln_attn and ln_mlp; all else is the
-# same.
+# Falcon 7B, the form of the default configuration: one norm feeds attention and MLP; all heads share one key
+# and value, so no scale is moved from values. Falcon 40B and 180B (new_decoder_architecture) have a norm for
+# each of the two, ln_attn and ln_mlp; all else is the same.
 FALCON = attrs.evolve(
     FUSED_QKV,
     model_type="falcon",
@@ -64,7 +64,8 @@ FALCON = attrs.evolve(
     mlp_norm="input_layernorm",
 )
 
-# Learned positions; the MLP lies directly in the block, and its ReLU lets positive factors pass, so fc1 is its value.
+# Learned positions; the MLP lies directly in the block, and its ReLU lets positive factors pass, so fc1 is
+# its value.
 OPT = attrs.evolve(
     LLAMA_LIKE,
     model_type="opt",

@@ -1,6 +1,7 @@
 """Grok-1: attention and a mixture of experts in every block, each between two norms.
 
-Its code comes with the checkpoints in Hugging Face form: verified on a module skeleton, after that code's names and vLLM's implementation.
+Its code comes with the checkpoints in Hugging Face form: verified on a module skeleton, after that code's
+names and vLLM's implementation.
 """
 
 from __future__ import annotations

@@ -12,8 +12,9 @@ LLAMA = attrs.evolve(LLAMA_LIKE, model_type="llama", algorithm_defaults={"autosm
 
 LLAVA = attrs.evolve(LLAMA_LIKE, **BEHIND_VISION_TOWER, model_type="llava", inserted_embeddings="model.multi_modal_projector.linear_2")
 
-# Decoder blocks with cross-attention to an image lie among the others; text alone does not pass them. AMD Quark's exclusions leave the
-# vision model's layers to be quantized: static scales of these, and of cross-attention, need calibration data with images.
+# Decoder blocks with cross-attention to an image lie among the others; text alone does not pass them. AMD
+# Quark's exclusions leave the vision model's layers to be quantized: static scales of these, and of
+# cross-attention, need calibration data with images.
 MLLAMA = attrs.evolve(
     LLAMA_LIKE,
     **LANGUAGE_MODEL,
@@ -29,9 +30,9 @@ MLLAMA = attrs.evolve(
     exclude_layers_name=("*lm_head", "*patch_embedding", "multi_modal_projector"),
 )
 
-# Rotary and position-free attention in turns; a dense MLP, or one routed and one shared expert for each token. transformers calls the
-# experts with tokens sorted by expert and already weighted by the router. Separate experts have the names that vLLM reads,
-# "feed_forward.experts.3.gate_proj".
+# Rotary and position-free attention in turns; a dense MLP, or one routed and one shared expert for each
+# token. transformers calls the experts with tokens sorted by expert and already weighted by the router.
+# Separate experts have the names that vLLM reads, "feed_forward.experts.3.gate_proj".
 LLAMA4_TEXT = attrs.evolve(
     LLAMA_LIKE,
     model_type="llama4_text",

@@ -32,7 +32,8 @@ HUNYUAN_V1_DENSE = attrs.evolve(
     algorithm_defaults={"autosmoothquant": {"compute_scale_loss": "MAE"}},
 )
 
-# Keys are normed across all heads. The code comes with the checkpoints: verified on a module skeleton, after AMD's implementation.
+# Keys are normed across all heads. The code comes with the checkpoints: verified on a module skeleton, after
+# AMD's implementation.
 INSTELLA = attrs.evolve(
     LLAMA_LIKE,
     model_type="instella",
@@ -41,7 +42,8 @@ INSTELLA = attrs.evolve(
     mlp_norm="pre_feedforward_layernorm",
 )
 
-# Models with use_parallel_residual (StableLM 2 12B) have no post_attention_layernorm: there input_layernorm feeds attention and MLP.
+# Models with use_parallel_residual (StableLM 2 12B) have no post_attention_layernorm: there input_layernorm
+# feeds attention and MLP.
 STABLELM = attrs.evolve(LLAMA_LIKE, model_type="stablelm", key_norms="self_attn.k_layernorm", norm_subtracts_mean=True)
 
 EXAONE4 = attrs.evolve(NORMS_AFTER, model_type="exaone4")

@@ -16,10 +16,11 @@ MINIMAX_M2 = attrs.evolve(
     exclude_layers_name=("lm_head", "*block_sparse_moe.gate*", "*self_attn*"),
 )
 
-# Some blocks attend to blocks of keys that an indexer chooses, some have a dense MLP. Gate and up of dense MLPs and shared experts are one
-# matrix in transformers, two in published checkpoints; those of experts are two in both. AMD Quark's patterns name the mixture as
-# checkpoints do, block_sparse_moe, and the layers that merge patches patch_merge_mlp. In transformers that router is no linear layer and
-# the merging a part of the projector, so both stay float; the facts were checked there.
+# Some blocks attend to blocks of keys that an indexer chooses, some have a dense MLP. Gate and up of dense
+# MLPs and shared experts are one matrix in transformers, two in published checkpoints; those of experts are
+# two in both. AMD Quark's patterns name the mixture as checkpoints do, block_sparse_moe, and the layers that
+# merge patches patch_merge_mlp. In transformers that router is no linear layer and the merging a part of the
+# projector, so both stay float; the facts were checked there.
 MINIMAX_M3_VL = attrs.evolve(
     MIXTURE,
     **BEHIND_VISION_TOWER
@@ -35,7 +36,8 @@ MINIMAX_M3_VL = attrs.evolve(
     },
     model_type="minimax_m3_vl",
     key_norms="self_attn.k_norm",
-    # In blocks with an indexer that reads the normed input as well, attention_inputs are not all that the norm feeds.
+    # In blocks with an indexer that reads the normed input as well, attention_inputs are not all that the
+    # norm feeds.
     attention_norm=None,
     mlp_inputs="mlp.gate_up_proj",
     mlp_output="mlp.down_proj",

@@ -8,7 +8,8 @@ from quark_templates.bases import BEHIND_VISION_TOWER, GEMMA_LIKE
 
 __all__ = ["MUSE_GLIMMER"]
 
-# The norms of its blocks multiply by 1 + weight, the final norm by its weight. Queries and keys pass one norm without a weight.
+# The norms of its blocks multiply by 1 + weight, the final norm by its weight. Queries and keys pass one norm
+# without a weight.
 MUSE_GLIMMER = attrs.evolve(
     GEMMA_LIKE,
     **BEHIND_VISION_TOWER | {"exclude_layers_name": ("*vision_tower*", "*vision_adapter*", "*vision_projection*", "lm_head")},

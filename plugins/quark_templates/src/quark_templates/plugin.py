@@ -1,7 +1,7 @@
 """The templates that this distribution registers: a row for each model family, in groups by how tests check them.
 
-To add a family, write its `Architecture` into the file of its lineage and a row here; and where the usual sizes do not make a tiny model of
-it, its own into `quark_templates.examples`.
+To add a family, write its `Architecture` into the file of its lineage and a row here; and where the usual
+sizes do not make a tiny model of it, its own into `quark_templates.examples`.
 """
 
 from __future__ import annotations

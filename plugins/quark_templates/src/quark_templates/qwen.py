@@ -37,8 +37,8 @@ __all__ = [
     "QWEN4_EXP_TEXT",
 ]
 
-# The gate of the MLP is its second matrix. The code comes with the checkpoints: verified on a module skeleton, after that code's names and
-# forward pass.
+# The gate of the MLP is its second matrix. The code comes with the checkpoints: verified on a module
+# skeleton, after that code's names and forward pass.
 QWEN = attrs.evolve(
     GPT2_LIKE,
     model_type="qwen",
@@ -88,8 +88,8 @@ QWEN3_VL_MOE = attrs.evolve(
     ),
 )
 
-# Blocks of linear attention (gated delta net) or of gated attention, each with a mixture. AMD Quark's patterns for the cache name the
-# projections of linear attention, which is excluded.
+# Blocks of linear attention (gated delta net) or of gated attention, each with a mixture. AMD Quark's
+# patterns for the cache name the projections of linear attention, which is excluded.
 QWEN3_NEXT = attrs.evolve(
     MIXTURE,
     **SHARED_EXPERT,
@@ -166,8 +166,8 @@ QWEN3_5_MOE_TEXT = attrs.evolve(
     exclude_layers_name=tuple(p for p in QWEN3_5_MOE.exclude_layers_name if p != "model.visual.*"),
 )
 
-# Qwen3.5's mixtures with several residual streams, whose norms lie in the connections between them, and an indexer that chooses the tokens
-# which attention reads. Some blocks add embeddings of runs of tokens (ple).
+# Qwen3.5's mixtures with several residual streams, whose norms lie in the connections between them, and an
+# indexer that chooses the tokens which attention reads. Some blocks add embeddings of runs of tokens (ple).
 QWEN4_EXP = attrs.evolve(
     QWEN3_5_MOE,
     model_type="qwen4_exp",

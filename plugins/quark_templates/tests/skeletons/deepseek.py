@@ -1,4 +1,7 @@
-"""DeepSeek-MoE's modules, a dense block before mixtures. Source: vLLM's deepseek_v2.py and the names in the checkpoint."""
+"""DeepSeek-MoE's modules, a dense block before mixtures.
+
+Source: vLLM's deepseek_v2.py and the names in the checkpoint.
+"""
 
 from __future__ import annotations
 

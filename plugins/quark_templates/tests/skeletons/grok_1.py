@@ -1,4 +1,7 @@
-"""Grok-1's modules, each part of a block between two norms. Source: vLLM's implementation and the names in the checkpoint."""
+"""Grok-1's modules, each part of a block between two norms.
+
+Source: vLLM's implementation and the names in the checkpoint.
+"""
 
 from __future__ import annotations
 

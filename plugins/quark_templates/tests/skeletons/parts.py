@@ -1,7 +1,8 @@
 """What module skeletons are made of: attention, gated MLPs, mixtures and the frame of a language model, under names that a family gives.
 
-A skeleton has the names and the wiring of a family's published code, so that what is said of the family can be checked on it; it leaves
-out rotary embeddings and the cache, which no fact is about. Its attention remembers what would have entered the cache.
+A skeleton has the names and the wiring of a family's published code, so that what is said of the family can
+be checked on it; it leaves out rotary embeddings and the cache, which no fact is about. Its attention
+remembers what would have entered the cache.
 """
 
 from __future__ import annotations

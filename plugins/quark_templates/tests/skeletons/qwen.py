@@ -1,4 +1,7 @@
-"""The first Qwen's modules. Source: the published modeling_qwen.py: its MLP is ``c_proj(w1(x) * silu(w2(x)))``."""
+"""The first Qwen's modules.
+
+Source: the published modeling_qwen.py: its MLP is ``c_proj(w1(x) * silu(w2(x)))``.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,10 @@ from third_party.settings import InputGainConfig
 
 
 class Gain:
-    """A hook before a layer's forward. Products with powers of two are exact, so that the layer computes what it did, bit by bit."""
+    """A hook before a layer's forward.
+
+    Products with powers of two are exact, so that the layer computes what it did, bit by bit.
+    """
 
     transforms_input = True
 

@@ -1,4 +1,7 @@
-"""A quantizer with a scale structure that none of the built-in ones has, and a scheme that uses it. No torch here."""
+"""A quantizer with a scale structure that none of the built-in ones has, and a scheme that uses it.
+
+No torch here.
+"""
 
 from __future__ import annotations
 

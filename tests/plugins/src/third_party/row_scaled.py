@@ -1,6 +1,7 @@
 """Weights with two scales, neither of which is one over the whole tensor: ``value = code · group scale · row scale``.
 
-Group scales are whole numbers from 1 to 63, as in the K-quants of llama.cpp; the row scale is a float32 for each output channel.
+Group scales are whole numbers from 1 to 63, as in the K-quants of llama.cpp; the row scale is a float32 for
+each output channel.
 """
 
 from __future__ import annotations

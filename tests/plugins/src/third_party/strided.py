@@ -12,7 +12,10 @@ from third_party.signed_powers import SignedPowers
 
 @attrs.frozen
 class Strided(Granularity):
-    """A scale for every ``size`` columns ``c, c + n, c + 2n, …`` of a row. ``[4, 8], size 4 → n = 2, scale [4, 2]``."""
+    """A scale for every ``size`` columns ``c, c + n, c + 2n, …`` of a row.
+
+    ``[4, 8], size 4 → n = 2, scale [4, 2]``.
+    """
 
     size: int
     is_local = True

@@ -30,7 +30,8 @@ def plan(
 ) -> None:
     """Print what `quark quantize MODEL` would do with these options, write and need, and what would refuse it.
 
-    MODEL is a checkpoint, or a directory with its config.json alone. No weight is read, and nothing is written.
+    MODEL is a checkpoint, or a directory with its config.json alone. No weight is read, and nothing is
+    written.
     """
     # Torch and transformers are imported here, not above: `quark --help` does without them.
     from quark_workbench.commands.planned import print_planned

@@ -105,7 +105,8 @@ def selection_options(
     """Return what was asked of a selection; None where nothing was.
 
     Raises:
-        ConfigError: An option of a selection is there without ``--mixed``, not one budget is, or the file has another ending.
+        ConfigError: An option of a selection is there without ``--mixed``, not one budget is, or the file has
+            another ending.
     """
     from quark_workbench.mixed_precision.budget import Budget
 

@@ -1,8 +1,8 @@
 """Evaluation of checkpoints larger than memory: all windows pass one block at a time, and its weights are released before the next is read.
 
-In memory are what lies outside the blocks, one block, and the hidden states of all windows; of a comparison, of one model after the other.
-The figures are those of `quark_workbench.evaluate.likelihood` and `quark_workbench.evaluate.compare`, bit for bit: each forward computes
-the same.
+In memory are what lies outside the blocks, one block, and the hidden states of all windows; of a comparison,
+of one model after the other. The figures are those of `quark_workbench.evaluate.likelihood` and
+`quark_workbench.evaluate.compare`, bit for bit: each forward computes the same.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def likelihood_by_block(
         batches: Windows of tokens.
         metrics: Names of `quark.metrics`.
         device: Torch device to work on.
-        dtype: Of a float model: float32, bfloat16, float16, or auto, which is what the checkpoint says. A quantized one has its own.
+        dtype: Of a float model: float32, bfloat16, float16, or auto, which is what the checkpoint says. A
+            quantized one has its own.
         trust_remote_code: Whether code that comes with the checkpoint may run.
 
     Raises:
@@ -100,7 +101,8 @@ def compare_by_block(
 ) -> Comparison:
     """Return what `quark_workbench.evaluate.compare` returns for the models of two checkpoints, with one block of them in memory at a time.
 
-    Arguments and errors are those of `likelihood_by_block`, and ``reference``, the directory of the checkpoint to compare with.
+    Arguments and errors are those of `likelihood_by_block`, and ``reference``, the directory of the
+    checkpoint to compare with.
     """
     predictions = Predictions(TokenMetrics.of(metrics, has_reference=True))
     windows = list(batches)

@@ -21,10 +21,13 @@ __all__ = ["Comparison", "Predictions", "compare", "kl_divergence"]
 
 @attrs.frozen(kw_only=True)
 class Comparison:
-    """Metrics of a model and its reference over the same tokens. KL is KL(reference ‖ model) of a prediction, in nats; 0 for equal ones.
+    """Metrics of a model and its reference over the same tokens.
 
-    An attribute that ends in ``_error`` is the standard error of the one before it, with windows taken for independent of each other; None
-    where there is only one window. Source: the statistics that ``llama-perplexity --kl-divergence`` prints.
+    KL is KL(reference ‖ model) of a prediction, in nats; 0 for equal ones.
+
+    An attribute that ends in ``_error`` is the standard error of the one before it, with windows taken for
+    independent of each other; None where there is only one window. Source: the statistics that
+    ``llama-perplexity --kl-divergence`` prints.
 
     Attributes:
         mean_kl: Mean over tokens.
@@ -34,11 +37,13 @@ class Comparison:
         p999_kl: 99.9th percentile.
         max_kl: Largest.
         top1_agreement: Share of tokens for which both models predict the same most likely next token, 0 to 1.
-        probability_shift: Mean over tokens of the probability of the right token by the model, minus that by the reference, −1 to 1.
+        probability_shift: Mean over tokens of the probability of the right token by the model, minus that by
+            the reference, −1 to 1.
         probability_shift_rms: Root of the mean square of that difference.
         perplexity: Perplexity of the model.
         reference_perplexity: Perplexity of the reference.
-        perplexity_ratio: Quotient of the two; its error is that of paired differences, far below those of the two.
+        perplexity_ratio: Quotient of the two; its error is that of paired differences, far below those of the
+            two.
         tokens: The number of compared predictions.
         metrics: Means of registered metrics, by name.
     """

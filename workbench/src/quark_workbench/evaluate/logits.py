@@ -36,7 +36,8 @@ def windows_of(batches: Iterable[Tensor | Windows]) -> Iterator[Windows]:
     """Yield the batches as windows; of a plain matrix of tokens, all but the first of each row are scored.
 
     Raises:
-        ConfigError: A batch is not an integer matrix ``[sequences, tokens]`` with at least two tokens per sequence.
+        ConfigError: A batch is not an integer matrix ``[sequences, tokens]`` with at least two tokens per
+            sequence.
     """
     for batch in batches:
         yield batch if isinstance(batch, Windows) else Windows(checked := _checked(batch), torch.ones(len(checked), dtype=torch.int64))
@@ -52,8 +53,9 @@ def _checked(batch: Tensor) -> Tensor:
 def next_token_logits(model: nn.Module, windows: Windows) -> tuple[Tensor, Tensor, Tensor]:
     """Return the logits of the scored tokens, these tokens, and their windows: ``[N, V]``, ``[N]``, ``[N]``.
 
-    The model is called with the tokens alone, without the last of each window; it returns logits ``[B, T − 1, V]``, or an object with an
-    attribute ``logits``. The logits are in its dtype and on its device, the others on the CPU.
+    The model is called with the tokens alone, without the last of each window; it returns logits
+    ``[B, T − 1, V]``, or an object with an attribute ``logits``. The logits are in its dtype and on its
+    device, the others on the CPU.
     """
     parameter, inputs, scored = next(model.parameters(), None), windows.tokens[:, :-1], windows.scored
     output: Any = model(inputs if parameter is None else inputs.to(parameter.device))

@@ -1,7 +1,8 @@
 """Metrics: numbers for each predicted token, beside those of `Likelihood` and `Comparison`; an evaluation gives their means.
 
-Each takes log-probabilities ``log_q`` of the model, ``[N, V]``; the right tokens, ``[N]``; and log-probabilities ``log_p`` of the
-reference, ``[N, V]``, or None. It changes none of them, and the value of a token depends on that token alone.
+Each takes log-probabilities ``log_q`` of the model, ``[N, V]``; the right tokens, ``[N]``; and
+log-probabilities ``log_p`` of the reference, ``[N, V]``, or None. It changes none of them, and the value of a
+token depends on that token alone.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class TokenMetrics:
         """Add the tokens of one chunk: log-probabilities ``[N, V]`` of model and reference, targets ``[N]``.
 
         Raises:
-            PluginError: A metric raised an error, or returned something else than a finite number for each token.
+            PluginError: A metric raised an error, or returned something else than a finite number for each
+                token.
         """
         for name in self.names:
             whose = origin("metrics", name)

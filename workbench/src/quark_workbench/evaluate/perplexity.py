@@ -75,9 +75,10 @@ def perplexity(model: nn.Module, token_batches: Iterable[Tensor | Windows]) -> f
     """Return ``exp`` of the mean negative log-likelihood, in nats, of every scored token.
 
     Args:
-        model: A model that returns logits ``[B, T, V]`` or an object with ``logits``. Its train/eval modes are restored afterwards.
-        token_batches: Windows; or integer tensors ``[B, T]``, of which every token but the first of each sequence is scored. Sequences
-            are independent.
+        model: A model that returns logits ``[B, T, V]`` or an object with ``logits``. Its train/eval modes
+            are restored afterwards.
+        token_batches: Windows; or integer tensors ``[B, T]``, of which every token but the first of each
+            sequence is scored. Sequences are independent.
 
     Raises:
         ConfigError: There is no batch, or one has a wrong shape.
@@ -100,7 +101,10 @@ def likelihood(model: nn.Module, token_batches: Iterable[Tensor | Windows], metr
 
 
 def log_likelihood(log_p: Tensor, targets: Tensor) -> Tensor:
-    """Return ``log_p[row, targets[row]]`` of each row, ``[N]``, float64, on the CPU. ``log_p`` ``[N, V]``, ``targets`` ``[N]``."""
+    """Return ``log_p[row, targets[row]]`` of each row, ``[N]``, float64, on the CPU.
+
+    ``log_p`` ``[N, V]``, ``targets`` ``[N]``.
+    """
     return log_p.gather(-1, targets[:, None])[:, 0].double().cpu()
 
 

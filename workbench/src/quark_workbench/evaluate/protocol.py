@@ -1,6 +1,7 @@
 """Protocols of perplexity: how a text is cut into windows, where BOS tokens go, and which tokens are scored.
 
-Perplexities of different protocols cannot be compared: the same model and text give figures that differ by tens of percent.
+Perplexities of different protocols cannot be compared: the same model and text give figures that differ by
+tens of percent.
 """
 
 from __future__ import annotations
@@ -31,13 +32,17 @@ class Protocol:
     Attributes:
         name: By which results are labelled.
         seq_len: Tokens in a window, BOS included, at least 2.
-        stride: Tokens from the beginning of a window to that of the next, at most ``seq_len``; None for ``seq_len``, which is no overlap.
-            In overlapping windows only tokens that no earlier window has scored are scored.
-        bos: Where BOS tokens stand: ``"each"`` window begins with one, only the ``"first"`` does where the tokenizer puts one before a
-            text, ``"none"`` does, or ``"auto"``: each, where the tokenizer puts one before a text.
-        bos_replaces: Whether the BOS of a window stands in place of its first token, where the tokenizer has it, instead of before it.
+        stride: Tokens from the beginning of a window to that of the next, at most ``seq_len``; None for
+            ``seq_len``, which is no overlap. In overlapping windows only tokens that no earlier window has
+            scored are scored.
+        bos: Where BOS tokens stand: ``"each"`` window begins with one, only the ``"first"`` does where the
+            tokenizer puts one before a text, ``"none"`` does, or ``"auto"``: each, where the tokenizer puts
+            one before a text.
+        bos_replaces: Whether the BOS of a window stands in place of its first token, where the tokenizer has
+            it, instead of before it.
         score_from: Where scoring begins in a window: a share of ``seq_len`` below 1, or a number of tokens.
-        is_rolling: Whether every token of the text is scored once, after a prefix token, and results are per word.
+        is_rolling: Whether every token of the text is scored once, after a prefix token, and results are per
+            word.
         about: What it is, in one line.
 
     Raises:
@@ -98,7 +103,9 @@ PROTOCOLS: Mapping[str, Protocol] = MappingProxyType(
         )
     }
 )
-"""The protocols by name. Sources: arXiv 2210.17323 and its code; ``tools/perplexity`` of llama.cpp; lm-evaluation-harness."""
+"""The protocols by name. Sources: arXiv 2210.17323 and its code; ``tools/perplexity`` of llama.cpp;
+lm-evaluation-harness.
+"""
 
 
 def protocol_of(name: str, **changes: Any) -> Protocol:

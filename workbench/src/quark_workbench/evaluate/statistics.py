@@ -35,8 +35,8 @@ class Mean:
 def mean_over(values: Tensor, window: Tensor) -> Mean:
     """Return the mean of values and its standard error, for values that depend on each other within a window and not between windows.
 
-    Tokens of one window are alike, so that an error that takes them for independent is too small. Source: cluster-robust standard errors,
-    Liang and Zeger 1986, with the correction W / (W − 1) for W windows.
+    Tokens of one window are alike, so that an error that takes them for independent is too small. Source:
+    cluster-robust standard errors, Liang and Zeger 1986, with the correction W / (W − 1) for W windows.
 
     Args:
         values: ``[N]``, float64.

@@ -31,8 +31,8 @@ class TaskOptions:
 
     Attributes:
         tasks: Names of tasks, groups or tags; ``*`` stands for any part of a name.
-        task_path: Directory of task files in YAML, beside those that come with the package. Paths of data in them are relative to the
-            working directory.
+        task_path: Directory of task files in YAML, beside those that come with the package. Paths of data in
+            them are relative to the working directory.
         num_fewshot: Examples in the context of each question; None for what each task says.
         limit: Largest number of questions of each task; a number below 1 is a share.
         batch_size: Questions at a time, or ``"auto"``.

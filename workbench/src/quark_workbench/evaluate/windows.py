@@ -24,7 +24,8 @@ class Windows:
 
     Attributes:
         tokens: ``[N, T]``, int64. The model reads all but the last token of a window.
-        first: ``[N]``, int64: position of the first token of each window whose prediction is scored, 1 to T − 1. All after it are scored.
+        first: ``[N]``, int64: position of the first token of each window whose prediction is scored, 1 to T −
+            1. All after it are scored.
         words: Number of words of the text, where results are per word; None where they are per token.
     """
 
@@ -101,7 +102,8 @@ def _overlapping(tokenizer: Any, text: str, protocol: Protocol, limit: int | Non
 def _rolling(tokenizer: Any, text: str, protocol: Protocol) -> Windows:
     """Return windows that score each token once, the first after a BOS or EOS token; the last one reaches back to be full.
 
-    Source: ``get_rolling_token_windows`` with ``context_len=1`` and ``word_perplexity`` of lm-evaluation-harness.
+    Source: ``get_rolling_token_windows`` with ``context_len=1`` and ``word_perplexity`` of
+    lm-evaluation-harness.
     """
     prefix = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     if prefix is None:

@@ -1,4 +1,7 @@
-"""Selection: which scheme each layer gets, under a budget of bits, bytes or divergence. The choice itself is made by a plugin."""
+"""Selection: which scheme each layer gets, under a budget of bits, bytes or divergence.
+
+The choice itself is made by a plugin.
+"""
 
 from quark_workbench.mixed_precision.budget import Budget
 from quark_workbench.mixed_precision.candidates import FLOAT, Candidate, candidates_of

@@ -22,8 +22,8 @@ class Budget:
     """A budget. Exactly one attribute is given.
 
     Attributes:
-        bits: Most stored bits per weight, over the layers that are chosen for; codes and scales count, what stays float by the template of
-            the family, such as the output head, does not.
+        bits: Most stored bits per weight, over the layers that are chosen for; codes and scales count, what
+            stays float by the template of the family, such as the output head, does not.
         size: Most bytes of all tensors of the checkpoint.
         kl: Largest mean KL divergence from the float model on the calibration tokens, in nats per token.
 

@@ -76,7 +76,8 @@ def candidates_of(names: Sequence[str], runtime: str | None = None) -> dict[str,
 
     Args:
         names: Of registered schemes; ``float``, or its dtype as in ``bf16``, leaves a layer as it is.
-        runtime: A program that has to load every one of them, by the ``clients`` of the schemes' records, such as ``"vLLM"``; None for any.
+        runtime: A program that has to load every one of them, by the ``clients`` of the schemes' records,
+            such as ``"vLLM"``; None for any.
 
     Raises:
         ConfigError: There are fewer than two, one quantizes no weights, or the runtime does not load one.

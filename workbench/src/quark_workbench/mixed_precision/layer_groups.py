@@ -19,7 +19,8 @@ class LayerGroup:
     """Layers that get one scheme.
 
     Attributes:
-        name: Full name of the layer; of several, their common parent and the names below it: ``"model.layers.0.mlp.gate_proj/up_proj"``.
+        name: Full name of the layer; of several, their common parent and the names below it:
+            ``"model.layers.0.mlp.gate_proj/up_proj"``.
         shapes: Shape of the weight of each layer, ``[out, in]``, by full name.
     """
 
@@ -40,8 +41,9 @@ class LayerGroup:
 def layer_groups(rows: Sequence[PlanRow], architecture: Architecture | None) -> tuple[LayerGroup, ...]:
     """Return the groups of some layers, in the model's order.
 
-    The facts are those of the architecture: suffixes that runtimes fuse into one matrix (``fused``), and where the experts are. Layers of
-    which only some are among ``rows``, since others are excluded, are grouped as far as they are there.
+    The facts are those of the architecture: suffixes that runtimes fuse into one matrix (``fused``), and
+    where the experts are. Layers of which only some are among ``rows``, since others are excluded, are
+    grouped as far as they are there.
 
     Args:
         rows: Of the layers to group.

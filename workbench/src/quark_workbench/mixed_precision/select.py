@@ -64,15 +64,17 @@ def select_schemes(
 ) -> SelectionResult:
     """Return a choice of one scheme for each group of layers, and the configuration that follows; no weight is changed.
 
-    Chosen for are the linear layers that ``base`` gives its global scheme. Layers that runtimes fuse get one scheme.
+    Chosen for are the linear layers that ``base`` gives its global scheme. Layers that runtimes fuse get one
+    scheme.
 
     Args:
-        model: A float model in memory, whose fused experts become separate layers; or the directory of a checkpoint, of which one block at
-            a time is read where the selector does with that.
+        model: A float model in memory, whose fused experts become separate layers; or the directory of a
+            checkpoint, of which one block at a time is read where the selector does with that.
         candidates: Names of schemes; ``float`` or ``bf16`` leaves a layer as it is.
         budget: What may be spent.
         data: Calibration data, as of `quark.runs.quantize_checkpoint`.
-        base: Everything else of the configuration: excluded layers, cache, algorithms; None for what the template of the family says.
+        base: Everything else of the configuration: excluded layers, cache, algorithms; None for what the
+            template of the family says.
         fixed: Patterns of ``base.layer_quant_config`` whose layers are not chosen for.
         selector: Name of a registered one, or an object; None for the one that is installed.
         selector_options: Of a selector that is given by name.

@@ -22,7 +22,8 @@ class CurvePoint:
         group_bytes: Bytes of the groups.
         loss: Loss by the selector's prediction.
         choices: Candidate by group.
-        measured_kl: Mean KL divergence from the float model on calibration tokens, in nats per token; None where it was not measured.
+        measured_kl: Mean KL divergence from the float model on calibration tokens, in nats per token; None
+            where it was not measured.
     """
 
     group_bytes: int

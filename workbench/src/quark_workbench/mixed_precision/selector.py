@@ -17,7 +17,10 @@ __all__ = ["SchemeSelector", "checked_selection", "selector_of"]
 
 @runtime_checkable
 class SchemeSelector(Protocol):
-    """Chooses a scheme for each group of layers. A class that can be called without arguments; keyword arguments are its options."""
+    """Chooses a scheme for each group of layers.
+
+    A class that can be called without arguments; keyword arguments are its options.
+    """
 
     def select(self, problem: SelectionProblem) -> Selection:
         """Return one candidate for each group, among those that ``problem.sizes`` has for it, within the budget.
@@ -70,7 +73,8 @@ def checked_selection(problem: SelectionProblem, selection: object, whose: str) 
         whose: How messages call it.
 
     Raises:
-        PluginError: It is no selection; it has no choice for a group, or one that does not fit; or it exceeds the budget.
+        PluginError: It is no selection; it has no choice for a group, or one that does not fit; or it exceeds
+            the budget.
     """
     if not isinstance(selection, Selection):
         raise PluginError(f"{whose} returns a {type(selection).__name__} where a Selection is wanted")

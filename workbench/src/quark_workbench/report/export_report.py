@@ -38,14 +38,17 @@ def export_report(directory: Path, float_model: Path | None = None, samples: Ite
     """Return the contents of an export's report.
 
     Args:
-        directory: The export. What the report of its run has measured is kept; without one, sizes, settings and files are all there is.
-        float_model: Directory of its float checkpoint: weights are compared with it where no transform has changed them. The export is in
-            memory as it is stored, and beside it one float block and one unpacked layer at a time.
-        samples: Calibration data, with ``float_model``: hidden states are compared on the first of them, for which the whole export is
-            unpacked.
+        directory: The export. What the report of its run has measured is kept; without one, sizes, settings
+            and files are all there is.
+        float_model: Directory of its float checkpoint: weights are compared with it where no transform has
+            changed them. The export is in memory as it is stored, and beside it one float block and one
+            unpacked layer at a time.
+        samples: Calibration data, with ``float_model``: hidden states are compared on the first of them, for
+            which the whole export is unpacked.
 
     Raises:
-        CheckpointError: The export or the float checkpoint cannot be read, or the two are of different models.
+        CheckpointError: The export or the float checkpoint cannot be read, or the two are of different
+            models.
         ConfigError: Samples are given without a float checkpoint.
     """
     with running("report", source=str(directory)) as events:

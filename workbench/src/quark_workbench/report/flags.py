@@ -1,6 +1,7 @@
 """Flags: what a user should look at, red or amber, each with its threshold and what to do about it.
 
-Every threshold is a constant with its reason. A flag says what was measured; that a run is of use, only an evaluation of the model tells.
+Every threshold is a constant with its reason. A flag says what was measured; that a run is of use, only an
+evaluation of the model tells.
 """
 
 from __future__ import annotations
@@ -13,31 +14,49 @@ __all__ = ["AMBER", "RED", "THRESHOLDS", "flags_of"]
 RED, AMBER = "red", "amber"
 
 LOW_SNR_RED = 10.0
-"""dB. The error has a tenth of the energy of the weight (or output): that is what 2-bit weights have, which few models survive."""
+"""dB. The error has a tenth of the energy of the weight (or output): that is what 2-bit weights have, which
+few models survive.
+"""
 LOW_SNR_AMBER = 15.0
-"""dB. Below what 4-bit formats give for weights near a normal distribution, 16 to 21 dB: the layer has outliers, or 3 bits or fewer."""
+"""dB. Below what 4-bit formats give for weights near a normal distribution, 16 to 21 dB: the layer has
+outliers, or 3 bits or fewer.
+"""
 DEPTH_RED = 3.0
 """dB. The error has half the energy of the hidden states: the model computes something else."""
 DEPTH_AMBER = 10.0
 """dB. The error has a tenth of the energy of the hidden states."""
 PEAK_TO_RMS = 40.0
-"""A weight this many times the root mean square: a 4-bit grid of 15 steps over its range has a step of 5 standard deviations."""
+"""A weight this many times the root mean square: a 4-bit grid of 15 steps over its range has a step of 5
+standard deviations.
+"""
 SCALE_RATIO = 64.0
-"""A scale this many times the median one: the group (or channel) has outliers 6 bits above the others, at whose cost it is rounded."""
+"""A scale this many times the median one: the group (or channel) has outliers 6 bits above the others, at
+whose cost it is rounded.
+"""
 INPUT_PEAK_TO_RMS = 100.0
-"""An input value this many times the root mean square: of 8 bits over its range, one step is nearly the root mean square itself."""
+"""An input value this many times the root mean square: of 8 bits over its range, one step is nearly the root
+mean square itself.
+"""
 DEAD_AMBER = 0.01
-"""Share of input channels that were always 0 in calibration: a few are normal in trained models, a hundredth says that data are too few."""
+"""Share of input channels that were always 0 in calibration: a few are normal in trained models, a hundredth
+says that data are too few.
+"""
 DEAD_RED = 0.1
 """Share of input channels that were always 0: the layer is rounded without regard to a tenth of its inputs."""
 FEW_TOKENS = 0.05
-"""Share of the mean number of tokens of an expert's layer below which it counts as starved: as the warning in the log."""
+"""Share of the mean number of tokens of an expert's layer below which it counts as starved: as the warning in
+the log.
+"""
 DOMINANT = 0.5
 """Share of the summed relative error of all layers that the layers named as dominant have together."""
 DOMINANT_LAYERS = 0.05
-"""They are named where they are at most this share of all layers: then excluding them, or more bits for them, costs little."""
+"""They are named where they are at most this share of all layers: then excluding them, or more bits for them,
+costs little.
+"""
 GIVEN_UP = 0.5
-"""Share of layers that are rounded to nearest in place of the algorithm, above which the algorithm as such is in question."""
+"""Share of layers that are rounded to nearest in place of the algorithm, above which the algorithm as such is
+in question.
+"""
 
 THRESHOLDS = {
     "low_snr_red": LOW_SNR_RED,
@@ -65,7 +84,8 @@ def flags_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
         report: As `quark_workbench.report.contents.contents_of` makes it, but for its flags.
 
     Returns:
-        Of each: ``level`` (``red`` or ``amber``), ``code``, ``title``, ``advice``, and ``layers``, the names that it is about, worst first.
+        Of each: ``level`` (``red`` or ``amber``), ``code``, ``title``, ``advice``, and ``layers``, the names
+            that it is about, worst first.
     """
     layers, found = report["layers"], list[dict[str, Any]]()
     for rule in _RULES:
@@ -77,7 +97,8 @@ def flags_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _low_ratio(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     what = {"snr_db": "weights", "output_snr_db": "outputs on held-out tokens"}
     advice = "Exclude these layers (--exclude), or give them more bits (--layer PATTERN=SCHEME, or a smaller group)."
-    # Calibrated rounding moves weights away from their values so that outputs come nearer to theirs: outputs are what counts.
+    # Calibrated rounding moves weights away from their values so that outputs come nearer to theirs: outputs
+    # are what counts.
     unseen = [layer for layer in layers if layer.get("output_snr_db") is None]
     for key, name in what.items():
         known = sorted((x for x in (unseen if key == "snr_db" else layers) if x.get(key) is not None), key=lambda layer: layer[key])

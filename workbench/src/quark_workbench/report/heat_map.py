@@ -84,7 +84,8 @@ def heat_map(
         rows: The cells; the lowest value has the strongest colour.
         unit: Returns what a value is called in the legend.
         axis: What the columns are.
-        least_range: Difference of the values at the two ends of the colours, at least: small differences get similar colours.
+        least_range: Difference of the values at the two ends of the colours, at least: small differences get
+            similar colours.
     """
     columns = max(len(cells) for cells in rows.values())
     left = 10 + 6.7 * max(len(row) for row in rows)

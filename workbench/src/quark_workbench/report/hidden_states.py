@@ -24,7 +24,9 @@ __all__ = ["NOT_COMPARABLE", "hidden_errors"]
 
 NOT_COMPARABLE = "The hidden states cannot be compared: a transform, such as a rotation, has changed their basis."
 _SAME_BASIS = 0.5
-"""Relative squared error at the entry of the first block above which the hidden states are of another basis; two random ones have 2."""
+"""Relative squared error at the entry of the first block above which the hidden states are of another basis;
+two random ones have 2.
+"""
 
 
 def hidden_errors(source: BlockSource, float_model: nn.Module, quantized: nn.Module, calls: Sequence[Call]) -> dict[str, dict[str, Any]]:

@@ -29,7 +29,8 @@ def probe(device: str = "cpu", dtype: torch.dtype = torch.float32) -> dict[str, 
         dtype: Of the matrices: that of the model.
 
     Returns:
-        ``copy_bytes_per_second``: bytes read and written by a copy within memory; ``flops``: floating-point operations per second of a
+        ``copy_bytes_per_second``: bytes read and written by a copy within memory; ``flops``: floating-point
+            operations per second of a
         matrix product.
     """
     source = torch.ones(_COPIED // 4, device=device)

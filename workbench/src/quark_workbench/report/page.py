@@ -19,8 +19,8 @@ def page(report: Mapping[str, Any]) -> str:
     """Return the page of a report.
 
     Args:
-        report: The contents, as `quark_workbench.report.contents.contents_of` makes them or a JSON file has them. Nothing in them is
-            trusted: names and messages are escaped.
+        report: The contents, as `quark_workbench.report.contents.contents_of` makes them or a JSON file has
+            them. Nothing in them is trusted: names and messages are escaped.
     """
     model, settings = report["model"], report["settings"]
     title = f"{model['name']}: quantization report"

@@ -25,7 +25,9 @@ from quark_workbench.report.writing import write_report
 __all__ = ["LEVELS", "ReportOptions"]
 
 LEVELS = ("standard", "full")
-"""How much a report measures: ``full`` also hashes the weights and, on a few calibration samples, compares hidden states after the run."""
+"""How much a report measures: ``full`` also hashes the weights and, on a few calibration samples, compares
+hidden states after the run.
+"""
 
 
 @attrs.frozen
@@ -36,8 +38,9 @@ class ReportOptions:
         level: One of `LEVELS`.
         command: What was run, for the record.
         started: When the run began, as `time.perf_counter` gives it.
-        selection: The selection of schemes that the configuration comes from (`quark_workbench.mixed_precision.SelectionResult.to_dict`),
-            which the report then draws; None where there is none.
+        selection: The selection of schemes that the configuration comes from
+            (`quark_workbench.mixed_precision.SelectionResult.to_dict`), which the report then draws; None
+            where there is none.
     """
 
     level: str = attrs.field(default="standard")
@@ -51,7 +54,9 @@ class ReportOptions:
             raise ConfigError(f"there is no report '{level}': choose one of {', '.join(LEVELS)}, or none")
 
     def describe(self, finished: FinishedRun, directory: Path, device: str, reopened: Callable[[], CheckpointSource]) -> None:
-        """Write the report of a run into its checkpoint. A failure is logged, and leaves the checkpoint without a report.
+        """Write the report of a run into its checkpoint.
+
+        A failure is logged, and leaves the checkpoint without a report.
 
         Args:
             finished: The run.

@@ -34,8 +34,8 @@ def violations(value: Any, schema: Mapping[str, Any] | None = None, path: str = 
 
     Args:
         value: Any JSON value.
-        schema: A part of `report_schema`; of JSON Schema's keywords ``type``, ``enum``, ``oneOf``, ``required``, ``properties``, ``items``
-            and ``$ref`` are obeyed.
+        schema: A part of `report_schema`; of JSON Schema's keywords ``type``, ``enum``, ``oneOf``,
+            ``required``, ``properties``, ``items`` and ``$ref`` are obeyed.
         path: Where the value is, for the messages.
     """
     schema = report_schema() if schema is None else schema

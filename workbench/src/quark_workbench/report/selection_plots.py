@@ -39,7 +39,10 @@ def pareto_curve(selection: Selection) -> Markup:
 
 
 def curve_plot(selection: Selection) -> tuple[Any, ...]:
-    """Return the arguments of `svg.drawing` for the curve. The axis of losses is logarithmic; a loss of 0 is not drawn."""
+    """Return the arguments of `svg.drawing` for the curve.
+
+    The axis of losses is logarithmic; a loss of 0 is not drawn.
+    """
     curve = [point for point in selection["curve"] if point["loss"] > _SMALLEST]
     values = [v for p in curve for v in (p["loss"], p["measured_kl"] or 0.0) if v > _SMALLEST]
     low, high = _powers(values)

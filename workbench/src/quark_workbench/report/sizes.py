@@ -53,9 +53,9 @@ def sizes_of(rows: Sequence[PlanRow], blocks: Sequence[str], float_bytes: int, e
         directory: The checkpoint.
 
     Returns:
-        ``float_bytes`` and ``stored_bytes`` of all tensors; ``effective_bits``, stored bits per weight of the layers with a quantized
-        weight, scales and zero points included; ``kinds``, the same for each kind of layer; ``layers``, bits per weight by full name. What
-        files do not tell is None.
+        ``float_bytes`` and ``stored_bytes`` of all tensors; ``effective_bits``, stored bits per weight of the
+        layers with a quantized weight, scales and zero points included; ``kinds``, the same for each kind of
+        layer; ``layers``, bits per weight by full name. What files do not tell is None.
     """
     stored = stored_bytes(directory)
     own = [r for r in rows if r.tied_to is None]

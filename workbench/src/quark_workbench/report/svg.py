@@ -22,7 +22,8 @@ def tag(name: str, *content: str | None, **attributes: object) -> Markup:
     Args:
         name: Of the element.
         content: Markup, which stays as it is, and other text, which is escaped; None is left out.
-        attributes: Escaped; ``_`` at the end of a name is taken off (``class_``), others become ``-``. None and False are left out.
+        attributes: Escaped; ``_`` at the end of a name is taken off (``class_``), others become ``-``. None
+            and False are left out.
 
     >>> tag("p", "a < b", class_="note")
     '<p class="note">a &lt; b</p>'

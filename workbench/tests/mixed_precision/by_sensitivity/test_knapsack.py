@@ -32,7 +32,8 @@ def test_it_is_as_good_as_the_best_of_all_choices(groups: list[list[tuple[float,
     taken = smallest_loss(losses, sizes, most)
     assert sum(size[o] for size, o in zip(sizes, taken, strict=True)) <= most
     found, best = sum(loss[o] for loss, o in zip(losses, taken, strict=True)), by_trying(groups, most)
-    # Sums in another order differ by rounding: half a unit in the last place of the sum so far for each group.
+    # Sums in another order differ by rounding: half a unit in the last place of the sum so far for each
+    # group.
     assert found <= best + len(groups) * 2.0**-53 * sum(max(loss) for loss in losses)
 
 
@@ -58,7 +59,8 @@ def by_highs(losses: list[list[int]], sizes: list[list[int]], most: int) -> list
     st.floats(0, 1),
 )
 def test_it_is_as_good_as_what_highs_finds(groups: list[list[tuple[int, int]]], share: float) -> None:
-    # Numbers of three digits: at those of real models, HiGHS's tolerance of 1e-6 lets a choice pass that is too large by many bytes.
+    # Numbers of three digits: at those of real models, HiGHS's tolerance of 1e-6 lets a choice pass that is
+    # too large by many bytes.
     losses, sizes = [[x for x, _ in group] for group in groups], [[s for _, s in group] for group in groups]
     least, largest = sum(map(min, sizes)), sum(map(max, sizes))
     most = least + int(share * (largest - least))

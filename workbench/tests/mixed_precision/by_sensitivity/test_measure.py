@@ -65,7 +65,8 @@ def test_predicted_divergence_of_one_group_is_near_the_measured_one() -> None:
     predicted, measured = (losses_of(problem, sensitivity, 256) for sensitivity in ("fisher", "kl"))
     pairs = [(predicted[group][name], measured[group][name]) for group in predicted for name in predicted[group]]
     total = [sum(values) for values in zip(*pairs, strict=True)]
-    # One drawn token for each of 256: the sum over 24 choices is known to some ten percent, and the curvature is that of small errors.
+    # One drawn token for each of 256: the sum over 24 choices is known to some ten percent, and the curvature
+    # is that of small errors.
     assert total[0] == pytest.approx(total[1], rel=0.5)
     order = torch.tensor(pairs).argsort(0).argsort(0).double()
     assert float(torch.corrcoef(order.T)[0, 1]) > 0.8  # Spearman

@@ -27,7 +27,9 @@ def text(path: Path, separator: str = "") -> Iterator[Sample]:
 
 
 def json_lines(path: Path, column: str | None = None) -> Iterator[Sample]:
-    """Yield a sample of each line: an object with a text or with messages, or a JSON string. A file that is one list is read likewise.
+    """Yield a sample of each line: an object with a text or with messages, or a JSON string.
+
+    A file that is one list is read likewise.
 
     Args:
         path: A file in UTF-8, one JSON value a line.

@@ -18,7 +18,8 @@ def huggingface(name: str, config: str | None = None, split: str = "train", colu
     """Yield a sample of each row of a data set.
 
     Args:
-        name: As for `datasets.load_dataset`: a name on the Hugging Face Hub or a local directory; or what `save_to_disk` has written.
+        name: As for `datasets.load_dataset`: a name on the Hugging Face Hub or a local directory; or what
+            `save_to_disk` has written.
         config: Which configuration of the data set; None for its only one.
         split: Which of its splits.
         column: Column that holds the text or the messages; by default "text", or else "messages".

@@ -10,7 +10,9 @@ from quark.errors import CalibrationError
 __all__ = ["COLUMNS", "Message", "Sample", "is_chat", "sample_of", "value_of"]
 
 Message = Mapping[str, Any]
-"""One message of a chat, with the keys ``role`` and ``content``; others are for the tokenizer's chat template."""
+"""One message of a chat, with the keys ``role`` and ``content``; others are for the tokenizer's chat
+template.
+"""
 Sample = str | Sequence[Message]
 """A text, or the messages of a chat."""
 COLUMNS = ("text", "messages")

@@ -31,20 +31,25 @@ def token_sequences(
     """Return batches of token sequences, ready for `quark.torch.ModelQuantizer.quantize_model`.
 
     Args:
-        tokenizer: A transformers tokenizer; each sample is tokenized as it does it, with BOS where it adds one.
+        tokenizer: A transformers tokenizer; each sample is tokenized as it does it, with BOS where it adds
+            one.
         samples: Texts or chats; only as many are read as are needed.
         count: The largest number of sequences.
         length: Tokens of a sequence.
-        packing: Whether the tokens of all samples stand one after another and are cut every ``length`` tokens, the last sequence perhaps
-            shorter. Otherwise a sequence is one sample, cut at ``length``.
-        batch_size: Sequences in a batch. In one batch shorter sequences are padded at their end, with an attention mask.
-        seed: None takes samples in order. A number shuffles all of them; of a single sample, it draws windows.
+        packing: Whether the tokens of all samples stand one after another and are cut every ``length``
+            tokens, the last sequence perhaps shorter. Otherwise a sequence is one sample, cut at ``length``.
+        batch_size: Sequences in a batch. In one batch shorter sequences are padded at their end, with an
+            attention mask.
+        seed: None takes samples in order. A number shuffles all of them; of a single sample, it draws
+            windows.
 
     Returns:
-        Tensors ``[batch, tokens]``, int64; a batch with padding is a dictionary with ``input_ids`` and ``attention_mask``.
+        Tensors ``[batch, tokens]``, int64; a batch with padding is a dictionary with ``input_ids`` and
+        ``attention_mask``.
 
     Raises:
-        CalibrationError: There is no tokenizer, no token, or a number below 1; or the tokenizer cannot render a chat.
+        CalibrationError: There is no tokenizer, no token, or a number below 1; or the tokenizer cannot render
+            a chat.
     """
     if tokenizer is None:
         raise CalibrationError(
@@ -98,7 +103,8 @@ def _tokens(tokenizer: Any, sample: Sample, most: int | None) -> list[int]:
     """Return at most so many tokens of a sample, from its start."""
     text = rendered(tokenizer, sample)
     text = text if most is None else text[: most * _CHARACTERS_PER_TOKEN]
-    # A chat template writes its special tokens itself. verbose=False: no warning for a text longer than the model's context.
+    # A chat template writes its special tokens itself. verbose=False: no warning for a text longer than the
+    # model's context.
     ids: list[int] = tokenizer(text, add_special_tokens=isinstance(sample, str), verbose=False)["input_ids"]
     return ids[:most]
 

@@ -24,12 +24,15 @@ def read_samples(spec: str | Path, options: Mapping[str, Any] | None = None) -> 
     """Return the samples of a file, of the files of one kind in a directory in order of name, or of a registered source.
 
     Args:
-        spec: A name of `quark.datasets`, or a path. A name goes first; ``./name`` and a `pathlib.Path` are never names.
-        options: Of the source. With the option ``path`` a source that reads files is chosen by its name, whatever the file's ending.
+        spec: A name of `quark.datasets`, or a path. A name goes first; ``./name`` and a `pathlib.Path` are
+            never names.
+        options: Of the source. With the option ``path`` a source that reads files is chosen by its name,
+            whatever the file's ending.
 
     Raises:
-        CalibrationError: There is nothing of that name, or a directory has no files that can be read, or files of several kinds; and while
-            it is read: there is no sample in it, or something else than samples.
+        CalibrationError: There is nothing of that name, or a directory has no files that can be read, or
+            files of several kinds; and while it is read: there is no sample in it, or something else than
+            samples.
         ConfigError: The source has no such option, or not of that type.
         AmbiguousNameError: Several sources read files with that ending.
         MissingPluginError: The source needs a package that is not installed.

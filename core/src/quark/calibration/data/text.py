@@ -15,7 +15,8 @@ def rendered(tokenizer: Any, sample: Sample) -> str:
     """Return the text of a sample.
 
     Raises:
-        CalibrationError: The sample is a chat, and the tokenizer has no chat template, or one that refuses it.
+        CalibrationError: The sample is a chat, and the tokenizer has no chat template, or one that refuses
+            it.
     """
     if isinstance(sample, str):
         return sample

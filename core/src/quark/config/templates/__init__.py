@@ -1,4 +1,7 @@
-"""Configurations for language models by name: templates of model families, named schemes, algorithm settings. Imports no torch."""
+"""Configurations for language models by name: templates of model families, named schemes, algorithm settings.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Algorithm settings by name: from a JSON file, or those a model family comes with. Algorithms themselves are plugins."""
+"""Algorithm settings by name: from a JSON file, or those a model family comes with.
+
+Algorithms themselves are plugins.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +107,8 @@ def with_options(name: str, settings: AlgoConfig, options: Mapping[str, Any]) ->
     """Return a copy of an algorithm's settings with these options in place of what they say.
 
     Raises:
-        ConfigError: (a ValueError) The algorithm has no such option, or refuses its value; those that it has are named.
+        ConfigError: (a ValueError) The algorithm has no such option, or refuses its value; those that it has
+            are named.
     """
     whose = f"the algorithm '{name}'"
     values = checked(whose, settings_options(type(settings)), options)
@@ -138,10 +142,12 @@ def load_quant_algo_config_from_file(file_path: str | Path) -> AlgoConfig:
     """Read the settings of one algorithm from a JSON file.
 
     Args:
-        file_path: A JSON object with the key ``"name"``; other keys are fields of that algorithm's configuration class.
+        file_path: A JSON object with the key ``"name"``; other keys are fields of that algorithm's
+            configuration class.
 
     Raises:
-        ConfigError: (a ValueError) The file is missing or not such an object, the algorithm is unknown, or a key is none of its fields.
+        ConfigError: (a ValueError) The file is missing or not such an object, the algorithm is unknown, or a
+            key is none of its fields.
     """
     path = Path(file_path)
     try:

@@ -1,8 +1,9 @@
 """Which quantization query, key and value projections have before their outputs are quantized too; decided on patterns, without a model.
 
-A template knows patterns, not layers. The entries it adds for caches and attention stand for whole patterns, while a user's own patterns
-may cover all, some or none of the layers behind one. Layers that a user's earlier pattern matches keep it (first match); the added entry
-is for the rest, so its base may come from a user's pattern only where that one covers *every* layer of the projection.
+A template knows patterns, not layers. The entries it adds for caches and attention stand for whole patterns,
+while a user's own patterns may cover all, some or none of the layers behind one. Layers that a user's earlier
+pattern matches keep it (first match); the added entry is for the rest, so its base may come from a user's
+pattern only where that one covers *every* layer of the projection.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _PROJECTION_TYPE = "Linear"
 def covers(pattern: str, symbolic: str) -> bool:
     """Return whether ``pattern`` matches every name that the pattern ``symbolic`` stands for.
 
-    Exact where ``pattern`` has no wildcards but ``*``: what its stars swallow of ``symbolic``, stars included, may be anything. Patterns
-    with other wildcards are taken to cover only themselves.
+    Exact where ``pattern`` has no wildcards but ``*``: what its stars swallow of ``symbolic``, stars
+    included, may be anything. Patterns with other wildcards are taken to cover only themselves.
 
     >>> covers("*self_attn*", "model.layers.*.self_attn.k_proj"), covers("model.layers.0.*", "model.layers.*.self_attn.k_proj")
     (True, False)

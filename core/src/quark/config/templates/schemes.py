@@ -69,7 +69,8 @@ class QuantizationSchemeCollection:
         """Add a scheme under a new name.
 
         Raises:
-            ConfigError: (a ValueError) The name is taken or holds a colon, or ``scheme`` has no layer configuration.
+            ConfigError: (a ValueError) The name is taken or holds a colon, or ``scheme`` has no layer
+                configuration.
         """
         if scheme_name in schemes():
             raise ConfigError(f"Scheme '{scheme_name}' already registered, please use a different name.")
@@ -149,7 +150,8 @@ def scheme_config(scheme_name: str, options: Mapping[str, Any] | None = None) ->
 
     Raises:
         UnknownNameError: (a ValueError) There is no such scheme.
-        ConfigError: (a ValueError) The scheme has no such option, or refuses its value; the options that it has are named.
+        ConfigError: (a ValueError) The scheme has no such option, or refuses its value; the options that it
+            has are named.
         PluginError: The scheme's function failed, or gives no layer configuration.
     """
     record = scheme_record(scheme_name)
@@ -191,7 +193,8 @@ def scheme_part(scheme_name: str, part: AttentionPart, what: str) -> QTensorConf
         what: How messages call it, such as ``"KV cache scheme"``.
 
     Raises:
-        UnknownNameError: (a ValueError) There is no such scheme, or it has no such part; those that have one are listed.
+        UnknownNameError: (a ValueError) There is no such scheme, or it has no such part; those that have one
+            are listed.
     """
     able = supported_for(part)
     record = schemes().get(scheme_name) if scheme_name in schemes() else None

@@ -23,7 +23,9 @@ __all__ = ["read_template_file", "register_template_file"]
 _OWN = ("base", "algorithm_configs")
 """Keys beside those of `Architecture`."""
 _PATTERNS = ("model_type", "kv_layers_name", "q_layer_name", "gate_up_layers_name", "exclude_layers_name")
-"""Facts without which a family's structure is inferred, as for `LLMTemplate` itself: those of AMD Quark's form."""
+"""Facts without which a family's structure is inferred, as for `LLMTemplate` itself: those of AMD Quark's
+form.
+"""
 
 
 def register_template_file(path: str | Path) -> LLMTemplate:
@@ -39,19 +41,22 @@ def register_template_file(path: str | Path) -> LLMTemplate:
 def read_template_file(path: str | Path) -> LLMTemplate:
     """Return the template that a JSON file describes.
 
-    The file has one object. Its keys are the attributes of `quark.config.architecture.Architecture`, of which ``model_type`` alone is
-    required, and
+    The file has one object. Its keys are the attributes of `quark.config.architecture.Architecture`, of which
+    ``model_type`` alone is required, and
 
     - ``base``: the model type of an installed template, whose facts are taken where the file has none;
-    - ``algorithm_configs``: settings by name of algorithm, each an object with a ``name``, as for `load_quant_algo_config_from_file`.
+    - ``algorithm_configs``: settings by name of algorithm, each an object with a ``name``, as for
+      `load_quant_algo_config_from_file`.
 
-    AMD Quark's form of such a file is among these. With patterns alone, the structure of the family is inferred from its modules.
+    AMD Quark's form of such a file is among these. With patterns alone, the structure of the family is
+    inferred from its modules.
 
     Args:
         path: The file.
 
     Raises:
-        ConfigError: (a ValueError) It cannot be read, or a field of it cannot; the message names file and field.
+        ConfigError: (a ValueError) It cannot be read, or a field of it cannot; the message names file and
+            field.
     """
     path = Path(path)
     try:
@@ -100,7 +105,10 @@ def _settings(data: Any) -> dict[str, Any]:
 
 
 def _value(value: Any, hint: Any, field: str) -> Any:
-    """Return a JSON value as a field of that type has it, lists as tuples. Raises ConfigError with the field where it is of another."""
+    """Return a JSON value as a field of that type has it, lists as tuples.
+
+    Raises ConfigError with the field where it is of another.
+    """
     kind, arguments = get_origin(hint), get_args(hint)
     if hint is Any or (hint is type(None) and value is None):
         return value

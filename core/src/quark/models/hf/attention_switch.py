@@ -77,7 +77,10 @@ def _implementation(model: nn.Module, name: str) -> Any:
 
 
 def _register() -> None:
-    """Make both implementations known, with the masks of those they stand for. Done when first needed: transformers is slow to import."""
+    """Make both implementations known, with the masks of those they stand for.
+
+    Done when first needed: transformers is slow to import.
+    """
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 

@@ -1,7 +1,9 @@
-"""Operations of weight converters: split, join, transpose, and separate or fuse experts. Each has a reverse operation.
+"""Operations of weight converters: split, join, transpose, and separate or fuse experts.
 
-Results are views where possible; only operations that join tensors copy. The classes are those of AMD Quark's ``weight_convert``, whose
-arguments they share with the operations of transformers 5.
+Each has a reverse operation.
+
+Results are views where possible; only operations that join tensors copy. The classes are those of AMD Quark's
+``weight_convert``, whose arguments they share with the operations of transformers 5.
 """
 
 from __future__ import annotations
@@ -18,14 +20,17 @@ from quark.errors import ConfigError, UnsupportedError
 __all__ = ["Chunk", "Concatenate", "ConversionOps", "FuseExperts", "Inputs", "SplitFusedExperts", "Transpose", "numbered"]
 
 Inputs = Mapping[str, Tensor | list[Tensor]]
-"""Tensors by the pattern that matched their name; a list in the order of experts where there is one per expert."""
+"""Tensors by the pattern that matched their name; a list in the order of experts where there is one per
+expert.
+"""
 
 
 class ConversionOps(ABC):
     """One operation of a weight converter; subclass it to add one.
 
     Attributes:
-        joins_experts: Whether each source pattern stands for one tensor per expert, with the expert's number in its name.
+        joins_experts: Whether each source pattern stands for one tensor per expert, with the expert's number
+            in its name.
     """
 
     joins_experts = False
@@ -72,7 +77,8 @@ class Chunk(ConversionOps):
 
     Args:
         dim: The axis.
-        sizes: Lengths of the parts along the axis, such as ``(4096, 1024, 1024)`` for queries, keys and values; None: equal lengths.
+        sizes: Lengths of the parts along the axis, such as ``(4096, 1024, 1024)`` for queries, keys and
+            values; None: equal lengths.
     """
 
     def __init__(self, dim: int = 0, sizes: Sequence[int] | None = None) -> None:
@@ -100,7 +106,8 @@ class Concatenate(ConversionOps):
 
     Args:
         dim: The axis.
-        sizes: Lengths of the parts along the axis, which the reverse operation needs where they differ; None: equal lengths.
+        sizes: Lengths of the parts along the axis, which the reverse operation needs where they differ; None:
+            equal lengths.
     """
 
     def __init__(self, dim: int = 0, sizes: Sequence[int] | None = None) -> None:
@@ -146,7 +153,8 @@ class Transpose(ConversionOps):
 class SplitFusedExperts(ConversionOps):
     """Separate fused experts: a tensor ``[E, …]`` becomes views, one for each expert and target.
 
-    The expert's number goes where a target has a star, or before the target: ``gate_proj.weight`` becomes ``3.gate_proj.weight``.
+    The expert's number goes where a target has a star, or before the target: ``gate_proj.weight`` becomes
+    ``3.gate_proj.weight``.
 
     Args:
         split_axis: Axis of one expert's tensor along which two targets are joined, half and half.

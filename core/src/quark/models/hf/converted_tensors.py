@@ -21,8 +21,9 @@ __all__ = ["ConvertedTensors"]
 class ConvertedTensors:
     """The tensors of a checkpoint, some of them converted.
 
-    A converter is applied to stored tensors that the model has no place for, and to those whose name it keeps. Fused experts, say, of a
-    model whose experts are fused too are read as they are stored: a plan takes them apart later.
+    A converter is applied to stored tensors that the model has no place for, and to those whose name it
+    keeps. Fused experts, say, of a model whose experts are fused too are read as they are stored: a plan
+    takes them apart later.
 
     Args:
         files: The tensors that are converted.

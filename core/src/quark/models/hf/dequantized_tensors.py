@@ -29,7 +29,8 @@ class DequantizedTensors:
         meta: As of `quark.models.hf.file_tensors.TensorFiles`.
 
     Raises:
-        CheckpointError: A tensor would be there twice, is made of tensors that are not there, or is stored as codes without scales.
+        CheckpointError: A tensor would be there twice, is made of tensors that are not there, or is stored as
+            codes without scales.
     """
 
     def __init__(self, files: FileTensors, float_tensors: Sequence[FloatTensor], directory: Path) -> None:
@@ -61,7 +62,8 @@ class DequantizedTensors:
         """As `quark.models.hf.file_tensors.TensorFiles.reading`.
 
         Raises:
-            CheckpointError: A file has changed or cannot be read, or its codes and scales do not fit each other.
+            CheckpointError: A file has changed or cannot be read, or its codes and scales do not fit each
+                other.
         """
         with self._files.reading(device) as stored:
             yield lambda name, dtype: self._read(name, dtype, stored)

@@ -1,7 +1,8 @@
 """Fused experts of a mixture, read as one matrix for every expert and projection.
 
-Nothing is copied: matrices are views of the fused parameters. Source: the experts interface of transformers 5. Models that do not follow it
-are taken apart by the function that their family names, `quark.config.architecture.Architecture.expert_parts`.
+Nothing is copied: matrices are views of the fused parameters. Source: the experts interface of transformers
+5. Models that do not follow it are taken apart by the function that their family names,
+`quark.config.architecture.Architecture.expert_parts`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def _of_interface(module: Any) -> ExpertParts | None:
     if pair is None or not getattr(module, "has_gate", False) or getattr(module, "has_post_expert_norm", False):
         return None
     up, down = (p.transpose(1, 2) for p in pair) if module.is_transposed else pair
-    # Models define what lies between the matrices on their own class: a copy of it, without its weights, is asked.
+    # Models define what lies between the matrices on their own class: a copy of it, without its weights, is
+    # asked.
     shell = copy.copy(module)
     shell._parameters = {}
     biases = {name: module._parameters[f"{name}_bias"] for name in (_GATE_UP, _DOWN)} if module.has_bias else {}

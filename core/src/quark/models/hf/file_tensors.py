@@ -37,7 +37,9 @@ _DTYPES = {
 """By the names of safetensors. Others are refused (`quark.models.hf.shards.refuse_codes`)."""
 
 ReadTensor = Callable[[str, torch.dtype], Tensor]
-"""Reads the tensor of a name. The dtype is that of values that have to be computed; a tensor that is stored keeps its own."""
+"""Reads the tensor of a name. The dtype is that of values that have to be computed; a tensor that is stored
+keeps its own.
+"""
 
 
 class TensorFiles(Protocol):

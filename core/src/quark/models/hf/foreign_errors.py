@@ -17,14 +17,16 @@ _LONGEST = 400
 def reading(path: Path, cure: str) -> Iterator[None]:
     """Raise errors of the body as a CheckpointError that names ``path``; the body passes the path to transformers, and does nothing else.
 
-    Which exceptions transformers and its dependencies raise for bad files is undocumented and changes between releases, so all are caught.
+    Which exceptions transformers and its dependencies raise for bad files is undocumented and changes between
+    releases, so all are caught.
 
     Args:
         path: A file or directory of a checkpoint.
         cure: The probable cause and the fix, for the message.
 
     Raises:
-        CheckpointError: The body raised an exception other than MemoryError and QuarkError, or a ConfigError that does not name the path.
+        CheckpointError: The body raised an exception other than MemoryError and QuarkError, or a ConfigError
+            that does not name the path.
     """
     try:
         yield

@@ -1,7 +1,7 @@
 """What this project needs of transformers' internals that has no public name; `tests/hf/test_internals.py` has a test for each.
 
-Other uses lie where what they belong to is: names of stored tensors in `quark.models.hf.stored_tensors`, the loader of Quark checkpoints in
-`quark.models.hf.quark_loader`.
+Other uses lie where what they belong to is: names of stored tensors in `quark.models.hf.stored_tensors`, the
+loader of Quark checkpoints in `quark.models.hf.quark_loader`.
 """
 
 from __future__ import annotations

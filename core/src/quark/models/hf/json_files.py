@@ -11,16 +11,21 @@ from quark.errors import CheckpointError
 __all__ = ["LARGEST_FILE", "MOST_VALUES", "bounded_bytes", "read_json", "refuse_many_values"]
 
 LARGEST_FILE = 100_000_000
-"""Largest file in bytes: the limit of safetensors for a header. The index of a model of a trillion parameters has a tenth of it."""
+"""Largest file in bytes: the limit of safetensors for a header. The index of a model of a trillion parameters
+has a tenth of it.
+"""
 MOST_VALUES = 4_000_000
-"""Largest number of values, which determines the cost of parsing. The tokenizers with the most merges have half of it."""
+"""Largest number of values, which determines the cost of parsing. The tokenizers with the most merges have
+half of it.
+"""
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file.
 
     Raises:
-        CheckpointError: The file is missing, too large, no JSON, nested deeper than Python's parser goes, or holds no object.
+        CheckpointError: The file is missing, too large, no JSON, nested deeper than Python's parser goes, or
+            holds no object.
     """
     data = bounded_bytes(path)
     try:
@@ -39,7 +44,8 @@ def bounded_bytes(path: Path) -> bytes:
     """Return the bytes of a file that will be parsed as JSON.
 
     Raises:
-        CheckpointError: The file cannot be read, or parsing it would take more time and memory than that of any real file.
+        CheckpointError: The file cannot be read, or parsing it would take more time and memory than that of
+            any real file.
     """
     try:
         size = path.stat().st_size

@@ -1,6 +1,7 @@
 """A checkpoint's model with its weights, float or quantized, loaded by transformers.
 
-transformers is imported inside the functions: importing this package, and with it ``quark.torch``, does not pay for it.
+transformers is imported inside the functions: importing this package, and with it ``quark.torch``, does not
+pay for it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def load_model(path: Path, dtype: str = "auto", device: str = "cpu", *, trust_re
 
     Raises:
         ConfigError: An unknown dtype or device.
-        CheckpointError: A shard is missing, truncated, or lies outside the directory; or weights and config.json do not belong together.
+        CheckpointError: A shard is missing, truncated, or lies outside the directory; or weights and
+            config.json do not belong together.
     """
     model_dtype = torch_dtype(dtype) or "auto"
     config = model_config(path, trust_remote_code=trust_remote_code)

@@ -32,7 +32,8 @@ def model_config(path: Path, *, trust_remote_code: bool = False) -> Any:
         trust_remote_code: Whether code that comes with the checkpoint may run.
 
     Raises:
-        CheckpointError: There is no such directory, its config.json is missing or damaged, or nobody knows its model type.
+        CheckpointError: There is no such directory, its config.json is missing or damaged, or nobody knows
+            its model type.
         UnsupportedError: Its model needs code that comes with it, which may not run.
         PluginError: The plugin's module cannot be imported.
     """
@@ -77,8 +78,8 @@ def _refuse_endless(config: Any, file: Path) -> None:
 def auto_class(config: Any) -> Any:
     """Return the Auto class of transformers whose models include the one that a checkpoint's config names.
 
-    That is the one for text, or, for a model of several parts, the one for images and text; what no ``architectures`` decides is the first
-    that knows the config, text before images.
+    That is the one for text, or, for a model of several parts, the one for images and text; what no
+    ``architectures`` decides is the first that knows the config, text before images.
 
     Args:
         config: A transformers config.

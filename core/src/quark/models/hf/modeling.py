@@ -26,7 +26,8 @@ def known_to_transformers(file: Path) -> Iterator[None]:
 
     Raises:
         PluginError: The module that the family's template names cannot be imported.
-        CheckpointError: transformers does not know the model type; the message names the distribution with the template, if there is one.
+        CheckpointError: transformers does not know the model type; the message names the distribution with
+            the template, if there is one.
     """
     model_type = _model_type(file)
     _import_modeling(model_type)

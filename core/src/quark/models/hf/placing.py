@@ -1,4 +1,7 @@
-"""Put tensors that are read from files into the modules of a model, and find those that no file had. Tied names are one tensor."""
+"""Put tensors that are read from files into the modules of a model, and find those that no file had.
+
+Tied names are one tensor.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +48,8 @@ def without_source(state: Mapping[str, Tensor], names: Iterable[str]) -> Iterato
 def left_out_by(model: nn.Module) -> Callable[[str], bool]:
     """Return whether the class of a model leaves out a stored tensor of some name, such as the layers of DeepSeek-V3 that predict ahead.
 
-    The patterns of a class are for tensors that the model does not have, and fit others too: GPT-2's ``attn.bias`` is found in
-    ``c_attn.bias``. What belongs to a module that stores tensors is never left out.
+    The patterns of a class are for tensors that the model does not have, and fit others too: GPT-2's
+    ``attn.bias`` is found in ``c_attn.bias``. What belongs to a module that stores tensors is never left out.
     """
     patterns = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
     storing = {name for name, module in model.named_modules() if patterns and _stores(module)}

@@ -29,7 +29,8 @@ def refuse_unknown_source(directory: Path) -> None:
 
     Raises:
         CheckpointError: There is no config.json, or it is damaged.
-        ConfigError: No installed layout dequantizes it; the message names its method and those that can be read.
+        ConfigError: No installed layout dequantizes it; the message names its method and those that can be
+            read.
         AmbiguousNameError: Several do.
     """
     _layout_of(directory)

@@ -1,4 +1,7 @@
-"""How transformers' loader of Quark checkpoints names tensors inside a model. Source: ``transformers.quantizers.quantizer_quark``."""
+"""How transformers' loader of Quark checkpoints names tensors inside a model.
+
+Source: ``transformers.quantizers.quantizer_quark``.
+"""
 
 from __future__ import annotations
 

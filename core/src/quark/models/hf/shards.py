@@ -36,8 +36,9 @@ def check_shards(directory: Path) -> list[Shard]:
     """Return the safetensors files of a checkpoint, after checking that each is complete and no tensor is in two of them.
 
     Raises:
-        CheckpointError: A file is missing, truncated or malformed, is outside the directory, or lacks a tensor of the index; a tensor is
-            in two files, or in a file and not in the index; or it is unclear which files belong to the checkpoint.
+        CheckpointError: A file is missing, truncated or malformed, is outside the directory, or lacks a
+            tensor of the index; a tensor is in two files, or in a file and not in the index; or it is unclear
+            which files belong to the checkpoint.
     """
     index = directory / INDEX
     if not index.is_file():
@@ -68,7 +69,8 @@ def refuse_codes(shards: Iterable[Shard], directory: Path) -> None:
     """Check that a checkpoint without a ``quantization_config`` has no quantized tensors.
 
     Raises:
-        CheckpointError: A tensor has floating-point elements of 8 bits or fewer, which are codes and need scales.
+        CheckpointError: A tensor has floating-point elements of 8 bits or fewer, which are codes and need
+            scales.
     """
     for shard in shards:
         for tensor, (dtype, _) in shard.tensors.items():
@@ -108,7 +110,10 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def _inside(directory: Path, name: str) -> Path:
-    """Return the path of a file in the directory. Links are not followed for this check, as model caches consist of links."""
+    """Return the path of a file in the directory.
+
+    Links are not followed for this check, as model caches consist of links.
+    """
     if Path(name).name != name or name in ("", ".", ".."):
         raise CheckpointError(f"the index of '{directory}' points to '{name}', outside the directory: refusing to read it")
     return directory / name
@@ -117,9 +122,9 @@ def _inside(directory: Path, name: str) -> Path:
 def read_header(path: Path) -> Shard:
     """Return the header of one safetensors file, checked against the file's size.
 
-    safetensors reads the header: it bounds its size and depth, refuses values of a wrong type, and checks that the tensors fill the file
-    without overlap. The number of values is bounded before: it would keep all of them while it looks for one that is wrong. No tensor is
-    read.
+    safetensors reads the header: it bounds its size and depth, refuses values of a wrong type, and checks
+    that the tensors fill the file without overlap. The number of values is bounded before: it would keep all
+    of them while it looks for one that is wrong. No tensor is read.
 
     Raises:
         CheckpointError: The file is missing, truncated or malformed.

@@ -41,7 +41,8 @@ def meta_model(path: Path, dtype: torch.dtype | None = None, *, trust_remote_cod
 def skeleton(path: Path, dtype: str, device: torch.device, *, trust_remote_code: bool = False) -> nn.Module:
     """As `load_model`, without reading a weight: parameters and persistent buffers are on the meta device, in the dtypes they are to have.
 
-    Buffers that no checkpoint holds (rotary tables) are computed, on ``device``. Source: what ``from_pretrained`` of transformers 5 does.
+    Buffers that no checkpoint holds (rotary tables) are computed, on ``device``. Source: what
+    ``from_pretrained`` of transformers 5 does.
 
     Args:
         path: Directory of the checkpoint.

@@ -1,8 +1,8 @@
 """Mapping of stored tensors to the tensors of a transformers model, decided from file headers before any tensor is read.
 
-Weight converters of the user or template come first (`quark.models.hf.converted_tensors`), then the renamings and conversions of
-transformers, such as fusing experts that are stored one by one, so that the result equals that of ``from_pretrained``. Source: transformers
-5, ``core_model_loading``.
+Weight converters of the user or template come first (`quark.models.hf.converted_tensors`), then the renamings
+and conversions of transformers, such as fusing experts that are stored one by one, so that the result equals
+that of ``from_pretrained``. Source: transformers 5, ``core_model_loading``.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ class Recipe:
     """Tensors of a model that are made from the same stored tensors.
 
     Attributes:
-        sources: Pattern of transformers' conversion and full name of each stored tensor, in the order in which they are joined.
+        sources: Pattern of transformers' conversion and full name of each stored tensor, in the order in
+            which they are joined.
         targets: Full names of the resulting tensors in the model.
-        conversion: transformers' ``WeightConverter`` from sources to targets; None where one source is the target as it is.
+        conversion: transformers' ``WeightConverter`` from sources to targets; None where one source is the
+            target as it is.
     """
 
     sources: tuple[tuple[str, str], ...]
@@ -66,14 +68,18 @@ class StoredTensors:
         directory: The checkpoint's directory, for messages.
         converters: Weight converters of the user or of the model's template, applied before transformers' own
             (`quark.models.hf.converted_tensors`).
-        float_tensors: Of a quantized checkpoint, what is computed from its codes and scales; None for a float checkpoint.
+        float_tensors: Of a quantized checkpoint, what is computed from its codes and scales; None for a float
+            checkpoint.
 
     Attributes:
-        recipes: One for each tensor of the model, or for several that are made together; tied tensors only under the stored names.
-        codes_of: How each layer that comes quantized is stored, by full name in the model; None where that has no exact expression.
+        recipes: One for each tensor of the model, or for several that are made together; tied tensors only
+            under the stored names.
+        codes_of: How each layer that comes quantized is stored, by full name in the model; None where that
+            has no exact expression.
 
     Raises:
-        CheckpointError: The checkpoint lacks tensors of the model, stores them in other shapes or as codes, or a conversion does not fit.
+        CheckpointError: The checkpoint lacks tensors of the model, stores them in other shapes or as codes,
+            or a conversion does not fit.
         ConfigError: A weight converter does not fit.
     """
 
@@ -143,7 +149,9 @@ class StoredTensors:
                     )
 
     def read(self, recipes: Iterable[Recipe], dtype_of: Mapping[str, torch.dtype], device: torch.device) -> Iterator[tuple[str, Tensor]]:
-        """Read the tensors of some recipes. Files are open only while this generator runs, so that their memory maps can be released.
+        """Read the tensors of some recipes.
+
+        Files are open only while this generator runs, so that their memory maps can be released.
 
         Args:
             recipes: Recipes from the attribute ``recipes``.

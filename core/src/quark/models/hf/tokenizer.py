@@ -13,7 +13,8 @@ from quark.models.hf.json_files import bounded_bytes
 
 __all__ = ["load_tokenizer"]
 
-# An id of eight digits in tokenizer.json: the vocabulary is laid out up to the largest, whatever time and memory that takes.
+# An id of eight digits in tokenizer.json: the vocabulary is laid out up to the largest, whatever time and
+# memory that takes.
 _FAR_ID = re.compile(rb'":(?<!length":)\s*(\d{8,18})\s*[,}]')
 
 _NECESSARY = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")

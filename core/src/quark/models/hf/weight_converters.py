@@ -1,6 +1,7 @@
 """WeightConverter: which tensors of a checkpoint become which others, by name; the form of AMD Quark's ``weight_convert``.
 
-Patterns are matched against the end of a name. `quark.models.hf.converted_tensors` applies converters when a checkpoint is read.
+Patterns are matched against the end of a name. `quark.models.hf.converted_tensors` applies converters when a
+checkpoint is read.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ class NameMatch:
 class WeightConverter:
     """Which tensors of a checkpoint become which others, by one operation or several.
 
-    A pattern is the end of a tensor's name, from a dot on: ``gate_up_proj`` matches ``….experts.gate_up_proj`` and does not match
-    ``….fused_gate_up_proj``. A star in a pattern stands for the number of an expert.
+    A pattern is the end of a tensor's name, from a dot on: ``gate_up_proj`` matches
+    ``….experts.gate_up_proj`` and does not match ``….fused_gate_up_proj``. A star in a pattern stands for the
+    number of an expert.
 
     Args:
         source_patterns: Patterns of the tensors that are converted; the checkpoint must have all of them.
@@ -130,7 +132,8 @@ class Conversion:
     Attributes:
         converter: Converts them.
         prefix: What stands before the patterns in their names.
-        names: Full names by source pattern and number of the expert; the number is None where names have none.
+        names: Full names by source pattern and number of the expert; the number is None where names have
+            none.
     """
 
     converter: WeightConverter
@@ -178,7 +181,8 @@ def apply_converters(tensors: Mapping[str, Tensor], converters: Sequence[WeightC
     """Convert tensors by name; a tensor that no converter matches stays as it is.
 
     Args:
-        tensors: By full name. Sources of one converter must be there together: all parts of a matrix, all experts of a mixture.
+        tensors: By full name. Sources of one converter must be there together: all parts of a matrix, all
+            experts of a mixture.
         converters: Applied side by side, not one after another; the first that matches a name takes it.
 
     Returns:
@@ -186,7 +190,8 @@ def apply_converters(tensors: Mapping[str, Tensor], converters: Sequence[WeightC
 
     Raises:
         CheckpointError: Some sources of a converter are there and others are not.
-        ConfigError: (a ValueError) A tensor is not of the form its converter works on, or two results have one name.
+        ConfigError: (a ValueError) A tensor is not of the form its converter works on, or two results have
+            one name.
     """
     conversion_of = {name: conversion for conversion in find_conversions(tensors, converters) for name in conversion.sources}
     results: dict[str, Tensor] = {}

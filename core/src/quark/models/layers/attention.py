@@ -1,9 +1,10 @@
 """Attention with quantized probabilities, queries, keys or values, behind transformers' attention interface.
 
-Attributes of an attention module, each a callable or None, quantize its tensors: ``prob_output_quantizer``, ``query_quantizer``,
-``key_quantizer`` and ``value_quantizer``. Another, ``head_basis``, rotates queries and keys first. Without these attributes, the functions
-here compute the same as those of transformers. Queries, keys and values are quantized after their norms and the rotary embedding, as
-runtimes cache them. Source: the interface of transformers 5 (``AttentionInterface``).
+Attributes of an attention module, each a callable or None, quantize its tensors: ``prob_output_quantizer``,
+``query_quantizer``, ``key_quantizer`` and ``value_quantizer``. Another, ``head_basis``, rotates queries and
+keys first. Without these attributes, the functions here compute the same as those of transformers. Queries,
+keys and values are quantized after their norms and the rotary embedding, as runtimes cache them. Source: the
+interface of transformers 5 (``AttentionInterface``).
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from torch.nn import functional
 __all__ = ["BASIS", "CALIBRATION", "KEY", "PROBABILITIES", "QUERY", "STATES", "STORED_STATES", "VALUE", "eager_attention", "sdpa_attention"]
 
 PROBABILITIES = "prob_output_quantizer"
-"""Attribute of an attention module that quantizes its probabilities; also the name under which checkpoint loaders look for their scales."""
+"""Attribute of an attention module that quantizes its probabilities; also the name under which checkpoint
+loaders look for their scales.
+"""
 
 QUERY, KEY, VALUE = STATES = ("query_quantizer", "key_quantizer", "value_quantizer")
 """Attributes of an attention module that quantize its queries, keys and values after the rotary embedding."""
@@ -60,11 +63,13 @@ def eager_attention(
         scaling: Factor of the logits; None is ``1 / sqrt(d)``.
         dropout: Dropout probability in training.
         softcap: Logits are squashed to ``(-softcap, softcap)``.
-        s_aux: Attention sinks, one logit per head ``[heads]``: they enter the normalization and have no value.
+        s_aux: Attention sinks, one logit per head ``[heads]``: they enter the normalization and have no
+            value.
         position_bias: Added to the logits, like the mask.
 
     Returns:
-        ``[batch, queries, heads, dv]``, and the probabilities ``[batch, heads, queries, keys]`` that were used, both in ``query``'s dtype.
+        ``[batch, queries, heads, dv]``, and the probabilities ``[batch, heads, queries, keys]`` that were
+        used, both in ``query``'s dtype.
     """
     query, key, value = _states(module, query, key, value)
     groups = query.shape[1] // key.shape[1]
@@ -82,7 +87,10 @@ def eager_attention(
 def sdpa_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the output of transformers' fused attention over quantized states, and None. Arguments as for `eager_attention`."""
+    """Return the output of transformers' fused attention over quantized states, and None.
+
+    Arguments as for `eager_attention`.
+    """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     query, key, value = _states(module, query, key, value)

@@ -49,7 +49,8 @@ class CodedLayer:
         Args:
             layer: Of the same configuration; its weight gives the dtype, and may be on the meta device.
             name: Its full name, for messages.
-            keeps_codes: Whether the layer is to be stored with these very codes; else they follow from its values.
+            keeps_codes: Whether the layer is to be stored with these very codes; else they follow from its
+                values.
 
         Raises:
             CheckpointError: A scale is not valid.

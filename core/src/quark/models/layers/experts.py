@@ -1,7 +1,8 @@
 """Separate experts: a mixture of experts with fused parameters as one linear layer per matrix.
 
-The layer names are those of checkpoints and runtimes, ``experts.3.down_proj``, so that each expert is planned, calibrated on the tokens
-that are routed to it, rounded and exported like any other layer. Weights are views of the fused parameters: nothing is copied.
+The layer names are those of checkpoints and runtimes, ``experts.3.down_proj``, so that each expert is
+planned, calibrated on the tokens that are routed to it, rounded and exported like any other layer. Weights
+are views of the fused parameters: nothing is copied.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ class ExpertParts:
     """The matrices of a fused mixture and how its experts compute.
 
     Attributes:
-        weights: Weights by name of the projection, ``[experts, out, in]``; the last one is the output projection of an expert.
+        weights: Weights by name of the projection, ``[experts, out, in]``; the last one is the output
+            projection of an expert.
         biases: Biases by the same names, ``[experts, out]``; empty where there are none.
         gate: Returns the input of the output projection from the outputs of the other projections.
-        separate: Returns the module that replaces the mixture, where that is called with other arguments than `SeparateExperts`.
+        separate: Returns the module that replaces the mixture, where that is called with other arguments than
+            `SeparateExperts`.
     """
 
     weights: dict[str, Tensor]
@@ -69,9 +72,11 @@ class SeparateExperts(nn.Module):
 
         Args:
             hidden_states: ``[..., hidden]``; all other axes together are the tokens.
-            chosen: Indices of the experts of each token, ``[tokens, k]``; an index beyond the last expert means none.
+            chosen: Indices of the experts of each token, ``[tokens, k]``; an index beyond the last expert
+                means none.
             weights: Router weights of these experts, ``[tokens, k]``.
-            **named: The last two under the names ``top_k_index`` or ``router_indices``, and ``top_k_weights`` or ``routing_weights``.
+            **named: The last two under the names ``top_k_index`` or ``router_indices``, and ``top_k_weights``
+                or ``routing_weights``.
 
         Raises:
             UnsupportedError: The model does not pass the experts' indices and weights.
@@ -134,8 +139,8 @@ def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     return layer
 
 
-# A mixture may have a hundred thousand layers: the constructor of nn.Linear would draw random weights, and that of nn.Module takes longer
-# than the rest of a plan.
+# A mixture may have a hundred thousand layers: the constructor of nn.Linear would draw random weights, and
+# that of nn.Module takes longer than the rest of a plan.
 def _bare(kind: type[_M]) -> _M:
     """Return a module of that class with the state that ``nn.Module.__init__`` gives it, and nothing more."""
     module = kind.__new__(kind)

@@ -1,7 +1,8 @@
 """Quantizers in programs of ``torch.export``: the operator ``quark::fake_quantize``, which is registered when this module is imported.
 
-A program calls no Python code of a module, and a quantizer's is nothing that torch could trace. So a quantizer is one operator in it,
-with its spec as text: a saved program computes what the model did, bit for bit, wherever ``quark.models.layers`` is imported.
+A program calls no Python code of a module, and a quantizer's is nothing that torch could trace. So a
+quantizer is one operator in it, with its spec as text: a saved program computes what the model did, bit for
+bit, wherever ``quark.models.layers`` is imported.
 """
 
 from __future__ import annotations

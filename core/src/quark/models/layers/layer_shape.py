@@ -19,8 +19,9 @@ class LayerShape:
     """The shapes of the tensors of a layer.
 
     Attributes:
-        weight: Shape of the weight with its output channels first, however it is stored: ``[out, in]`` for a linear layer,
-            ``[out, in / groups, *kernel]`` for a convolution, ``[tokens, features]`` for an embedding.
+        weight: Shape of the weight with its output channels first, however it is stored: ``[out, in]`` for a
+            linear layer, ``[out, in / groups, *kernel]`` for a convolution, ``[tokens, features]`` for an
+            embedding.
         groups: Of a convolution.
         is_transposed: Whether the float class keeps the weight ``[in, out / groups, …]``.
         is_lookup: Whether the input is indices.
@@ -51,9 +52,9 @@ class LayerShape:
     def of_slot(self, slot: Slot) -> tuple[int, ...]:
         """Return the shape of a tensor as its quantizer sees it.
 
-        Of a weight: as the quantized layer has it, ``[out, in]`` for linear layers and torch's layout for others. Of activations only
-        the features are known before a run, at their place in a batch of one: ``[1, features]`` or ``[1, channels, 1, …]``; ``[1]`` for
-        indices.
+        Of a weight: as the quantized layer has it, ``[out, in]`` for linear layers and torch's layout for
+        others. Of activations only the features are known before a run, at their place in a batch of one:
+        ``[1, features]`` or ``[1, channels, 1, …]``; ``[1]`` for indices.
         """
         outputs, kernel = (self.weight[1:2] if self.is_lookup else self.weight[:1]), (1,) * (self.rank - 2)
         if slot is Slot.weight:

@@ -52,8 +52,9 @@ class LayerType:
 def layer_type_of(layer: nn.Module) -> LayerType | None:
     """Return the layer type of a float layer; None where the layer cannot be quantized.
 
-    It is the layer type registered for exactly the layer's class, or for the nearest class that it derives from and overrides nothing of.
-    A subclass of ``nn.Linear`` may override what it likes, as long as it computes the same (`quark.models.layers.linear_forms`).
+    It is the layer type registered for exactly the layer's class, or for the nearest class that it derives
+    from and overrides nothing of. A subclass of ``nn.Linear`` may override what it likes, as long as it
+    computes the same (`quark.models.layers.linear_forms`).
     """
     layer_type = layer_type_of_class(type(layer)) or _inherited(layer)
     return None if layer_type is None or layer_type.record.quantized is None else layer_type

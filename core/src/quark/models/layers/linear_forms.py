@@ -17,8 +17,9 @@ _TOLERANCE = 1e-12
 def is_verbatim_linear(layer: nn.Module) -> bool:
     """Return whether a layer is an ``nn.Linear``, or of a subclass that computes the same, so that it can be quantized as such.
 
-    The layer must have a weight and a bias and nothing else, and the forward of a copy with small random float64 tensors must give the
-    result of ``nn.Linear``. This excludes routers that select experts, low-rank adapters, weights stored as codes, and grouped matrices.
+    The layer must have a weight and a bias and nothing else, and the forward of a copy with small random
+    float64 tensors must give the result of ``nn.Linear``. This excludes routers that select experts, low-rank
+    adapters, weights stored as codes, and grouped matrices.
     """
     if not isinstance(layer, nn.Linear) or layer._modules or layer._buffers:
         return False

@@ -1,7 +1,9 @@
-"""PackedLayer: a layer that holds the tensors of a checkpoint. `PackedLayer.unpack`, or the first forward, creates the quantized layer.
+"""PackedLayer: a layer that holds the tensors of a checkpoint until its first forward.
 
-The tensors have the names that checkpoint loaders look for (``weight``, ``weight_quantizer.scale``, …). Their shapes and dtypes come from
-packing meta tensors, so that they always agree with the packing code.
+`PackedLayer.unpack`, or the first forward, creates the quantized layer.
+
+The tensors have the names that checkpoint loaders look for (``weight``, ``weight_quantizer.scale``, …). Their
+shapes and dtypes come from packing meta tensors, so that they always agree with the packing code.
 """
 
 from __future__ import annotations
@@ -61,9 +63,11 @@ class PackedLayer(Packed):
         config: The quantization of the layer.
         order: Order of 4-bit codes in a word.
         name: Full name of the layer in its model, for messages.
-        holds_values: Whether the checkpoint has rounded values in place of codes; it has scales in both cases.
-        is_beside_weight: Whether a stored scale with a given suffix is a buffer of this module (``weight_scale_2``), and not of a submodule
-            (``weight_quantizer.scale_2``), because its loader looks for it there.
+        holds_values: Whether the checkpoint has rounded values in place of codes; it has scales in both
+            cases.
+        is_beside_weight: Whether a stored scale with a given suffix is a buffer of this module
+            (``weight_scale_2``), and not of a submodule (``weight_quantizer.scale_2``), because its loader
+            looks for it there.
     """
 
     def __init__(
@@ -219,7 +223,9 @@ def without_weights(layer: nn.Module) -> nn.Module:
 
 
 def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: str) -> dict[str, Tensor]:
-    """Return the checkpoint tensors of a quantized tensor, by suffix. Every scale and a sample of the codes are checked.
+    """Return the checkpoint tensors of a quantized tensor, by suffix.
+
+    Every scale and a sample of the codes are checked.
 
     Args:
         name: Full name, for messages.

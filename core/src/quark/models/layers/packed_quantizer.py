@@ -57,8 +57,8 @@ class PackedQuantizer(PackedScales, Packed):
     Args:
         spec: Spec of an activation with one scale per tensor.
         order: Order of 4-bit codes in a word in the checkpoint.
-        stored: What holds the scales, if it is not this module: a checkpoint stores scales of keys with the projection, or, where that is
-            fused, with the attention module.
+        stored: What holds the scales, if it is not this module: a checkpoint stores scales of keys with the
+            projection, or, where that is fused, with the attention module.
         largest: Upper bound of valid scales.
     """
 
@@ -74,7 +74,8 @@ class PackedQuantizer(PackedScales, Packed):
         """Return the quantizer, on the device of its scales.
 
         Raises:
-            CheckpointError: The scales are not positive and finite: a loader that only warns of missing tensors leaves them uninitialized.
+            CheckpointError: The scales are not positive and finite: a loader that only warns of missing
+                tensors leaves them uninitialized.
         """
         module = QuantizerModule(self.spec, activation=True)
         tensors = self._stored[0].tensors()

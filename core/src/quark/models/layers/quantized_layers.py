@@ -34,12 +34,14 @@ __all__ = [
 class QuantizedLayer(nn.Module):
     """Base of quantized layers, which derive from it and from their float class.
 
-    ``weight`` and ``bias`` hold values on the grid of their quantizers, in the model's dtype, so that the float class's forward applies and
-    the codes can be recovered exactly; a weight that is only stored may still be float (`QuantizerModule.is_deferred`).
+    ``weight`` and ``bias`` hold values on the grid of their quantizers, in the model's dtype, so that the
+    float class's forward applies and the codes can be recovered exactly; a weight that is only stored may
+    still be float (`QuantizerModule.is_deferred`).
 
     Attributes:
         layer_config: The spec of each tensor.
-        planned_as: The class by which plans and algorithms know the layer: ``nn.Linear`` for all linear layers.
+        planned_as: The class by which plans and algorithms know the layer: ``nn.Linear`` for all linear
+            layers.
         weight_quantizer, bias_quantizer: Scales of the parameters; None where they stay float.
         input_quantizer, output_quantizer: Applied at each forward; None where activations stay float.
     """
@@ -74,8 +76,9 @@ class QuantizedLayer(nn.Module):
     def quantizer_of(cls, slot: Slot, spec: TensorSpec, shape: LayerShape) -> TensorQuantizer:
         """Return the quantizer of one tensor of a layer.
 
-        A layer type whose channels lie elsewhere than a linear layer's, which has the output channels of a weight first, its input
-        channels last, and the features of activations last, gives quantizers that look through a view (`quark.numbers.viewed`).
+        A layer type whose channels lie elsewhere than a linear layer's, which has the output channels of a
+        weight first, its input channels last, and the features of activations last, gives quantizers that
+        look through a view (`quark.numbers.viewed`).
 
         Args:
             slot: The tensor.
@@ -113,9 +116,10 @@ class QuantLinear(QuantizedLayer, nn.Linear):  # type: ignore[misc]
 class QuantConv1D(QuantLinear):
     """A quantized linear layer whose float class stores its weight as ``[in, out]``, such as ``Conv1D`` of transformers.
 
-    The quantized layer's weight is ``[out, in]``, a view of the float weight, with the channels and groups of any linear layer. In a
-    checkpoint, weight and codes are ``[in, out]``, since runtimes of such models transpose every ``weight`` and nothing else; scales have
-    the layout of a linear layer. Source: ``vllm.model_executor.models.gpt2``.
+    The quantized layer's weight is ``[out, in]``, a view of the float weight, with the channels and groups of
+    any linear layer. In a checkpoint, weight and codes are ``[in, out]``, since runtimes of such models
+    transpose every ``weight`` and nothing else; scales have the layout of a linear layer. Source:
+    ``vllm.model_executor.models.gpt2``.
     """
 
     @classmethod
@@ -143,11 +147,17 @@ class QuantConv1D(QuantLinear):
 
 
 class QuantEmbedding(QuantizedLayer, nn.Embedding):  # type: ignore[misc]
-    """A quantized ``nn.Embedding``: channel 0 of its weight is the token. Its input is indices, which are not quantized."""
+    """A quantized ``nn.Embedding``: channel 0 of its weight is the token.
+
+    Its input is indices, which are not quantized.
+    """
 
 
 class QuantEmbeddingBag(QuantizedLayer, nn.EmbeddingBag):  # type: ignore[misc]
-    """A quantized ``nn.EmbeddingBag``: channel 0 of its weight is the token. Its input is indices, which are not quantized."""
+    """A quantized ``nn.EmbeddingBag``: channel 0 of its weight is the token.
+
+    Its input is indices, which are not quantized.
+    """
 
 
 def counts_as(layer: nn.Module) -> type[nn.Module] | None:

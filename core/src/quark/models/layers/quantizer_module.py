@@ -23,14 +23,16 @@ class QuantizerModule(nn.Module):
     Args:
         spec: The tensor's quantization.
         activation: Whether the tensor is an activation, which decides the channel axis.
-        quantizer: A quantizer of that spec that sees the tensor as its layer type says; None is that of the spec alone.
+        quantizer: A quantizer of that spec that sees the tensor as its layer type says; None is that of the
+            spec alone.
 
     Attributes:
         quantizer: The `quark.numbers.TensorQuantizer` that does the arithmetic.
         scale, zero_point, outer_scale: Buffers, None until `set_qparams`, or where the format has none.
-        codes: Buffer: the codes of a weight that stays as its checkpoint stores it; None where they follow from its values.
-        is_deferred: Whether the scales are those of a weight that is still float: its codes are those of its values, rounded to nearest.
-            No forward may run before the weight is rounded.
+        codes: Buffer: the codes of a weight that stays as its checkpoint stores it; None where they follow
+            from its values.
+        is_deferred: Whether the scales are those of a weight that is still float: its codes are those of its
+            values, rounded to nearest. No forward may run before the weight is rounded.
     """
 
     is_deferred: bool
@@ -69,7 +71,9 @@ class QuantizerModule(nn.Module):
         return (self.quantizer.quantize if self.is_deferred else self.quantizer.codes_of)(weight, self.qparams)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``x`` fake-quantized, in its dtype and shape. Raises CalibrationError where a static scale is not set.
+        """Return ``x`` fake-quantized, in its dtype and shape.
+
+        Raises CalibrationError where a static scale is not set.
 
         Gradients pass straight through: that of ``x`` is that of the result.
         """

@@ -16,8 +16,8 @@ __all__ = ["refuse_bad_scales"]
 def refuse_bad_scales(qparams: QParams, of: str, *, activation: bool) -> None:
     """Check that scales are valid.
 
-    With a scale of 0 an activation becomes infinite, and a group of a weight dequantizes to zeros. Other tools write such scales for groups
-    of zeros, so a 0 among a weight's scales is logged and not refused.
+    With a scale of 0 an activation becomes infinite, and a group of a weight dequantizes to zeros. Other
+    tools write such scales for groups of zeros, so a 0 among a weight's scales is logged and not refused.
 
     Args:
         qparams: Unpacked scales of a checkpoint.

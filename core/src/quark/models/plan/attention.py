@@ -35,18 +35,19 @@ __all__ = [
 class AttentionRow:
     """One attention module with at least one quantized tensor.
 
-    Keys, values and queries are quantized as attention receives them, after per-head norms and the rotary embedding. This replaces the
-    output quantization of the projection that produces them.
+    Keys, values and queries are quantized as attention receives them, after per-head norms and the rotary
+    embedding. This replaces the output quantization of the projection that produces them.
 
     Attributes:
         name: Full module name.
         probabilities: Spec of the softmax output; None where it stays float.
         key: Spec of the keys; None where they are not quantized inside attention.
-        key_layer: Full name of the projection whose output quantization ``key`` replaces; None where ``key`` is None.
+        key_layer: Full name of the projection whose output quantization ``key`` replaces; None where ``key``
+            is None.
         value, value_layer: The same for the values.
         query, query_layer: The same for the queries.
-        fused: Whether these projections are one, which gives queries, keys and values, such as ``qkv_proj``. Their scales are stored with
-            the attention module then, and not with the projection.
+        fused: Whether these projections are one, which gives queries, keys and values, such as ``qkv_proj``.
+            Their scales are stored with the attention module then, and not with the projection.
     """
 
     name: str
@@ -69,11 +70,14 @@ class AttentionRow:
 def attention_rows(
     model: nn.Module, rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None
 ) -> tuple[AttentionRow, ...]:
-    """Return the attention modules of ``model`` in which ``config`` quantizes a tensor, in the model's order. Nothing is checked.
+    """Return the attention modules of ``model`` in which ``config`` quantizes a tensor, in the model's order.
 
-    Attention modules are the parents of the query, key and value projections that the architecture names; without such names, modules
-    called ``…attn`` or ``…attention``. ``exclude`` applies to layers and not to attention modules. Where ``kv_cache_post_rope`` or
-    ``attention_post_rope`` is None, it counts as False; `resolve_attention` replaces None first.
+    Nothing is checked.
+
+    Attention modules are the parents of the query, key and value projections that the architecture names;
+    without such names, modules called ``…attn`` or ``…attention``. ``exclude`` applies to layers and not to
+    attention modules. Where ``kv_cache_post_rope`` or ``attention_post_rope`` is None, it counts as False;
+    `resolve_attention` replaces None first.
     """
     has_cache = bool(config.kv_cache_post_rope and config.kv_cache_quant_config)
     if config.softmax_quant_spec is None and not has_cache and not config.attention_post_rope:
@@ -81,7 +85,8 @@ def attention_rows(
     cached = [r for r in rows if first_match(r.name, config.kv_cache_quant_config) is not None]
     query_rows = _query_rows(rows, architecture) if config.attention_post_rope else []
     if not has_cache:
-        # A fused projection has one output quantizer: while that rounds keys and values, it rounds queries too.
+        # A fused projection has one output quantizer: while that rounds keys and values, it rounds queries
+        # too.
         query_rows, cached = [r for r in query_rows if r not in cached], []
     facts = with_inferred_attention(architecture, model, (r.name for r in rows))
     fused_rows = {r.name.rpartition(".")[0]: r for r in (*cached, *query_rows) if _is_fused(r.name, facts)}
@@ -105,8 +110,8 @@ def attention_rows(
 def resolve_attention(model: nn.Module, rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None) -> QConfig:
     """Return the configuration with ``kv_cache_post_rope`` and ``attention_post_rope`` resolved for this model where they are None.
 
-    They become True, which matches what runtimes compute, wherever attention can be switched to our implementation and each projection
-    produces keys, values or queries alone.
+    They become True, which matches what runtimes compute, wherever attention can be switched to our
+    implementation and each projection produces keys, values or queries alone.
     """
     cache, queries = config.kv_cache_post_rope, config.attention_post_rope
     if cache is None:
@@ -175,7 +180,10 @@ def attention_errors(
 def attention_warnings(
     model: nn.Module, rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None, asked: bool | None
 ) -> Iterator[str]:
-    """Yield warnings about KV-cache scales that do not describe what runtimes cache. Arguments as for `attention_errors`."""
+    """Yield warnings about KV-cache scales that do not describe what runtimes cache.
+
+    Arguments as for `attention_errors`.
+    """
     cached = [r.name for r in _cached_rows(rows, config, architecture)]
     if config.kv_cache_post_rope or not cached:
         return
@@ -197,7 +205,10 @@ def attention_warnings(
 
 
 def _cached_rows(rows: Iterable[PlanRow], config: QConfig, architecture: Architecture | None) -> list[PlanRow]:
-    """Return the layers that feed the quantized cache. Only decoder blocks have a cache: matches outside them are left out."""
+    """Return the layers that feed the quantized cache.
+
+    Only decoder blocks have a cache: matches outside them are left out.
+    """
     prefix = _blocks(architecture)
     matches = [r for r in rows if r.name.startswith(prefix) and first_match(r.name, config.kv_cache_quant_config) is not None]
     parents = _outermost(r.name.rpartition(".")[0] for r in matches)
@@ -240,7 +251,8 @@ def _after_rope(model: nn.Module, rows: Sequence[PlanRow], config: QConfig, arch
 def _neither_keys_nor_values(rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None) -> list[str]:
     """Return the layers that feed the quantized cache and, as the architecture states, give neither keys, nor values, nor both fused.
 
-    Such as ``kv_b_proj`` of latent attention. Where projections are inferred from names, nothing is known of the others.
+    Such as ``kv_b_proj`` of latent attention. Where projections are inferred from names, nothing is known of
+    the others.
     """
     if architecture is None or architecture.key_projections is None or architecture.value_projections is None:
         return []

@@ -49,7 +49,8 @@ def template_of(model: nn.Module) -> LLMTemplate:
     """Return the template of a model's type, or one inferred from its modules; the inference is logged.
 
     Raises:
-        UnknownNameError: (a ValueError) There is no template, and the modules are not those of a plain decoder.
+        UnknownNameError: (a ValueError) There is no template, and the modules are not those of a plain
+            decoder.
     """
     name = model_type_of(getattr(model, "config", None)) or "(none)"
     try:

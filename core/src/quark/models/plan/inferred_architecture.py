@@ -1,8 +1,8 @@
 """Inference of an `Architecture` from module names, for models without a template and for fields that a template leaves open.
 
-This is the one module of core that tests names of layers; everything else asks an `Architecture`. An inferred architecture has fewer facts
-than a template and is not verified. It suffices to quantize block by block, to leave the output head in float, and to find keys, values and
-experts.
+This is the one module of core that tests names of layers; everything else asks an `Architecture`. An inferred
+architecture has fewer facts than a template and is not verified. It suffices to quantize block by block, to
+leave the output head in float, and to find keys, values and experts.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ EXPERTS = "experts"
 def infer_architecture(model: nn.Module, model_type: str) -> Architecture | None:
     """Return the architecture inferred from the module tree of a language model, or None if the model is not a plain decoder.
 
-    The decoder blocks are the one list of modules of one class that contains linear layers. A model with two such lists (an encoder and a
-    decoder, a vision tower) is not a plain decoder, nor is one that runs a block several times. Linear layers outside the blocks, and
-    routers, are left in float.
+    The decoder blocks are the one list of modules of one class that contains linear layers. A model with two
+    such lists (an encoder and a decoder, a vision tower) is not a plain decoder, nor is one that runs a block
+    several times. Linear layers outside the blocks, and routers, are left in float.
 
     Args:
         model: A transformers model, on any device; meta tensors will do.
@@ -97,8 +97,9 @@ def with_inferred_attention(architecture: Architecture | None, model: nn.Module,
 def gives_queries_keys_and_values(layer: str, architecture: Architecture) -> bool:
     """Return whether the output of a layer has the queries, keys and values of attention, such as that of ``qkv_proj``.
 
-    The architecture says so where its patterns of projections that feed the cache and its patterns of query projections both name the
-    layer, and it belongs to no ``mixer``; where it has no such patterns, the layer's name tells.
+    The architecture says so where its patterns of projections that feed the cache and its patterns of query
+    projections both name the layer, and it belongs to no ``mixer``; where it has no such patterns, the
+    layer's name tells.
     """
     cache, queries = architecture.kv_layers_name, architecture.q_layer_name
     if cache is None or queries is None:

@@ -15,7 +15,9 @@ from quark.models.plan.plan_row import PlanRow
 __all__ = ["CodesOf", "is_left_alone", "not_kept", "with_kept"]
 
 CodesOf = Mapping[str, LayerCodes | None]
-"""The layers of a model that come quantized, by full name; None where their quantization has no exact expression."""
+"""The layers of a model that come quantized, by full name; None where their quantization has no exact
+expression.
+"""
 
 
 def is_left_alone(row: PlanRow) -> bool:

@@ -1,4 +1,7 @@
-"""Scales of the KV cache: which layers share one, and the scale that they share. Calibration and exporters merge by these two functions."""
+"""Scales of the KV cache: which layers share one, and the scale that they share.
+
+Calibration and exporters merge by these two functions.
+"""
 
 from __future__ import annotations
 

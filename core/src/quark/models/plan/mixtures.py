@@ -118,5 +118,6 @@ def fused_parameters(model: nn.Module) -> Iterator[str]:
 
 
 def _holds_matrices(name: str, axes: int) -> bool:
-    # Stacked biases of many experts have two axes as well, as have matrices that are concatenated along their rows.
+    # Stacked biases of many experts have two axes as well, as have matrices that are concatenated along their
+    # rows.
     return axes >= 2 and "bias" not in name

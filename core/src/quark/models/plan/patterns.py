@@ -25,8 +25,10 @@ class Rule:
     Attributes:
         field: The field of `QConfig`, such as ``"exclude"``.
         rule: The pattern, or the name of the type.
-        layers: The number of quantizable layers that the rule matches; for ``exclude``, if there are none, the number of other modules.
-        problem: Why the rule has no effect, in a sentence; empty where it has one, or comes from the model's own template.
+        layers: The number of quantizable layers that the rule matches; for ``exclude``, if there are none,
+            the number of other modules.
+        problem: Why the rule has no effect, in a sentence; empty where it has one, or comes from the model's
+            own template.
     """
 
     field: str
@@ -42,7 +44,10 @@ def rules_of(model: nn.Module, config: QConfig, architecture: Architecture | Non
 
 
 def _patterns(modules: Mapping[str, nn.Module], config: QConfig, architecture: Architecture | None) -> Iterator[Rule]:
-    """Yield a rule for each pattern. Patterns of the model's own template may match nothing, as long as one cache pattern matches."""
+    """Yield a rule for each pattern.
+
+    Patterns of the model's own template may match nothing, as long as one cache pattern matches.
+    """
     layers = [name for name, module in modules.items() if counts_as(module) is not None]
     template_excludes = set(architecture.with_modules(architecture.exclude_layers_name)) if architecture else set()
     template_cache = set(architecture.with_modules(architecture.kv_layers_name or ())) if architecture else set()

@@ -23,12 +23,13 @@ class PlanRow:
 
     Attributes:
         name: Full module name.
-        layer_type: Name of the registered layer type as which the layer is planned: ``"linear"`` for all linear layers.
+        layer_type: Name of the registered layer type as which the layer is planned: ``"linear"`` for all
+            linear layers.
         shape: Shape of the weight with its output channels first, however it is stored; see `LayerShape`.
         config: How the layer is quantized; None where it stays float.
         reason: The rule that decided this.
-        algorithm: Name of the algorithm that chooses the weight's codes, decided when the run is planned; None where they are rounded to
-            nearest.
+        algorithm: Name of the algorithm that chooses the weight's codes, decided when the run is planned;
+            None where they are rounded to nearest.
         tied_to: Full name of the module whose parameter this one shares; None where it shares none.
         groups: Of a convolution.
         is_kept: Whether codes and scales are those that the checkpoint stores, so that nothing is rounded.
@@ -96,7 +97,10 @@ class PlanRow:
 
     @property
     def quantized_to(self) -> QLayerConfig:
-        """The configuration of a quantized layer. Raises ValueError for a row that is not among `QuantPlan.quantized`."""
+        """The configuration of a quantized layer.
+
+        Raises ValueError for a row that is not among `QuantPlan.quantized`.
+        """
         if self.config is None:
             raise ValueError(f"'{self.name}' stays float: it has no configuration")
         return self.config

@@ -115,8 +115,9 @@ def make_plan(
     Layers in ``codes_of`` that the configuration leaves alone stay as they come.
 
     Raises:
-        ConfigError: All errors in one message: layers that are quantized already, groups that do not divide, incomplete specs; and where
-            the configuration is ``strict``, patterns that match nothing and layer types that cannot be quantized.
+        ConfigError: All errors in one message: layers that are quantized already, groups that do not divide,
+            incomplete specs; and where the configuration is ``strict``, patterns that match nothing and layer
+            types that cannot be quantized.
         PluginError: A format or an observer fails its self-check.
     """
     quantized = [name for name, m in model.named_modules() if is_quantized(m)]
@@ -145,8 +146,8 @@ def make_plan(
 def plan_rows(model: nn.Module, config: QConfig, architecture: Architecture | None = None) -> tuple[PlanRow, ...]:
     """Return one row for each quantizable layer of ``model``, in the model's order. Nothing is checked.
 
-    Where the architecture names decoder blocks, cache settings apply only to layers inside them. Exported configurations have exact layer
-    names, and are read without an architecture.
+    Where the architecture names decoder blocks, cache settings apply only to layers inside them. Exported
+    configurations have exact layer names, and are read without an architecture.
     """
     blocks = architecture.decoder_blocks if architecture is not None else None
     return tuple(_rows(dict(model.named_modules()), config, "" if blocks is None else f"{blocks}."))

@@ -31,20 +31,22 @@ def first_match(name: str, patterns: object) -> str | None:
 def layer_config_for(config: QConfig, name: str, planned_as: type[nn.Module], has_cache: bool = True) -> Resolution:
     """Return the quantization of the layer ``name`` and the rule that decided it.
 
-    Precedence: ``exclude``, then ``layer_quant_config`` (first matching pattern), then ``layer_type_quant_config`` (exact type), then
-    ``global_quant_config``, which never applies to embeddings and other types that are quantized by name. A match in
-    ``kv_cache_quant_config`` adds its output quantization to the result, even to an excluded layer.
+    Precedence: ``exclude``, then ``layer_quant_config`` (first matching pattern), then
+    ``layer_type_quant_config`` (exact type), then ``global_quant_config``, which never applies to embeddings
+    and other types that are quantized by name. A match in ``kv_cache_quant_config`` adds its output
+    quantization to the result, even to an excluded layer.
 
     Args:
         config: Of the whole model.
         name: Full module name.
         planned_as: The class that the layer counts as.
-        has_cache: Whether the layer is in a part of the model with a KV cache, which a pattern such as ``*v_proj`` does not tell: it also
-            matches in a vision tower.
+        has_cache: Whether the layer is in a part of the model with a KV cache, which a pattern such as
+            ``*v_proj`` does not tell: it also matches in a vision tower.
     """
     base = _without_cache(config, name, planned_as)
     if is_lookup(planned_as) and base.config is not None:
-        # The input is indices, which cannot be quantized, and there is no bias: what else a scheme for linear layers says applies.
+        # The input is indices, which cannot be quantized, and there is no bias: what else a scheme for linear
+        # layers says applies.
         own = QLayerConfig(weight=base.config.weight, output_tensors=base.config.output_tensors)
         return Resolution(_or_float(own), base.reason)
     pattern = first_match(name, config.kv_cache_quant_config)

@@ -1,4 +1,7 @@
-"""Arithmetic that device code shares: bits of float32, whole numbers, bounds. All of it keeps NaN and the sign of zero."""
+"""Arithmetic that device code shares: bits of float32, whole numbers, bounds.
+
+All of it keeps NaN and the sign of zero.
+"""
 
 from __future__ import annotations
 
@@ -36,5 +39,6 @@ def bounded(t, low, high):
 @triton.jit
 def round_whole(t):
     """Return ``t`` rounded to whole numbers, half to even: ``torch.round`` for magnitudes up to 2^22; larger ones stay larger than that."""
-    # Adding 1.5 · 2^23 leaves the whole part, rounded as the processor rounds sums. Nothing here may be reassociated, and nothing is.
+    # Adding 1.5 · 2^23 leaves the whole part, rounded as the processor rounds sums. Nothing here may be
+    # reassociated, and nothing is.
     return with_sign_of((t + 12582912.0) - 12582912.0, t)

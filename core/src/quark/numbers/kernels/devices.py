@@ -21,7 +21,8 @@ _DEFAULT = "cuda"
 def uses_kernels(device: torch.device) -> bool:
     """Return whether tensors on that device are rounded by kernels, where their number format brings device code.
 
-    With ``QUARK_KERNELS=cpu`` and ``TRITON_INTERPRET=1`` the kernels run on the CPU, in Triton's interpreter, as tests do.
+    With ``QUARK_KERNELS=cpu`` and ``TRITON_INTERPRET=1`` the kernels run on the CPU, in Triton's interpreter,
+    as tests do.
     """
     return device.type in _types(os.environ.get(VARIABLE, _DEFAULT))
 

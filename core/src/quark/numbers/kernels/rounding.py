@@ -1,8 +1,9 @@
 """One kernel that rounds a tensor with its scales, given or found on the way: values or codes, in one read and one write.
 
-The elements that share a scale lie in runs (`quark.numbers.Runs`). A program takes a tile of several short runs, or a part of a long
-one: loads and stores are of consecutive addresses, and a scale is loaded once for each run of a tile. Scales are found in the same pass
-where a run fits into a tile and no other run has its scale.
+The elements that share a scale lie in runs (`quark.numbers.Runs`). A program takes a tile of several short
+runs, or a part of a long one: loads and stores are of consecutive addresses, and a scale is loaded once for
+each run of a tile. Scales are found in the same pass where a run fits into a tile and no other run has its
+scale.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _LARGEST_OF_NARROW = 2.0**120
 @triton.jit
 def _extremes(x, is_inside, IS_SYMMETRIC: tl.constexpr):
     """Return the smallest and the largest value of each row, NaN where there is one; if symmetric, ∓ the largest magnitude."""
-    # Magnitudes are in the order of their bits, NaN last: so a maximum of whole numbers does not lose NaN, as one of floats would.
+    # Magnitudes are in the order of their bits, NaN last: so a maximum of whole numbers does not lose NaN, as
+    # one of floats would.
     largest = float_of(tl.max(tl.where(is_inside, bits_of(x) & 0x7FFFFFFF, 0), 1))
     if IS_SYMMETRIC:
         low, high = -largest, largest
@@ -142,12 +144,15 @@ class Finding:
     """How `launch` finds scales.
 
     Attributes:
-        scales: As of `quark.numbers.kernels.DeviceCode`; or, with ``largest``, the rounding of the format of relative scales.
+        scales: As of `quark.numbers.kernels.DeviceCode`; or, with ``largest``, the rounding of the format of
+            relative scales.
         zeros: As of `quark.numbers.kernels.DeviceCode`.
         parameters: Theirs.
-        is_symmetric: Whether ranges are ∓ the largest magnitude rather than from the smallest to the largest value.
+        is_symmetric: Whether ranges are ∓ the largest magnitude rather than from the smallest to the largest
+            value.
         largest: Largest magnitude of an element, where scales are relative to an outer scale.
-        in_one_division: Whether relative scales are ``high / (outer · largest)`` rather than ``high / largest / outer``.
+        in_one_division: Whether relative scales are ``high / (outer · largest)`` rather than
+            ``high / largest / outer``.
     """
 
     scales: DeviceFunction
@@ -175,8 +180,8 @@ def launch(
         code: The arithmetic of the number format.
         x: float32, float16 or bfloat16.
         out: Values, in a dtype of these, or codes; None where scales are wanted alone.
-        qparams: Float32 or narrower scales, int32 or float32 zero points or None, a float32 outer scale or None. With ``finding``
-            scales and zero points are written.
+        qparams: Float32 or narrower scales, int32 or float32 zero points or None, a float32 outer scale or
+            None. With ``finding`` scales and zero points are written.
         runs: Where scales lie; with ``finding`` each run has its own, and is not longer than `LONGEST_RUN`.
         by_reciprocal: Whether scaled values are ``x · (1 / scale)``.
         encode: Whether ``out`` gets codes.

@@ -15,8 +15,9 @@ __all__ = ["BatchNorm", "fold_batch_norms", "folded_parameters"]
 def fold_batch_norms(model: fx.GraphModule) -> int:
     """Fold every batch norm that alone reads the output of an operator with a weight, and return how many.
 
-    With the statistics ``μ, σ²`` and the parameters ``γ, β`` of the norm, ``W' = W · γ / √(σ² + ε)`` along the output channels and
-    ``b' = (b − μ) · γ / √(σ² + ε) + β``, computed in float64: the same function but for rounding. The tensors are replaced, not changed.
+    With the statistics ``μ, σ²`` and the parameters ``γ, β`` of the norm, ``W' = W · γ / √(σ² + ε)`` along
+    the output channels and ``b' = (b − μ) · γ / √(σ² + ε) + β``, computed in float64: the same function but
+    for rounding. The tensors are replaced, not changed.
     """
     count = 0
     for layer in operators_in(model.graph):

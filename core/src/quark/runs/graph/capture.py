@@ -33,12 +33,13 @@ def capture(
         model: In inference mode (``model.eval()``).
         args: Example arguments; their values do not matter, their shapes do.
         kwargs: Example keyword arguments.
-        dynamic_batch: Whether axis 0 of every argument may have other sizes than in the example, as far as the model allows it. An axis of
-            size 1 in the example stays 1.
+        dynamic_batch: Whether axis 0 of every argument may have other sizes than in the example, as far as
+            the model allows it. An axis of size 1 in the example stays 1.
 
     Raises:
         ConfigError: The model is in training mode.
-        UnsupportedError: torch.export cannot capture the model, such as where a branch depends on values of a tensor.
+        UnsupportedError: torch.export cannot capture the model, such as where a branch depends on values of a
+            tensor.
     """
     training = [name or "the model" for name, module in model.named_modules() if module.training and not list(module.children())]
     if training:

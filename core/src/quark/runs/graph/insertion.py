@@ -80,9 +80,9 @@ def _call(graph: fx.Graph, point: Point, path: str, quantized: dict[fx.Node, fx.
 def observe(model: fx.GraphModule, paths: Iterable[str], calls: Sequence[Call]) -> None:
     """Run the model on calibration data, then put quantizers with the observed ranges in the place of observers.
 
-    What is observed are the values that the model computes with quantized parameters and float activations. Quantized activations would
-    be nearer to the finished model, and have no order: a tensor that is added, or joined, behind other operators shares its scale with
-    what these make of it.
+    What is observed are the values that the model computes with quantized parameters and float activations.
+    Quantized activations would be nearer to the finished model, and have no order: a tensor that is added, or
+    joined, behind other operators shares its scale with what these make of it.
 
     Raises:
         CalibrationError: The graph cannot be called with a batch.

@@ -27,10 +27,12 @@ class Operator:
     """An operator of a graph that a record describes.
 
     Attributes:
-        name: Of the module, where the module is this one operator (``"stem.0"``); else of the module and the node (``"head.matmul"``).
+        name: Of the module, where the module is this one operator (``"stem.0"``); else of the module and the
+            node (``"head.matmul"``).
         node: The node of the graph.
         record: What is known of the operator.
-        names: All that patterns may call it: ``name``, the module's name where it is the operator, and the node's.
+        names: All that patterns may call it: ``name``, the module's name where it is the operator, and the
+            node's.
     """
 
     name: str

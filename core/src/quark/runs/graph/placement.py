@@ -46,12 +46,13 @@ def place(operators: Sequence[Operator], configs: Mapping[str, QLayerConfig | No
 
     Each operator has its input spec on its inputs and its output spec on its outputs, with these rules:
 
-    * A tensor that one operator gives and another reads is quantized once if both ask for the same; else first as the output, for all
-      readers, then as the input of those that ask.
-    * Between an operator and the ReLU that continues it (`GraphOpRecord.continues`) nothing is quantized; what the first asks for its
-      output goes to the output of the second.
-    * Inputs and outputs of an operator that moves values (`GraphOpRecord.moves_values`) share a quantizer. Where they cannot, having no
-      single static scale, such an operator asks for nothing: what it reads is on a grid already, or need not be.
+    * A tensor that one operator gives and another reads is quantized once if both ask for the same; else
+      first as the output, for all readers, then as the input of those that ask.
+    * Between an operator and the ReLU that continues it (`GraphOpRecord.continues`) nothing is quantized;
+      what the first asks for its output goes to the output of the second.
+    * Inputs and outputs of an operator that moves values (`GraphOpRecord.moves_values`) share a quantizer.
+      Where they cannot, having no single static scale, such an operator asks for nothing: what it reads is on
+      a grid already, or need not be.
 
     Args:
         operators: Of the graph, in order.

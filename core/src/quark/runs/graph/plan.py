@@ -90,8 +90,8 @@ def make_graph_plan(form: NormalForm, config: QConfig) -> GraphPlan:
     """Resolve the quantization of every operator and check all that needs no data.
 
     Raises:
-        ConfigError: All errors in one message: specs that do not fit a tensor; and where the configuration is ``strict``, rules without
-            effect and operators of which nothing is known.
+        ConfigError: All errors in one message: specs that do not fit a tensor; and where the configuration is
+            ``strict``, rules without effect and operators of which nothing is known.
         UnsupportedError: The configuration asks for what graphs have not: algorithms, a KV cache.
         PluginError: A format or an observer fails its self-check.
     """

@@ -49,20 +49,23 @@ def quantize_graph(model: nn.Module, config: QConfig, data: Data = None) -> fx.G
     """Quantize a graph and return it. If anything fails, ``model`` is as it was.
 
     Args:
-        model: A graph module of torch.export, which is changed in place; the tensors that it had, which the captured model may share, are
-            not. Or another module in inference mode, which is captured with the first batch of ``data``, its batch axis
-            free where it can be; that one is not changed.
+        model: A graph module of torch.export, which is changed in place; the tensors that it had, which the
+            captured model may share, are not. Or another module in inference mode, which is captured with the
+            first batch of ``data``, its batch axis free where it can be; that one is not changed.
         config: The configuration.
-        data: As of `quark.calibration.batches.calls`, the arguments of the model and nothing else; or a function that gives them. Read only
-            where a module has to be captured, or an activation has a static scale.
+        data: As of `quark.calibration.batches.calls`, the arguments of the model and nothing else; or a
+            function that gives them. Read only where a module has to be captured, or an activation has a
+            static scale.
 
     Returns:
-        A graph module with the attributes ``quant_config``, ``quark_plan`` (a `GraphPlan`) and ``quark_quantized``. Its submodules
-        ``….input_quantizer``, ``….output_quantizer``, ``….weight_quantizer`` and ``….bias_quantizer`` hold the scales.
+        A graph module with the attributes ``quant_config``, ``quark_plan`` (a `GraphPlan`) and
+        ``quark_quantized``. Its submodules ``….input_quantizer``, ``….output_quantizer``,
+        ``….weight_quantizer`` and ``….bias_quantizer`` hold the scales.
 
     Raises:
         ConfigError: The graph cannot be quantized, or the configuration does not fit it.
-        UnsupportedError: torch.export cannot capture the module; or the configuration asks for what this mode does not offer.
+        UnsupportedError: torch.export cannot capture the module; or the configuration asks for what this mode
+            does not offer.
         CalibrationError: Data are needed and there are none; or the graph cannot be called with them.
         NonFiniteError: A parameter or an activation holds NaN or Inf.
     """

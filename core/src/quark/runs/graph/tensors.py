@@ -28,7 +28,8 @@ def set_parameter(
     Args:
         model: The graph module, which gets the parameter. The tensor that was there before is not changed.
         readers: The nodes whose argument changes.
-        argument: The ``get_attr`` node that they read so far; None for none. Other nodes that read it keep the value that it has.
+        argument: The ``get_attr`` node that they read so far; None for none. Other nodes that read it keep
+            the value that it has.
         name: Of the argument in the operators' schema.
         path: Full name of the parameter if ``argument`` has other readers, or there is none.
         value: The new value.

@@ -47,7 +47,8 @@ class Listing:
         cpu_seconds: Processor time of the same.
         effects: What else that did (`side_effects`), each as a predicate.
         records: What was registered, each as ``"schemes:acme_int3"``.
-        unloadable: Modules that records point at and that cannot be imported, each with the error; empty where none was asked for.
+        unloadable: Modules that records point at and that cannot be imported, each with the error; empty
+            where none was asked for.
     """
 
     error: str = ""
@@ -65,7 +66,8 @@ def listed_alone(sources: tuple[Source, ...], installed: Path | None = None) -> 
 
     Args:
         sources: The plugins, each with the module of its entry point.
-        installed: A directory that comes first on the import path. All modules that records point at are then imported too.
+        installed: A directory that comes first on the import path. All modules that records point at are then
+            imported too.
     """
     path = tuple(entry or os.getcwd() for entry in sys.path)
     return _listed(sources, path if installed is None else (str(installed), *path), installed is not None)

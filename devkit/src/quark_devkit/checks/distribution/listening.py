@@ -16,7 +16,9 @@ from quark_devkit.checks.distribution.facts import refuse_left_out
 from quark_devkit.subject import Subject
 
 MOST_CPU_SECONDS = 0.02
-"""Longest that a listener may take for one event on average, in processor time: a block of a mixture has thousands of events."""
+"""Longest that a listener may take for one event on average, in processor time: a block of a mixture has
+thousands of events.
+"""
 _ROUNDS = 3
 
 

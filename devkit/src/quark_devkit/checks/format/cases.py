@@ -128,7 +128,8 @@ def numbers(case: Case, *, beyond: float = 1.0) -> Tensor:
 
     Args:
         case: Formats of scales get positive numbers only.
-        beyond: Times ``max_magnitude`` up to which they go; for formats that cast it is 1, since a cast does not saturate.
+        beyond: Times ``max_magnitude`` up to which they go; for formats that cast it is 1, since a cast does
+            not saturate.
     """
     top = min(case.max_magnitude, _LARGEST) * (1 if case.quantizer.is_float else beyond)
     values = all_values(case.format)

@@ -49,7 +49,8 @@ def temporary() -> Iterator[Path]:
 def stored_exports(subject: Subject) -> Iterator[tuple[str, nn.Module, Path]]:
     """Yield schemes that the layout stores, one for each way in which codes and scales are kept; those that it refuses are left out.
 
-    With each come the small model in that scheme, and the directory of its export, which is there until the next one.
+    With each come the small model in that scheme, and the directory of its export, which is there until the
+    next one.
 
     Raises:
         CheckFailedError: It refuses all.

@@ -62,8 +62,9 @@ def is_recognized(subject: Subject) -> None:
 def reloads_to_the_same_logits(subject: Subject) -> None:
     """What it wrote is read back to a model with the same logits, to the bit, in every scheme that it stores, and in 16 bits.
 
-    One model has biases and a head that is tied to its embedding; another one has fused projections and a head of its own.
-    A layout with the capability ``rounds_scales`` does so once its scales are rounded: with a model that was read.
+    One model has biases and a head that is tied to its embedding; another one has fused projections and a
+    head of its own. A layout with the capability ``rounds_scales`` does so once its scales are rounded: with
+    a model that was read.
     """
     _with_reader(subject)
     schemes = []

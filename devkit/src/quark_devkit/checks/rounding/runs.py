@@ -20,7 +20,9 @@ from quark_devkit.whole_runs import (
 )
 
 RUN_MARGIN = 1.5
-"""How much larger than by round-to-nearest the error of logits may be: it rests on a few tokens of a model of random weights."""
+"""How much larger than by round-to-nearest the error of logits may be: it rests on a few tokens of a model of
+random weights.
+"""
 
 
 def _schemes(subject: Subject) -> list[str]:

@@ -33,7 +33,9 @@ from quark_tiny_model import calibration_batches, tiny_model, tiny_model_dir, ti
 
 _WIDTH = 128
 _SHARED_BITS = 0.6
-"""Bits for an element of a layer of the tiny model, 256 × 256, that scales of tensors and channels, and their zero points, may take."""
+"""Bits for an element of a layer of the tiny model, 256 × 256, that scales of tensors and channels, and their
+zero points, may take.
+"""
 
 
 @attrs.frozen(eq=False, slots=False)

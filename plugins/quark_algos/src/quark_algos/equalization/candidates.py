@@ -16,7 +16,8 @@ def smoothquant(x_max: Tensor, w_max: Tensor, alpha: float, clamp: float) -> Ten
 
     Args:
         x_max: The largest magnitude of each channel of the activations, ``[C]``, float32.
-        w_max: The largest magnitude of the weights of each channel, over all balance layers, ``[C]``, float32.
+        w_max: The largest magnitude of the weights of each channel, over all balance layers, ``[C]``,
+            float32.
         alpha: α, the migration strength, 0 to 1.
         clamp: The smallest scale.
 
@@ -45,7 +46,8 @@ def by_both(x: Tensor, w: Tensor, ratios: Tensor) -> Tensor:
 
     Args:
         x: As in `by_activations`.
-        w: Mean relative magnitude, or the largest magnitude, of each channel of the weights, ``[C]``, float32.
+        w: Mean relative magnitude, or the largest magnitude, of each channel of the weights, ``[C]``,
+            float32.
         ratios: Exponents, ``[R]``.
 
     Returns:

@@ -44,13 +44,18 @@ class AWQConfig(_EqualizationConfig):
     """Activation-aware weight quantization: scales that protect the channels with large activations (arXiv 2306.00978).
 
     Attributes:
-        scaling_layers: One dict per mapping: ``prev_op`` is the smooth layer, ``layers`` are the balance layers; ``inp`` and
-            ``module2inspect`` are accepted as in AMD Quark. Names are relative to a decoder block.
-        model_decoder_layers: Full name of the list of decoder blocks; part of AMD Quark's public API, not used: the template has it.
-        preset: ``"best"`` undoes the scales of a block that do not reduce its held-out error; ``"reference"`` keeps them and warns.
+        scaling_layers: One dict per mapping: ``prev_op`` is the smooth layer, ``layers`` are the balance
+            layers; ``inp`` and ``module2inspect`` are accepted as in AMD Quark. Names are relative to a
+            decoder block.
+        model_decoder_layers: Full name of the list of decoder blocks; part of AMD Quark's public API, not
+            used: the template has it.
+        preset: ``"best"`` undoes the scales of a block that do not reduce its held-out error; ``"reference"``
+            keeps them and warns.
         embedding_layers: Accepted from configurations before 0.6; ignored.
-        num_attention_heads: Accepted from configurations before 0.12; ignored, the model's configuration has it.
-        num_key_value_heads: Accepted from configurations before 0.12; ignored, the model's configuration has it.
+        num_attention_heads: Accepted from configurations before 0.12; ignored, the model's configuration has
+            it.
+        num_key_value_heads: Accepted from configurations before 0.12; ignored, the model's configuration has
+            it.
     """
 
     name: str = "awq"
@@ -68,15 +73,20 @@ class SmoothQuantConfig(_EqualizationConfig):
     """SmoothQuant: moves part of the activations' range into the weights (arXiv 2211.10438).
 
     Attributes:
-        alpha: Migration strength, 0 to 1: the exponent of the activations' range. AMD Quark's default of 1 makes int8 much worse if
-            activations have outliers in many channels; the preset ``"best"`` uses 0.5 in its place, as the paper does.
+        alpha: Migration strength, 0 to 1: the exponent of the activations' range. AMD Quark's default of 1
+            makes int8 much worse if activations have outliers in many channels; the preset ``"best"`` uses
+            0.5 in its place, as the paper does.
         scale_clamp_min: Smallest scale, above 0.
         scaling_layers: As in `AWQConfig`.
-        model_decoder_layers: Full name of the list of decoder blocks; part of AMD Quark's public API, not used: the template has it.
-        preset: ``"best"`` undoes the scales of a block that do not reduce its held-out error; ``"reference"`` keeps them and warns.
+        model_decoder_layers: Full name of the list of decoder blocks; part of AMD Quark's public API, not
+            used: the template has it.
+        preset: ``"best"`` undoes the scales of a block that do not reduce its held-out error; ``"reference"``
+            keeps them and warns.
         embedding_layers: Accepted from configurations before 0.6; ignored.
-        num_attention_heads: Accepted from configurations before 0.12; ignored, the model's configuration has it.
-        num_key_value_heads: Accepted from configurations before 0.12; ignored, the model's configuration has it.
+        num_attention_heads: Accepted from configurations before 0.12; ignored, the model's configuration has
+            it.
+        num_key_value_heads: Accepted from configurations before 0.12; ignored, the model's configuration has
+            it.
 
     Raises:
         ValueError: ``alpha`` or ``scale_clamp_min`` is out of its range.
@@ -100,12 +110,16 @@ class AutoSmoothQuantConfig(_EqualizationConfig):
 
     Attributes:
         scaling_layers: As in `AWQConfig`; None for all mappings of the architecture.
-        model_decoder_layers: Full name of the list of decoder blocks; part of AMD Quark's public API, not used: the template has it.
+        model_decoder_layers: Full name of the list of decoder blocks; part of AMD Quark's public API, not
+            used: the template has it.
         compute_scale_loss: Loss that the search minimizes: one of `COMPUTE_SCALE_LOSSES`.
-        preset: ``"best"`` undoes the scales of a block that do not reduce its held-out error; ``"reference"`` keeps them and warns.
+        preset: ``"best"`` undoes the scales of a block that do not reduce its held-out error; ``"reference"``
+            keeps them and warns.
         embedding_layers: Accepted from configurations before 0.6; ignored.
-        num_attention_heads: Accepted from configurations before 0.12; ignored, the model's configuration has it.
-        num_key_value_heads: Accepted from configurations before 0.12; ignored, the model's configuration has it.
+        num_attention_heads: Accepted from configurations before 0.12; ignored, the model's configuration has
+            it.
+        num_key_value_heads: Accepted from configurations before 0.12; ignored, the model's configuration has
+            it.
 
     Raises:
         ValueError: ``compute_scale_loss`` is not in `COMPUTE_SCALE_LOSSES`.

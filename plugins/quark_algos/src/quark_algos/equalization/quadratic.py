@@ -13,20 +13,25 @@ RANK = 64
 """Rank of the approximation of H; the rest of H is approximated by its diagonal."""
 
 EIGENVALUE_FLOOR = 1e-6
-"""Eigenvalues below this share of the largest are rounding noise of float32; their reciprocals would be large, so they are dropped."""
+"""Eigenvalues below this share of the largest are rounding noise of float32; their reciprocals would be
+large, so they are dropped.
+"""
 
 
 class Quadratic:
     """Computes ``tr(ΔW H ΔWᵀ)``, the squared output error summed over tokens and rows, for the Hessian ``H = Σ x xᵀ``.
 
-    The exact product costs ``2 K² N``. To screen many candidates, H is approximated by ``F Fᵀ + diag(d)``, which costs ``2 K RANK N``:
-    F Fᵀ is the Nyström approximation from a random subspace, which captures the large directions of H, and d is the diagonal of the
-    remainder, which is never negative. Off the diagonal of the remainder, rounding errors mostly cancel.
+    The exact product costs ``2 K² N``. To screen many candidates, H is approximated by ``F Fᵀ + diag(d)``,
+    which costs ``2 K RANK N``: F Fᵀ is the Nyström approximation from a random subspace, which captures the
+    large directions of H, and d is the diagonal of the remainder, which is never negative. Off the diagonal
+    of the remainder, rounding errors mostly cancel.
 
-    Source: for the approximation Gittens, Mahoney, arXiv 1303.1849; for the loss arXiv 2210.17323, equation 1.
+    Source: for the approximation Gittens, Mahoney, arXiv 1303.1849; for the loss arXiv 2210.17323, equation
+    1.
 
     Args:
-        h: H ``[K, K]``, symmetric, positive semidefinite, float32 or float64; stored by reference, not changed.
+        h: H ``[K, K]``, symmetric, positive semidefinite, float32 or float64; stored by reference, not
+            changed.
 
     Attributes:
         h: H ``[K, K]``.

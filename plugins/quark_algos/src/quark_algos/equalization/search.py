@@ -29,11 +29,14 @@ _STRIDE = 4
 class Part:
     """Balance layers of a mapping that share their input and their weight spec.
 
-    All parts of a mapping have the same scale: experts, each with the tokens routed to it, are parts of one mapping.
+    All parts of a mapping have the same scale: experts, each with the tokens routed to it, are parts of one
+    mapping.
 
     Attributes:
-        wt: Stacked weights of the layers, Wᵀ ``[K, N]``, float32. A sample of the rows is enough if ``grid_of`` matches it.
-        quadratic: Loss from the Hessian of the unscaled input. Parts and mappings with the same input should share the object.
+        wt: Stacked weights of the layers, Wᵀ ``[K, N]``, float32. A sample of the rows is enough if
+            ``grid_of`` matches it.
+        quadratic: Loss from the Hessian of the unscaled input. Parts and mappings with the same input should
+            share the object.
         grid_of: Returns the grid for weights with the shape of ``wt``.
         tokens: Number of tokens that the Hessian was summed over.
     """
@@ -58,8 +61,10 @@ class ActivationErrors:
 
     Attributes:
         sample: Sample of tokens, x ``[T, K]``, float32; some hundreds are enough.
-        range: Smallest and largest value of each channel over all tokens, ``[2, K]``, float32; static scales come from it.
-        round_: Returns inputs ``[T, K]`` rounded as the layers will round them, given the range ``[2, K]``; must not change its argument.
+        range: Smallest and largest value of each channel over all tokens, ``[2, K]``, float32; static scales
+            come from it.
+        round_: Returns inputs ``[T, K]`` rounded as the layers will round them, given the range ``[2, K]``;
+            must not change its argument.
     """
 
     sample: Tensor
@@ -80,7 +85,8 @@ class Choice:
         scale: The best scales ``[C]``, float32; ones if no candidate is better than no scaling.
         loss: Exact loss with these scales.
         plain: Exact loss without scaling, at least ``loss``.
-        tried: Approximate losses of the candidates, by form and ratio, ``[F, R]``; NaN for candidates that were not evaluated.
+        tried: Approximate losses of the candidates, by form and ratio, ``[F, R]``; NaN for candidates that
+            were not evaluated.
     """
 
     scale: Tensor
@@ -100,16 +106,18 @@ def awq(
 ) -> Choice:
     """Return AWQ's scales: the best of ``x_mean^r`` and "duo scaling" by the loss ``Σ tr(ΔW H ΔWᵀ)``; source: arXiv 2306.00978.
 
-    The loss is the output error of the balance layers over all tokens of the statistics. Candidates are ranked by `Quadratic.nearly`; the
-    best is compared exactly with no scaling.
+    The loss is the output error of the balance layers over all tokens of the statistics. Candidates are
+    ranked by `Quadratic.nearly`; the best is compared exactly with no scaling.
 
     Args:
         parts: All balance layers of the mapping whose weights are rounded; at least one.
         x_mean: Mean magnitude of each input channel, ``[K]``, float32.
-        channels: How the channels of the smooth layer correspond to input channels; None if they are the same.
+        channels: How the channels of the smooth layer correspond to input channels; None if they are the
+            same.
         ratios: Exponents, ascending.
         duo: Whether to try "duo scaling" too.
-        exhaustive: Whether to try every ratio; otherwise the search is coarse to fine, from every fourth ratio.
+        exhaustive: Whether to try every ratio; otherwise the search is coarse to fine, from every fourth
+            ratio.
     """
     channels = channels or Channels(parts[0].wt.shape[0])
     x, exponents = channels.reduced(x_mean.float(), "mean"), torch.tensor(ratios, device=x_mean.device)
@@ -132,11 +140,13 @@ def autosmooth(
 ) -> Choice:
     """Return SmoothQuant's scales with a searched exponent; the loss adds the errors from rounding weights and rounding activations.
 
-    The two errors are taken as independent: their product, which is small in comparison, is neglected. Candidates are ``x_max^r``, the
-    form in AMD Quark's documentation, and SmoothQuant's own, ``x_max^r / w_max^(1−r)``.
+    The two errors are taken as independent: their product, which is small in comparison, is neglected.
+    Candidates are ``x_max^r``, the form in AMD Quark's documentation, and SmoothQuant's own,
+    ``x_max^r / w_max^(1−r)``.
 
-    With E_n the squared error of output n summed over tokens, the loss is ``Σ E_n`` for MSE, and for RMSE, which has the same minimum; and
-    ``Σ √E_n`` for MAE, since the mean magnitude of normally distributed errors is proportional to it.
+    With E_n the squared error of output n summed over tokens, the loss is ``Σ E_n`` for MSE, and for RMSE,
+    which has the same minimum; and ``Σ √E_n`` for MAE, since the mean magnitude of normally distributed
+    errors is proportional to it.
 
     Args:
         parts: As in `awq`, with their ``tokens``.
@@ -169,7 +179,8 @@ class _Losses:
         self._by_row = loss == "MAE"
         for part in parts:
             part.quadratic.prepare()
-        # tr(W Σ_δ Wᵀ) is a quadratic form of W Wᵀ in the errors of activations, so the same approximation applies.
+        # tr(W Σ_δ Wᵀ) is a quadratic form of W Wᵀ in the errors of activations, so the same approximation
+        # applies.
         self._grams = [Quadratic(part.wt @ part.wt.t()) for part in parts] if activations and not self._by_row else []
         for gram in self._grams:
             gram.prepare()

@@ -1,8 +1,9 @@
 """One kernel that rounds a block of columns, each in view of the errors of those before it: the inner loop of `quark_algos.gptq.ldlq`.
 
-A program has a few rows of the weight. Their part of the block stays in registers: column after column is taken out of it and rounded, and
-its error is added to all columns behind it at once. So every row takes one pass over memory, and nothing is launched for a column. Sums
-have the same terms as those of torch's operations, added in the order of columns by fused multiply-adds: results differ by that alone.
+A program has a few rows of the weight. Their part of the block stays in registers: column after column is
+taken out of it and rounded, and its error is added to all columns behind it at once. So every row takes one
+pass over memory, and nothing is launched for a column. Sums have the same terms as those of torch's
+operations, added in the order of columns by fused multiply-adds: results differ by that alone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from quark.numbers.kernels.devices import launching_on
 __all__ = ["Feedback", "round_columns"]
 
 ROWS = 8
-"""Rows of a program: 32 bytes of a column, a sector of memory. It is one warp, so that sums over the block need no barrier."""
+"""Rows of a program: 32 bytes of a column, a sector of memory. It is one warp, so that sums over the block
+need no barrier.
+"""
 
 
 @triton.jit
@@ -113,7 +116,8 @@ class Feedback:
         of_errors: ``[columns, columns]``, row k: the factors of the error of column k.
         causal: Likewise of its value t; None for none.
         t: Gets these values ``[columns, N]``; with ``causal``.
-        pivots: ``[columns]``, factors of ``(t_k − q_k)²`` in ``loss [N]``, to which they are added; None for no loss.
+        pivots: ``[columns]``, factors of ``(t_k − q_k)²`` in ``loss [N]``, to which they are added; None for
+            no loss.
         loss: As said.
     """
 

@@ -26,14 +26,18 @@ class _HessianConfig(AlgoConfig):
     """Base of the three configurations.
 
     Attributes:
-        block_size: Columns between two updates of the remaining matrix; changes the speed, and results by rounding only.
+        block_size: Columns between two updates of the remaining matrix; changes the speed, and results by
+            rounding only.
         desc_act: act_order: round columns by descending diagonal of the Hessian.
-        static_groups: Compute the scales of all groups before any column is rounded; required with ``desc_act``.
-        preset: ``"reference"`` is the published algorithm with AMD Quark's defaults; ``"best"`` also searches scales by the output error,
-            shrinks the Hessian where tokens are few, and uses a percdamp of at least 0.05. The settings below override the preset.
-        scale_search: How group scales are found: ``"minmax"``, ``"mse"`` (error of the weights) or ``"hessian"`` (error of the outputs);
-            None for that of the preset.
-        scale_refits: How often scales are fitted to the codes and the weight is rounded again; None for that of the preset.
+        static_groups: Compute the scales of all groups before any column is rounded; required with
+            ``desc_act``.
+        preset: ``"reference"`` is the published algorithm with AMD Quark's defaults; ``"best"`` also searches
+            scales by the output error, shrinks the Hessian where tokens are few, and uses a percdamp of at
+            least 0.05. The settings below override the preset.
+        scale_search: How group scales are found: ``"minmax"``, ``"mse"`` (error of the weights) or
+            ``"hessian"`` (error of the outputs); None for that of the preset.
+        scale_refits: How often scales are fitted to the codes and the weight is rounded again; None for that
+            of the preset.
         descent_passes: Sweeps of coordinate descent over the finished codes; None for that of the preset.
         float64: Accumulate and factor the Hessian in float64; slower, and changes results by rounding only.
         true_sequential: Accepted from configurations before 0.12; ignored, calibration is always sequential.
@@ -82,9 +86,12 @@ class GPTQConfig(_HessianConfig):
     Its further settings are those of the base class.
 
     Attributes:
-        damp_percent: percdamp: this times the mean diagonal of the Hessian is added to its diagonal; above 0 and below 1.
-        inside_layer_modules: Names of the linear layers, relative to a decoder block; ``*`` matches any characters. Empty: all layers.
-        model_decoder_layers: Full name of the list of decoder blocks; part of AMD Quark's public API, not used: the template has it.
+        damp_percent: percdamp: this times the mean diagonal of the Hessian is added to its diagonal; above 0
+            and below 1.
+        inside_layer_modules: Names of the linear layers, relative to a decoder block; ``*`` matches any
+            characters. Empty: all layers.
+        model_decoder_layers: Full name of the list of decoder blocks; part of AMD Quark's public API, not
+            used: the template has it.
 
     Raises:
         ConfigError: (a ValueError) ``desc_act`` without ``static_groups``.
@@ -102,8 +109,9 @@ class GPTQConfig(_HessianConfig):
 class GPTAQConfig(GPTQConfig):
     """GPTAQ: GPTQ that also compensates the error of the quantized inputs (arXiv 2504.02692).
 
-    The preset ``"reference"`` corrects each column while columns are rounded, as published; ``"best"`` corrects all columns before any is
-    rounded, with at most the strength that reduces the error on held-out tokens.
+    The preset ``"reference"`` corrects each column while columns are rounded, as published; ``"best"``
+    corrects all columns before any is rounded, with at most the strength that reduces the error on held-out
+    tokens.
 
     Attributes:
         alpha: Strength of the correction: 0 is GPTQ, 1 is the full correction.
@@ -123,9 +131,12 @@ class QronosConfig(_HessianConfig):
     Attributes:
         inside_layer_modules: Names of the linear layers, relative to a decoder block.
         model_decoder_layers: Full name of the list of decoder blocks; as in `GPTQConfig`.
-        alpha: Damping of the preset "reference": this times the largest eigenvalue of the Hessian is added to its diagonal; above 0.
-        beta: Part of AMD Quark's public API, not used: it scales the inverse Hessian before a second factorization; here is neither.
-        correction_share: Strength of the correction for quantized inputs, 0 to 1; None for that of the preset.
+        alpha: Damping of the preset "reference": this times the largest eigenvalue of the Hessian is added to
+            its diagonal; above 0.
+        beta: Part of AMD Quark's public API, not used: it scales the inverse Hessian before a second
+            factorization; here is neither.
+        correction_share: Strength of the correction for quantized inputs, 0 to 1; None for that of the
+            preset.
         correction_damping: percdamp of the Hessian in the correction; None for that of the preset.
     """
 

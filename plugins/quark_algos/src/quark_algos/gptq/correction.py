@@ -1,10 +1,12 @@
 """Correction of a weight for the error of its inputs before it is rounded: what GPTAQ and Qronos add to GPTQ.
 
-The weight that compensates best for ``X̃`` in place of ``X`` is the minimum of ``‖W X − V X̃‖² + λ ‖W − V‖²`` over V, which is
-``V = W + W D (H + λ I)⁻¹``; any rounding of W for this objective is a rounding of V for plain ‖(V − Q) X̃‖². α is the
-strength of that step: 0 is GPTQ, and 1 is Qronos except for its first column. Source: arXiv 2504.02692 (GPTAQ), arXiv 2505.11695 (Qronos).
+The weight that compensates best for ``X̃`` in place of ``X`` is the minimum of ``‖W X − V X̃‖² + λ ‖W − V‖²``
+over V, which is ``V = W + W D (H + λ I)⁻¹``; any rounding of W for this objective is a rounding of V for
+plain ‖(V − Q) X̃‖². α is the strength of that step: 0 is GPTQ, and 1 is Qronos except for its first column.
+Source: arXiv 2504.02692 (GPTAQ), arXiv 2505.11695 (Qronos).
 
-GPTAQ as published corrects each column only for the errors of the columns before it, by another matrix, `causal_matrix`.
+GPTAQ as published corrects each column only for the errors of the columns before it, by another matrix,
+`causal_matrix`.
 """
 
 from __future__ import annotations

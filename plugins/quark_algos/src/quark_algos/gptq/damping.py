@@ -69,8 +69,8 @@ def shrunk(h: Tensor, shrinkage: tuple[float, float]) -> Tensor:
 
     Args:
         h: H, symmetric.
-        shrinkage: As `quark.algorithms.Hessian.shrinkage` has it: the share that entries off the diagonal lose, and the share of the
-            way that those on it go towards their mean. Dead channels stay dead.
+        shrinkage: As `quark.algorithms.Hessian.shrinkage` has it: the share that entries off the diagonal
+            lose, and the share of the way that those on it go towards their mean. Dead channels stay dead.
     """
     off_diagonal, along = shrinkage
     diagonal = h.diagonal()
@@ -112,7 +112,8 @@ def factor(h: Tensor, share: float, order: Tensor | None = None, shrinkage: tupl
         # The last attempt is in float64.
         exact = permuted.double() if attempt == ATTEMPTS else permuted
         ready = attrs.evolve(damped(exact, share, shrinkage), attempts=attempt)
-        # H = R Rᵀ with R upper triangular is the Cholesky factor of H with rows and columns reversed, reversed again.
+        # H = R Rᵀ with R upper triangular is the Cholesky factor of H with rows and columns reversed,
+        # reversed again.
         lower, failed = _cholesky(ready.h.flip(0, 1))
         is_finite, has_failed = numbers(torch.isfinite(h.diagonal()).all(), failed)
         if not is_finite:
@@ -136,7 +137,8 @@ def factor(h: Tensor, share: float, order: Tensor | None = None, shrinkage: tupl
 def _cholesky(h: Tensor) -> tuple[Tensor, Tensor]:
     """Return the lower triangular ``L [K, K]`` with ``L Lᵀ = h``, and a number that is 0 where ``h`` is positive definite; it is used up.
 
-    On CPUs by panels, so that nearly all of the work is matrix products: LAPACK takes more than twice as long.
+    On CPUs by panels, so that nearly all of the work is matrix products: LAPACK takes more than twice as
+    long.
     """
     if h.device.type != "cpu":
         return torch.linalg.cholesky_ex(h)

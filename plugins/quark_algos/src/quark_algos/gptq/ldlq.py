@@ -1,8 +1,9 @@
 """Sweeps over the columns of a weight, each rounded in view of the errors of the others: LDLQ, which is GPTQ, and coordinate descent.
 
-Both take a column to ``t_k = b_k + Σ_j V_j M_jk`` over the columns j before it: in LDLQ b is the weight, V the errors so far and M the
-factor; in descent b is computed from all columns and V holds their changes. The contribution of earlier blocks of columns is one matrix
-product, inside of a block there is a smaller product for every few columns, and each column then takes a handful of operations on one row.
+Both take a column to ``t_k = b_k + Σ_j V_j M_jk`` over the columns j before it: in LDLQ b is the weight, V
+the errors so far and M the factor; in descent b is computed from all columns and V holds their changes. The
+contribution of earlier blocks of columns is one matrix product, inside of a block there is a smaller product
+for every few columns, and each column then takes a handful of operations on one row.
 """
 
 from __future__ import annotations
@@ -25,13 +26,19 @@ BLOCK = 128
 FEW = 16
 """Columns between two products inside a block."""
 SLICE = 4096
-"""Rows of a weight that one thread sweeps over: with fewer, threads would mostly wait for each other to call operations from Python."""
+"""Rows of a weight that one thread sweeps over: with fewer, threads would mostly wait for each other to call
+operations from Python.
+"""
 
 MOST_COLUMNS = 256
-"""Columns of the largest block that a kernel takes: its part of 8 rows is held in registers, 64 of each thread."""
+"""Columns of the largest block that a kernel takes: its part of 8 rows is held in registers, 64 of each
+thread.
+"""
 
 Rounder = Callable[[Tensor, int, Tensor], Tensor]
-"""Rounds ``t [N]``, the column of that number, into the third argument, and returns it: as `WeightGrid.rounder` does."""
+"""Rounds ``t [N]``, the column of that number, into the third argument, and returns it: as
+`WeightGrid.rounder` does.
+"""
 Chooser = Callable[[Tensor, int], GroupScales]
 
 
@@ -92,7 +99,8 @@ def ldlq(
 ) -> Swept:
     """Round column after column: ``t_k = w_k + Σ_{j<k} (w_j − q_j) A_jk``, and ``q_k`` is the nearest value of the grid to that.
 
-    Errors are always against the original weight, which is not changed. The codes are those of GPTQ with the same damping and order.
+    Errors are always against the original weight, which is not changed. The codes are those of GPTQ with the
+    same damping and order.
 
     Args:
         wt: Wᵀ ``[K, N]``, float.
@@ -100,7 +108,8 @@ def ldlq(
         rounded: As `WeightGrid.rounder` returns it, for that order.
         block: Columns of a block; the result depends on it in the last bits alone.
         order: A permutation of the channels ``[K]``; None for their own order.
-        causal: P ``[K, K]``, strictly upper, in that order: ``w_k + Σ_{j<k} t_j P_jk`` takes the place of the weight ``w_k``.
+        causal: P ``[K, K]``, strictly upper, in that order: ``w_k + Σ_{j<k} t_j P_jk`` takes the place of the
+            weight ``w_k``.
     """
     done = Swept.room_for(wt, order, causal)
     with one_thread(wt.device):
@@ -174,7 +183,10 @@ def _begun(part: Tensor, factor: Factor, done: Swept, start: int) -> Tensor:
 
 
 def _round_block(base: Tensor, part: Tensor, factor: Factor, rounded: Rounder, done: Swept, start: int) -> None:
-    """Round the columns from ``start`` on. ``base [block, N]`` is ``part`` as `_begun` returns it, and is overwritten."""
+    """Round the columns from ``start`` on.
+
+    ``base [block, N]`` is ``part`` as `_begun` returns it, and is overwritten.
+    """
     a, e = factor.a, done.e[start : start + part.shape[0]]  # [block, N]
     if (rounder := _rounder_of_kernel(rounded, base)) is not None:
         _round_block_by_kernel(rounder, base, part, factor, done, start)

@@ -16,7 +16,8 @@ class Recipe:
     Attributes:
         block: Columns between two updates of the remaining matrix.
         act_order: Whether columns are rounded by descending diagonal of H.
-        static_groups: Whether all scales are computed before any column is rounded; else a group's when its first column is reached.
+        static_groups: Whether all scales are computed before any column is rounded; else a group's when its
+            first column is reached.
         percdamp: λ as a share of H's mean diagonal; None to derive it from ``eigen_damping``.
         eigen_damping: λ as a share of H's largest eigenvalue; used if ``percdamp`` is None.
         scales: How scales are found: ``"minmax"``, ``"mse"`` or ``"hessian"``.
@@ -24,8 +25,10 @@ class Recipe:
         passes: Sweeps of coordinate descent.
         share: Strength of the correction for quantized inputs, 0 to 1.
         correction_percdamp: percdamp of H in the correction; None for ``percdamp``.
-        is_causal: Whether the correction is GPTAQ's, column by column; else all columns are corrected before any is rounded.
-        is_careful: Whether H is shrunk where tokens are few, and the correction limited to what reduces the error on held-out tokens.
+        is_causal: Whether the correction is GPTAQ's, column by column; else all columns are corrected before
+            any is rounded.
+        is_careful: Whether H is shrunk where tokens are few, and the correction limited to what reduces the
+            error on held-out tokens.
         float64: Whether H is accumulated and factored in float64.
         modules: Patterns of the layers, relative to a block; empty for all.
     """

@@ -36,10 +36,11 @@ def _names(pattern: str, layer: str) -> bool:
 class ColumnRounding:
     """Rounds the columns of a weight one after another and compensates each error in the remaining columns, weighted by the Hessian H.
 
-    Metrics of every layer: ``damping`` (percdamp after all attempts), ``shrinkage`` (the factor by which entries of H off its diagonal were
-    reduced, 0 to 1), ``attempts`` at factoring H, ``dead`` (number of input channels that are always 0), ``output_mse`` (expected mean
-    squared error of an output element), ``few_tokens`` (whether there were fewer tokens than input channels); and ``correction_share``, if
-    there is a correction.
+    Metrics of every layer: ``damping`` (percdamp after all attempts), ``shrinkage`` (the factor by which
+    entries of H off its diagonal were reduced, 0 to 1), ``attempts`` at factoring H, ``dead`` (number of
+    input channels that are always 0), ``output_mse`` (expected mean squared error of an output element),
+    ``few_tokens`` (whether there were fewer tokens than input channels); and ``correction_share``, if there
+    is a correction.
 
     Args:
         settings: A `GPTQConfig`, `GPTAQConfig` or `QronosConfig`.
@@ -174,7 +175,8 @@ def _correction_factor(hessian: Hessian, percdamp: float, shrinkage: tuple[float
 def _rounded(wt: Tensor, h: Tensor, grid: WeightGrid, prepared: _Prepared, causal: Tensor | None) -> tuple[Swept, GroupScales]:
     """Return the rounded weight and the scales of all groups."""
     recipe = prepared.recipe
-    # The same damped and shrunk H that codes are chosen by: of few tokens, the plain sum is noise for single groups.
+    # The same damped and shrunk H that codes are chosen by: of few tokens, the plain sum is noise for single
+    # groups.
     search_h = damped(h, prepared.factor.damped.damping, prepared.shrinkage).h.float() if recipe.scales == "hessian" else None
     if recipe.static_groups or grid.fixed is not None or grid.group == grid.columns:
         scales = _scales(wt, search_h, grid, recipe)

@@ -1,7 +1,8 @@
 """Fit the scales to the codes: with codes fixed, the squared error of a row's outputs is a quadratic form of all the row's scales.
 
-Its minimum is a small linear system per row, with one unknown per group. Groups must be solved for together: with correlated inputs, scales
-that are each optimal with the others fixed can make the error of the row many times larger. The error is that of arXiv 2210.17323, eq. 1.
+Its minimum is a small linear system per row, with one unknown per group. Groups must be solved for together:
+with correlated inputs, scales that are each optimal with the others fixed can make the error of the row many
+times larger. The error is that of arXiv 2210.17323, eq. 1.
 """
 
 from __future__ import annotations
@@ -14,16 +15,21 @@ __all__ = ["LARGEST", "PIECE", "RIDGE", "SMALLEST", "refit"]
 PIECE = 1 << 22
 """Elements of the largest temporary; rows are independent, and are solved in pieces of this size."""
 RIDGE = 1e-6
-"""Share of a row's mean diagonal that is added to it, so that groups whose codes are nearly collinear in H share the change."""
+"""Share of a row's mean diagonal that is added to it, so that groups whose codes are nearly collinear in H
+share the change.
+"""
 LARGEST, SMALLEST = 2.0, 0.5
-"""Bounds of the factors; a step beyond them is shortened, in its direction, until all factors of the row are within them."""
+"""Bounds of the factors; a step beyond them is shortened, in its direction, until all factors of the row are
+within them.
+"""
 
 
 def refit(q: Tensor, e: Tensor, h: Tensor, group: int) -> Tensor:
     """Return factors for the scale of each group of each row that minimize ``e h eᵀ`` with fixed codes.
 
-    The objective never grows. The caller multiplies the scales, or the ranges they come from, rounds them to their format, and rounds the
-    weight again; zero points stay. For scales that are powers of two a search is better: there is nothing between two of them.
+    The objective never grows. The caller multiplies the scales, or the ranges they come from, rounds them to
+    their format, and rounds the weight again; zero points stay. For scales that are powers of two a search is
+    better: there is nothing between two of them.
 
     Args:
         q: Qᵀ ``[K, N]``, dequantized values, channels in their own order; K is a multiple of ``group``.

@@ -14,7 +14,8 @@ __all__ = ["Channels"]
 class Channels:
     """Maps the C output channels of a smooth layer to the K input channels of its balance layers.
 
-    K = C, except for the values of grouped-query attention: each key-value head feeds several query heads, so that K = C · repeats.
+    K = C, except for the values of grouped-query attention: each key-value head feeds several query heads, so
+    that K = C · repeats.
 
     Attributes:
         count: Output channels of the smooth layer, C.

@@ -1,7 +1,8 @@
 """Fold a scale into the weights of a mapping: divide the smooth layer, multiply the balance layers; the block's output stays.
 
-The smooth layer returns ``y / s`` in place of ``y``; the balance layers have the weights ``W · diag(s)`` in place of ``W``. New parameters
-replace the old ones, which are never written to: they may be memory-mapped from a checkpoint, or shared with another module.
+The smooth layer returns ``y / s`` in place of ``y``; the balance layers have the weights ``W · diag(s)`` in
+place of ``W``. New parameters replace the old ones, which are never written to: they may be memory-mapped
+from a checkpoint, or shared with another module.
 """
 
 from __future__ import annotations
@@ -22,25 +23,28 @@ _PROBED = (0.25, 0.5, 2.0, 4.0)
 _ULPS = 4
 """Tolerance of `allowed` in units of the last place: sums in another order."""
 _ULPS_OF_OFFSETS = 16
-"""The same for norms with ``1 + weight``, whose balance layers are not multiplied by powers of two, so that products round as well."""
+"""The same for norms with ``1 + weight``, whose balance layers are not multiplied by powers of two, so that
+products round as well.
+"""
 
 
 @torch.no_grad()
 def fold(modules: ResolvedMapping, s: Tensor) -> Tensor:
     """Divide the output channels of the smooth layer by ``s``, and multiply the input channels of the balance layers by it.
 
-    New weights are computed in float32, or in float64 if a weight or ``s`` is float64, and stored in the dtype of the old weights. Storing
-    rounds a norm's new weight; the balance layers are therefore multiplied by old weight ÷ stored weight, not by ``s``, so that the only
-    remaining difference is the rounding of their own weights. It matters most for norms that multiply by ``1 + weight``: for weights close
-    to -1, 16 bits leave few bits for the sum.
+    New weights are computed in float32, or in float64 if a weight or ``s`` is float64, and stored in the
+    dtype of the old weights. Storing rounds a norm's new weight; the balance layers are therefore multiplied
+    by old weight ÷ stored weight, not by ``s``, so that the only remaining difference is the rounding of
+    their own weights. It matters most for norms that multiply by ``1 + weight``: for weights close to -1, 16
+    bits leave few bits for the sum.
 
     Args:
         modules: A mapping in one block, from `quark_algos.mappings.resolve.resolve`.
         s: Scales above 0, ``[C]``, one per output channel of the smooth layer (`ResolvedMapping.channels`).
 
     Returns:
-        The scales after rounding of the smooth layer, ``[C]``, in the dtype of the computation: the statistics of the balance layers'
-        inputs change by these.
+        The scales after rounding of the smooth layer, ``[C]``, in the dtype of the computation: the
+        statistics of the balance layers' inputs change by these.
 
     Raises:
         ValueError: ``s`` has another shape, or a value that is not finite or not above 0.
@@ -76,7 +80,8 @@ def _divide_norm(modules: ResolvedMapping, weight: nn.Parameter, s: Tensor) -> T
     divided = (old / s - offset).to(weight.dtype)
     new = divided.to(s.dtype) + offset
     is_sound = (new / old > 0) & torch.isfinite(new)
-    # A channel that is always 0 can have any scale; a channel whose weight would become 0 or not finite keeps its weight.
+    # A channel that is always 0 can have any scale; a channel whose weight would become 0 or not finite keeps
+    # its weight.
     real = torch.where(old == 0, s, torch.where(is_sound, old / new, torch.ones_like(s)))
     _replace(modules.smooth_layer, "weight", torch.where((old == 0) | is_sound, divided.to(s.dtype), weight.to(s.dtype)))
     bias = getattr(modules.smooth_layer, "bias", None)
@@ -134,7 +139,8 @@ class SavedParameters:
 def probe(modules: ResolvedMapping) -> Tensor:
     """Return scales to test a mapping with, ``[C]``, float32: random powers of two from a fixed seed.
 
-    Products with powers of two are exact, so that outputs of a valid mapping differ by the order of sums at most.
+    Products with powers of two are exact, so that outputs of a valid mapping differ by the order of sums at
+    most.
     """
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randint(len(_PROBED), (modules.channels.count,), generator=generator)
@@ -145,9 +151,10 @@ def probe(modules: ResolvedMapping) -> Tensor:
 def holds(modules: ResolvedMapping, s: Tensor, run: Callable[[], Tensor]) -> float:
     """Return how much the output of a block changes if a scale is folded into a mapping; the parameters are restored afterwards.
 
-    The facts of an architecture describe the usual variant of a model family. In other variants (StableLM's parallel form, Falcon with
-    separate norms, OPT with norms after the residual or another activation) folding may change the block's output, and the mapping must be
-    skipped. Test it with the scales of `probe`.
+    The facts of an architecture describe the usual variant of a model family. In other variants (StableLM's
+    parallel form, Falcon with separate norms, OPT with norms after the residual or another activation)
+    folding may change the block's output, and the mapping must be skipped. Test it with the scales of
+    `probe`.
 
     Args:
         modules: A mapping in one block.
@@ -155,7 +162,8 @@ def holds(modules: ResolvedMapping, s: Tensor, run: Callable[[], Tensor]) -> flo
         run: Computes the block's output, ``[…, channels]``, always from the same input.
 
     Returns:
-        The largest change of a token relative to its norm: ``max over tokens ‖after − before‖ / ‖before‖``; compare it with `allowed`.
+        The largest change of a token relative to its norm: ``max over tokens ‖after − before‖ / ‖before‖``;
+            compare it with `allowed`.
         Infinite if the output is no longer finite.
     """
     before, kept = run().double(), SavedParameters.of(modules)
@@ -172,7 +180,7 @@ def holds(modules: ResolvedMapping, s: Tensor, run: Callable[[], Tensor]) -> flo
 def allowed(modules: ResolvedMapping, dtype: torch.dtype) -> float:
     """Return the largest result of `holds`, with the scales of `probe`, that rounding explains if the block computes in ``dtype``.
 
-    Sums in another order differ by a few units in the last place. For a norm that multiplies by ``1 + weight``, the factors of the balance
-    layers are not powers of two, so that every product is rounded.
+    Sums in another order differ by a few units in the last place. For a norm that multiplies by
+    ``1 + weight``, the factors of the balance layers are not powers of two, so that every product is rounded.
     """
     return (_ULPS_OF_OFFSETS if modules.unit_offset else _ULPS) * torch.finfo(dtype).eps

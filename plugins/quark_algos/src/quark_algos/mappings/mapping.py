@@ -1,7 +1,8 @@
 """Mappings of a decoder block for equalization (SmoothQuant, AWQ), derived from the architecture: smooth layer → balance layers.
 
-The output of the smooth layer reaches each balance layer linearly, channel by channel, and no other layer reads it. Its channels can
-therefore be divided by any positive scales if the input channels of the balance layers are multiplied by them: the block's output stays.
+The output of the smooth layer reaches each balance layer linearly, channel by channel, and no other layer
+reads it. Its channels can therefore be divided by any positive scales if the input channels of the balance
+layers are multiplied by them: the block's output stays.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ __all__ = [
 ]
 
 MappingKind = Literal["norm", "inner_norm", "value", "mlp_value", "by_module"]
-"""Kind of the smooth layer. ``by_module``: a user mapping that the architecture lacks; `resolve` finds out in the block."""
+"""Kind of the smooth layer. ``by_module``: a user mapping that the architecture lacks; `resolve` finds out in
+the block.
+"""
 
 
 def _as_tuple(names: Iterable[str]) -> tuple[str, ...]:
@@ -39,19 +42,23 @@ def _as_tuple(names: Iterable[str]) -> tuple[str, ...]:
 class LayerMapping:
     """A smooth layer and its balance layers, by names relative to a decoder block; ``*`` is the number of an expert, the same in all names.
 
-    A mapping applies to the blocks that have all its modules: the mappings of mixtures of experts and of dense MLPs, for example, apply to
-    different blocks. If the smooth layer has no star and balance layers have, every expert reads its output; the experts must then be
-    separate layers, or the mapping does not apply.
+    A mapping applies to the blocks that have all its modules: the mappings of mixtures of experts and of
+    dense MLPs, for example, apply to different blocks. If the smooth layer has no star and balance layers
+    have, every expert reads its output; the experts must then be separate layers, or the mapping does not
+    apply.
 
     Attributes:
-        kind: Kind of the smooth layer: a norm before attention or MLP, a norm inside attention, or a projection. The channels of a
-            ``value`` are those of the key-value heads, each of which several query heads may share.
-        smooth_layer: Name of the layer that is divided: weight and bias of a norm, or output rows and bias of a projection.
-        balance_layers: Names of all layers that read its output: projections first, then layers that stay float, such as routers, and must
-            be multiplied as well.
-        inspect: Name of the innermost module around the balance layers, ``""`` for the block; None if there is one balance layer.
-        rows: Which output rows of a projection are divided: one per input channel of the balance layers, or per channel of the key-value
-            heads.
+        kind: Kind of the smooth layer: a norm before attention or MLP, a norm inside attention, or a
+            projection. The channels of a ``value`` are those of the key-value heads, each of which several
+            query heads may share.
+        smooth_layer: Name of the layer that is divided: weight and bias of a norm, or output rows and bias of
+            a projection.
+        balance_layers: Names of all layers that read its output: projections first, then layers that stay
+            float, such as routers, and must be multiplied as well.
+        inspect: Name of the innermost module around the balance layers, ``""`` for the block; None if there
+            is one balance layer.
+        rows: Which output rows of a projection are divided: one per input channel of the balance layers, or
+            per channel of the key-value heads.
     """
 
     kind: MappingKind

@@ -25,9 +25,11 @@ class ResolvedMapping:
         mapping: The mapping by names.
         name: Name of the smooth layer, relative to the block, with the number of the expert.
         smooth_layer: The module whose output channels are divided.
-        balance_layers: The modules whose input channels are multiplied, by name relative to the block; no module occurs twice.
+        balance_layers: The modules whose input channels are multiplied, by name relative to the block; no
+            module occurs twice.
         channels: How the channels of the smooth layer correspond to those of the balance layers.
-        rows: Indices ``[C]``, int64, of the output rows of the smooth layer that are divided; None for all, in their order.
+        rows: Indices ``[C]``, int64, of the output rows of the smooth layer that are divided; None for all,
+            in their order.
         unit_offset: Whether the smooth layer is a norm that multiplies by ``1 + weight``.
     """
 
@@ -50,7 +52,8 @@ def resolve(mapping: LayerMapping, block: nn.Module, facts: Architecture, heads:
         heads: Number of query heads of its attention.
 
     Returns:
-        One `ResolvedMapping` per expert if the smooth layer has a star, else one; or the reason why the mapping does not apply to this
+        One `ResolvedMapping` per expert if the smooth layer has a star, else one; or the reason why the
+        mapping does not apply to this
         block: a module is missing, experts are fused, the norm has no weight, or shapes do not fit.
     """
     matches = {name: _matches(name, block) for name in (mapping.smooth_layer, *mapping.balance_layers)}

@@ -74,8 +74,8 @@ class UserMapping:
     def mappings_in(self, block: nn.Module) -> tuple[LayerMapping, ...]:
         """Return the mappings in a block: one, or, if the names are ends of names in the block, one per module that has them all.
 
-        AMD Quark's documentation names the projections of experts in that form: ``up_proj`` and ``down_proj`` match those of every expert,
-        and of a dense MLP.
+        AMD Quark's documentation names the projections of experts in that form: ``up_proj`` and ``down_proj``
+        match those of every expert, and of a dense MLP.
         """
         smooth_layer, first = self.mapping.smooth_layer, self.mapping.balance_layers[0]
         if "*" in first or submodule(block, first) is not None:
@@ -143,7 +143,8 @@ def user_mappings_of(scaling_layers: Sequence[Mapping[str, Any]], known: Sequenc
 
     Args:
         scaling_layers: Dicts with ``prev_op`` and ``layers``, and optionally ``rows`` and ``condition``.
-        known: Mappings of the architecture: the one with the same ``prev_op`` gives the kind of the smooth layer and its rows.
+        known: Mappings of the architecture: the one with the same ``prev_op`` gives the kind of the smooth
+            layer and its rows.
 
     Raises:
         ConfigError: An entry lacks ``prev_op`` or ``layers``, or its condition is not understood.

@@ -26,7 +26,8 @@ __all__ = ["block_size", "online_layers", "rotate_heads", "rotated_attentions"]
 def online_layers(settings: RotationConfig, model: nn.Module, plan: QuantPlan) -> tuple[str, ...]:
     """Return the full names of the layers whose inputs are rotated: those of the settings, or all layers of R4 and of R1 online.
 
-    Layers of R4 and R1 online count only if their weight is going to be quantized: a rotation does nothing for the others.
+    Layers of R4 and R1 online count only if their weight is going to be quantized: a rotation does nothing
+    for the others.
 
     Raises:
         ConfigError: The settings name a layer that is not going to be quantized.
@@ -61,7 +62,8 @@ def block_size(settings: RotationConfig, name: str, width: int) -> int:
     """Return the block size of the rotation of a layer's input with ``width`` channels.
 
     Raises:
-        ConfigError: ``rotation_size`` does not divide the width, or is the order of no Hadamard matrix known here.
+        ConfigError: ``rotation_size`` does not divide the width, or is the order of no Hadamard matrix known
+            here.
     """
     try:
         return Rotation.of(width, settings.rotation_size).block
@@ -93,7 +95,8 @@ def rotate_heads(model: nn.Module, sizes: Mapping[str, int]) -> None:
     """Make attention modules rotate queries and keys; the outputs stay.
 
     Args:
-        model: The model; its attention modules use the functions of `quark.models.layers.attention`, now or when they run.
+        model: The model; its attention modules use the functions of `quark.models.layers.attention`, now or
+            when they run.
         sizes: Head size by full name of the module.
     """
     for name, size in sizes.items():

@@ -29,8 +29,8 @@ class OnlineRotationConfig:
 
     Attributes:
         shared_parallel: Whether layers of an input group share one rotation.
-        online_rotation_layers: Full names of the layers whose inputs are rotated while the model runs; None for all layers of R4,
-            and of R1 if it is online. Checkpoints always name them.
+        online_rotation_layers: Full names of the layers whose inputs are rotated while the model runs; None
+            for all layers of R4, and of R1 if it is online. Checkpoints always name them.
         use_input_prescale: Scale inputs before rotating them; not supported.
     """
 
@@ -55,32 +55,33 @@ class RotationConfig(AlgoConfig):
     """Rotations R1 to R4 of a model (QuaRot, arXiv 2404.00456; SpinQuant, arXiv 2405.16406).
 
     Attributes:
-        scaling_layers: Which modules R1 is folded into, by block position: ``first_layer``, ``middle_layers``, ``last_layer``, each a list
-            of ``prev_modules``, which write to the residual stream, ``norm_module`` and ``next_modules``, which read it through that norm.
-            ``layer_id`` and ``pre_layer_id`` stand for numbers of blocks; names that a block does not have are ignored for it.
+        scaling_layers: Which modules R1 is folded into, by block position: ``first_layer``,
+            ``middle_layers``, ``last_layer``, each a list of ``prev_modules``, which write to the residual
+            stream, ``norm_module`` and ``next_modules``, which read it through that norm. ``layer_id`` and
+            ``pre_layer_id`` stand for numbers of blocks; names that a block does not have are ignored for it.
         r1: Rotate the residual stream.
         r2: Rotate values, head by head.
-        r3: Rotate queries and keys after the rotary embedding, head by head, while the model runs. Applies only to attentions whose keys
-            are quantized there (``kv_cache_post_rope``).
+        r3: Rotate queries and keys after the rotary embedding, head by head, while the model runs. Applies
+            only to attentions whose keys are quantized there (``kv_cache_post_rope``).
         r4: Rotate the input of the MLP's output projection, and of experts', while the model runs.
         rotation_size: Size of the blocks of a block-diagonal rotation; None for the full width.
         random_r1: Use a randomized Hadamard matrix for R1. ``random`` sets both this and ``random_r2``.
         random_r2: Use a randomized Hadamard matrix for R2.
-        backbone: Name of the module that holds embeddings and blocks; this name and the next five are part of AMD Quark's public API, and
-            not used: the template has them.
+        backbone: Name of the module that holds embeddings and blocks; this name and the next five are part of
+            AMD Quark's public API, and not used: the template has them.
         model_decoder_layers: Full name of the list of decoder blocks.
         v_proj: Value projection, relative to a decoder block.
         o_proj: Output projection of attention, relative to a decoder block.
         self_attn: Attention, relative to a decoder block.
         mlp: MLP, relative to a decoder block.
-        online_r1_rotation: Rotate the inputs of the layers that read the residual stream while the model runs, in place of the stream; None
-            is False.
+        online_r1_rotation: Rotate the inputs of the layers that read the residual stream while the model
+            runs, in place of the stream; None is False.
         online_config: Settings of rotations that run with the model.
         trainable: Learn the rotations; not supported.
         train_smooth: Learn equalization scales as well; not supported.
         smooth_positions: Mappings of ``train_smooth``; not used.
-        preset: ``"best"`` omits those of R1, R2 and the online rotations that do not reduce the error on held-out tokens; ``"reference"``
-            applies all and warns.
+        preset: ``"best"`` omits those of R1, R2 and the online rotations that do not reduce the error on
+            held-out tokens; ``"reference"`` applies all and warns.
         random: Accepted from configurations before 0.12.
     """
 
@@ -123,7 +124,8 @@ class RotationConfig(AlgoConfig):
     def parts(self) -> dict[str, Self]:
         """Return settings with a part of the rotations that change the output of blocks, by their names, those with the fewest first.
 
-        R1, R2, and all rotations that run with the model but R3 are judged apart. Empty if there is but one of the three.
+        R1, R2, and all rotations that run with the model but R3 are judged apart. Empty if there is but one
+        of the three.
         """
         runs_with_layers = bool(self.r4 or (self.r1 and self.online_r1_rotation) or _names_layers(self.online_config))
         folded_r1 = self.r1 and not self.online_r1_rotation

@@ -1,11 +1,12 @@
 """Fold rotations into weights: R1 into all writers and readers of the residual stream, R2 into attention's values and its output.
 
-With the stream ``x`` rotated to ``x · R``, writers return ``y · R``, and readers have the weights ``W · diag(γ) · R``: the weight γ of
-their norm is folded in, so that the norm commutes with R. New parameters replace the old ones, which are never written to: they may be
-memory-mapped from a checkpoint, or shared with another module. Each is computed in float32 (float64 if it is float64) and rounded once.
+With the stream ``x`` rotated to ``x · R``, writers return ``y · R``, and readers have the weights
+``W · diag(γ) · R``: the weight γ of their norm is folded in, so that the norm commutes with R. New parameters
+replace the old ones, which are never written to: they may be memory-mapped from a checkpoint, or shared with
+another module. Each is computed in float32 (float64 if it is float64) and rounded once.
 
-If norms subtract the mean, R must keep it (`Rotation.keeps_mean`): the model then keeps its LayerNorms, and any runtime can load it.
-Source: QuaRot, arXiv 2404.00456; SpinQuant, arXiv 2405.16406.
+If norms subtract the mean, R must keep it (`Rotation.keeps_mean`): the model then keeps its LayerNorms, and
+any runtime can load it. Source: QuaRot, arXiv 2404.00456; SpinQuant, arXiv 2405.16406.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def outside(model: nn.Module, facts: Architecture, rotation: Rotation | None, st
     """Fold R1 into embeddings, positions and the head, and the final norm into the head, which is untied from the embeddings.
 
     Args:
-        model: A model of transformers, or one with the same structure. Its blocks are not touched, and may be on the meta device.
+        model: A model of transformers, or one with the same structure. Its blocks are not touched, and may be
+            on the meta device.
         facts: Architecture of the model.
         rotation: Rotation of the stream, from `r1_of`; None only folds the norm.
         stream: Writers and readers outside the blocks; None for those of the architecture.
@@ -82,15 +84,16 @@ def fuse_norms(module: nn.Module, facts: Architecture) -> None:
 def values(module: nn.Module, facts: Architecture, rotation: Rotation, heads: int) -> str | None:
     """Fold R2 into one block: rotate the values of every head, and the input channels of attention's output projection.
 
-    The fold keeps the output if values reach the output projection as sums over tokens only. Gates that multiply single channels in between
-    (Qwen3-Next) are detected by a query projection wider than the output projection's input; of other gates the architecture has to say
-    that R2 is unsupported.
+    The fold keeps the output if values reach the output projection as sums over tokens only. Gates that
+    multiply single channels in between (Qwen3-Next) are detected by a query projection wider than the output
+    projection's input; of other gates the architecture has to say that R2 is unsupported.
 
     Args:
         module: The block.
         facts: Architecture of the model.
         rotation: Rotation with the width of one head.
-        heads: Number of query heads; with grouped-query attention several share the values of one key-value head.
+        heads: Number of query heads; with grouped-query attention several share the values of one key-value
+            head.
 
     Returns:
         None if R2 was folded; else the reason why it cannot be, and nothing is changed.

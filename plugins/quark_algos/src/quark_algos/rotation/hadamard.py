@@ -1,7 +1,8 @@
 """Fast products with Hadamard matrices along the last axis, whole or block by block: rotations that spread outliers over channels.
 
-An order K is factored into orders that `quark_algos.rotation.paley` constructs, and the Kronecker product of their matrices is applied
-factor by factor: K · (sum of the orders) multiplications per vector, where the dense matrix takes K².
+An order K is factored into orders that `quark_algos.rotation.paley` constructs, and the Kronecker product of
+their matrices is applied factor by factor: K · (sum of the orders) multiplications per vector, where the
+dense matrix takes K².
 """
 
 from __future__ import annotations
@@ -120,11 +121,13 @@ def _powers_of_two(order: int) -> tuple[int, ...]:
 class Rotation:
     """A block-diagonal orthogonal matrix R, ``[width, width]``, with the blocks ``diag(signs) · H / √block``.
 
-    A rotation that keeps the mean has the blocks ``H · diag(signs) · Hᵀ / block``, with sign +1 for the first channel of each block. H maps
-    the first unit vector to ones, so R maps ones to ones: the mean over channels stays, and LayerNorm commutes with R, as RMSNorm does with
-    any rotation. With random signs its entries are of size ``1 / √block``, as those of ``H / √block`` are, but not all equal.
+    A rotation that keeps the mean has the blocks ``H · diag(signs) · Hᵀ / block``, with sign +1 for the first
+    channel of each block. H maps the first unit vector to ones, so R maps ones to ones: the mean over
+    channels stays, and LayerNorm commutes with R, as RMSNorm does with any rotation. With random signs its
+    entries are of size ``1 / √block``, as those of ``H / √block`` are, but not all equal.
 
-    Source: QuaRot (arXiv 2404.00456) for signs and blocks; the form that keeps the mean follows from the definition of LayerNorm.
+    Source: QuaRot (arXiv 2404.00456) for signs and blocks; the form that keeps the mean follows from the
+    definition of LayerNorm.
 
     Attributes:
         width: Number of channels.
@@ -156,8 +159,8 @@ class Rotation:
         Args:
             width: Number of channels, above 0.
             size: Block size; None for the largest possible, usually the width.
-            seed: Seed of random signs, which are the same on every device; None for no signs. A rotation that keeps the mean uses seed 0 in
-                place of None: without signs it would be the identity.
+            seed: Seed of random signs, which are the same on every device; None for no signs. A rotation that
+                keeps the mean uses seed 0 in place of None: without signs it would be the identity.
             keeps_mean: Whether the rotation keeps the mean over channels.
 
         Raises:
@@ -178,7 +181,8 @@ class Rotation:
             x: ``[…, width]``, of a floating dtype, on any device.
 
         Returns:
-            ``[…, width]``, a new tensor with the dtype and device of ``x``; computed in float32 (float64 if ``x`` is) and rounded once.
+            ``[…, width]``, a new tensor with the dtype and device of ``x``; computed in float32 (float64 if
+            ``x`` is) and rounded once.
 
         Raises:
             ConfigError: The last axis has another size.

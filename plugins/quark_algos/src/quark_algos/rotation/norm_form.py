@@ -18,7 +18,9 @@ from quark_algos.rotation.residual_stream import matching, norms_and_readers
 __all__ = ["PROBE_SCALE", "TOLERANCE", "as_measured", "form_of", "with_form_of"]
 
 TOLERANCE = 0.05
-"""Tolerance relative to the largest output: norms in bfloat16 round three times, by 2⁻⁹ each; different forms differ by far more."""
+"""Tolerance relative to the largest output: norms in bfloat16 round three times, by 2⁻⁹ each; different forms
+differ by far more.
+"""
 
 PROBE_SCALE = 32
 """Scale of the inputs that norms are run with."""
@@ -68,8 +70,8 @@ def form_of(norm: nn.Module, width: int) -> tuple[bool, bool] | None:
     """Return whether a norm subtracts the mean and whether it has a unit offset; None if it is neither a LayerNorm nor an RMSNorm.
 
     Args:
-        norm: Module that takes ``[…, width]``, with an optional weight and bias ``[width]``. Where they are on the meta device, a copy is
-            run that has others: the form does not depend on them.
+        norm: Module that takes ``[…, width]``, with an optional weight and bias ``[width]``. Where they are
+            on the meta device, a copy is run that has others: the form does not depend on them.
         width: Channels of the input.
     """
     weight, bias = (p if isinstance(p := getattr(norm, name, None), nn.Parameter) else None for name in ("weight", "bias"))

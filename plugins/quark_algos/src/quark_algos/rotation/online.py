@@ -18,8 +18,8 @@ __all__ = ["InputRotation", "install", "is_rotated", "rotate_input"]
 class InputRotation:
     """A forward pre-hook that replaces a layer's input ``x`` by ``x · R``; R has the diagonal blocks ``M / √size``, M of +1 and -1.
 
-    All layers of a model with the same block size share one instance, whatever their width. It is no module: the layer keeps its children
-    and tensors, and is quantized like any other.
+    All layers of a model with the same block size share one instance, whatever their width. It is no module:
+    the layer keeps its children and tensors, and is quantized like any other.
 
     Args:
         size: Block size; order of a known Hadamard matrix.
@@ -27,7 +27,8 @@ class InputRotation:
     Attributes:
         transforms_input: Marks the hook for `quark.algorithms.input_is_transformed`.
         size: Block size.
-        matrix: M, ``[size, size]``, float32, on any device, if it differs from that of `quark_algos.rotation.online_matrix`; else None.
+        matrix: M, ``[size, size]``, float32, on any device, if it differs from that of
+            `quark_algos.rotation.online_matrix`; else None.
 
     Raises:
         ConfigError: No Hadamard matrix of that order is known here.

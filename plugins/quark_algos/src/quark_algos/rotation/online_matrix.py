@@ -1,8 +1,9 @@
 """The Hadamard matrices of online rotations, in the form of AMD Quark 0.13.
 
-A matrix is the Kronecker product of a small one and Sylvester's of a power of two, ``A ⊗ S``, with the smallest possible order of A. AMD
-Quark 0.13 uses its own matrix for a whole layer, not that of the checkpoint; the outputs are equal as long as its table and ours agree:
-they do for powers of two and for 2^k times 12, 20, 28, 36, 60, 108 and 140.
+A matrix is the Kronecker product of a small one and Sylvester's of a power of two, ``A ⊗ S``, with the
+smallest possible order of A. AMD Quark 0.13 uses its own matrix for a whole layer, not that of the
+checkpoint; the outputs are equal as long as its table and ours agree: they do for powers of two and for 2^k
+times 12, 20, 28, 36, 60, 108 and 140.
 """
 
 from __future__ import annotations

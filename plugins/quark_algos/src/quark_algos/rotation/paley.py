@@ -28,9 +28,9 @@ def has_order(m: int) -> bool:
 def hadamard(m: int) -> Tensor:
     """Return a Hadamard matrix whose first column is all ones.
 
-    Orders are 1, 2, q + 1 for prime powers q ≡ 3 mod 4, 2 (q + 1) for prime powers q ≡ 1 mod 4 (R. Paley, "On orthogonal matrices", 1933),
-    and those of Williamson's array of four symmetric circulants (J. Williamson, "Hadamard's determinant theorem and the sum of four
-    squares", 1944).
+    Orders are 1, 2, q + 1 for prime powers q ≡ 3 mod 4, 2 (q + 1) for prime powers q ≡ 1 mod 4 (R. Paley, "On
+    orthogonal matrices", 1933), and those of Williamson's array of four symmetric circulants (J. Williamson,
+    "Hadamard's determinant theorem and the sum of four squares", 1944).
 
     Args:
         m: One for which `has_order` is true.
@@ -56,9 +56,9 @@ def hadamard(m: int) -> Tensor:
 def as_published(m: int) -> Tensor:
     """Return a Hadamard matrix in the form in which others have it in tables, so that they compute the same.
 
-    Paley's first construction, its first column positive, where its field is of prime order; else his second as four blocks, where its is;
-    else what `hadamard` gives. So are the matrices of order 12, 20, 28, 36, 60, 108 and 140 that AMD Quark 0.13 has; its matrix of
-    order 40 is two by two times that of order 20.
+    Paley's first construction, its first column positive, where its field is of prime order; else his second
+    as four blocks, where its is; else what `hadamard` gives. So are the matrices of order 12, 20, 28, 36, 60,
+    108 and 140 that AMD Quark 0.13 has; its matrix of order 40 is two by two times that of order 20.
 
     Args:
         m: One for which `has_order` is true, or 40.
@@ -120,7 +120,8 @@ def _bordered(q: int) -> Tensor:
 def _squares(p: int, n: int) -> Tensor:
     """Return numbers of the squares other than zero in the field of order ``p ** n``; digits to base p are an element's coefficients.
 
-    A polynomial of degree n makes a field if half of all elements are squares and only zero has the square zero.
+    A polynomial of degree n makes a field if half of all elements are squares and only zero has the square
+    zero.
     """
     places = p ** torch.arange(n)
     elements = torch.arange(1, p**n)[:, None] // places % p

@@ -68,7 +68,8 @@ def outside_blocks(model: nn.Module, facts: Architecture) -> Stream:
         facts: Architecture of the model.
 
     Raises:
-        UnsupportedError: The architecture cannot be rotated, or this model lacks a module of the usual variant.
+        UnsupportedError: The architecture cannot be rotated, or this model lacks a module of the usual
+            variant.
     """
     check(facts)
     needed = [name for name in (*facts.embeddings, facts.position_embeddings) if name]
@@ -85,8 +86,8 @@ def in_block(block: nn.Module, facts: Architecture) -> Stream:
     """Return the writers and readers in one decoder block, by names relative to the block.
 
     Raises:
-        UnsupportedError: The architecture cannot be rotated; or the block has readers without their norm, norms without readers, or fused
-            experts.
+        UnsupportedError: The architecture cannot be rotated; or the block has readers without their norm,
+            norms without readers, or fused experts.
     """
     check(facts)
     readings = []

@@ -1,8 +1,9 @@
 """Matrices of online rotations in a checkpoint: one per size, ``shared_input_rotation_<size>``.
 
-A matrix is ``[size, size]``, int8, each value 1 or -1, a buffer of the whole model. Source: checkpoints of AMD Quark 0.13, which reads this
-form, and the older form with a matrix per layer, ``<layer>.input_rotation``. This project computes rotations from factors without the
-matrix; when a loaded model runs for the first time and its matrix differs, the matrix of the checkpoint is used.
+A matrix is ``[size, size]``, int8, each value 1 or -1, a buffer of the whole model. Source: checkpoints of
+AMD Quark 0.13, which reads this form, and the older form with a matrix per layer, ``<layer>.input_rotation``.
+This project computes rotations from factors without the matrix; when a loaded model runs for the first time
+and its matrix differs, the matrix of the checkpoint is used.
 """
 
 from __future__ import annotations
@@ -74,10 +75,12 @@ def _checked(matrix: Tensor, size: int) -> Tensor:
     """Return a loaded matrix in float32.
 
     Raises:
-        CheckpointError: The matrix is no Hadamard matrix: a loader that only warns of missing tensors leaves uninitialized memory.
+        CheckpointError: The matrix is no Hadamard matrix: a loader that only warns of missing tensors leaves
+            uninitialized memory.
     """
     float_matrix = matrix.float()
-    # M Mᵀ = size · I is tested on random vectors of integers, whose sums are exact; those of the second product need float64.
+    # M Mᵀ = size · I is tested on random vectors of integers, whose sums are exact; those of the second
+    # product need float64.
     some = torch.randint(-1, 2, (size, _PROBES), generator=torch.Generator().manual_seed(0)).to(float_matrix)
     once = (float_matrix.t() @ some).double()
     back = torch.cat([rows.double() @ once for rows in float_matrix.split(_ROWS)])

@@ -35,14 +35,16 @@ _SEEDS = {"r1": 0, "r2": 1}
 class Rotate:
     """Rotates the residual stream (R1) and attention's values (R2) by folding, so that both cost nothing at run time.
 
-    Queries and keys (R3) and the inputs of layers are rotated while the model runs: inputs of the MLPs' output projections (R4), and of the
-    layers that read the residual stream (``online_r1_rotation``). Source: QuaRot, arXiv 2404.00456; SpinQuant, arXiv 2405.16406.
+    Queries and keys (R3) and the inputs of layers are rotated while the model runs: inputs of the MLPs'
+    output projections (R4), and of the layers that read the residual stream (``online_r1_rotation``). Source:
+    QuaRot, arXiv 2404.00456; SpinQuant, arXiv 2405.16406.
 
-    Whether a rotation reduces the error depends on the format: block formats such as MXFP4 profit from blocks of similar values, which a
-    rotation of the full width mixes. A rotation cannot be undone block by block, so copies of the blocks are rotated first, with R1, R2 and
-    the online rotations in all combinations, and with what follows in the run. The preset ``"best"`` uses the one with the smallest output
-    error on held-out tokens, or none; ``"reference"`` applies all and logs the errors where they do not fall. Without calibration data
-    there is no validation, and a warning says so.
+    Whether a rotation reduces the error depends on the format: block formats such as MXFP4 profit from blocks
+    of similar values, which a rotation of the full width mixes. A rotation cannot be undone block by block,
+    so copies of the blocks are rotated first, with R1, R2 and the online rotations in all combinations, and
+    with what follows in the run. The preset ``"best"`` uses the one with the smallest output error on
+    held-out tokens, or none; ``"reference"`` applies all and logs the errors where they do not fall. Without
+    calibration data there is no validation, and a warning says so.
 
     Args:
         settings: A `RotationConfig`.
@@ -75,7 +77,8 @@ class Rotate:
     def resolve_for_model(self, model: nn.Module, plan: QuantPlan) -> ResolvedSettings:
         """Name the layers whose inputs are rotated, and omit R1 where the family forbids it and R3 where it changes nothing.
 
-        See `quark.algorithms.ResolvesForModel`. R1 alone, or with a stream of the user's own, is not omitted: `start` refuses it.
+        See `quark.algorithms.ResolvesForModel`. R1 alone, or with a stream of the user's own, is not omitted:
+        `start` refuses it.
         """
         facts = plan.architecture
         assert facts is not None  # a plan with transforms has one
@@ -206,9 +209,9 @@ class RotationRun:
     def finish(self, block: BlockContext) -> Mapping[str, Metrics]:
         """Rotate the inputs of the block's layers (R4, R1 online); return the rotation size by full name of the layer.
 
-        Equalization has moved scale into these layers by then. A single channel of enormous values would dominate all channels of a rotated
-        input: SmoothQuant's scale ``(max|x| / max|w|)^½`` about minimizes the product of the norms of the input and of the weight, which is
-        what counts once both are rotated.
+        Equalization has moved scale into these layers by then. A single channel of enormous values would
+        dominate all channels of a rotated input: SmoothQuant's scale ``(max|x| / max|w|)^½`` about minimizes
+        the product of the norms of the input and of the weight, which is what counts once both are rotated.
         """
         prefix = f"{block.name}." if block.name else ""
         inside = {name: rotation for name, rotation in self._online.items() if name.startswith(prefix)}

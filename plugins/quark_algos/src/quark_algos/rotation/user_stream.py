@@ -21,7 +21,9 @@ from quark_algos.rotation.residual_stream import Reading, Stream, matching
 __all__ = ["PARTS", "Entry", "Names", "UserStream", "entries_of", "user_stream"]
 
 PARTS = ("first_layer", "middle_layers", "last_layer")
-"""Keys of ``scaling_layers``: entries of the first block, of each other block, and additional entries of the last block."""
+"""Keys of ``scaling_layers``: entries of the first block, of each other block, and additional entries of the
+last block.
+"""
 
 _KEYS, _ONLINE = ("prev_modules", "norm_module", "next_modules"), "target_modules"
 
@@ -111,7 +113,8 @@ class UserStream:
     """The residual stream of one model, as the user describes it.
 
     Attributes:
-        facts: Architecture of the model; the form of its norms, if the architecture does not say it, is measured on the norms.
+        facts: Architecture of the model; the form of its norms, if the architecture does not say it, is
+            measured on the norms.
         outside: Names outside the blocks.
         blocks: Names in each block, by full name of the block.
     """
@@ -124,8 +127,9 @@ class UserStream:
 def user_stream(settings: RotationConfig, model: nn.Module, facts: Architecture, width: int) -> UserStream | None:
     """Return the residual stream that ``scaling_layers`` describe; None if they are empty or equal to those of the architecture.
 
-    If the architecture names all modules that write to the residual stream or read it, ``scaling_layers`` must name all of them too. If it
-    does not, as for a model without a template, ``scaling_layers`` are used unchecked.
+    If the architecture names all modules that write to the residual stream or read it, ``scaling_layers``
+    must name all of them too. If it does not, as for a model without a template, ``scaling_layers`` are used
+    unchecked.
 
     Args:
         settings: Settings of the rotation.
@@ -134,9 +138,10 @@ def user_stream(settings: RotationConfig, model: nn.Module, facts: Architecture,
         width: Channels of the residual stream.
 
     Raises:
-        ConfigError: ``scaling_layers`` have another form than AMD Quark's; a name is nowhere in the model; a module that touches the stream
-            is left out, is read through another norm, or has another width.
-        UnsupportedError: The architecture cannot be rotated; or its blocks or the form of its norms are not known.
+        ConfigError: ``scaling_layers`` have another form than AMD Quark's; a name is nowhere in the model; a
+            module that touches the stream is left out, is read through another norm, or has another width.
+        UnsupportedError: The architecture cannot be rotated; or its blocks or the form of its norms are not
+            known.
     """
     entries = entries_of(settings.scaling_layers)
     derived = RotationConfig.for_architecture(facts)

@@ -1,1 +1,4 @@
-"""Block-wise tuning: codes, scales and norms of a rounded block by the error of the block's output. `block.TuneBlock` is where to start."""
+"""Block-wise tuning: codes, scales and norms of a rounded block by the error of the block's output.
+
+`block.TuneBlock` is where to start.
+"""

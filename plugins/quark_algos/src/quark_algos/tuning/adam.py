@@ -8,7 +8,9 @@ from torch import Tensor
 __all__ = ["Adam"]
 
 _BETA1, _BETA2 = 0.9, 0.95
-"""Decay of the mean gradient and of its mean square: a block is tuned in tens of steps, which 0.999 would not follow."""
+"""Decay of the mean gradient and of its mean square: a block is tuned in tens of steps, which 0.999 would not
+follow.
+"""
 
 
 class Adam:

@@ -22,8 +22,9 @@ __all__ = ["AutoRound", "TuneBlock"]
 class TuneBlock:
     """The algorithm ``tuning``.
 
-    Metrics of a block: ``epochs``, ``first_loss`` and ``last_loss`` (mean relative squared error of the output over the first and the last
-    epoch), ``codes`` (share of codes that differ from those of the rounding).
+    Metrics of a block: ``epochs``, ``first_loss`` and ``last_loss`` (mean relative squared error of the
+    output over the first and the last epoch), ``codes`` (share of codes that differ from those of the
+    rounding).
 
     Args:
         settings: A `TuningConfig`.
@@ -61,7 +62,9 @@ class TuneBlock:
 
 
 class AutoRound:
-    """The algorithm ``autoround``. Metrics of a block: ``first_loss``, ``best_loss`` (mean squared error of the output), ``codes``.
+    """The algorithm ``autoround``.
+
+    Metrics of a block: ``first_loss``, ``best_loss`` (mean squared error of the output), ``codes``.
 
     Args:
         settings: An `AutoRoundConfig`.
@@ -111,8 +114,9 @@ def _fitted(block: RoundedBlock, *, is_relative: bool) -> list[_Fitted]:
 
     Args:
         block: The block.
-        is_relative: Whether the error of each token counts relative to its squared norm: the norm before the next block divides each by
-            its own size, and without weights the few tokens with massive activations would outweigh all others.
+        is_relative: Whether the error of each token counts relative to its squared norm: the norm before the
+            next block divides each by its own size, and without weights the few tokens with massive
+            activations would outweigh all others.
     """
     fitted = []
     for sample in block.samples:

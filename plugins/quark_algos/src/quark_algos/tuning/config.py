@@ -17,7 +17,9 @@ __all__ = ["DTYPES", "TARGETS", "AutoRoundConfig", "TuningConfig"]
 DTYPES = ("bfloat16", "float32")
 """Dtypes in which products are computed while a block is tuned."""
 TARGETS = ("model", "block")
-"""What a tuned block is to give: what the float model's does, or what its own float weights give of the quantized model's hidden states."""
+"""What a tuned block is to give: what the float model's does, or what its own float weights give of the
+quantized model's hidden states.
+"""
 
 
 @with_dataclass_view
@@ -31,13 +33,17 @@ class TuningConfig(AlgoConfig):
         rounding: Tune which of two neighbouring values each weight gets.
         scales: Tune the scales of weights, where the format stores them finely enough.
         norms: Tune norm weights and biases.
-        lr: Step of the rounding, in distances of two neighbouring values; it falls to 0 linearly, as the next two do.
+        lr: Step of the rounding, in distances of two neighbouring values; it falls to 0 linearly, as the next
+            two do.
         scale_lr: Step of scales, relative.
         norm_lr: Step of norm weights and biases, relative to their mean magnitude.
-        margin: How far from the threshold between two values a weight begins at least, in their distances; 0 to 0.5.
-        target: ``"model"`` for the hidden states of the float model, ``"block"`` for what the float block gives of the quantized model's.
+        margin: How far from the threshold between two values a weight begins at least, in their distances; 0
+            to 0.5.
+        target: ``"model"`` for the hidden states of the float model, ``"block"`` for what the float block
+            gives of the quantized model's.
         compute_dtype: Dtype of products while a block is tuned: ``"bfloat16"`` or ``"float32"``.
-        patience: After so many epochs in a row with a larger error on held-out tokens than in the first one, it stops.
+        patience: After so many epochs in a row with a larger error on held-out tokens than in the first one,
+            it stops.
         seed: Of the order of samples.
     """
 
@@ -64,13 +70,16 @@ class TuningConfig(AlgoConfig):
 class AutoRoundConfig(AlgoConfig):
     """AutoRound as published: rounding offsets and clipping by signed gradient descent, from round-to-nearest (arXiv 2309.05516).
 
-    Inputs are those of the quantized model and targets those of the float model, as by the package ``auto-round``.
+    Inputs are those of the quantized model and targets those of the float model, as by the package
+    ``auto-round``.
 
     Attributes:
         iters: Steps for each block.
-        lr: First step of rounding offsets, in distances of two neighbouring values, which falls to 0 linearly; None is 1 / iters.
+        lr: First step of rounding offsets, in distances of two neighbouring values, which falls to 0
+            linearly; None is 1 / iters.
         minmax_lr: First step of the ranges' factors; None is ``lr``.
-        enable_minmax_tuning: Tune by how much the range of each group is narrowed, where the format stores scales finely enough.
+        enable_minmax_tuning: Tune by how much the range of each group is narrowed, where the format stores
+            scales finely enough.
         batch_size: Calibration batches for each step.
         compute_dtype: Dtype of products while a block is tuned: ``"bfloat16"`` or ``"float32"``.
     """

@@ -1,4 +1,7 @@
-"""TunedLayer: the codes and scales of one layer while they are tuned. Each weight is one of two neighbouring values of its grid."""
+"""TunedLayer: the codes and scales of one layer while they are tuned.
+
+Each weight is one of two neighbouring values of its grid.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,11 @@ __all__ = ["TunedLayer"]
 class TunedLayer:
     """One layer: weights ``q`` of a rounding, their neighbours ``q'`` on the side of the float weights ``w``, and a choice between the two.
 
-    The latent ``v`` of each weight chooses the larger of the two where it is positive. It begins at the float weight's place between them,
-    ``v = (w − (q + q') / 2) / |q' − q|``, but at least ``margin`` on the side of q. Gradients pass straight through this choice,
-    ``∂L/∂v = |q' − q| ∂L/∂W``, and each step moves v against the sign of it. That is the rounding offset of AutoRound (arXiv 2309.05516),
-    started from another rounding than the nearest. Scales of groups are tuned under fixed codes (arXiv 2407.11062).
+    The latent ``v`` of each weight chooses the larger of the two where it is positive. It begins at the float
+    weight's place between them, ``v = (w − (q + q') / 2) / |q' − q|``, but at least ``margin`` on the side of
+    q. Gradients pass straight through this choice, ``∂L/∂v = |q' − q| ∂L/∂W``, and each step moves v against
+    the sign of it. That is the rounding offset of AutoRound (arXiv 2309.05516), started from another rounding
+    than the nearest. Scales of groups are tuned under fixed codes (arXiv 2407.11062).
 
     Args:
         weights: The rounded weights of the layer.

@@ -18,9 +18,10 @@ _NARROWEST = 0.5
 class OffsetLayer:
     """One layer: ``Q = round(W + V d)`` with the scales ``α s``, for offsets V in ±1/2 and factors α of each group up to 1.
 
-    s are the scales of round-to-nearest, and d is the distance from each nearest value to the next on the side of the weight: the scale
-    itself in formats of whole numbers. ``∂Q/∂V = d`` where Q is not clipped, and ``∂Q/∂α = (Q − W) / α``, or ``Q / α`` where it is.
-    Eq. 3 to 5 of arXiv 2309.05516, with one α for both ends of a range.
+    s are the scales of round-to-nearest, and d is the distance from each nearest value to the next on the
+    side of the weight: the scale itself in formats of whole numbers. ``∂Q/∂V = d`` where Q is not clipped,
+    and ``∂Q/∂α = (Q − W) / α``, or ``Q / α`` where it is. Eq. 3 to 5 of arXiv 2309.05516, with one α for both
+    ends of a range.
 
     Args:
         weights: The rounded weights of the layer.

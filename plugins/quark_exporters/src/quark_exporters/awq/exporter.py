@@ -17,8 +17,8 @@ class AwqExporter(LinearExporter):
     """Writes the layout of AutoAWQ, for its kernel ``gemm``; `quark_exporters.awq.reader` reads it.
 
     Args:
-        scale_type: The dtype of scales: float16, which AutoAWQ has and some of its readers insist on; bfloat16; or float32, in which they
-            were found, so that nothing is rounded.
+        scale_type: The dtype of scales: float16, which AutoAWQ has and some of its readers insist on;
+            bfloat16; or float32, in which they were found, so that nothing is rounded.
     """
 
     layout = "awq"
@@ -38,7 +38,10 @@ class AwqExporter(LinearExporter):
             yield "", "it has no place for scales of the cache"
 
     def quantization_config(self, content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
-        """As `CheckpointExporter.quantization_config`. Readers take the zero points for given: symmetric weights have them too."""
+        """As `CheckpointExporter.quantization_config`.
+
+        Readers take the zero points for given: symmetric weights have them too.
+        """
         config = next(iter(coded_rows(content.plan).values()))
         return {
             "quant_method": "awq",

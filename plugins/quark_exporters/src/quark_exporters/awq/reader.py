@@ -15,7 +15,10 @@ __all__ = ["AwqReader", "awq_config"]
 
 
 class AwqReader(LinearReader):
-    """Reads the layout of AutoAWQ, as `quark.checkpoint.LayoutReader`. Symmetric weights come back with zero points that are all alike."""
+    """Reads the layout of AutoAWQ, as `quark.checkpoint.LayoutReader`.
+
+    Symmetric weights come back with zero points that are all alike.
+    """
 
     storage = AwqStorage()
 

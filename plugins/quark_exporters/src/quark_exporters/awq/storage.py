@@ -8,7 +8,8 @@ tensor       contents
 ``scales``   ``[I / group, O]``, float16
 ===========  ==============================================================================================
 
-Source: ``vllm/model_executor/layers/quantization/auto_awq.py`` of vLLM 0.32; ``awq/utils/packing_utils.py`` of AutoAWQ.
+Source: ``vllm/model_executor/layers/quantization/auto_awq.py`` of vLLM 0.32; ``awq/utils/packing_utils.py``
+of AutoAWQ.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Tensor specs as ``QuantizationArgs`` of compressed-tensors, and back. Source: compressed-tensors 0.20, ``quantization/quant_args.py``."""
+"""Tensor specs as ``QuantizationArgs`` of compressed-tensors, and back.
+
+Source: compressed-tensors 0.20, ``quantization/quant_args.py``.
+"""
 
 from __future__ import annotations
 

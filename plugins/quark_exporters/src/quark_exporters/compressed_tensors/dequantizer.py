@@ -1,7 +1,8 @@
 """CompressedTensorsDequantizer: float weights of checkpoints of compressed-tensors, also of those that are read in no other way.
 
-`quark_exporters.compressed_tensors.storage` has the tensors of a layer. Here are further packed integers of 1 and 2 bits, and columns that
-were grouped by their activations: ``weight_g_idx`` ``[I]`` is the group of each. Source: compressed-tensors 0.20, ``compressors``.
+`quark_exporters.compressed_tensors.storage` has the tensors of a layer. Here are further packed integers of 1
+and 2 bits, and columns that were grouped by their activations: ``weight_g_idx`` ``[I]`` is the group of each.
+Source: compressed-tensors 0.20, ``compressors``.
 """
 
 from __future__ import annotations
@@ -55,7 +56,10 @@ class CompressedTensorsDequantizer:
 def _layers(
     block: Mapping[str, Any], layer: str, one: FloatTensor, stored: Mapping[str, Tensor], configs: list[QLayerConfig]
 ) -> tuple[LayerCodes, ...]:
-    """Return how a layer can be written again; nothing where readers here do not know its scheme. ``configs`` are shared by layers."""
+    """Return how a layer can be written again; nothing where readers here do not know its scheme.
+
+    ``configs`` are shared by layers.
+    """
     try:
         config = layer_config(block, layer, stored)
     except UnsupportedError:
@@ -78,7 +82,8 @@ def _packed(layer: str, stored: Mapping[str, Tensor], arguments: WeightArguments
         raise CheckpointError(f"'{packed}' is {codes.dtype} {list(codes.shape)}, and int32 [O, I / codes in a word] is expected")
     per_word = _WORD // arguments.bits
     groups = stored[scale].shape[-1] if stored[scale].ndim == 2 else 1
-    # Of scales of whole rows the number of columns is that of the words, which the stored shape has to confirm.
+    # Of scales of whole rows the number of columns is that of the words, which the stored shape has to
+    # confirm.
     columns = groups * arguments.group_size if arguments.group_size else codes.shape[1] * per_word
     rows = codes.shape[0]
     if -(-columns // per_word) != codes.shape[1]:

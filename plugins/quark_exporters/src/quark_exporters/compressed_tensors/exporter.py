@@ -18,7 +18,10 @@ CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False,
 
 
 class CompressedTensorsExporter(LinearExporter):
-    """Writes the layout of compressed-tensors; `quark_exporters.compressed_tensors.reader` reads it. Source: compressed-tensors 0.20."""
+    """Writes the layout of compressed-tensors; `quark_exporters.compressed_tensors.reader` reads it.
+
+    Source: compressed-tensors 0.20.
+    """
 
     layout = "compressed_tensors"
     storage = CompressedTensorsStorage()

@@ -24,7 +24,9 @@ _READ = (
     "dense",
 )
 _ENDLESS = re.compile(r"[*+}][^()]*\)[*+{]")
-"""A repetition of a group that ends in a repetition: matching such a regular expression can take exponential time."""
+"""A repetition of a group that ends in a repetition: matching such a regular expression can take exponential
+time.
+"""
 
 
 @attrs.frozen

@@ -4,7 +4,8 @@
 tensor                      contents
 ==========================  ===========================================================================================================
 ``weight_packed``           int32 ``[O, I · bits / 32]``: codes from 0, the first in the lowest bits (``pack-quantized``); or uint8
-                            ``[O, I / 2]``: two FP4 codes, the first in the low half (``mxfp4-pack-quantized``, ``nvfp4-pack-quantized``)
+                            ``[O, I / 2]``: two FP4 codes, the first in the low half
+                                (``mxfp4-pack-quantized``, ``nvfp4-pack-quantized``)
 ``weight``                  int8 or FP8 codes ``[O, I]`` (``int-quantized``, ``float-quantized``)
 ``weight_scale``            ``[1]``, ``[O, 1]``, ``[O, groups]`` or ``[O / rows, I / columns]``: float32, E8M0 (uint8) or E4M3
 ``weight_zero_point``       as the scales, int8; packed along O where the weight is packed

@@ -1,7 +1,8 @@
 """Fp8Dequantizer: FP8 weights with one scale for each tensor, row or block, such as 128 x 128 in DeepSeek-V3.
 
-``<weight>`` in E4M3 or E5M2 has its scales in ``<weight>_scale_inv`` or ``<weight>_scale``; both multiply, whatever the first is called.
-Source: checkpoints of DeepSeek-V3 and Qwen3-FP8; ``FineGrainedFP8Config`` and ``FbgemmFp8Config`` of transformers 5; vLLM's ``fp8.py``.
+``<weight>`` in E4M3 or E5M2 has its scales in ``<weight>_scale_inv`` or ``<weight>_scale``; both multiply,
+whatever the first is called. Source: checkpoints of DeepSeek-V3 and Qwen3-FP8; ``FineGrainedFP8Config`` and
+``FbgemmFp8Config`` of transformers 5; vLLM's ``fp8.py``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ _ACTIVATION_SCALES = ("input_scale", "input_scale_ub", "activation_scale", "outp
 
 
 class Fp8Dequantizer:
-    """Dequantizes FP8 checkpoints, as `quark.checkpoint.Dequantizer`. Layers that are not quantized have no scales and stay as stored."""
+    """Dequantizes FP8 checkpoints, as `quark.checkpoint.Dequantizer`.
+
+    Layers that are not quantized have no scales and stay as stored.
+    """
 
     def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterator[FloatTensor]:
         """As `quark.checkpoint.Dequantizer.float_tensors`."""

@@ -47,7 +47,8 @@ class Fp8Exporter(LinearExporter):
             "fmt": "e4m3",
             "activation_scheme": activation_scheme_of(config),
             "weight_block_size": None if block is None else list(block),
-            # One list under the names of both readers: vLLM and SGLang look for the first, transformers for the second.
+            # One list under the names of both readers: vLLM and SGLang look for the first, transformers for
+            # the second.
             "ignored_layers": names,
             "modules_to_not_convert": names,
             "kv_cache_scheme": "static" if any(row.states for row in content.plan.attentions) else None,

@@ -27,7 +27,10 @@ def block_size(block: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def layer_config(block: Mapping[str, Any]) -> QLayerConfig:
-    """Return how a layer with codes is quantized. Raises UnsupportedError where readers of the layout differ, or none reads it."""
+    """Return how a layer with codes is quantized.
+
+    Raises UnsupportedError where readers of the layout differ, or none reads it.
+    """
     method, scheme, size = block.get("quant_method"), block.get("activation_scheme", "dynamic"), block_size(block)
     if method != "fp8" or block.get("scale_fmt") not in (None, "float", "ue8m0") or scheme not in ("static", "dynamic"):
         raise UnsupportedError(
@@ -46,7 +49,9 @@ def layer_config(block: Mapping[str, Any]) -> QLayerConfig:
 
 
 _UE8M0: dict[str, Any] = {"scale_format": "e8m0", "scale_calculation_mode": "rceil", "observer_cls": "PerBlockMXObserver"}
-"""Of inputs of DeepSeek-V3.1: scales are rounded up to powers of two. Those of its weights are such numbers in float32."""
+"""Of inputs of DeepSeek-V3.1: scales are rounded up to powers of two. Those of its weights are such numbers
+in float32.
+"""
 _OBSERVERS = {
     "per_tensor": "PerTensorMinMaxObserver",
     "per_channel": "PerChannelMinMaxObserver",

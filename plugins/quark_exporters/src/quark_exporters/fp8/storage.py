@@ -9,7 +9,8 @@ tensor                 contents
 ``input_scale``        float32 ``[]``, of a static input
 =====================  ==========================================================================================================
 
-Source: ``vllm/model_executor/layers/quantization/fp8.py`` of vLLM 0.32; ``FineGrainedFP8Config`` of transformers 5.
+Source: ``vllm/model_executor/layers/quantization/fp8.py`` of vLLM 0.32; ``FineGrainedFP8Config`` of
+transformers 5.
 """
 
 from __future__ import annotations

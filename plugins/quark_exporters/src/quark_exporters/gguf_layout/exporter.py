@@ -38,10 +38,12 @@ FILE = "model.gguf"
 class GgufExporter(Exporter):
     """Writes a GGUF file with the codes of the model: Q4_0, Q4_1, Q8_0 or MXFP4 weights, and everything else in floating point.
 
-    Scales are rounded to float16, as these types have them, and codes are not changed. Source: the GGUF specification, version 3.
+    Scales are rounded to float16, as these types have them, and codes are not changed. Source: the GGUF
+    specification, version 3.
 
     Args:
-        float_type: Type of matrices that are not quantized: f32, f16 or bf16; ``auto`` is the type that they have.
+        float_type: Type of matrices that are not quantized: f32, f16 or bf16; ``auto`` is the type that they
+            have.
         tokenizer_pre: How the tokenizer splits text before merging, in llama.cpp's words; empty finds it out.
         file_name: Name of the file.
     """

@@ -18,10 +18,12 @@ class Family:
 
     Attributes:
         architecture: Name in ``general.architecture``.
-        rotates_pairs: Whether its rotary embedding turns neighbouring elements (0, 1), (2, 3), … of a head, where transformers turns
-            (0, d/2), (1, d/2 + 1), …: rows of query and key projections are then stored in that order.
+        rotates_pairs: Whether its rotary embedding turns neighbouring elements (0, 1), (2, 3), … of a head,
+            where transformers turns (0, d/2), (1, d/2 + 1), …: rows of query and key projections are then
+            stored in that order.
         has_experts: Whether its feed-forward layers are mixtures of experts.
-        required: Settings of transformers' configuration that the architecture implies, since a file cannot say otherwise.
+        required: Settings of transformers' configuration that the architecture implies, since a file cannot
+            say otherwise.
     """
 
     architecture: str

@@ -1,7 +1,7 @@
 """Bytes of GGML's quantized tensors, from codes and scales: nothing is rounded again but scales, to float16 where GGML has that.
 
-A row is cut into blocks of 32 weights, each with its own scale; ``q`` below are the 32 codes of a block. Source: ``ggml-common.h`` and
-``ggml-quants.c`` of llama.cpp; the ``gguf`` package reads the same bytes.
+A row is cut into blocks of 32 weights, each with its own scale; ``q`` below are the 32 codes of a block.
+Source: ``ggml-common.h`` and ``ggml-quants.c`` of llama.cpp; the ``gguf`` package reads the same bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class BlockType:
         name: As `gguf.GGMLQuantizationType` has it.
         file_type: As `gguf.LlamaFileType` names a file most of whose weights are of this type.
         bytes_per_block: Of 32 weights.
-        encode: From codes ``[O, I]``, and scales and zero points ``[O, I / 32]``, to bytes ``[O, I / 32, bytes_per_block]``.
+        encode: From codes ``[O, I]``, and scales and zero points ``[O, I / 32]``, to bytes
+            ``[O, I / 32, bytes_per_block]``.
     """
 
     name: str
@@ -100,7 +101,10 @@ def _q8_0(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
 
 
 def _mxfp4(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-    """Return blocks of ``w = 2^(e − 127) · FP4 value``: e in a byte, then 16 bytes. Source: OCP Microscaling Formats 1.0."""
+    """Return blocks of ``w = 2^(e − 127) · FP4 value``: e in a byte, then 16 bytes.
+
+    Source: OCP Microscaling Formats 1.0.
+    """
     mantissa, exponent = torch.frexp(scale)
     if not bool((mantissa == 0.5).all()):
         raise UnsupportedError("MXFP4 of GGML has powers of two as scales, and these are others: use a scheme with scales in E8M0")
@@ -134,4 +138,6 @@ _TYPES = (
     (Q8_0, "int8", True, None),
     (MXFP4, "fp4", True, "e8m0"),
 )
-"""Type, name of the number format, whether it has no zero points, and the format of its scales, where that matters."""
+"""Type, name of the number format, whether it has no zero points, and the format of its scales, where that
+matters.
+"""

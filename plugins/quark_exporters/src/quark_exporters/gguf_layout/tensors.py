@@ -62,7 +62,8 @@ class TensorWriter:
         config: Of the text model, as transformers has it.
         names: gguf's table of names.
         holds_codes: Whether quantized weights become blocks of codes; else floating-point numbers.
-        float_type: A key of `FLOAT_TYPES` for matrices that are no codes, or ``"auto"`` for the type that they have. Vectors are in f32.
+        float_type: A key of `FLOAT_TYPES` for matrices that are no codes, or ``"auto"`` for the type that
+            they have. Vectors are in f32.
     """
 
     family: Family
@@ -86,7 +87,8 @@ class TensorWriter:
         seen: set[int] = set()
         for name, tensor in region.state(model).items():
             is_inside = bool(inside) and name.startswith(inside)
-            # Tied parameters are one tensor under several names; of a skeleton, layers that are alike share theirs.
+            # Tied parameters are one tensor under several names; of a skeleton, layers that are alike share
+            # theirs.
             if (is_inside and name not in own) or (not is_inside and id(tensor) in seen):
                 continue
             seen.add(id(tensor))

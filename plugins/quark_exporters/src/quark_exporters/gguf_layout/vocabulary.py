@@ -28,10 +28,12 @@ def write_vocabulary(writer: GGUFWriter, directory: Path, size: int, pre: str | 
         writer: Of the GGUF file.
         directory: Has ``tokenizer.json``, and perhaps its settings.
         size: Rows of the embedding; ids that the tokenizer does not use are filled up.
-        pre: How text is split before merging, in llama.cpp's words (``tokenizer.ggml.pre``); None finds it out.
+        pre: How text is split before merging, in llama.cpp's words (``tokenizer.ggml.pre``); None finds it
+            out.
 
     Raises:
-        UnsupportedError: The tokenizer is of a kind that llama.cpp does not have, or splits text in a way that is not known here.
+        UnsupportedError: The tokenizer is of a kind that llama.cpp does not have, or splits text in a way
+            that is not known here.
         CheckpointError: ``tokenizer.json`` cannot be read.
     """
     import gguf
@@ -50,7 +52,8 @@ def write_vocabulary(writer: GGUFWriter, directory: Path, size: int, pre: str | 
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     if kind == _SENTENCE_PIECE:
-        # SentencePiece numbers the pieces of a BPE model in the order of their merges, and that order is all that scores say.
+        # SentencePiece numbers the pieces of a BPE model in the order of their merges, and that order is all
+        # that scores say.
         writer.add_token_scores([-float(i) for i in range(len(tokens))])
     else:
         writer.add_tokenizer_pre(pre or _pre_of(tokenizer))

@@ -1,7 +1,8 @@
 """Mxfp4Dequantizer: MXFP4 experts of gpt-oss, two codes in a byte, low half first, and an E8M0 scale for 32 of them.
 
-``<name>_blocks`` is ``[experts, O, I / 32, 16]`` and ``<name>_scales`` ``[experts, O, I / 32]``, both uint8. The float tensor is
-``[experts, I, O]``, as models of transformers hold fused experts of gpt-oss. Source: ``transformers.integrations.mxfp4``.
+``<name>_blocks`` is ``[experts, O, I / 32, 16]`` and ``<name>_scales`` ``[experts, O, I / 32]``, both uint8.
+The float tensor is ``[experts, I, O]``, as models of transformers hold fused experts of gpt-oss. Source:
+``transformers.integrations.mxfp4``.
 """
 
 from __future__ import annotations

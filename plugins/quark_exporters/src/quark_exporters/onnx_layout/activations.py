@@ -1,7 +1,7 @@
 """Fake quantization of an activation in ONNX: QuantizeLinear and DequantizeLinear where they round as the format does, else a function.
 
-Everything is computed in float32, in the order in which the quantizer computes it, and scales that are found at run time are outputs of
-functions of the domain ``quark``, whose names say which spec they are for.
+Everything is computed in float32, in the order in which the quantizer computes it, and scales that are found
+at run time are outputs of functions of the domain ``quark``, whose names say which spec they are for.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def _static(ops: Ops, quantizer: SingleLevelQuantizer, x: ir.Value, qparams: QPa
     kind = native_type(number_format)
     if kind is not None and not (zero is not None and zero.is_floating_point()):
         where = {"axis": granularity.axis} if isinstance(granularity, PerChannel) else {}
-        # Written out even where they are all 0: without them, fusions of onnxruntime take codes for unsigned ones.
+        # Written out even where they are all 0: without them, fusions of onnxruntime take codes for unsigned
+        # ones.
         zeros = torch.zeros_like(qparams.scale) if zero is None else zero
         zero_point = ops("Constant", value=as_tensor(zeros, kind)) if zero is not None or kind in INTEGERS else None
         return _native(ops, kind, x, ops.constant(qparams.scale.float()), zero_point, where)
@@ -125,7 +126,8 @@ def _two_level(ops: Ops, quantizer: TwoLevelQuantizer, x: ir.Value, outer: Tenso
 def _divides_as_onnx(quantizer: SingleLevelQuantizer) -> bool:
     """Return whether ``x / scale``, as QuantizeLinear has it, is what the quantizer computes to the bit.
 
-    With the scale of its own range, the largest value of a block of integers lies halfway between two codes: the last bit decides.
+    With the scale of its own range, the largest value of a block of integers lies halfway between two codes:
+    the last bit decides.
     """
     if not quantizer.format.by_reciprocal(quantizer.spec):
         return True
@@ -163,7 +165,8 @@ def _scale(ops: Ops, quantizer: SingleLevelQuantizer, blocks: ir.Value) -> ir.Va
     largest = ops("ReduceMax", ops("Abs", blocks), *axes, **keep)
     if of_high is not None:
         return _looked_up(ops, of_high, largest)
-    # Proportional to the range, above a smallest scale; whether that is so, a trial finds out (`quark_exporters.onnx_layout.trial`).
+    # Proportional to the range, above a smallest scale; whether that is so, a trial finds out
+    # (`quark_exporters.onnx_layout.trial`).
     low, high = torch.tensor([[0.0, -1e-45], [0.0, 1e-45]])
     of_zeros, smallest = number_format.qparams(low, high, spec).scale.float().tolist()
     scale = ops("Max", ops("Div", largest, ops.constant(number_format.max_magnitude(spec))), ops.constant(smallest))

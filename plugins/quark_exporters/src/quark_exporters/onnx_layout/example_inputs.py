@@ -43,12 +43,13 @@ class ExampleInputs:
 def example_inputs(model: Any, given: Any = None) -> ExampleInputs:
     """Return what a model is traced with.
 
-    Of a transformers model, batch and length may vary in the file, and the cache is left out. A graph module keeps the axes that vary in
-    it. Other models have the shapes that are given.
+    Of a transformers model, batch and length may vary in the file, and the cache is left out. A graph module
+    keeps the axes that vary in it. Other models have the shapes that are given.
 
     Args:
         model: The model.
-        given: A tensor, a tuple of arguments, or a mapping of named ones; None makes token ids for a transformers model.
+        given: A tensor, a tuple of arguments, or a mapping of named ones; None makes token ids for a
+            transformers model.
 
     Raises:
         UnsupportedError: The model is not of transformers, and nothing is given.

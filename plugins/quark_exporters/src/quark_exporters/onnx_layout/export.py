@@ -26,7 +26,9 @@ DATA_SUFFIX = ".data"
 """What is appended to the name of a file for the file with its tensors."""
 
 LARGEST = 1 << 30
-"""Models with more bytes of tensors have them in a second file: protobuf ends at 2 GiB, and a half leaves room for everything else."""
+"""Models with more bytes of tensors have them in a second file: protobuf ends at 2 GiB, and a half leaves
+room for everything else.
+"""
 
 
 def export_onnx(
@@ -45,9 +47,9 @@ def export_onnx(
 ) -> None:
     """Write an ONNX file of a module: its quantizers become QuantizeLinear and DequantizeLinear, or functions of the domain ``quark``.
 
-    A quantizer is a `quark.models.layers.QuantizerModule`, wherever it is called. What it makes of a parameter or a buffer is stored as
-    codes; so are weights and biases of quantized layers. Where the tensors take more than 1 GiB, they lie beside the file, in
-    ``<path>.data``.
+    A quantizer is a `quark.models.layers.QuantizerModule`, wherever it is called. What it makes of a
+    parameter or a buffer is stored as codes; so are weights and biases of quantized layers. Where the tensors
+    take more than 1 GiB, they lie beside the file, in ``<path>.data``.
 
     Args:
         module: On any device; it is traced by `torch.export`, and not changed.

@@ -34,7 +34,8 @@ OPSET = 21
 class OnnxExporter(Exporter):
     """Writes an ONNX file: weights as codes, activations rounded by QuantizeLinear and DequantizeLinear or by functions in the file.
 
-    The whole model is traced and has to be in memory; codes are computed while they are written, one tensor at a time.
+    The whole model is traced and has to be in memory; codes are computed while they are written, one tensor
+    at a time.
 
     Args:
         opset: Version of ONNX's operators, 21 or later.

@@ -1,7 +1,8 @@
 """Step functions: functions of one number that take few values, as a table that a graph can look up.
 
-Rounding to a small format and the choice of a power of two for a block are such functions. Their tables are found by asking the format
-itself, so that a graph computes what the format computes, whichever plugin it comes from.
+Rounding to a small format and the choice of a power of two for a block are such functions. Their tables are
+found by asking the format itself, so that a graph computes what the format computes, whichever plugin it
+comes from.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Steps:
 def steps_of(function: Callable[[Tensor], Tensor], *, signed: bool) -> Steps | None:
     """Return the table of an elementwise function of float32 numbers; None where it has too many steps.
 
-    Within one power of two, a function that has equal values at both ends is taken for constant, as monotone functions are.
+    Within one power of two, a function that has equal values at both ends is taken for constant, as monotone
+    functions are.
 
     Args:
         function: Takes and returns float32 ``[n]``.

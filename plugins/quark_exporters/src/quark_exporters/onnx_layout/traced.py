@@ -1,6 +1,7 @@
 """The form of a quantized model that is traced: every quantizer leaves one node ``FakeQuantize``, which says which quantizer it was.
 
-What such a node becomes in the file is decided after tracing (`quark_exporters.onnx_layout.lowering`), where it is known what is constant.
+What such a node becomes in the file is decided after tracing (`quark_exporters.onnx_layout.lowering`), where
+it is known what is constant.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ def _node(module: QuantizerModule, index: int, x: Tensor) -> Tensor:
     return output
 
 
-# Layers read their parameters as attributes; a property of the class goes before what nn.Module finds in its dictionaries.
+# Layers read their parameters as attributes; a property of the class goes before what nn.Module finds in its
+# dictionaries.
 @cache
 def _with_quantized_parameters(layer_class: type[QuantizedLayer]) -> type[QuantizedLayer]:
     """Return a subclass whose weight and bias pass their quantizers when they are read."""

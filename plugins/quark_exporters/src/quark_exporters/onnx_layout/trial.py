@@ -1,6 +1,7 @@
 """Trial of a form: whether the nodes that stand for a quantizer compute what the quantizer computes, by ONNX's own evaluator.
 
-Forms are built from what number formats say of themselves. A plugin's format may do more than that; a trial finds out before any work.
+Forms are built from what number formats say of themselves. A plugin's format may do more than that; a trial
+finds out before any work.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ __all__ = ["reason_against"]
 _SHAPES = ((16, 64), (16, 128), (64, 64), (128, 128), (16, 256), (256, 256), (16, 1024))
 """Shapes of the tensor that is tried: the first one that the granularity divides."""
 _HALFWAY = 1e-2
-"""Share of elements that may be one code off: QuantizeLinear divides by a static scale, and quantizers multiply by its inverse."""
+"""Share of elements that may be one code off: QuantizeLinear divides by a static scale, and quantizers
+multiply by its inverse.
+"""
 
 
 def reason_against(quantizer: TensorQuantizer, opset: int, *, activation: bool) -> str | None:

@@ -1,6 +1,7 @@
 """A quantized weight in ONNX: its codes as an initializer, and DequantizeLinear or a function that gives its values.
 
-Values are exactly those of the model in memory. Codes are computed when the file is written, one tensor at a time.
+Values are exactly those of the model in memory. Codes are computed when the file is written, one tensor at a
+time.
 """
 
 from __future__ import annotations
@@ -134,8 +135,8 @@ def _dequantize_shifted(ops: Ops, codes: ir.Value, zero: ir.Value, scale: ir.Val
 def _in_blocks(scale: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, dict[str, Any]]:
     """Return scales of a tensor or of its first axis as scales of whole rows.
 
-    onnxruntime 1.31 takes every product of two dequantized matrices for one of integers, unless their scales are those of blocks, and then
-    refuses 8-bit floats.
+    onnxruntime 1.31 takes every product of two dequantized matrices for one of integers, unless their scales
+    are those of blocks, and then refuses 8-bit floats.
     """
     per_row = scale.reshape(-1, *[1] * (len(shape) - 1)).expand(*shape[:-1], 1)
     return per_row.contiguous(), {"axis": len(shape) - 1, "block_size": shape[-1]}

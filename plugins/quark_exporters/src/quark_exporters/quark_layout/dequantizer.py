@@ -30,7 +30,8 @@ class QuarkDequantizer:
         """As `quark.checkpoint.Dequantizer.float_tensors`.
 
         Raises:
-            UnsupportedError: An algorithm runs with the model, whose weights are not those of the float model then.
+            UnsupportedError: An algorithm runs with the model, whose weights are not those of the float model
+                then.
         """
         parsed = read_quantization_config(block)
         refuse_unreadable(parsed.config)

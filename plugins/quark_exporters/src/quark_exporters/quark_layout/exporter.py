@@ -12,7 +12,9 @@ __all__ = ["SafetensorsExporter"]
 
 
 class SafetensorsExporter(CheckpointExporter):
-    """Writes the Quark layout; `quark_exporters.quark_layout.reader` reads it. Tensors have the names and the packing of number formats.
+    """Writes the Quark layout; `quark_exporters.quark_layout.reader` reads it.
+
+    Tensors have the names and the packing of number formats.
 
     Source: checkpoints of AMD Quark 0.13.
     """

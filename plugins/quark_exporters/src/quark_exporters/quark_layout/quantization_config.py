@@ -1,7 +1,8 @@
 """``quantization_config`` of a checkpoint, written and read.
 
-It is written with exact module names in place of patterns, and never null where a reader wants a list or a dict. Readers take the first
-matching pattern, but JSON writers sort keys, so an order of patterns does not survive; exact names need none. Source: AMD Quark 0.13.
+It is written with exact module names in place of patterns, and never null where a reader wants a list or a
+dict. Readers take the first matching pattern, but JSON writers sort keys, so an order of patterns does not
+survive; exact names need none. Source: AMD Quark 0.13.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def quantization_config(content: CheckpointContent, options: ExportOptions) -> d
         bare,
         # Of experts that stay fused the reader has to know that they are not to be told apart.
         exclude=[*excluded, *routers(model, config, plan), *(f"{name}.*" for name in fused_mixtures(model))],
-        # Excluded layers whose outputs enter the cache are among them: vLLM looks for the group's names there.
+        # Excluded layers whose outputs enter the cache are among them: vLLM looks for the group's names
+        # there.
         layer_quant_config={**_queries_as_one(layers, plan), **{name: layer for name, layer in cache.items() if name in excluded}},
         kv_cache_quant_config={name: layer for name, layer in cache.items() if layer.output_tensors is not None},
     )

@@ -1,4 +1,7 @@
-"""QuarkReader: checkpoints of the Quark layout, whoever wrote them. The other side of `quark_exporters.quark_layout.exporter`."""
+"""QuarkReader: checkpoints of the Quark layout, whoever wrote them.
+
+The other side of `quark_exporters.quark_layout.exporter`.
+"""
 
 from __future__ import annotations
 

@@ -23,10 +23,12 @@ class Rule:
     Attributes:
         layout: Name of the layout that it is for.
         method: The class of the runtime that computes such layers.
-        weight, input: Patterns of the tensors: a table, a list of tables for as many levels, ``"none"`` for float, ``"any"``.
+        weight, input: Patterns of the tensors: a table, a list of tables for as many levels, ``"none"`` for
+            float, ``"any"``.
         on: Runtime → the kernels it chooses from, and what they need.
         refused: Runtime → why it has none.
-        experts: Whether it is about the experts of a mixture, which runtimes compute as one layer, by methods of their own.
+        experts: Whether it is about the experts of a mixture, which runtimes compute as one layer, by methods
+            of their own.
     """
 
     layout: str

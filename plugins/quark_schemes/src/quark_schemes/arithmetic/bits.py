@@ -49,7 +49,8 @@ def pack_nibbles(codes: Tensor, order: str) -> Tensor:
 
     Args:
         codes: int8 or uint8; the low four bits count, so two's complement is kept.
-        order: ``"order"`` puts element *k* of a word in its bits 4k…4k+3; ``"reorder"`` puts elements 0 2 4 6 1 3 5 7 there.
+        order: ``"order"`` puts element *k* of a word in its bits 4k…4k+3; ``"reorder"`` puts elements 0 2 4 6
+            1 3 5 7 there.
     """
     check_order(order)
     if uses_kernels(codes.device):
@@ -126,7 +127,8 @@ def pack_two(codes: Tensor) -> Tensor:
         from quark_schemes.kernels.packing import PAIRS, packed
 
         return packed(codes, PAIRS)
-    # Two bytes as one little-endian number: the odd code lies eight bits above the even one, and belongs four above.
+    # Two bytes as one little-endian number: the odd code lies eight bits above the even one, and belongs four
+    # above.
     pairs = _whole(codes, 2).contiguous().view(torch.int16)
     result = torch.empty(pairs.shape, dtype=torch.uint8, device=codes.device)
     flat, target = pairs.view(-1), result.view(-1)
@@ -157,7 +159,8 @@ def unpack_six(data: Tensor, length: int) -> Tensor:
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
     """Pack codes of 2, 3, 5 or 6 bits into bytes along the last axis; missing codes of the last bytes are 0.
 
-    Two bits: four codes to a byte, the first in the highest bits. Others: as many codes as make whole bytes, little endian.
+    Two bits: four codes to a byte, the first in the highest bits. Others: as many codes as make whole bytes,
+    little endian.
     """
     if bits == 2 and uses_kernels(codes.device):
         from quark_schemes.kernels.packing import TWO_BITS, packed

@@ -26,8 +26,9 @@ def shared_exponent_scale(amax: Tensor, mode: str, mantissa_bits: int, largest_e
 
     Args:
         amax: Largest magnitude of each block, float32, any shape.
-        mode: ``"even"`` rounds ``amax`` to the element's mantissa first, ``"floor"`` takes its exponent, ``"ceil"`` the next power of two;
-            ``"rceil"`` is the smallest power of two with which nothing saturates.
+        mode: ``"even"`` rounds ``amax`` to the element's mantissa first, ``"floor"`` takes its exponent,
+            ``"ceil"`` the next power of two; ``"rceil"`` is the smallest power of two with which nothing
+            saturates.
         mantissa_bits: Of the element format.
         largest_exponent: Of the element format, such as 2 for E2M1 (largest value 6).
         largest: Largest value of the element format; for ``"rceil"`` only.
@@ -46,7 +47,8 @@ def shared_exponent_scale(amax: Tensor, mode: str, mantissa_bits: int, largest_e
         bits = bits + ((1 << _MANTISSA) - 1)
     exponent = (bits >> _MANTISSA).sub_(_BIAS + largest_exponent).clamp_(-_BIAS, _BIAS)
     scale = power_of_two(exponent)
-    # A block of zeros gets the smallest normal number, as in AMD Quark: processors that flush subnormal numbers can divide by it.
+    # A block of zeros gets the smallest normal number, as in AMD Quark: processors that flush subnormal
+    # numbers can divide by it.
     scale = torch.where(amax == 0, 2.0 ** (1 - _BIAS), scale)
     # Inf and NaN are kept, so that broken blocks stay visible: a shared exponent cannot express either.
     return torch.where(torch.isfinite(amax), scale, amax)

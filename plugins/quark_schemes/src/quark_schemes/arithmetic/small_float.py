@@ -1,8 +1,9 @@
 """Arithmetic of small floating-point numbers: rounding, encoding and decoding as pure functions of a `FloatShape`.
 
-Rounding adds and subtracts a power of two so large that only the mantissa bits of the format survive the sum, which the processor rounds
-half to even. Codes are looked up by the upper half of a float32: one gather is cheaper than the arithmetic, which would be of float32's
-subnormal numbers, for which processors take fifty times as long.
+Rounding adds and subtracts a power of two so large that only the mantissa bits of the format survive the sum,
+which the processor rounds half to even. Codes are looked up by the upper half of a float32: one gather is
+cheaper than the arithmetic, which would be of float32's subnormal numbers, for which processors take fifty
+times as long.
 
 Source: OCP 8-bit Floating Point Specification v1.0; OCP Microscaling Formats v1.0.
 """
@@ -55,13 +56,16 @@ def encode_small(t: Tensor, shape: FloatShape, rounding: RoundType | None = None
     """Return codes, uint8, of float32 or bfloat16 values; ``t`` is not changed.
 
     Args:
-        t: Values, any shape. NaN gets the first code of NaN, or, in a format without one, the code of the largest value.
+        t: Values, any shape. NaN gets the first code of NaN, or, in a format without one, the code of the
+            largest value.
         shape: The format.
-        rounding: How `round_small_` rounds the values first; None where they are values of the format, of which −0 keeps its sign.
+        rounding: How `round_small_` rounds the values first; None where they are values of the format, of
+            which −0 keeps its sign.
         out: Gets the codes where it is given; contiguous, of the same shape.
     """
-    # The upper half of a float32 decides its code, once its last bit says whether the lower half is anything but 0 (round to odd): it has
-    # more mantissa bits than the format and its ties. A bfloat16 is such an upper half.
+    # The upper half of a float32 decides its code, once its last bit says whether the lower half is anything
+    # but 0 (round to odd): it has more mantissa bits than the format and its ties. A bfloat16 is such an
+    # upper half.
     if t.dtype is torch.bfloat16:
         upper = t.contiguous().view(torch.int16).to(torch.int32)
     else:
@@ -73,7 +77,10 @@ def encode_small(t: Tensor, shape: FloatShape, rounding: RoundType | None = None
 
 
 def decode_small(codes: Tensor, shape: FloatShape) -> Tensor:
-    """Return float32 values of uint8 codes; the inverse of `encode_small`. Codes that are no numbers become NaN or Inf."""
+    """Return float32 values of uint8 codes; the inverse of `encode_small`.
+
+    Codes that are no numbers become NaN or Inf.
+    """
     if shape.nan_codes:
         # A table of 256 values is as fast as arithmetic, and holds the special codes.
         return torch.index_select(_table(shape, codes.device), 0, codes.reshape(-1).int()).reshape(codes.shape)

@@ -1,7 +1,7 @@
 """Block floating point: whole mantissas under a power of two that a block shares. MXINT8, BFP16.
 
-A value is ``mantissa · 2^(E − fraction bits)``; ``E`` is the exponent of the block's largest magnitude, stored as a byte, E + 127. There
-are no zero points.
+A value is ``mantissa · 2^(E − fraction bits)``; ``E`` is the exponent of the block's largest magnitude,
+stored as a byte, E + 127. There are no zero points.
 
 Source: OCP Microscaling Formats v1.0 (MXINT8); AMD Quark 0.13 (BFP16).
 """
@@ -36,8 +36,10 @@ class BlockFloat(NumberFormat):
         low, high: Bounds of the mantissa.
         fraction_bits: Bits of the mantissa behind the point.
         block: Default size of a block.
-        grows: Whether the exponent is one higher where the largest value would round beyond ``high``; without, it saturates.
-        modes: Accepted values of ``scale_calculation_mode``, the default first. Empty: the exponent is that of the largest value.
+        grows: Whether the exponent is one higher where the largest value would round beyond ``high``;
+            without, it saturates.
+        modes: Accepted values of ``scale_calculation_mode``, the default first. Empty: the exponent is that
+            of the largest value.
         even_bits: Mantissa bits to which mode ``"even"`` rounds the largest value.
     """
 
@@ -62,7 +64,8 @@ class BlockFloat(NumberFormat):
             ch_axis=-1 if spec.ch_axis is None else spec.ch_axis,
             group_size=self.block if spec.group_size is None else spec.group_size,
             is_dynamic=spec.is_dynamic is not False,
-            # Where the exponent depends on which end of the range is the largest, observers must tell the two apart.
+            # Where the exponent depends on which end of the range is the largest, observers must tell the two
+            # apart.
             symmetric=not self.grows,
             observer_cls=spec.observer_cls or self.default_observer,
         )
@@ -71,7 +74,8 @@ class BlockFloat(NumberFormat):
         return self if spec.round_method in (None, self.rounding) else attrs.evolve(self, rounding=spec.round_method)
 
     def spec_error(self, spec: QTensorConfig) -> str | None:
-        # Formats without modes of their own accept the known ones, which AMD Quark's configurations of them hold.
+        # Formats without modes of their own accept the known ones, which AMD Quark's configurations of them
+        # hold.
         if spec.scale_calculation_mode not in (None, *(self.modes or MODES)):
             return f"scale_calculation_mode={spec.scale_calculation_mode!r} is unknown: use one of {', '.join(self.modes or MODES)}"
         if spec.scale_format not in (None, "e8m0"):

@@ -1,4 +1,7 @@
-"""E8M0: powers of two from 2^-127 to 2^127 in a byte, for scales. Source: OCP Microscaling Formats v1.0, §5.4.1."""
+"""E8M0: powers of two from 2^-127 to 2^127 in a byte, for scales.
+
+Source: OCP Microscaling Formats v1.0, §5.4.1.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ __all__ = ["FP8_E8M0", "PowerOfTwo"]
 
 @attrs.frozen(kw_only=True)
 class PowerOfTwo(NumberFormat):
-    """Unsigned powers of two. Rounding is upwards, so that no element saturates; 0 becomes the smallest normal number."""
+    """Unsigned powers of two.
+
+    Rounding is upwards, so that no element saturates; 0 becomes the smallest normal number.
+    """
 
     name: str
     bits: int = 8

@@ -1,10 +1,12 @@
 """Shared microexponents, MX6 and MX9: block floating point in which a pair whose two values are small has a step half as wide.
 
-A block shares an exponent E, each pair of neighbours one bit more: it is set where both values lie below 2^E. An element is a sign and
-four (MX6) or seven (MX9) bits: six or nine bits in all with a sixteenth of the exponent and half of the pair's bit.
+A block shares an exponent E, each pair of neighbours one bit more: it is set where both values lie below 2^E.
+An element is a sign and four (MX6) or seven (MX9) bits: six or nine bits in all with a sixteenth of the
+exponent and half of the pair's bit.
 
-In a checkpoint a block is its mantissas in two's complement, packed little endian, then the pairs' bits, the first in the lowest place; the
-exponents, E + 127, are the scales. Source: Darvish Rouhani et al., arXiv 2302.08007; AMD Quark 0.13 (MX6, MX9).
+In a checkpoint a block is its mantissas in two's complement, packed little endian, then the pairs' bits, the
+first in the lowest place; the exponents, E + 127, are the scales. Source: Darvish Rouhani et al., arXiv
+2302.08007; AMD Quark 0.13 (MX6, MX9).
 """
 
 from __future__ import annotations

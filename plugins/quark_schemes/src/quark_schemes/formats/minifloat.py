@@ -29,7 +29,8 @@ class MiniFloat(NumberFormat):
 
     Attributes:
         shape: Its exponent, mantissa and special codes.
-        torch_dtype: Torch's own dtype of these codes, in which checkpoints store them; None where they are packed into bytes.
+        torch_dtype: Torch's own dtype of these codes, in which checkpoints store them; None where they are
+            packed into bytes.
         rounding: How values between two representable ones are rounded.
     """
 

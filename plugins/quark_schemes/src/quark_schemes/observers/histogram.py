@@ -1,8 +1,9 @@
 """Histograms that merge exactly: the statistic of observers with one range per tensor.
 
-Bins on either side of 0 have the width ``2^k / BINS``, where ``2^k`` is the smallest power of two above every observed magnitude; zeros
-have a bin of their own. When ``k`` grows, neighbouring bins merge pairwise, so that edges stay edges. The counts therefore depend on
-the data only, not on order or batches: merging two histograms gives the same counts as filling one with both data sets, bit for bit.
+Bins on either side of 0 have the width ``2^k / BINS``, where ``2^k`` is the smallest power of two above every
+observed magnitude; zeros have a bin of their own. When ``k`` grows, neighbouring bins merge pairwise, so that
+edges stay edges. The counts therefore depend on the data only, not on order or batches: merging two
+histograms gives the same counts as filling one with both data sets, bit for bit.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from quark.numbers import TILE_ELEMENTS
 __all__ = ["BINS", "Distribution", "Histogram"]
 
 BINS = 1 << 13
-"""Bins on either side of 0; a power of two. The largest magnitude is in the upper half of its side, so a bin is at most 1/4096 of it."""
+"""Bins on either side of 0; a power of two. The largest magnitude is in the upper half of its side, so a bin
+is at most 1/4096 of it.
+"""
 
 _LOG_BINS = BINS.bit_length() - 1
 _SMALLEST_EXPONENT = -100  # below, the factor from values to bins would overflow float32; such values share the bins next to 0
@@ -31,7 +34,8 @@ class Distribution:
     Attributes:
         left, right: Edges, float64 ``[bins]``; the bin of zeros has width 0.
         counts: Number of values in each bin, int64 ``[bins]``.
-        low, high: Smallest and largest value; for magnitudes of values on both sides of 0, ``low`` is the left edge of the first bin.
+        low, high: Smallest and largest value; for magnitudes of values on both sides of 0, ``low`` is the
+            left edge of the first bin.
     """
 
     left: Tensor
@@ -48,7 +52,8 @@ class Distribution:
     def quantile(self, fraction: float) -> float:
         """Return the quantile ``fraction``, 0 to 1, of the values; within a bin's width of ``torch.quantile``.
 
-        The result is interpolated between neighbouring values, as in torch, and the position of a value in its bin is interpolated too.
+        The result is interpolated between neighbouring values, as in torch, and the position of a value in
+        its bin is interpolated too.
         """
         rank = fraction * (int(self.counts.sum()) - 1)
         below = math.floor(rank)
@@ -70,7 +75,8 @@ class Histogram:
     """Counts of values in bins, and the exact smallest and largest value.
 
     Attributes:
-        low, high: Float32 ``[]`` on the CPU; None before the first value. They keep NaN and Inf; tensors with such values are not counted.
+        low, high: Float32 ``[]`` on the CPU; None before the first value. They keep NaN and Inf; tensors with
+            such values are not counted.
     """
 
     def __init__(self) -> None:
@@ -102,7 +108,8 @@ class Histogram:
         values = x.reshape(-1)
         for start in range(0, values.numel(), TILE_ELEMENTS):
             tile = values[start : start + TILE_ELEMENTS].float()
-            # Conversion truncates towards 0, so that a bin includes its edge nearer to 0; the sign reserves index 0 for zeros.
+            # Conversion truncates towards 0, so that a bin includes its edge nearer to 0; the sign reserves
+            # index 0 for zeros.
             index = (tile * bins_per_unit).to(torch.int32).add_(tile.sign().to(torch.int32)).add_(BINS)
             counts += torch.bincount(index, minlength=2 * BINS + 1)
 

@@ -1,6 +1,7 @@
 """Histogram observers that narrow the range from both ends, bin by bin, to the smallest expected squared error.
 
-Source: PyTorch's ``HistogramObserver`` for the loss: squared distance to the range for clipped values, rounding error for all others.
+Source: PyTorch's ``HistogramObserver`` for the loss: squared distance to the range for clipped values,
+rounding error for all others.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ _COARSE = 256
 class PerTensorHistogramObserver(HistogramObserver):
     """One range per tensor: of the narrowest ranges for each of `CLIPPED_SHARES`, that with the smallest squared error.
 
-    The narrowest range for a share is the shortest between bin edges that clips no more than that share of the values. Symmetric ranges
-    clip the largest magnitudes. The squared error is that of the spec's own format.
+    The narrowest range for a share is the shortest between bin edges that clips no more than that share of
+    the values. Symmetric ranges clip the largest magnitudes. The squared error is that of the spec's own
+    format.
     """
 
     def _choose(self, histogram: Histogram) -> tuple[Tensor | float, Tensor | float]:
@@ -50,7 +52,8 @@ class PerTensorHistogramObserver(HistogramObserver):
         if self.is_symmetric:
             threshold = values.right[torch.searchsorted(until, inside)]
             return -threshold, threshold
-        # For each start, the end is the first bin that includes enough values; there is none after the last bin.
+        # For each start, the end is the first bin that includes enough values; there is none after the last
+        # bin.
         end = torch.searchsorted(until, (until - values.counts) + inside.unsqueeze(1))
         width = torch.cat([values.right, values.right.new_full((1,), torch.inf)])[end] - values.left
         start = width.argmin(dim=1)
@@ -62,10 +65,13 @@ def _one_by_one(lows: Tensor, highs: Tensor) -> Iterator[Range]:
 
 
 class PerTensorHistogramObserverPro(HistogramObserver):
-    """One range per tensor: the pair of start and end bin with the smallest expected squared error. For integers, whose steps are uniform.
+    """One range per tensor: the pair of start and end bin with the smallest expected squared error.
 
-    The error of a clipped value is its squared distance to the range, of any other value ``step² / 12``, and of zeros 0 if the format
-    represents 0. Pairs are compared in two rounds: 256 starts with as many ends, then all pairs around the best.
+    For integers, whose steps are uniform.
+
+    The error of a clipped value is its squared distance to the range, of any other value ``step² / 12``, and
+    of zeros 0 if the format represents 0. Pairs are compared in two rounds: 256 starts with as many ends,
+    then all pairs around the best.
     """
 
     @classmethod

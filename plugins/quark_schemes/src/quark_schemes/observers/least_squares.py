@@ -1,6 +1,7 @@
 """Search for the range with the smallest squared error of rounding and clipping.
 
-All functions work on rows ``[rows, elements]`` with one range per row: the rows of a weight, or one row of histogram bins with counts.
+All functions work on rows ``[rows, elements]`` with one range per row: the rows of a weight, or one row of
+histogram bins with counts.
 """
 
 from __future__ import annotations
@@ -66,8 +67,9 @@ def shrunk_range(
 ) -> Range:
     """Return the range with the smallest error among the full range shrunk by ``factors``.
 
-    Symmetric ranges have one factor. For asymmetric ranges, a common factor of both ends is searched first, then a factor of the low end,
-    then one of the high end. Ends shrink towards 0, or, if the range need not contain 0, towards the row's median.
+    Symmetric ranges have one factor. For asymmetric ranges, a common factor of both ends is searched first,
+    then a factor of the low end, then one of the high end. Ends shrink towards 0, or, if the range need not
+    contain 0, towards the row's median.
 
     Args:
         values: Float32 ``[rows, elements]``.

@@ -1,4 +1,6 @@
-"""Min-max observers: the range runs from the smallest to the largest value. The classes differ only in the granularities they accept.
+"""Min-max observers: the range runs from the smallest to the largest value.
+
+The classes differ only in the granularities they accept.
 
 Source: the observers of AMD Quark 0.13.
 """
@@ -75,8 +77,9 @@ class MinMaxObserver(Observer):
 def _row_ranges(rows: Tensor, *, symmetric: bool) -> tuple[Tensor, Tensor]:
     """Return the smallest and largest value of each row, ``[rows, elements] → [rows]``, float32; if ``symmetric``, ∓ the largest magnitude.
 
-    On CPUs two reductions are much faster than one fused reduction, and faster in float32 than in 16 bits: tiles are converted while in
-    cache. Without their sign, 16-bit floats are in the order of their bits as whole numbers, NaN last, and those are faster still.
+    On CPUs two reductions are much faster than one fused reduction, and faster in float32 than in 16 bits:
+    tiles are converted while in cache. Without their sign, 16-bit floats are in the order of their bits as
+    whole numbers, NaN last, and those are faster still.
     """
     low, high = (torch.empty(rows.shape[0], dtype=torch.float32, device=rows.device) for _ in range(2))
     step = max(1, TILE_ELEMENTS // rows.shape[1])

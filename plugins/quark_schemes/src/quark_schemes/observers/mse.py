@@ -1,7 +1,8 @@
 """Observers with the smallest squared error: the full range is shrunk while the gain of finer steps exceeds the loss by clipping.
 
-Per tensor the error is that of the histogram's bin centres, which differs from the data's own by at most half a bin's width, root mean
-square: the distance to the nearest value of a format changes no faster than the value itself. Per channel and per group it is the data's.
+Per tensor the error is that of the histogram's bin centres, which differs from the data's own by at most half
+a bin's width, root mean square: the distance to the nearest value of a format changes no faster than the
+value itself. Per channel and per group it is the data's.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ __all__ = ["ROW_FACTORS", "TENSOR_FACTORS", "PerChannelMSEObserver", "PerGroupMS
 _STEPS_TO_HALF = 16
 """Candidates per halving of the range: neighbours differ by 4 %."""
 TENSOR_FACTORS = tuple(2 ** (-i / _STEPS_TO_HALF) for i in range(10 * _STEPS_TO_HALF + 1))
-"""Factors of the range of a tensor: 16 steps per halving, ten halvings, since activations can have outliers 1000 times the others."""
+"""Factors of the range of a tensor: 16 steps per halving, ten halvings, since activations can have outliers
+1000 times the others.
+"""
 ROW_FACTORS = TENSOR_FACTORS[: 3 * _STEPS_TO_HALF + 1]
 """Factors of the range of a channel or group of a weight, down to an eighth."""
 

@@ -1,7 +1,7 @@
 """Observers whose scales are powers of two, whatever the spec's scale type: their ranges are chosen so that the scale is exact.
 
-Min-max uses the power of two nearest to the min-max scale, as in AMD Quark; it may clip. Min-MSE also tries two more on either side.
-Source: AMD Quark 0.13's observers of the same names, for the choice of exponents.
+Min-max uses the power of two nearest to the min-max scale, as in AMD Quark; it may clip. Min-MSE also tries
+two more on either side. Source: AMD Quark 0.13's observers of the same names, for the choice of exponents.
 """
 
 from __future__ import annotations

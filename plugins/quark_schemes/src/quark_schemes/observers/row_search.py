@@ -19,10 +19,13 @@ __all__ = ["RowSearchObserver"]
 
 
 class RowSearchObserver(Observer):
-    """Searches one range per row when it observes a tensor. The tensor is not stored, so it can observe only one tensor, once.
+    """Searches one range per row when it observes a tensor.
 
-    A histogram for each row, from which ranges of several tensors could be chosen, would be larger than the weight. Dynamic activations,
-    which have a fresh observer each time, are served too. Merging with an observer that has seen nothing is exact.
+    The tensor is not stored, so it can observe only one tensor, once.
+
+    A histogram for each row, from which ranges of several tensors could be chosen, would be larger than the
+    weight. Dynamic activations, which have a fresh observer each time, are served too. Merging with an
+    observer that has seen nothing is exact.
     """
 
     qschemes: ClassVar[tuple[QSchemeType, ...]] = ()

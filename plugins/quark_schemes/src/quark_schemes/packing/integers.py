@@ -22,8 +22,8 @@ __all__ = ["IntegerPacking"]
 class IntegerPacking(Packing):
     """Integers of ``bits`` bits, signed or not.
 
-    With a scale per group a weight and its scales are stored transposed, ``[I, O]``; four-bit codes are eight to an int32 word along the
-    last axis. Zero points are packed as codes are.
+    With a scale per group a weight and its scales are stored transposed, ``[I, O]``; four-bit codes are eight
+    to an int32 word along the last axis. Zero points are packed as codes are.
     """
 
     bits: int

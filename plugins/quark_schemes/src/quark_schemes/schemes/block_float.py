@@ -23,7 +23,8 @@ def mx6(block_size: int = 16) -> QLayerConfig:
     """Return a configuration of MX6 weights and activations.
 
     Args:
-        block_size: Values that share an exponent: 16 by the format's definition and since 0.13; 32 was the default before.
+        block_size: Values that share an exponent: 16 by the format's definition and since 0.13; 32 was the
+            default before.
     """
     return _both(MX6Spec(ch_axis=-1, block_size=block_size))
 

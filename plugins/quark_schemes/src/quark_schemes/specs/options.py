@@ -1,4 +1,7 @@
-"""The option strings of the ``*Spec`` helpers in AMD Quark's public API, and their meanings. Enum members are accepted too."""
+"""The option strings of the ``*Spec`` helpers in AMD Quark's public API, and their meanings.
+
+Enum members are accepted too.
+"""
 
 from __future__ import annotations
 

@@ -4,10 +4,11 @@ For errors ``δy_t`` of the outputs of one layer at tokens t::
 
     KL(float ‖ quantized) ≈ ½ E (Σ_t g_tᵀ δy_t)² ≈ ½ Σ_t E (g_tᵀ δy_t)²
 
-with ``g_t`` the gradient by the output of the log-likelihood of next tokens that the model itself draws. The second step takes the errors
-of different tokens for independent. Errors of outputs and gradients of one token are multiplied with each other, not their means: a few
-tokens have the largest outputs of all and next to no gradient. Source: Martens, "New insights and perspectives on the natural gradient
-method", 2020, section 5, for the Fisher information as the curvature of the divergence.
+with ``g_t`` the gradient by the output of the log-likelihood of next tokens that the model itself draws. The
+second step takes the errors of different tokens for independent. Errors of outputs and gradients of one token
+are multiplied with each other, not their means: a few tokens have the largest outputs of all and next to no
+gradient. Source: Martens, "New insights and perspectives on the natural gradient method", 2020, section 5,
+for the Fisher information as the curvature of the divergence.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class _Forms:
     """Layers in the schemes of candidates, kept from batch to batch while there is room for them.
 
     Args:
-        room: Bytes of rounded weights that may be kept; None keeps all. Layers beyond it are rounded for each batch.
+        room: Bytes of rounded weights that may be kept; None keeps all. Layers beyond it are rounded for each
+            batch.
     """
 
     def __init__(self, room: int | None) -> None:
@@ -85,14 +87,15 @@ class _Layer:
 def divergences(problem: SelectionProblem, calls: Sequence[Call], seed: int = 0, room: int | None = None) -> dict[str, dict[str, float]]:
     """Return the predicted KL divergence in nats per token by full name of layer, then by candidate that quantizes it.
 
-    All tensors of the model are in memory while this works, and the activations of one batch; the model is left as it was.
+    All tensors of the model are in memory while this works, and the activations of one batch; the model is
+    left as it was.
 
     Args:
         problem: Has the model.
         calls: The batches.
         seed: Of the tokens that are drawn.
-        room: Bytes that the rounded weights of all candidates may take from batch to batch; None is half of what is free then. Layers that
-            find no room are rounded again for each batch.
+        room: Bytes that the rounded weights of all candidates may take from batch to batch; None is half of
+            what is free then. Layers that find no room are rounded again for each batch.
 
     Raises:
         UnsupportedError: The model has no input embeddings, from which a backward pass begins.

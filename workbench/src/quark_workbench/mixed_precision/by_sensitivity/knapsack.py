@@ -3,14 +3,15 @@
     minimize    Σ_g loss[g][o_g]
     subject to  Σ_g size[g][o_g] ≤ most
 
-Dynamic programming over the groups keeps the sums that no other one beats in both size and loss. What makes it fast is a bound: with a
-price λ of a byte, no choice of the groups that are left costs less than ``Σ_g min_o (loss + λ size)``, so that sums are dropped from which
-nothing better than a known solution can be reached. λ and the known solution are those of the linear relaxation, which is solved by
-taking steps in the order of what a byte saves. Few sums are left, since the relaxation differs from a solution in one group only.
+Dynamic programming over the groups keeps the sums that no other one beats in both size and loss. What makes
+it fast is a bound: with a price λ of a byte, no choice of the groups that are left costs less than
+``Σ_g min_o (loss + λ size)``, so that sums are dropped from which nothing better than a known solution can be
+reached. λ and the known solution are those of the linear relaxation, which is solved by taking steps in the
+order of what a byte saves. Few sums are left, since the relaxation differs from a solution in one group only.
 
-Sizes are whole numbers throughout. Solvers of mixed-integer programs compare sums of sizes to a relative tolerance, which at a gigabyte is
-hundreds of bytes. Source: Kellerer, Pferschy, Pisinger, "Knapsack Problems", 2004, sections 11.2 (relaxation) and 11.5 (dynamic
-programming with bounds).
+Sizes are whole numbers throughout. Solvers of mixed-integer programs compare sums of sizes to a relative
+tolerance, which at a gigabyte is hundreds of bytes. Source: Kellerer, Pferschy, Pisinger, "Knapsack
+Problems", 2004, sections 11.2 (relaxation) and 11.5 (dynamic programming with bounds).
 """
 
 from __future__ import annotations

@@ -22,7 +22,9 @@ from quark_workbench.mixed_precision.by_sensitivity.streaming import streamed
 __all__ = ["limited", "measured_kl"]
 
 _HELD = 1 << 28
-"""Elements of hidden states, 1 GiB in float32, that forwards may hold while they wait at a block; more choices take more passes."""
+"""Elements of hidden states, 1 GiB in float32, that forwards may hold while they wait at a block; more
+choices take more passes.
+"""
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -58,8 +60,8 @@ def limited(data: Sequence[Call], tokens: int) -> list[Call]:
 def measured_kl(problem: SelectionProblem, choices: Sequence[Mapping[str, str]], tokens: int) -> list[float]:
     """Return the mean KL divergence from the float model for each of several choices, in nats per token.
 
-    Weights are rounded to nearest, and inputs with static scales are quantized with the scales of each batch. All choices pass the model
-    together, block by block, so that each block is read once.
+    Weights are rounded to nearest, and inputs with static scales are quantized with the scales of each batch.
+    All choices pass the model together, block by block, so that each block is read once.
 
     Args:
         problem: Has the model and the data.

@@ -1,7 +1,8 @@
 """Output errors: for each layer and candidate, how far the quantized layer's outputs are from the float ones; one streamed forward.
 
-The sum over tokens is ``Σ_t ‖y_t − ŷ_t‖² = tr(ΔW H ΔWᵀ)``, with ``H = Σ x xᵀ``, where inputs stay float. It is taken from the outputs
-themselves, so that the error of quantized inputs, and its correlation with that of the weights, are in it.
+The sum over tokens is ``Σ_t ‖y_t − ŷ_t‖² = tr(ΔW H ΔWᵀ)``, with ``H = Σ x xᵀ``, where inputs stay float. It
+is taken from the outputs themselves, so that the error of quantized inputs, and its correlation with that of
+the weights, are in it.
 """
 
 from __future__ import annotations

@@ -37,12 +37,14 @@ class MixedPrecision:
     """Chooses the candidates of the smallest predicted loss under a budget: exact, as a multiple-choice knapsack.
 
     Attributes:
-        sensitivity: How losses are predicted: ``fisher`` by output errors, weighted by squared gradients of one backward pass, for which
-            the whole model is in memory; ``output`` by relative output errors of one forward, block by block; ``kl`` by measuring each
-            group in each candidate, which takes a forward for each.
+        sensitivity: How losses are predicted: ``fisher`` by output errors, weighted by squared gradients of
+            one backward pass, for which the whole model is in memory; ``output`` by relative output errors of
+            one forward, block by block; ``kl`` by measuring each group in each candidate, which takes a
+            forward for each.
         tokens: About how many calibration tokens losses are predicted from.
         points: Points of the Pareto curve, at least 2.
-        measured: How many points of the curve have their divergence measured too, beside the choice; 0 measures none.
+        measured: How many points of the curve have their divergence measured too, beside the choice; 0
+            measures none.
         measured_tokens: About how many calibration tokens a divergence is measured on.
 
     Raises:

@@ -57,4 +57,6 @@ def _kl(problem: SelectionProblem, tokens: int) -> Losses:
 
 
 SENSITIVITIES: Mapping[str, Callable[[SelectionProblem, int], Losses]] = MappingProxyType({"fisher": _fisher, "kl": _kl, "output": _output})
-"""By name: ``fisher`` takes a forward and a backward pass, ``kl`` a forward for each group and candidate, ``output`` one forward."""
+"""By name: ``fisher`` takes a forward and a backward pass, ``kl`` a forward for each group and candidate,
+``output`` one forward.
+"""

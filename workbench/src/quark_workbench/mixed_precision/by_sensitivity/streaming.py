@@ -15,7 +15,9 @@ from quark_workbench.mixed_precision import SelectionProblem
 __all__ = ["Replacement", "streamed"]
 
 Replacement = Callable[[str, nn.Module, Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
-"""Called in place of a layer's forward with: its full name, the layer, its own forward, the input, further arguments by place and name."""
+"""Called in place of a layer's forward with: its full name, the layer, its own forward, the input, further
+arguments by place and name.
+"""
 
 
 def streamed(
