@@ -18,6 +18,7 @@ from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
+from quark.version import VERSION
 
 DTYPES = st.sampled_from(list(Dtype))
 NAMES = st.text("abc.*_01", min_size=1, max_size=12)
@@ -206,3 +207,9 @@ def test_as_many_patterns_as_are_read_are_read_and_names_in_full_do_not_count(mo
     assert QConfig.from_dict(stored).exclude == ["a.*", "b.*", "c", "d"]
     with pytest.raises(ConfigError, match="'exclude' has 3 patterns with wildcards, and at most 2 are read"):
         QConfig.from_dict(stored | {"exclude": ["a.*", "b.*", "c.*"]})
+
+
+def test_a_stored_configuration_keeps_the_version_that_wrote_it() -> None:
+    stored = QConfig(global_quant_config=QLayerConfig()).to_dict()
+    assert QConfig.from_dict(stored | {"version": "0.8.2"}).version == "0.8.2"
+    assert QConfig.from_dict({name: value for name, value in stored.items() if name != "version"}).version == VERSION
