@@ -58,12 +58,6 @@ def test_a_layer_that_is_made_with_four_sizes_passes(name: str) -> None:
     assert result.outcome == "passed", result.message
 
 
-def test_the_scale_of_zeros_is_looked_at() -> None:
-    mutant = next(mutant for mutant in MUTANTS if mutant.about == "gives the scale 0 for zeros")
-    result = run_check(subject_among("format", mutant.records), all_checks()[mutant.check])
-    assert "for zeros" in result.message
-
-
 @pytest.mark.slow_runs
 @pytest.mark.parametrize("check", all_checks().values(), ids=lambda check: check.id)
 def test_the_check_passes_the_healthy_plugin(check: object) -> None:
