@@ -50,6 +50,14 @@ def test_a_quantized_checkpoint_is_read_and_differs_from_its_reference(tmp_path:
     assert 0.8 < found["top1_agreement"] < 1
 
 
+def test_a_window_with_more_tokens_than_a_batch_is_a_batch(monkeypatch: pytest.MonkeyPatch):
+    found = run(tiny_model_dir(), *SHORT)
+    monkeypatch.setattr(evaluate, "_TOKENS_AT_A_TIME", 48)
+    alone = run(tiny_model_dir(), *SHORT)
+    assert (alone["windows"], alone["tokens"]) == (found["windows"], found["tokens"])
+    assert alone["perplexity"] == pytest.approx(found["perplexity"], rel=1e-5)
+
+
 def test_people_get_sentences():
     done = CliRunner().invoke(app, ["evaluate", str(tiny_model_dir()), "--reference", str(tiny_model_dir()), *SHORT])
     assert "perplexity" in done.stdout

@@ -133,6 +133,8 @@ def test_a_tied_head_that_is_quantized_leaves_the_embedding_alone() -> None:
 def test_a_frozen_model_is_trained_no_more() -> None:
     model = llama().requires_grad_(True)
     quantized = ModelQuantizer(LLMTemplate.get("llama").get_config(scheme="int4_wo_64")).quantize_model(model)
+    rounded = [layer.weight for layer in model.modules() if isinstance(layer, QuantLinear)]
+    assert not any(weight.requires_grad for weight in rounded), "values on a grid are not trained even before"
     assert ModelQuantizer.freeze(quantized) is model
     assert not any(p.requires_grad for p in model.parameters())
 

@@ -43,6 +43,10 @@ def test_a_spec_of_the_format_gets_the_quantizer() -> None:
     assert type(quantizer_for(spec(), activation=True)).__name__ == "SingleLevelQuantizer"
 
 
+def test_no_scale_of_it_spans_the_tensor_so_that_siblings_share_none() -> None:
+    assert not quantizer().has_tensor_scale
+
+
 def test_stacked_weights_have_the_scales_and_values_of_each_layers_quantizer() -> None:
     q, w = quantizer(), weights()
     wt = w.t().contiguous()

@@ -36,6 +36,7 @@ def test_nearest_values_of_the_stack_are_those_of_each_layer(scheme: str, shares
         assert stacked.layers[name].weight_quantizer is not None
         one, other = (each.weight_quantizer.qparams for each in (stacked.layers[name], layer))  # type: ignore[union-attr]
         assert torch.equal(one.scale, other.scale)  # type: ignore[union-attr]
+        assert not any(each.weight.requires_grad for each in (stacked.layers[name], layer)), "values on a grid are not trained"
 
 
 def test_a_scale_that_spans_the_tensor_is_that_of_the_weight_as_it_was_changed() -> None:

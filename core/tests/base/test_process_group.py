@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from quark.base.process_group import is_one_of_many, ranks_of_environment
+from quark.base.process_group import _ProcessGroup, is_one_of_many, ranks_of_environment
 from quark.base.ranks import ALONE
 from quark.checkpoint.atomic_directory import finished_blocks
 from quark.errors import ConfigError
@@ -194,6 +195,12 @@ def test_torchrun_starts_all_again_where_it_is_told_to(processes: Processes, tmp
     assert code == 0, said[-3000:]
     assert log.exists()
     assert not different(contents(out), processes.checkpoint(1, "gptq"))
+
+
+def test_a_rank_that_stops_tells_the_others_its_number_and_why() -> None:
+    store = HashStore()
+    _ProcessGroup(1, 3, store).report(ValueError("disk on fire"))
+    assert store.get("error") == b"rank 1 of 3 has stopped: ValueError: disk on fire"
 
 
 def test_a_process_that_torchrun_has_not_started_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,12 @@ from torch import Tensor
 from quark.checkpoint import CheckpointContent, CheckpointExporter, CodedLayer, ExportOptions, StorageReader
 from quark.checkpoint.chosen_exporter import exporter_of
 from quark.checkpoint.content import content_of
+from quark.checkpoint.model_tensors import scale_suffixes
 from quark.config.layer import QLayerConfig
 from quark.errors import UnsupportedError
+from quark.models.layers import QuantizerModule
 from quark.numbers import QParams
-from quark.plugins import ExporterRecord, exporters, schemes
+from quark.plugins import ExporterRecord, documented_object, exporters, schemes
 from quark_devkit.resumed_runs import require_same_when_resumed
 from quark_devkit.small_models import quantized, run_config
 from quark_devkit.whole_runs import require_reload, require_same_from_disk
@@ -78,3 +80,11 @@ def test_layers_without_a_place_and_rounded_values_are_refused_in_one_message() 
     with pytest.raises(UnsupportedError, match=says) as refusal:
         exporter_of("wide").check(content_of(model), model, ExportOptions(weight_format="fake_quantized"))
     assert "rounded values;" in str(refusal.value), "what holds of the whole model names no layers"
+
+
+def test_activations_have_scales_in_a_checkpoint_where_they_are_static() -> None:
+    static = documented_object("Int8PerTensorSpec")().to_quantization_spec()
+    modules = {"static": QuantizerModule(static, activation=True), "dynamic": QuantizerModule(static.set(is_dynamic=True), activation=True)}
+    suffixes = {name: scale_suffixes(module, ExportOptions()) for name, module in modules.items()}
+    assert suffixes == {"static": ["scale", "zero_point"], "dynamic": []}
+    assert scale_suffixes(None, ExportOptions()) == []

@@ -12,7 +12,7 @@ from torch import nn
 
 from quark.checkpoint import destination
 from quark.checkpoint.atomic_directory import building
-from quark.checkpoint.destination import COMPANIONS, REPLACED, refuse_used_directory
+from quark.checkpoint.destination import COMPANIONS, REPLACED, move_into_place, refuse_used_directory
 from quark.checkpoint.exchange import exchange
 from quark.checkpoint.export import export_with
 from quark.checkpoint.exporter import ExportOptions
@@ -152,6 +152,10 @@ def test_if_the_new_export_cannot_be_moved_the_earlier_one_is_put_back(tmp_path:
     with pytest.raises(OutputError, match="could not be written"):
         build(out, overwrite=True, config="new")
     assert contents(tmp_path) == {f"out/{name}": text for name, text in before.items()}
+    (new := tmp_path / "new").mkdir()
+    with pytest.raises(PermissionError):
+        move_into_place(new, out, overwrite=True)
+    assert contents(out) == before, "at once, and not when the directory beside it is removed"
 
 
 def cannot_exchange(one: Path, other: Path) -> bool:

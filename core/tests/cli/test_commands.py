@@ -161,6 +161,19 @@ def test_an_error_of_a_command_is_one_sentence(
     assert said in capsys.readouterr().err
 
 
+def test_with_debug_an_error_shows_the_traceback_that_python_writes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["quark", "acme-fails", "--debug"])
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    with using(with_commands(command("acme-fails", refuse))), pytest.raises(QuarkError) as caught:
+        main.main()
+    sys.excepthook(caught.type, caught.value, caught.tb)
+    said = capsys.readouterr().err
+    assert said.startswith("Traceback (most recent call last):\n")
+    assert "\nquark.errors.QuarkError: not today\n" in said
+
+
 def test_every_command_has_the_summary_that_its_help_begins_with() -> None:
     catalog = Catalog(discover())
     assert {"quantize", "check", "demo", "schemes"} <= set(catalog.commands.names())

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quark.base.version import VERSION
 from quark.config.algorithm import AlgoConfig
 from quark.config.enums import DeviceType, Dtype, QSchemeType, QuantizationMode, RoundType, ScaleType, ZeroPointType
 from quark.config.export import ExporterConfig, JsonExporterConfig
@@ -206,3 +207,9 @@ def test_as_many_patterns_as_are_read_are_read_and_names_in_full_do_not_count(mo
     assert QConfig.from_dict(stored).exclude == ["a.*", "b.*", "c", "d"]
     with pytest.raises(ConfigError, match="'exclude' has 3 patterns with wildcards, and at most 2 are read"):
         QConfig.from_dict(stored | {"exclude": ["a.*", "b.*", "c.*"]})
+
+
+def test_a_stored_configuration_keeps_the_version_that_wrote_it() -> None:
+    stored = QConfig(global_quant_config=QLayerConfig()).to_dict()
+    assert QConfig.from_dict(stored | {"version": "0.8.2"}).version == "0.8.2"
+    assert QConfig.from_dict({name: value for name, value in stored.items() if name != "version"}).version == VERSION

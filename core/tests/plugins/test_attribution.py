@@ -118,8 +118,9 @@ def test_a_plugin_that_is_called_back_is_named_with_whom_it_serves(installed: In
 
 def test_what_the_core_cannot_do_with_a_plugins_answer_is_the_plugins(installed: Installed) -> None:
     tried = attributed("being tried", origin("schemes", "acme"))
-    with pytest.raises(PluginError, match="the scheme 'acme' of plugin 'acme-quant'"), tried:
+    with pytest.raises(PluginError, match="the scheme 'acme' of plugin 'acme-quant'") as caught, tried:
         installed.core.divides()
+    assert "update it (pip install --upgrade acme-quant)" in str(caught.value).lower(), "and the fix is for it"
 
 
 def test_what_is_no_plugins_passes_unchanged(installed: Installed) -> None:

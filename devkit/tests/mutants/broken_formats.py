@@ -300,7 +300,7 @@ class ScaleOfAll(Plain):
 
 class ScaleOfZero(Plain):
     def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
-        return QParams(torch.maximum(-low, high) / 7.5)
+        return QParams(torch.maximum(low.abs(), high.abs()) / 7.5)
 
 
 class ScaleIsNan(Plain):

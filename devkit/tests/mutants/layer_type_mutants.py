@@ -19,7 +19,7 @@ from quark.plugins import LayerTypeRecord
 
 from .mutant import Mutant
 
-__all__ = ["HEALTHY", "MUTANTS"]
+__all__ = ["HEALTHY", "MUTANTS", "OF_FOUR_SIZES"]
 
 
 class Gained(nn.Linear):
@@ -37,6 +37,13 @@ class Gained(nn.Linear):
 
 class OwnTransposed(nn.ConvTranspose1d):
     """A class of transposed convolutions that nobody else claims."""
+
+
+class OwnStrided(nn.Conv1d):
+    """A class of convolutions that is made with four sizes."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int) -> None:
+        super().__init__(inputs, outputs, kernel, stride)
 
 
 class OwnEmbedding(nn.Embedding):
@@ -131,6 +138,10 @@ class ByInput(QuantizedLayer, OwnTransposed):  # type: ignore[misc]
     """Has scales of axis 0 of the weight as torch keeps it: the input channels of a transposed convolution."""
 
 
+class QuantStrided(QuantizedConvolution, OwnStrided):  # type: ignore[misc]
+    """A healthy one too."""
+
+
 class ForgetsGroups(QuantizedConvolution, OwnTransposed):  # type: ignore[misc]
     """Takes the weight of all groups for one matrix."""
 
@@ -158,6 +169,7 @@ def mutant(check: str, about: str, quantized: type[QuantizedLayer] | None = Quan
 
 
 HEALTHY = (record_of(),)
+OF_FOUR_SIZES = (record_of(QuantStrided, layer=ObjectRef(OwnStrided), planned_as=None),)
 MUTANTS = (
     Mutant("layer_type:is_found_by_its_class", "claims a class that another claims", (record_of(), record_of(name="another_layer"))),
     mutant("is_planned_as_a_known_type", "is planned as nothing that is there", planned_as="no_such_layer"),

@@ -52,6 +52,12 @@ def test_a_transform_that_moves_values_as_it_should_passes() -> None:
     assert result.outcome == "passed", result.message
 
 
+@pytest.mark.parametrize("name", ["computes_what_the_layer_computes", "has_a_scale_for_each_output", "applies_its_quantizers"])
+def test_a_layer_that_is_made_with_four_sizes_passes(name: str) -> None:
+    result = run_check(subject_among("layer_type", MODULES["layer_type"].OF_FOUR_SIZES), all_checks()[f"layer_type:{name}"])
+    assert result.outcome == "passed", result.message
+
+
 @pytest.mark.slow_runs
 @pytest.mark.parametrize("check", all_checks().values(), ids=lambda check: check.id)
 def test_the_check_passes_the_healthy_plugin(check: object) -> None:

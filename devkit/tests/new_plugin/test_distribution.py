@@ -163,6 +163,11 @@ def test_the_code_in_the_readme_runs(everything: Path, installed: Catalog) -> No
         exec(block.partition("```")[0], {})
 
 
+def test_the_readme_begins_with_the_things_that_it_registers(tmp_path: Path) -> None:
+    out = new_distribution(NAME, ["block_tuning", "format", "observer"], tmp_path / "out")
+    assert (out / "README.md").read_text(encoding="utf-8").startswith(f"# {NAME}\n\nA format, an observer and a block tuning for quark. ")
+
+
 def test_the_readme_says_that_the_license_is_the_authors_to_choose(everything: Path) -> None:
     assert "Choose a license" in (everything / "README.md").read_text(encoding="utf-8")
     project = tomllib.loads((everything / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -64,6 +64,14 @@ def test_few_layers_with_most_of_the_error_are_named() -> None:
     assert not [f for f in flags_of(report({"snr_db": 19.0})) if f["code"] == "dominant"]
 
 
+@pytest.mark.parametrize(("count", "bad", "named"), [(20, 1, 1), (19, 1, 0), (40, 2, 2), (40, 5, 0)])
+def test_as_many_as_a_twentieth_of_the_layers_are_few(count: int, bad: int, named: int) -> None:
+    given = report()
+    given["layers"] = [{**given["layers"][0], "name": f"layers.{i}", "snr_db": 0.0 if i < bad else 20.0} for i in range(count)]
+    chosen = [layer for flag in flags_of(given) if flag["code"] == "dominant" for layer in flag["layers"]]
+    assert len(chosen) == named
+
+
 @pytest.mark.parametrize(("ratio", "level"), [(2.9, ["red"]), (9.9, ["amber"]), (10.1, [])])
 def test_hidden_states_raise_a_flag(ratio: float, level: list[str]) -> None:
     blocks = [{"block": "layers.0", "snr_db": 30.0}, {"block": "layers.1", "snr_db": ratio}, {"block": "layers.2", "snr_db": None}]

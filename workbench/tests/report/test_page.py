@@ -158,3 +158,11 @@ def test_the_page_of_a_mixture_of_thousands_of_experts_stays_small() -> None:
     ]
     report["experts"]["tokens"] = {layer["name"]: 3 * i for i, layer in enumerate(report["layers"])}
     assert len(page(with_flags(report)).encode()) < 1_000_000
+
+
+@pytest.mark.parametrize("summary", ["Plan", "Algorithm awq", "Versions and machine"])
+def test_settings_are_words_and_stand_like_words(summary: str) -> None:
+    table = page_of("int4_wo_64-awq-gptaq").split(f"<summary>{summary}</summary>")[1]
+    *heads, last = re.findall(r"<th [^>]*>", table.split("</thead>")[0])
+    assert all('class="t"' in head for head in heads)
+    assert ('class="t"' in last) is (summary != "Plan"), "whose last column has numbers"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -111,3 +112,11 @@ def test_what_gives_no_data_is_refused(arguments: dict[str, Any], says: str) -> 
 def test_a_checkpoint_without_a_tokenizer_is_refused() -> None:
     with pytest.raises(CalibrationError, match="no tokenizer"):
         token_sequences(None, ["a text"])
+
+
+def test_a_text_longer_than_the_context_is_no_reason_to_warn(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    tokenizer = tiny_tokenizer()
+    tokenizer.model_max_length = 8
+    token_sequences(tokenizer, [held_out_text()[:2000]], count=5, length=7)
+    assert caplog.records == [], "the text is cut into sequences that the model reads"

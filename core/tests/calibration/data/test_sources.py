@@ -82,6 +82,25 @@ def test_parquet_files_are_read_row_by_row(tmp_path: Path) -> None:
         list(read_samples(written(tmp_path / "b.parquet", "no table")))
 
 
+def test_rows_of_all_batches_of_a_parquet_file_are_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class ParquetFile:
+        """Stands in for pyarrow's, of which two batches are read."""
+
+        def __init__(self, path: Path) -> None:
+            assert path == tmp_path / "a.parquet"
+
+        def iter_batches(self) -> Iterator[Any]:
+            for rows in ([{"text": "one", "chat": CHAT}, {"text": " ", "chat": CHAT}], [{"text": "two", "chat": 3}]):
+                yield SimpleNamespace(to_pylist=lambda rows=rows: rows)
+
+    monkeypatch.setitem(sys.modules, "pyarrow", SimpleNamespace(ArrowException=OSError))
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", SimpleNamespace(ParquetFile=ParquetFile))
+    written(tmp_path / "a.parquet", "")
+    assert list(read_samples(tmp_path / "a.parquet")) == ["one", "two"]
+    with pytest.raises(CalibrationError, match=r"a\.parquet' gives a int where a sample is wanted"):
+        list(read_samples(tmp_path / "a.parquet", {"column": "chat"}))
+
+
 def test_a_directory_is_its_files_in_order_of_name(tmp_path: Path) -> None:
     for name in "ba":
         written(tmp_path / f"{name}.txt", name)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM
+from transformers.core_model_loading import ConversionOps, WeightConverter
 
 from quark.errors import CheckpointError
 from quark.models.hf.shards import check_shards
 from quark.models.hf.skeleton import skeleton
-from quark.models.hf.stored_tensors import StoredTensors
-from quark_tiny_model import tiny_model_dir
+from quark.models.hf.stored_tensors import Recipe, StoredTensors
+from quark_tiny_model import tiny_model, tiny_model_dir
 
 CPU = torch.device("cpu")
 LAYER = "model.layers.0.mlp.up_proj.weight"
@@ -80,3 +82,20 @@ def test_a_stored_tensor_without_a_place_in_the_model_is_warned_of(tmp_path: Pat
     source = changed(tmp_path / "changed", lambda t: t.update({"model.layers.0.extra.weight": torch.zeros(2)}))
     opened(source)
     assert "1 tensor(s) that a LlamaForCausalLM has no place for: model.layers.0.extra.weight" in caplog.text
+
+
+class PassesOn(ConversionOps):
+    """Gives what it gets, as some conversions of transformers do with tensors that are none of theirs: in a list."""
+
+    def convert(self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **_: Any) -> dict[str, Any]:
+        (given,) = input_dict.values()
+        return {target_patterns[0]: given if isinstance(given, list) else [given]}
+
+
+def test_a_tensor_that_a_conversion_passes_on_is_that_tensor() -> None:
+    conversion = WeightConverter("old.weight", "new.weight", [PassesOn()])
+    recipe = Recipe((("old.weight", "layers.0.old.weight"),), ("layers.0.new.weight",), conversion)
+    x = torch.ones(2, 3)
+    made = recipe.make({"layers.0.old.weight": x}, tiny_model(blocks=1))
+    assert made.keys() == {"layers.0.new.weight"}
+    assert torch.equal(made["layers.0.new.weight"], x)

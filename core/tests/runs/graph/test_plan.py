@@ -84,6 +84,13 @@ def test_the_plan_says_what_is_folded_and_what_is_not_known() -> None:
     assert made.to_dict()["rows"][0]["config"]["weight"]["dtype"] == "int8"
 
 
+def test_the_plan_counts_the_operators_of_each_rule() -> None:
+    made = plan(exclude=["stem.*"], layer_type_quant_config={"Softmx": BOTH, nn.Linear: BOTH})
+    rules = [(rule.field, rule.rule, rule.layers, bool(rule.problem)) for rule in made.rules]
+    types = [("layer_type_quant_config", "Softmx", 0, True), ("layer_type_quant_config", "Linear", 1, False)]
+    assert rules == [("exclude", "stem.*", 2, False), *types]
+
+
 def test_rules_without_effect_are_errors_where_that_is_asked_for() -> None:
     with pytest.raises(ConfigError, match="did you mean 'head'"):
         plan(exclude=["hed"], strict=True)
