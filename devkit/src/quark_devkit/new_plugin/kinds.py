@@ -53,7 +53,9 @@ PLUGIN_KINDS = (
     PluginKind("block_tuning", "algorithms", "nudged", "a tuning: norms resized where a rounded block gains by it", ("attrs", "torch")),
     PluginKind("template", "templates", "lm", "a model family: its class, and the facts about its structure", ("torch", "transformers")),
     PluginKind("layout", "exporters", "box", "a checkpoint layout: its exporter and its reader", ("safetensors", "torch")),
-    PluginKind("selector", "selectors", "ends", "a selector of schemes: larger ones for the first and the last layers"),
+    PluginKind(
+        "selector", "selectors", "ends", "a selector of schemes: larger ones for the first and the last layers", ("quark-workbench",)
+    ),
     PluginKind("layer_type", "layer_types", "gated", "a linear layer with a gain for each output", ("torch",)),
     PluginKind("dataset", "datasets", "dialogs", "a source of calibration text: files of dialogs, each a chat"),
     PluginKind("metric", "metrics", "rank", "a metric of evaluations: the rank of the right token", ("torch",)),
