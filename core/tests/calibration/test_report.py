@@ -29,6 +29,13 @@ def test_layers_with_few_tokens_and_with_none_are_folded() -> None:
     assert "3 layer(s): model.layers.{0-2}.mlp.up_proj." in none
 
 
+def test_of_experts_with_few_tokens_the_one_with_the_fewest_is_named() -> None:
+    tokens = {"experts.0.up_proj": 4, "experts.1.up_proj": 2} | {f"experts.{i}.up_proj": 1000 for i in range(2, 10)}
+    (line,) = CalibrationReport(tokens=tokens).lines()
+    assert line.startswith("2 of 10 layers of experts got less than ")
+    assert "'experts.1.up_proj' got fewest, 2." in line
+
+
 def test_reports_of_ranks_join_to_one_of_all_blocks_in_their_order() -> None:
     names = ["model.layers.0", "model.layers.1"]
 

@@ -123,6 +123,13 @@ def test_every_plot_has_a_name_a_description_and_a_table(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
+def test_every_rectangle_has_a_size_without_which_it_is_not_drawn(name: str) -> None:
+    shapes = Parsed(page_of(name)).named("rect")
+    assert shapes
+    assert [shape for shape in shapes if not {"width", "height"} <= shape.keys()] == []
+
+
+@pytest.mark.parametrize("name", PAGES)
 def test_headings_are_in_order_and_the_page_has_its_landmarks(name: str) -> None:
     parsed = Parsed(page_of(name))
     levels = [int(tag[1]) for tag, *_ in parsed.elements if re.fullmatch(r"h[1-6]", tag)]

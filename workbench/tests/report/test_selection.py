@@ -87,6 +87,17 @@ def test_a_selector_that_predicts_no_divergence_has_no_plot_of_additivity(change
     assert ("plot-pareto" in text) == bool(altered["selection"]["curve"])
 
 
+def test_powers_of_ten_are_written_out_where_they_are_short() -> None:
+    altered = report()
+    curve = altered["selection"]["curve"]
+    for power, point in enumerate(curve, -5):
+        point["loss"] = 3 * 10.0**power
+    labels = {text for tag, text in Parsed(page(altered)).text if tag == "text"}
+    assert len(curve) >= 4
+    assert {"1e-5", "0.001"} <= labels
+    assert "1e-3" not in labels
+
+
 def test_names_are_text_and_never_markup() -> None:
     altered = report()
     selection = altered["selection"]
