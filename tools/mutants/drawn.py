@@ -166,7 +166,10 @@ class Map:
         for file, record in self.records.items():
             ran = record.lines.get(mutation.file, {})
             lines = [line for line in range(mutation.line, mutation.line - 60, -1) if line in ran]  # a statement of several lines
-            tests = sorted((record.tests[test] for test in (ran[lines[0]] if lines else ())), key=lambda test: test.seconds)
+            ran_it = set(ran[lines[0]]) if lines else set()
+            if not mutation.function:  # it ran when the first test imported the module: any test of the module may notice it
+                ran_it.update(*ran.values())
+            tests = sorted((record.tests[test] for test in ran_it), key=lambda test: test.seconds)[:MOST]
             seconds = sum(test.seconds for test in record.tests)
             is_mirrored = mirrors(file, mutation.file)
             if is_mirrored or (tests and _folder(file) == _folder(mutation.file)):
