@@ -37,11 +37,13 @@ def test_it_is_short_and_has_three_tables() -> None:
     assert len(re.findall(r"^\|[-|]+\|$", README, flags=re.MULTILINE)) == 3
 
 
-def test_the_command_that_installs_a_clone_names_core_and_every_plugin_distribution() -> None:
+def test_the_command_that_installs_a_clone_names_core_the_workbench_and_every_plugin_distribution() -> None:
     line = re.search(r"^pip install (\./.*)$", README, flags=re.MULTILINE)
     assert line is not None
-    plugins = [f"./plugins/{path.parent.name}" for path in ROOT.glob("plugins/*/pyproject.toml")]
-    assert sorted(line[1].split()) == sorted(["./core", *plugins])
+    named = [path for pattern in line[1].split() for path in ROOT.glob(pattern) if path.is_dir()]
+    assert all((path / "pyproject.toml").is_file() for path in named)
+    wanted = [ROOT / "core", ROOT / "workbench", *(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]
+    assert sorted(named) == sorted(wanted)
 
 
 def test_the_number_of_schemes_and_families_is_that_of_those_that_are_registered() -> None:
