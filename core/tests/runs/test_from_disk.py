@@ -90,6 +90,17 @@ def test_a_block_has_its_tensors_from_its_loading_to_its_release_and_no_other_ha
         assert there(model) == outside
 
 
+def test_the_buffers_of_a_block_are_released_with_it_but_for_those_that_no_file_holds() -> None:
+    model, plan, source = opened()
+    block = blocks_of(model, plan)[0]
+    source.load(block)
+    block.module.register_buffer("stored", torch.ones(2))
+    block.module.register_buffer("computed", torch.ones(2), persistent=False)
+    source.release(block)
+    assert block.module.get_buffer("stored").is_meta
+    assert block.module.get_buffer("computed").tolist() == [1, 1]
+
+
 def test_tied_modules_share_what_is_read() -> None:
     model, _, source = opened()
     source.load(None)
