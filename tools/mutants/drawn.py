@@ -163,10 +163,11 @@ class Map:
         other folders.
         """
         near, whole, far = [], [], []
+        ran_at_all = {line for record in self.records.values() for line in record.lines.get(mutation.file, ())}
+        statement = max((line for line in ran_at_all if mutation.line - 60 < line <= mutation.line), default=0)  # it may have several lines
         for file, record in self.records.items():
             ran = record.lines.get(mutation.file, {})
-            lines = [line for line in range(mutation.line, mutation.line - 60, -1) if line in ran]  # a statement of several lines
-            ran_it = set(ran[lines[0]]) if lines else set()
+            ran_it = set(ran.get(statement, ()))
             if not mutation.function:  # it ran when the first test imported the module: any test of the module may notice it
                 ran_it.update(*ran.values())
             tests = sorted((record.tests[test] for test in ran_it), key=lambda test: test.seconds)[:MOST]
