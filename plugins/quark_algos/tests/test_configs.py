@@ -12,6 +12,7 @@ import pytest
 
 import quark
 from quark.config.algorithm import AlgoConfig
+from quark.plugins.options import settings_options
 from quark.torch.quantization import load_quant_algo_config_from_file
 from quark_algos.equalization.config import AutoSmoothQuantConfig, AWQConfig, SmoothQuantConfig
 from quark_algos.gptq.config import GPTAQConfig, GPTQConfig, QronosConfig
@@ -49,6 +50,17 @@ def test_a_configuration_is_read_back_from_json_as_it_was(config: AlgoConfig, tm
     path = tmp_path / "algorithm.json"
     path.write_text(json.dumps(config.to_dict()), encoding="utf-8")
     assert load_quant_algo_config_from_file(path) == config
+
+
+@pytest.mark.parametrize("kind", [GPTQConfig, AWQConfig, SmoothQuantConfig])
+def test_fields_that_only_older_configurations_have_are_no_options(kind: Any) -> None:
+    names = {option.name for option in settings_options(kind)}
+    assert names
+    assert "model_decoder_layers" in {field.name for field in attrs.fields(kind)} - names
+
+
+def test_what_gptq_does_not_read_makes_no_difference_between_configurations() -> None:
+    assert GPTQConfig(embedding_layers=["model.embed_tokens"], true_sequential=False) == GPTQConfig()
 
 
 @pytest.mark.parametrize("config", EXAMPLES, ids=lambda c: c.name)

@@ -122,6 +122,20 @@ def test_the_objective_asked_for_is_the_one_that_is_searched_by() -> None:
     assert scales(by["MSE"]) == scales(by["RMSE"]) != scales(by["MAE"])
 
 
+def test_a_mapping_that_a_variant_of_the_family_breaks_is_left_out_in_every_block(caplog: pytest.LogCaptureFixture) -> None:
+    model = float_model()
+    for layer in model.model.layers:  # type: ignore[union-attr]
+        layer.mlp.down_proj.register_forward_pre_hook(lambda module, arguments: (torch.tanh(arguments[0]),))
+    with caplog.at_level(logging.WARNING):
+        model = ModelQuantizer(config("awq")).quantize_model(model, DATA)
+    refused = [r.getMessage() for r in caplog.records if "a variant that differs from its template" in r.getMessage()]
+    assert len(refused) == 1
+    assert "up_proj" in refused[0]
+    kept = scales(model)
+    assert kept
+    assert not any("up_proj" in name for name in kept)
+
+
 def test_which_mappings_were_probed_and_refused_goes_through_json_to_another_process() -> None:
     transform = Awq(AWQConfig())
     before, after = EqualizationRun(transform, 4), EqualizationRun(transform, 4)
