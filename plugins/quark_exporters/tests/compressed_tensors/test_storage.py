@@ -32,7 +32,9 @@ def by_channel(dtype: str, *, symmetric: bool) -> QLayerConfig:
     spec = QTensorConfig(
         dtype=dtype, qscheme="per_channel", ch_axis=0, symmetric=symmetric, observer_cls="PerChannelMinMaxObserver", **COMMON
     )
-    inputs = QTensorConfig(dtype="int8", qscheme="per_channel", ch_axis=1, symmetric=True, **{**COMMON, "is_dynamic": True})
+    inputs = QTensorConfig(
+        dtype="int8" if "int" in dtype else dtype, qscheme="per_channel", ch_axis=1, symmetric=True, **{**COMMON, "is_dynamic": True}
+    )
     return QLayerConfig(weight=spec, input_tensors=inputs)
 
 
@@ -96,6 +98,14 @@ def test_codes_and_zero_points_of_a_byte_are_signed(dtype: str) -> None:
     again = storage.restored(config, (ROWS, COLUMNS), tensors)
     assert torch.equal(again.codes, layer.codes)
     assert torch.equal(again.qparams.zero_point, layer.qparams.zero_point)
+
+
+def test_scales_that_are_stored_in_16_bits_are_float32_when_they_are_read() -> None:
+    config, storage = by_channel("fp8_e4m3", symmetric=True), CompressedTensorsStorage()
+    tensors = storage.stored(coded(config))
+    again = storage.restored(config, (ROWS, COLUMNS), tensors | {"weight_scale": tensors["weight_scale"].bfloat16()})
+    assert again.qparams.scale.dtype is torch.float32
+    assert torch.equal(again.qparams.scale, tensors["weight_scale"].bfloat16().float().reshape(again.qparams.scale.shape))
 
 
 def test_a_stored_shape_is_that_of_the_weight_and_another_one_is_damage() -> None:

@@ -22,7 +22,9 @@ from transformers import (
 
 from quark.checkpoint.export import export_with
 from quark.checkpoint.exporter import ExportOptions
+from quark.config.model import QConfig
 from quark.errors import ConfigError, MissingPluginError, UnsupportedError
+from quark.plugins import schemes
 from quark.runs import quantize_checkpoint
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark_tiny_model import calibration_batches, tiny_model, tiny_model_dir, tiny_tokenizer
@@ -187,6 +189,14 @@ def test_another_family_is_refused_by_name(tmp_path: Path) -> None:
 
     model = quantized("int4_wo_32", PhiConfig(**SIZES))
     with pytest.raises(UnsupportedError, match="'phi'"):
+        exported(model, tmp_path)
+
+
+def test_a_network_that_is_no_transformers_model_is_refused_with_its_class(tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Linear(64, 64))
+    spec = schemes().load_config("int4_wo_32")()
+    model = ModelQuantizer(QConfig(global_quant_config=spec)).quantize_model(network)
+    with pytest.raises(UnsupportedError, match="GGUF files are written of transformers models, and this is a Sequential"):
         exported(model, tmp_path)
 
 

@@ -28,6 +28,7 @@ E4M3, E5M2 = ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT8E5M2
         ("fp4", None, UINT4),
         ("fp6_e2m3", None, INT8),
         ("fp6_e3m2", None, UINT8),
+        ("fp8_e5m3", None, UINT8),  # whole multiples of its smallest value would need 32 bits
         ("mx6", None, INT8),
         ("mx9", None, INT16),
     ],
