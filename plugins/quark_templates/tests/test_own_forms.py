@@ -222,10 +222,11 @@ def test_separating_experts_keeps_the_logits_and_copies_nothing(model_type: str,
     assert list(fused_parameters(model)) == []
 
 
-def test_fused_experts_of_published_checkpoints_are_converted_to_those_of_the_model(tmp_path: Path) -> None:
-    model, converters = model_of("llama4"), LLMTemplate.get("llama4").f2f_weight_converters
+@pytest.mark.parametrize("fused_type", ["llama4", "llama4_text"])
+def test_fused_experts_of_published_checkpoints_are_converted_to_those_of_the_model(fused_type: str, tmp_path: Path) -> None:
+    model, converters = model_of(fused_type), LLMTemplate.get(fused_type).f2f_weight_converters
     model.save_pretrained(tmp_path)
-    separate_experts(model, LLMTemplate.get("llama4").get_config("int4_wo_32"))
+    separate_experts(model, LLMTemplate.get(fused_type).get_config("int4_wo_32"))
     assert converters is not None
     made = apply_converters(load_file(tmp_path / "model.safetensors"), converters)
     wanted = dict(model.named_parameters())

@@ -243,3 +243,9 @@ def test_kimi_k2_on_the_modules_of_deepseek_v3_is_quantized_expert_by_expert_and
     export_safetensors(model, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))["model_type"] == "kimi_k2"
     assert torch.equal(logits(import_model_from_safetensors(kimi_on_deepseek_v3(), tmp_path / "out")), logits(model))
+
+
+def test_the_head_stays_float(family: tuple[Skeleton, Architecture]) -> None:
+    _, facts = family
+    assert facts.head is not None
+    assert excluded(facts.head, facts)

@@ -166,6 +166,13 @@ def test_a_cache_has_a_note(tmp_path: Path) -> None:
     assert "kv_cache_dtype=fp8" in support.notes[0]
 
 
+def test_a_cache_of_one_block_has_the_note_too(tmp_path: Path) -> None:
+    config = LLMTemplate.get("llama").get_config(scheme="ptpc_fp8", kv_cache_scheme="fp8")
+    cached = next(iter(config.kv_cache_quant_config.values()))
+    config.kv_cache_quant_config = {f"model.layers.0.self_attn.{name}": cached for name in ("k_proj", "v_proj")}
+    assert "kv_cache_dtype=fp8" in support_of(inspect_checkpoint(exported(config, tmp_path))).notes[0]
+
+
 def changed_block(directory: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     path = directory / "config.json"
     config = json.loads(path.read_text())

@@ -40,3 +40,8 @@ def test_helpers_pass_options_on_and_json_keeps_them(helper: str) -> None:
         scales[percentile] = float(quantizer_for(spec, activation=False).find_qparams(x).scale)
     assert scales[90.0] < scales[99.9]
     assert "observer_options" not in made().to_quantization_spec().to_dict(), "readers that know no such key are spared it"
+
+
+@pytest.mark.parametrize("helper", ["Int4PerGroupSpec", "Uint4PerGroupSpec", "Int8PerGroupSpec"])
+def test_groups_are_static_where_nothing_is_said(helper: str) -> None:
+    assert documented_object(helper)(ch_axis=-1, group_size=32).to_quantization_spec().is_dynamic is False
