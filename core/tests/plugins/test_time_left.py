@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quark.plugins.time_left import TimeLeft
+from quark.plugins.run_events import TimeLeft
 
 
 @given(st.lists(st.floats(0.5, 1e6), min_size=1, max_size=20), st.floats(1e-3, 1e3))

@@ -18,7 +18,7 @@ from quark.models.layers import linear_weight
 from quark.models.plan.decoder_blocks import decoder_blocks
 from quark.models.plan.mixtures import separate_experts
 from quark.plugins import templates
-from quark.plugins.records import TemplateRecord
+from quark.plugins.model_records import TemplateRecord
 from quark_devkit.check import NotApplicableError
 from quark_devkit.float64 import InFloat64
 from quark_devkit.small_models import run_config_of

@@ -14,7 +14,8 @@ from quark.plugins import Catalog
 from quark.plugins.collection import Registered
 from quark.plugins.discovery import CORE, name_in, normalized
 from quark.plugins.kinds import BUILT_IN
-from quark.plugins.records import AlgorithmRecord, ExporterRecord, Record
+from quark.plugins.program_records import ExporterRecord
+from quark.plugins.records import AlgorithmRecord, Record
 
 __all__ = ["KINDS", "Subject", "distributions", "find_subject", "subjects"]
 

@@ -14,7 +14,7 @@ from quark.checkpoint.layouts import quantization_block
 from quark.errors import OutputError, QuarkError
 from quark.models.hf.custom_code import code_of
 from quark.plugins import exporters
-from quark.plugins.records import ExporterRecord
+from quark.plugins.program_records import ExporterRecord
 
 __all__ = ["COMPANIONS", "OF_THE_RUN", "REPLACED", "REPORT_FILES", "RUN_FILE", "move_into_place", "refuse_used_directory"]
 

@@ -16,8 +16,9 @@ from quark.plugins.catalog import Catalog
 from quark.plugins.collection import Registered
 from quark.plugins.discovery import Source
 from quark.plugins.failures import PluginFailure
+from quark.plugins.model_records import TemplateRecord
 from quark.plugins.options import Option
-from quark.plugins.records import AlgorithmRecord, Record, SchemeRecord, TemplateRecord
+from quark.plugins.records import AlgorithmRecord, Record, SchemeRecord
 from quark.plugins.registry import Registry, load_for
 
 __all__ = ["kind_report", "plugins_report", "record_report"]

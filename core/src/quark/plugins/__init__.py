@@ -10,28 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from quark.base.lazy import LazyRef, Reference
 from quark.plugins.api_version import API_VERSION
-from quark.plugins.capabilities import CAPABILITIES
 from quark.plugins.catalog import Catalog, emit, is_heard, listening, using
 from quark.plugins.catalog import catalog as _catalog
-from quark.plugins.command_record import CommandRecord
 from quark.plugins.discovery import Source
 from quark.plugins.failures import PluginFailure, PluginWarning
-from quark.plugins.graph_op_record import GraphOpRecord
 from quark.plugins.hookspecs import QuarkHooks, hookimpl
+from quark.plugins.model_records import GraphOpRecord, LayerTypeRecord, TemplateRecord
 from quark.plugins.options import Option, OptionNote
-from quark.plugins.records import (
-    AlgorithmRecord,
-    DatasetRecord,
-    ExporterRecord,
-    FormatRecord,
-    LayerTypeRecord,
-    MetricRecord,
-    ObserverRecord,
-    Record,
-    SchemeRecord,
-    SelectorRecord,
-    TemplateRecord,
-)
+from quark.plugins.program_records import CommandRecord, DatasetRecord, ExporterRecord, MetricRecord, SelectorRecord
+from quark.plugins.record_fields import CAPABILITIES
+from quark.plugins.records import AlgorithmRecord, FormatRecord, ObserverRecord, Record, SchemeRecord
 from quark.plugins.registries import (
     AlgorithmRegistry,
     CommandRegistry,
@@ -195,7 +183,7 @@ def commands() -> CommandRegistry:
 
 
 def documented_object(name: str) -> Any:
-    """Return the object that a plugin brings under a name of AMD Quark's public API; see `quark.plugins.exports.Exports.load`."""
+    """Return the object that a plugin brings under a name of AMD Quark's public API; see `quark.plugins.catalog.Exports.load`."""
     return _catalog().exports.load(name)
 
 

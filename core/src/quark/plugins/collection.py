@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import pluggy
 
+from quark.base.log import get_logger
 from quark.base.names import closest
 from quark.errors import PluginError
 from quark.plugins.api_version import ApiRange, as_api_range
@@ -16,10 +17,61 @@ from quark.plugins.discovery import CORE, Candidate, Source
 from quark.plugins.failures import PluginFailure, leave_out
 from quark.plugins.hookspecs import PROJECT, QuarkHooks
 from quark.plugins.kinds import KINDS, Kind
-from quark.plugins.listeners import Listener, Listeners
 from quark.plugins.records import Record
 
-__all__ = ["API_ATTRIBUTE", "EVENT_HOOK", "MOST_FAILURES", "MOST_RECORDS", "Collection", "Registered"]
+if TYPE_CHECKING:
+    from quark.plugins.events import Event
+
+__all__ = ["API_ATTRIBUTE", "EVENT_HOOK", "MOST_FAILURES", "MOST_RECORDS", "Collection", "Listener", "Listeners", "Registered"]
+
+Listener = Callable[["Event"], object]
+"""Hears one event; what it returns is not looked at."""
+
+
+class Listeners:
+    """Some listeners, in order.
+
+    Args:
+        listeners: Whose each is, for messages, and the listener.
+    """
+
+    def __init__(self, listeners: Iterable[tuple[object, Listener]] = ()) -> None:
+        self._listeners = list(listeners)
+        self._failed: set[int] = set()
+
+    def __iter__(self) -> Iterator[tuple[object, Listener]]:
+        return iter(tuple(self._listeners))
+
+    def __bool__(self) -> bool:
+        return bool(self._listeners)
+
+    def add(self, whose: object, listener: Listener) -> None:
+        """Add a listener."""
+        self._listeners.append((whose, listener))
+
+    def remove(self, listener: Listener) -> None:
+        """Take away a listener that was added last under this identity; nothing where there is none."""
+        for number in range(len(self._listeners) - 1, -1, -1):
+            if self._listeners[number][1] is listener:
+                del self._listeners[number]
+                self._failed.discard(id(listener))
+                return
+
+    def of(self, whose: object) -> int:
+        """Return how many listeners are somebody's."""
+        return sum(owner == whose for owner, _ in self)
+
+    def emit(self, event: Event) -> None:
+        """Pass an event to every listener; the first error of each is logged, later ones are ignored."""
+        for whose, listener in self:
+            try:
+                listener(event)
+            except (Exception, SystemExit):
+                if id(listener) not in self._failed:
+                    self._failed.add(id(listener))
+                    message = "%s raised in quark_on_event for '%s'; this is ignored, and so is what it raises from now on"
+                    get_logger(__name__).warning(message, whose, event.name, exc_info=True)
+
 
 EVENT_HOOK = "quark_on_event"
 API_ATTRIBUTE = "QUARK_API"

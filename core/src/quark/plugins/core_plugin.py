@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from quark.plugins.command_record import CommandRecord
-from quark.plugins.graph_op_record import GraphOpRecord
 from quark.plugins.graph_ops import operators_of_torch
 from quark.plugins.hookspecs import hookimpl
 from quark.plugins.kinds import KINDS
-from quark.plugins.records import DatasetRecord, LayerTypeRecord
+from quark.plugins.model_records import GraphOpRecord, LayerTypeRecord
+from quark.plugins.program_records import CommandRecord, DatasetRecord
 
 __all__ = [
     "quark_register_commands",

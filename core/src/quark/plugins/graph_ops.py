@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from quark.plugins.graph_op_record import GraphOpRecord
+from quark.plugins.model_records import GraphOpRecord
 
 __all__ = ["operators_of_torch"]
 

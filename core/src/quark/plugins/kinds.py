@@ -4,22 +4,10 @@ from __future__ import annotations
 
 import attrs
 
-from quark.plugins.command_record import CommandRecord
 from quark.plugins.discovery import CORE
-from quark.plugins.graph_op_record import GraphOpRecord
-from quark.plugins.records import (
-    AlgorithmRecord,
-    DatasetRecord,
-    ExporterRecord,
-    FormatRecord,
-    LayerTypeRecord,
-    MetricRecord,
-    ObserverRecord,
-    Record,
-    SchemeRecord,
-    SelectorRecord,
-    TemplateRecord,
-)
+from quark.plugins.model_records import GraphOpRecord, LayerTypeRecord, TemplateRecord
+from quark.plugins.program_records import CommandRecord, DatasetRecord, ExporterRecord, MetricRecord, SelectorRecord
+from quark.plugins.records import AlgorithmRecord, FormatRecord, ObserverRecord, Record, SchemeRecord
 
 __all__ = ["BUILT_IN", "KINDS", "Kind"]
 

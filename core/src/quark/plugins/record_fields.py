@@ -9,12 +9,12 @@ from typing import Any
 import attrs
 
 from quark.base.lazy import LazyRef, Reference, as_reference
-from quark.base.names import NAME_RULE, is_valid_name
-from quark.plugins.capabilities import unknown_capability
+from quark.base.names import NAME_RULE, closest, is_valid_name, is_vendor_name
 from quark.plugins.expected import KEY, Expected
 from quark.plugins.options import Option
 
 __all__ = [
+    "CAPABILITIES",
     "as_capabilities",
     "as_exports",
     "as_marks",
@@ -26,10 +26,40 @@ __all__ = [
     "check_names",
     "check_options",
     "check_reasons",
+    "check_run_time_name",
     "class_reference",
     "function_reference",
+    "unknown_capability",
     "value_reference",
 ]
+
+CAPABILITIES: Mapping[str, str] = MappingProxyType(
+    {
+        "calibration": "algorithms: it measures the inputs of layers, so a run needs calibration data",
+        "graphs": "exporters: it writes models quantized in FX graph mode, which have operators in the place of layers",
+        "resumable": "exporters: a run that was killed goes on from the decoder blocks that it has written",
+        "rounds_scales": "exporters: it stores scales in another form than that in which they were found, which rounds some of them",
+        "streaming": "exporters: it writes one decoder block at a time, so the model need not fit in memory",
+        "tokenizer_inside": "exporters: it writes the tokenizer into its own file, and not beside the weights",
+        "zero_point": "formats: it has zero points, so a range may be asymmetric",
+    }
+)
+"""The capabilities without a vendor's prefix: the kind of record that has each, and what it means."""
+
+
+def unknown_capability(names: Iterable[object]) -> str | None:
+    """Say which of the names is no capability, and which are; None where all are.
+
+    >>> unknown_capability(["streaming", "acme.sparse"])
+    >>> unknown_capability(["steaming"]).partition(" There are")[0]
+    "'steaming' is no capability; did you mean 'streaming'?"
+    """
+    unknown = next((name for name in names if name not in CAPABILITIES and not is_vendor_name(name)), None)
+    if unknown is None:
+        return None
+    near = closest(str(unknown), CAPABILITIES)
+    suggestion = f"; did you mean {near!r}?" if near else "."
+    return f"{unknown!r} is no capability{suggestion} There are {', '.join(CAPABILITIES)}, and a vendor's own, 'vendor.name'"
 
 
 def check_name(_: Any, attribute: Any, value: Any) -> None:
@@ -42,6 +72,12 @@ def check_names(instance: Any, attribute: Any, values: tuple[object, ...]) -> No
     """Check that all values are names."""
     for value in values:
         check_name(instance, attribute, value)
+
+
+def check_run_time_name(_: Any, attribute: Any, value: Any) -> None:
+    """Check that a value can be the name of what a program registers for itself."""
+    if not isinstance(value, str) or not value.strip() or ":" in value:
+        raise ValueError(f"{attribute.name} {value!r} is not a name: write a text without ':', which parts a distribution from a name")
 
 
 def check_module(_: Any, attribute: Any, value: Any) -> None:

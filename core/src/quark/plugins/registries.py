@@ -12,20 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from quark.errors import AmbiguousNameError
-from quark.plugins.command_record import CommandRecord
-from quark.plugins.graph_op_record import GraphOpRecord
-from quark.plugins.records import (
-    AlgorithmRecord,
-    DatasetRecord,
-    ExporterRecord,
-    FormatRecord,
-    LayerTypeRecord,
-    MetricRecord,
-    ObserverRecord,
-    SchemeRecord,
-    SelectorRecord,
-    TemplateRecord,
-)
+from quark.plugins.model_records import GraphOpRecord, LayerTypeRecord, TemplateRecord
+from quark.plugins.program_records import CommandRecord, DatasetRecord, ExporterRecord, MetricRecord, SelectorRecord
+from quark.plugins.records import AlgorithmRecord, FormatRecord, ObserverRecord, SchemeRecord
 from quark.plugins.registry import Registry
 
 if TYPE_CHECKING:

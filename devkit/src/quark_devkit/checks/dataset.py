@@ -16,7 +16,7 @@ from typing import Any
 
 from quark.calibration.data.samples import sample_of
 from quark.errors import CalibrationError, MissingPluginError, QuarkError
-from quark.plugins.records import DatasetRecord
+from quark.plugins.program_records import DatasetRecord
 from quark_devkit.check import CheckFailedError, NotApplicableError, NotHereError, check, require
 from quark_devkit.subject import Subject
 

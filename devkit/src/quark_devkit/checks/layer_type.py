@@ -21,7 +21,7 @@ from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
 from quark.models.layers import QuantizedLayer, counts_as, linear_weight
 from quark.models.layers.layer_types import layer_type_of_class
-from quark.plugins.records import LayerTypeRecord
+from quark.plugins.model_records import LayerTypeRecord
 from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_devkit.check import NotApplicableError, check, require
 from quark_devkit.example_specs import registered_formats

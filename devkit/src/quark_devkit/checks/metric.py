@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quark.plugins.records import MetricRecord
+from quark.plugins.program_records import MetricRecord
 from quark_devkit.check import check, require
 from quark_devkit.subject import Subject
 

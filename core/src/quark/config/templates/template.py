@@ -37,7 +37,7 @@ from quark.config.templates.schemes import (
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, UnknownNameError, UnsupportedError
 from quark.plugins import TemplateRecord, algorithms, templates
-from quark.plugins.records import RunTimeTemplate
+from quark.plugins.model_records import RunTimeTemplate
 
 __all__ = ["LLMTemplate", "template_for"]
 

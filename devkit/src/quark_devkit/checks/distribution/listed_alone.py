@@ -22,7 +22,8 @@ from importlib_metadata import EntryPoint
 
 from quark.base.lazy import LazyRef
 from quark.plugins.discovery import GROUP, Candidate, Source
-from quark.plugins.records import Record, TemplateRecord
+from quark.plugins.model_records import TemplateRecord
+from quark.plugins.records import Record
 from quark_devkit.checks.distribution.side_effects import side_effects
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Any
 
 import attrs
 
+from quark.plugins.collection import Listener
 from quark.plugins.events import EVENTS, Event
-from quark.plugins.listeners import Listener
 from quark_devkit.check import CheckFailedError, NotApplicableError, check, require
 from quark_devkit.checks.distribution.facts import refuse_left_out
 from quark_devkit.subject import Subject

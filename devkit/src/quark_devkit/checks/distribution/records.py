@@ -15,7 +15,9 @@ from quark.plugins.collection import Registered
 from quark.plugins.discovery import CORE, RUN_TIME, normalized
 from quark.plugins.expected import KEY
 from quark.plugins.kinds import BUILT_IN
-from quark.plugins.records import ExporterRecord, LayerTypeRecord, ObserverRecord, Record, TemplateRecord
+from quark.plugins.model_records import LayerTypeRecord, TemplateRecord
+from quark.plugins.program_records import ExporterRecord
+from quark.plugins.records import ObserverRecord, Record
 from quark.plugins.registry import Registry
 from quark_devkit.check import CheckFailedError, check, require
 from quark_devkit.checks.distribution.facts import claims_of

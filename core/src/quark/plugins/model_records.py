@@ -1,0 +1,154 @@
+"""Records of models: families (templates), layer types, and operators of FX graph mode."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import attrs
+
+from quark.base.lazy import Reference, as_optional_reference, as_reference
+from quark.plugins.record_fields import (
+    as_strings,
+    check_module,
+    check_name,
+    check_run_time_name,
+    class_reference,
+    function_reference,
+    value_reference,
+)
+from quark.plugins.records import Record
+
+__all__ = ["GraphOpRecord", "LayerTypeRecord", "RunTimeTemplate", "TemplateRecord"]
+
+_OPERATOR = re.compile(r"\w+::\w+")
+
+
+@attrs.frozen(kw_only=True)
+class TemplateRecord(Record):
+    """A model family; its name is ``config.model_type``.
+
+    Attributes:
+        architecture: Reference to a `quark.config.architecture.Architecture`.
+        modeling: Module that registers the model class with transformers (``AutoConfig.register``, ``AutoModelForCausalLM.register``),
+            such as ``"acme_quant.modeling"``. It is imported when a ``config.json`` of this model type is read. None where transformers
+            knows the class.
+        example: Reference to a function that returns a tiny float model of a model type, its argument, on which the conformance suite
+            checks the facts; see `quark_devkit`. None: the suite builds one of a small configuration, where transformers knows the family.
+    """
+
+    architecture: Reference | None = attrs.field(converter=as_reference, metadata=value_reference("quark.config.architecture:Architecture"))
+    modeling: str | None = attrs.field(default=None, validator=attrs.validators.optional(check_module))
+    example: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=function_reference())
+
+
+@attrs.frozen(kw_only=True)
+class RunTimeTemplate(TemplateRecord):
+    """A template that a program registers for itself; its name is any ``config.model_type``.
+
+    Attributes:
+        architecture: Facts about the family; None where nothing states them, and modules are looked at instead.
+        template: The `quark.config.templates.LLMTemplate` that was registered.
+    """
+
+    name: str = attrs.field(validator=check_run_time_name)
+    architecture: Reference | None = attrs.field(
+        default=None, converter=as_optional_reference, metadata=value_reference("quark.config.architecture:Architecture")
+    )
+    template: Any = None
+
+
+@attrs.frozen(kw_only=True)
+class LayerTypeRecord(Record):
+    """A class of float layers, and the class that they become when they are quantized.
+
+    The class is matched exactly, or by a subclass that overrides nothing, since any other may compute something else. Its module is never
+    imported for that: a layer of the class can only be there if somebody has imported it.
+
+    Attributes:
+        layer: Reference to the float class, a ``torch.nn.Module`` with a parameter ``weight``, and perhaps ``bias``.
+        quantized: Reference to a subclass of `quark.models.layers.QuantizedLayer`; None for layers that stay float though they are
+            subclasses of ``torch.nn.Linear`` that compute the same.
+        planned_as: Name of the layer type by which configurations, plans and algorithms know such layers; None is their own. A layer that
+            is planned as ``"linear"`` is rounded by whatever rounds linear layers.
+        transposed: Whether the float class keeps its weight ``[in, out / groups, …]``, input channels first, where ``groups`` is an
+            attribute of the layer or 1; channels, groups and scales are those of ``[out, in / groups, …]``.
+        lookup: Whether its input is indices, which are not quantized; ``by_name`` is then implied.
+        by_name: Whether such layers are quantized only where a pattern or a type names them, and not by a global configuration.
+    """
+
+    layer: Reference = attrs.field(converter=as_reference, metadata=class_reference("torch.nn:Module"))
+    quantized: Reference | None = attrs.field(
+        default=None, converter=as_optional_reference, metadata=class_reference("quark.models.layers.quantized_layers:QuantizedLayer")
+    )
+    planned_as: str | None = attrs.field(default=None, validator=attrs.validators.optional(check_name))
+    transposed: bool = False
+    lookup: bool = False
+    by_name: bool = attrs.field(default=attrs.Factory(lambda self: self.lookup, takes_self=True))
+
+    @by_name.validator
+    def _check_by_name(self, _: Any, by_name: bool) -> None:
+        if self.lookup and not by_name:
+            raise ValueError(f"'{self.name}' takes indices (lookup), and such layers are quantized only by name: leave by_name out")
+
+
+def _check_operators(_: Any, attribute: Any, values: tuple[str, ...]) -> None:
+    if not values:
+        raise ValueError(f"{attribute.name} is empty: name an operator of torch, such as 'aten::add'")
+    for value in values:
+        if not _OPERATOR.fullmatch(value):
+            raise ValueError(f"{attribute.name} holds {value!r}: write 'namespace::name', as torch's schemas do, without the overload")
+
+
+@attrs.frozen(kw_only=True)
+class GraphOpRecord(Record):
+    """An operator in the graph of a model, and which of its tensors FX graph mode quantizes.
+
+    Tensors are named as the operator's schema names its arguments
+    (``torch.ops.aten.linear.default._schema``).
+
+    Attributes:
+        operators: Full names without overloads, such as ``("aten::add",)``. Operators that write to their
+            first argument, such as ``aten::add_``, are replaced by the ones that do not before records are
+            looked up.
+        modules: Names of the module classes that are this one operator, such as ``("Conv2d",)``:
+            ``layer_type_quant_config`` may name it so too, and the operator in such a module is called by the
+            module's name.
+        inputs: Arguments that are activations; empty where every tensor is one but ``weight`` and ``bias``.
+        layer_type: Name of the registered layer type (`LayerTypeRecord`) that computes the same; its weight,
+            and activations with scales of channels or groups, are then quantized as in eager mode. None where
+            there is none.
+        weight: Argument that is the weight of such a layer; None where there is none.
+        bias: Argument that is its bias.
+        moves_values: Whether each output value is one of the inputs' values, or 0, as with ``cat`` and
+            ``relu``: inputs and outputs then share a quantizer, where it has one static scale.
+        continues: Whether the operator is computed together with the one in front of it, as with ``relu``: if
+            nothing else reads the tensor between the two, that one is not quantized.
+        example: Reference to a function that is called with the record's name and returns a module and a
+            tuple of its arguments, whose graph has this operator; for the conformance suite.
+
+    Raises:
+        ValueError: As `Record` does; or an operator is not written as torch writes it; or one of weight and
+            layer type is missing.
+    """
+
+    operators: tuple[str, ...] = attrs.field(converter=as_strings, validator=_check_operators)
+    modules: tuple[str, ...] = attrs.field(default=(), converter=as_strings)
+    inputs: tuple[str, ...] = attrs.field(default=(), converter=as_strings)
+    layer_type: str | None = attrs.field(default=None, validator=attrs.validators.optional(check_name))
+    weight: str | None = None
+    bias: str | None = None
+    moves_values: bool = False
+    continues: bool = False
+    example: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=function_reference())
+
+    def __attrs_post_init__(self) -> None:
+        if (self.weight is None) != (self.layer_type is None) or (self.bias is not None and self.weight is None):
+            raise ValueError(f"the operator '{self.name}' needs both or none of weight and layer_type, and a bias only beside a weight")
+        if self.weight is not None and self.moves_values:
+            raise ValueError(f"the operator '{self.name}' has a weight, so that it does not just move values: leave one of the two out")
+
+    @property
+    def type_names(self) -> tuple[str, ...]:
+        """What ``layer_type_quant_config`` may call it."""
+        return (self.name, *self.aliases, *self.modules)

@@ -1,0 +1,140 @@
+"""Records of what a program reads, writes, measures and chooses: exporters, datasets, metrics, selectors, and commands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from quark.base.lazy import Reference, as_optional_reference, as_reference
+from quark.plugins.options import dataset_options, options_of
+from quark.plugins.record_fields import (
+    as_marks,
+    as_strings,
+    function_reference,
+)
+from quark.plugins.records import Record
+
+__all__ = ["CommandRecord", "DatasetRecord", "ExporterRecord", "MetricRecord", "SelectorRecord"]
+
+
+@attrs.frozen(kw_only=True)
+class ExporterRecord(Record):
+    """A checkpoint layout: the class that writes it, the class that reads it, and the class that makes a float checkpoint of it.
+
+    Which checkpoints reader and dequantizer get is said by ``quant_methods`` and ``marks``, which are compared with
+    ``quantization_config`` in the checkpoint's ``config.json``. Of several layouts that fit, the one with the most marks is taken.
+
+    Attributes:
+        exporter: Reference to a class with the protocol `quark.checkpoint.Exporter`; None where nothing here writes the layout.
+        reader: Reference to a class with the protocol `quark.checkpoint.LayoutReader`; None where nothing here loads what it writes.
+        dequantizer: Reference to a class with the protocol `quark.checkpoint.Dequantizer`; None where a checkpoint of this layout cannot
+            be quantized anew.
+        inspector: Reference to a class with the protocol `quark.checkpoint.inspection.Inspector`, which says what runtimes make of a
+            checkpoint of this layout; None where nobody has written down their rules. It needs a reader.
+        quant_methods: Values of ``quant_method`` in checkpoints of this layout.
+        marks: Further keys of ``quantization_config`` with the values that they have in checkpoints of this layout.
+        files: Patterns (``fnmatch``) of file names that the exporter writes beside ``config.json`` and safetensors files; without
+            ``quant_methods``, it writes these files alone, and such an export may lie in one directory with another. With ``overwrite`` an
+            earlier export is replaced only if nothing else lies in its directory.
+
+    Raises:
+        ValueError: As `Record` does; or there is a reader or a dequantizer and no quant_methods, an inspector and no reader, or no class
+            that writes or reads.
+    """
+
+    exporter: Reference | None = attrs.field(
+        default=None, converter=as_optional_reference, metadata=function_reference("export", options=options_of)
+    )
+    reader: Reference | None = attrs.field(
+        default=None, converter=as_optional_reference, metadata=function_reference("configuration", "prepare", "place_of")
+    )
+    dequantizer: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=function_reference("float_tensors"))
+    inspector: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=function_reference("support"))
+    quant_methods: tuple[str, ...] = attrs.field(default=(), converter=as_strings)
+    marks: Mapping[str, str] = attrs.field(factory=dict, converter=as_marks, hash=False)
+    files: tuple[str, ...] = attrs.field(default=(), converter=as_strings)
+
+    def __attrs_post_init__(self) -> None:
+        if self.exporter is None and self.reader is None and self.dequantizer is None:
+            raise ValueError(f"the layout '{self.name}' has neither exporter nor reader nor dequantizer: name one of them")
+        if self.inspector is not None and self.reader is None:
+            raise ValueError(f"the layout '{self.name}' has an inspector, which gets what a reader makes: name a reader too")
+        if (self.reader is not None or self.dequantizer is not None) and not self.quant_methods:
+            raise ValueError("a layout with a reader or a dequantizer says in quant_methods which checkpoints it reads")
+
+    def fits(self, block: Mapping[str, Any]) -> bool:
+        """Return whether a checkpoint with that ``quantization_config`` is of this layout."""
+        return block.get("quant_method") in self.quant_methods and all(block.get(key) == value for key, value in self.marks.items())
+
+
+@attrs.frozen(kw_only=True)
+class DatasetRecord(Record):
+    """A source of text for calibration and evaluation: data with a name of their own, or files of a kind.
+
+    Attributes:
+        samples: Reference to a function that yields the samples, in the same order each time: each is a text, or a chat, which is a list of
+            messages with the keys ``role`` and ``content``. Its keyword arguments are the source's options. A source that reads files has
+            the argument ``path`` too, the path of a file.
+        suffixes: Endings of the files that it reads, such as ``".jsonl"``; empty for data with a name of their own.
+        example: Of a source that reads files, reference to a function that writes a small file of the kind to the path it is given, for
+            the conformance suite.
+        is_online: Whether the data are downloaded; the conformance suite then does not read them.
+
+    Raises:
+        ValueError: As `Record` does; or an ending does not begin with a dot.
+    """
+
+    samples: Reference = attrs.field(converter=as_reference, metadata=function_reference(options=dataset_options))
+    suffixes: tuple[str, ...] = attrs.field(default=(), converter=as_strings)
+    example: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=function_reference())
+    is_online: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        for suffix in self.suffixes:
+            if not re.fullmatch(r"\.[a-z0-9]+", suffix):
+                raise ValueError(f"the ending {suffix!r} is none: write a dot and what follows it, in small letters, such as '.jsonl'")
+
+
+@attrs.frozen(kw_only=True)
+class MetricRecord(Record):
+    """A metric: one number for each predicted token, of which an evaluation gives the mean with its standard error.
+
+    Attributes:
+        metric: Reference to a function ``(log_q, targets, log_p)`` that returns a value for each token, ``[N]``: of the model's
+            log-probabilities ``[N, vocabulary]``, the right tokens ``[N]``, and the reference's log-probabilities, or None.
+        needs_reference: Whether it compares with a reference model; otherwise ``log_p`` is None.
+    """
+
+    metric: Reference = attrs.field(converter=as_reference, metadata=function_reference())
+    needs_reference: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class SelectorRecord(Record):
+    """A selector: it chooses a scheme for each group of layers, under a budget.
+
+    Attributes:
+        selector: Reference to a class with the protocol `quark_workbench.mixed_precision.SchemeSelector`. It can be called without
+            arguments; keyword arguments with defaults are the selector's options.
+    """
+
+    selector: Reference = attrs.field(converter=as_reference, metadata=function_reference("select", options=options_of))
+
+
+@attrs.frozen(kw_only=True)
+class CommandRecord(Record):
+    """A command of the program, called as ``quark NAME``. Its ``summary`` is its line in ``quark --help``.
+
+    Attributes:
+        command: Reference to a function, whose annotated arguments are the arguments and options of the
+            command as typer reads them, or to a ``typer.Typer``, whose commands are called as
+            ``quark NAME COMMAND``. It is loaded when the command is called.
+        group: Heading under which ``quark --help`` lists it; a heading of its own keeps the commands of a
+            plugin together.
+    """
+
+    command: Reference = attrs.field(converter=as_reference, metadata=function_reference())
+    group: str = attrs.field(default="Commands", validator=attrs.validators.instance_of(str))
