@@ -22,7 +22,7 @@ PLUGIN = """
     @hookimpl
     def quark_register_observers():
         yield ObserverRecord(name="dict", class_name="dict", observer="builtins:dict")
-        yield ObserverRecord(name="misnamed", class_name="Other", observer="quark_schemes.observers.placeholder:PlaceholderObserver")
+        yield ObserverRecord(name="misnamed", class_name="Other", observer="quark_schemes.observers.min_max:PlaceholderObserver")
 
     @hookimpl
     def quark_register_schemes():

@@ -128,7 +128,7 @@ ONE_PACKAGE = (
     '[tool.setuptools.packages.find]\nwhere = ["src"]',
     f'[tool.setuptools]\npackages = ["{PACKAGE}"]\npackage-dir = {{ "" = "src" }}',
 )
-RIVAL = SchemeRecord(name="mutant_w4a8", summary="another", config="quark_schemes.schemes.integer:int4_wo_64")
+RIVAL = SchemeRecord(name="mutant_w4a8", summary="another", config="quark_schemes.schemes:int4_wo_64")
 BUSY = "import time\nend = time.process_time() + 2\nwhile time.process_time() < end:\n    pass"
 
 HEALTHY = None  # the distribution without a change, which test_distribution_checks.py runs every check on

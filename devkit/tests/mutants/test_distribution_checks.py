@@ -22,7 +22,7 @@ from .mutant import DISTRIBUTION, subject_among
 
 CHECKS = checks_of("distribution")
 by_check = pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
-CONFIG = "quark_schemes.schemes.integer:int4_wo_64"
+CONFIG = "quark_schemes.schemes:int4_wo_64"
 SCHEME = SchemeRecord(name="mutant_plain", summary="a scheme", config=CONFIG, api=(API_VERSION, API_VERSION))
 
 

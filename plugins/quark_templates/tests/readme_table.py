@@ -30,10 +30,17 @@ def checked_on() -> dict[str, str]:
 
 def rendered() -> str:
     """The table, documented types first."""
-    summaries = {model_type: record.summary for table in tables().values() for model_type, record in table.items()}
+    records = {model_type: record for table in tables().values() for model_type, record in table.items()}
     rows = sorted(checked_on().items(), key=lambda row: (row[0] not in DOCUMENTED, row[0]))
-    lines = [f"| `{t}` | {summaries.get(t, '')} | {'yes' if t in DOCUMENTED else ''} | {what} |" for t, what in rows]
-    return "\n".join(["| Model type | Models | Documented | Facts checked on |", "|---|---|---|---|", *lines]) + "\n"
+    lines = [f"| `{t}` | {_summary_and_file(records.get(t))} | {'yes' if t in DOCUMENTED else ''} | {what} |" for t, what in rows]
+    return "\n".join(["| Model type | Models | File | Documented | Facts checked on |", "|---|---|---|---|---|", *lines]) + "\n"
+
+
+def _summary_and_file(record: TemplateRecord | None) -> str:
+    if record is None:
+        return " | "
+    module = record.architecture.target.partition(":")[0].rpartition(".")[2]
+    return f"{record.summary} | `{module}.py`"
 
 
 def parts(text: str) -> tuple[str, str, str]:

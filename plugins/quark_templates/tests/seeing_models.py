@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
-from quark_templates.examples.seeing import PARTS, sizes_of
+from quark_templates.examples.dense import PARTS, sizes_of
 
 IDS = torch.arange(3, 63).reshape(3, 20)
 

@@ -12,8 +12,8 @@ OBSERVERS: tuple[ObserverRecord, ...] = (
         name="placeholder",
         class_name="PlaceholderObserver",
         summary="observes nothing",
-        observer="quark_schemes.observers.placeholder:PlaceholderObserver",
-        exports={"PlaceholderObserver": "quark_schemes.observers.placeholder:PlaceholderObserver"},
+        observer="quark_schemes.observers.min_max:PlaceholderObserver",
+        exports={"PlaceholderObserver": "quark_schemes.observers.min_max:PlaceholderObserver"},
     ),
     ObserverRecord(
         name="min_max",
@@ -85,9 +85,9 @@ OBSERVERS: tuple[ObserverRecord, ...] = (
         name="per_tensor_percentile",
         class_name="PerTensorPercentileObserver",
         summary="the range that holds a given percentage of the values",
-        observer="quark_schemes.observers.percentile:PerTensorPercentileObserver",
+        observer="quark_schemes.observers.histogram:PerTensorPercentileObserver",
         options=(Option("percentile", float, 99.99999999, "Percentage of the values in the range: above 0, to 100; asymmetric from 50."),),
-        exports={"PerTensorPercentileObserver": "quark_schemes.observers.percentile:PerTensorPercentileObserver"},
+        exports={"PerTensorPercentileObserver": "quark_schemes.observers.histogram:PerTensorPercentileObserver"},
     ),
     ObserverRecord(
         name="per_tensor_mse",

@@ -14,9 +14,8 @@ from torch import Tensor
 from quark.config.enums import ScaleType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
-from quark_schemes.arithmetic.float_shapes import E4M3, E5M3, FloatShape
 from quark_schemes.arithmetic.shared_exponent import decode_e8m0, encode_e8m0, shared_exponent_scale
-from quark_schemes.arithmetic.small_float import decode_small, encode_small, round_small_
+from quark_schemes.arithmetic.small_float import E4M3, E5M3, FloatShape, decode_small, encode_small, round_small_
 
 __all__ = [
     "SMALLEST_SCALE",
@@ -36,7 +35,7 @@ SMALLEST_SCALE = 2.0**-23
 
 @attrs.frozen
 class ScaleRounding:
-    """How scales are rounded, as data that `quark_schemes.kernels.scales.rounded_scale` reads; nothing set: they are not.
+    """How scales are rounded, as data that `quark_schemes.kernels.floats.rounded_scale` reads; nothing set: they are not.
 
     Attributes:
         mode: ``"ceil"`` or ``"floor"``, to powers of two.

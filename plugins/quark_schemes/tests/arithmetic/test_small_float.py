@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from quark.config.enums import RoundType
-from quark_schemes.arithmetic.float_shapes import E2M1, E2M3, E3M2, E4M3, E5M2, E5M3, FloatShape
-from quark_schemes.arithmetic.small_float import decode_small, encode_small, round_small_
+from quark_schemes.arithmetic.small_float import E2M1, E2M3, E3M2, E4M3, E5M2, E5M3, FloatShape, decode_small, encode_small, round_small_
 
 SHAPES = {"e2m1": E2M1, "e2m3": E2M3, "e3m2": E3M2, "e4m3": E4M3, "e5m2": E5M2, "e5m3": E5M3}
 ROUNDINGS = (RoundType.half_even, RoundType.floor, RoundType.round)
@@ -59,3 +58,31 @@ def test_every_bfloat16_has_the_code_that_it_has_in_float32(shape: FloatShape) -
     room = torch.empty(values.shape, dtype=torch.uint8)
     assert torch.equal(encode_small(values, shape, RoundType.half_even, room), encode_small(values.float(), shape, RoundType.half_even))
     assert torch.equal(room, encode_small(values, shape, RoundType.half_even))
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [(E4M3, torch.float8_e4m3fn), (E5M2, torch.float8_e5m2)])
+def test_codes_without_a_number_are_those_of_torch(shape: FloatShape, dtype: torch.dtype) -> None:
+    values = torch.arange(256, dtype=torch.uint8).view(dtype).float()
+    positive = values[:128]
+    assert tuple(positive.isnan().nonzero()[:, 0].tolist()) == shape.nan_codes
+    assert tuple(positive.isinf().nonzero()[:, 0].tolist()) == shape.infinite_codes
+    finite = positive[positive.isfinite()]
+    assert float(finite.max()) == shape.largest
+    assert float(finite[finite > 0].min()) == shape.smallest
+    assert float(torch.tensor(shape.largest).frexp()[1]) - 1 == shape.largest_exponent
+
+
+@pytest.mark.parametrize(
+    ("shape", "bits", "largest", "smallest", "exponent"),
+    [
+        (E2M1, 4, 6.0, 0.5, 2),
+        (E2M3, 6, 7.5, 0.125, 2),
+        (E3M2, 6, 28.0, 0.0625, 4),
+        (E4M3, 8, 448.0, 2.0**-9, 8),
+        (E5M2, 8, 57344.0, 2.0**-16, 15),
+        (E5M3, 8, 114688.0, 2.0**-17, 16),
+    ],
+)
+def test_ranges_are_those_of_the_published_tables(shape: FloatShape, bits: int, largest: float, smallest: float, exponent: int) -> None:
+    assert (shape.bits, shape.largest, shape.smallest, shape.largest_exponent) == (bits, largest, smallest, exponent)
+    assert shape.to_own_exponents == 2.0 ** (shape.bias - 127)

@@ -13,8 +13,8 @@ import quark
 from quark.config.enums import RoundType
 from quark.config.tensor import QTensorConfig
 from quark.numbers import NumberFormat, canonicalize, format_of, number_format
+from quark_schemes.formats.floats import MiniFloat
 from quark_schemes.formats.integer import IntegerFormat
-from quark_schemes.formats.minifloat import MiniFloat
 
 NAMES = quark.formats().names()
 FLOATS = [n for n in NAMES if isinstance(number_format(n), MiniFloat)]

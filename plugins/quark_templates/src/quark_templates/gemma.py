@@ -1,4 +1,7 @@
-"""Gemma: Llama's block with norms that multiply by 1 + weight until Gemma 3, and from Gemma 2 on before and after attention and MLP."""
+"""Gemma and Muse: Llama's block with other norms.
+
+Norms multiply by 1 + weight until Gemma 3, and from Gemma 2 on they stand before and after attention and MLP.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ import attrs
 from quark.config.architecture import FUSED_EXPERTS
 from quark_templates.bases import BEHIND_VISION_TOWER, GEMMA_LIKE
 
-__all__ = ["GEMMA", "GEMMA2", "GEMMA3", "GEMMA3_TEXT", "GEMMA4", "GEMMA4_UNIFIED"]
+__all__ = ["GEMMA", "GEMMA2", "GEMMA3", "GEMMA3_TEXT", "GEMMA4", "GEMMA4_UNIFIED", "MUSE_GLIMMER"]
+
 
 GEMMA = attrs.evolve(GEMMA_LIKE, model_type="gemma")
 
@@ -54,4 +58,22 @@ GEMMA4 = attrs.evolve(
         "*router.proj",
     ),
     weight_converters=FUSED_EXPERTS,
+)
+
+
+# Muse: Gemma's norms before and after attention and MLP, and a gate on the output of attention.
+#
+# The norms of its blocks multiply by 1 + weight, the final norm by its weight. Queries and keys pass one norm
+# without a weight.
+MUSE_GLIMMER = attrs.evolve(
+    GEMMA_LIKE,
+    **BEHIND_VISION_TOWER | {"exclude_layers_name": ("*vision_tower*", "*vision_adapter*", "*vision_projection*", "lm_head")},
+    model_type="muse_glimmer",
+    attention_inputs=(*GEMMA_LIKE.attention_inputs, "self_attn.gate_proj"),
+    key_norms="self_attn.qk_norm",
+    attention_output_norm="post_attention_layernorm",
+    mlp_norm="pre_feedforward_layernorm",
+    mlp_output_norm="post_feedforward_layernorm",
+    inserted_embeddings="model.vision_projection",
+    unsupported={"rotation.r2": "a gate multiplies single channels of the values"},
 )

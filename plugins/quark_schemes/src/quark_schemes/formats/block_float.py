@@ -1,9 +1,16 @@
-"""Block floating point: whole mantissas under a power of two that a block shares. MXINT8, BFP16.
+"""Block floating point: whole mantissas under a power of two that a block shares. MXINT8, BFP16, MX6, MX9.
 
 A value is ``mantissa · 2^(E − fraction bits)``; ``E`` is the exponent of the block's largest magnitude,
 stored as a byte, E + 127. There are no zero points.
 
-Source: OCP Microscaling Formats v1.0 (MXINT8); AMD Quark 0.13 (BFP16).
+MX6 and MX9 have shared microexponents: a block shares an exponent E, each pair of neighbours one bit more,
+which is set where both values lie below 2^E and halves the step of the pair. An element is a sign and four
+(MX6) or seven (MX9) bits: six or nine bits in all with a sixteenth of the exponent and half of the pair's
+bit. In a checkpoint a block is its mantissas in two's complement, packed little endian, then the pairs' bits,
+the first in the lowest place; the exponents, E + 127, are the scales.
+
+Source: OCP Microscaling Formats v1.0 (MXINT8); Darvish Rouhani et al., arXiv 2302.08007 (MX6, MX9); AMD Quark
+0.13 (BFP16, MX6, MX9).
 """
 
 from __future__ import annotations
@@ -16,13 +23,73 @@ from quark.config.enums import Dtype, QSchemeType, RoundType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
-from quark.numbers import NumberFormat, Packing, QParams, Spacing
+from quark.numbers import Granularity, NumberFormat, Packing, PerGroup, QParams, Spacing
 from quark.numbers.kernels import DeviceCode
-from quark_schemes.arithmetic.shared_exponent import MODES, shared_exponent_scale
-from quark_schemes.arithmetic.whole_numbers import WHOLE_ROUNDINGS
-from quark_schemes.packing.shared_exponents import SharedExponentPacking
+from quark_schemes.arithmetic.bits import pack_bits, pack_flags, unpack_bits, unpack_flags
+from quark_schemes.arithmetic.shared_exponent import MODES, decode_e8m0, encode_e8m0, shared_exponent_scale
+from quark_schemes.arithmetic.small_float import WHOLE_ROUNDINGS
 
-__all__ = ["BFP16", "MX", "BlockFloat", "MxFormat"]
+__all__ = [
+    "BFP16",
+    "MX",
+    "MX6",
+    "MX9",
+    "PAIR_BITS",
+    "BlockFloat",
+    "Microexponent",
+    "MicroexponentPacking",
+    "MxFormat",
+    "SharedExponentPacking",
+]
+
+
+PAIR_BITS = 8
+"""Pairs whose bits fill a byte."""
+
+
+@attrs.frozen
+class SharedExponentPacking(Packing):
+    """Mantissas as they are; the scale of a block, ``2^(E − fraction_bits)``, as the byte of its exponent E."""
+
+    fraction_bits: int
+
+    def pack_qparams(self, qparams: QParams, spec: QTensorConfig, granularity: Granularity, order: str) -> dict[str, Tensor]:
+        return {"scale": encode_e8m0(qparams.scale * 2.0**self.fraction_bits)}
+
+    def unpack_qparams(
+        self, tensors: dict[str, Tensor], spec: QTensorConfig, granularity: Granularity, order: str, shape: tuple[int, ...]
+    ) -> QParams:
+        return QParams(decode_e8m0(tensors["scale"]) * 2.0**-self.fraction_bits)
+
+
+@attrs.frozen
+class MicroexponentPacking(SharedExponentPacking):
+    """Block by block: mantissas of ``mantissa_bits`` bits in two's complement, little endian, then a bit for each pair of neighbours."""
+
+    mantissa_bits: int
+
+    def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
+        blocks = codes.reshape(*codes.shape[:-1], -1, _block(granularity))
+        mantissas = (blocks >> 1).to(torch.int8)
+        packed = pack_bits(mantissas, self.mantissa_bits) if self.mantissa_bits < 8 else mantissas.view(torch.uint8)
+        pairs = pack_flags((blocks[..., ::2] & 1).to(torch.uint8))
+        return torch.cat((packed, pairs), dim=-1).reshape(*codes.shape[:-1], -1)
+
+    def unpack(self, packed: Tensor, granularity: Granularity, order: str, shape: tuple[int, ...]) -> Tensor:
+        block = _block(granularity)
+        mantissa_bytes = block * self.mantissa_bits // 8
+        blocks = packed.reshape(*shape[:-1], shape[-1] // block, mantissa_bytes + block // (2 * PAIR_BITS))
+        data, pairs = blocks[..., :mantissa_bytes].contiguous(), blocks[..., mantissa_bytes:]
+        narrow = self.mantissa_bits < 8
+        mantissas = unpack_bits(data, self.mantissa_bits, block, signed=True) if narrow else data.view(torch.int8)
+        flags = unpack_flags(pairs).repeat_interleave(2, dim=-1)
+        return mantissas.to(torch.int16).bitwise_left_shift_(1).bitwise_or_(flags).reshape(shape)
+
+
+def _block(granularity: Granularity) -> int:
+    assert isinstance(granularity, PerGroup)
+    return granularity.size
+
 
 _SMALLEST = 2.0**-126
 """Smallest scale, float32's smallest normal number: its reciprocal is finite."""
@@ -88,9 +155,9 @@ class BlockFloat(NumberFormat):
     def device_code(self, spec: QTensorConfig) -> DeviceCode | None:
         if self.rounding is not RoundType.half_even:
             return None
-        from quark_schemes.kernels.block_float import device_code
+        from quark_schemes.kernels.integer import block_float_code
 
-        return device_code(self.low, self.high, self.fraction_bits, self._mode(spec), self.even_bits, self.grows)
+        return block_float_code(self.low, self.high, self.fraction_bits, self._mode(spec), self.even_bits, self.grows)
 
     def _mode(self, spec: QTensorConfig) -> str:
         return (spec.scale_calculation_mode or self.modes[0]) if self.modes else "floor"
@@ -150,3 +217,76 @@ MX = MxFormat(
     element=Dtype.int8,
 )
 BFP16 = BlockFloat(name="bfp16", bits=8, storage_dtype=torch.int8, low=-128, high=127, fraction_bits=6, block=8, grows=True)
+
+
+_ONE_EXPONENT = 1 << 23
+_MAGNITUDE = 0x7FFFFFFF
+
+
+def _bits(value: float) -> int:
+    """Return the float32 bits of a number."""
+    return int(torch.tensor(value, dtype=torch.float32).view(torch.int32))
+
+
+@attrs.frozen(kw_only=True)
+class Microexponent(BlockFloat):
+    """Block floating point with a bit of exponent for each pair along the last axis, which therefore has an even length.
+
+    A code holds the mantissa above the pair's bit: ``2 · mantissa + bit``.
+    """
+
+    packing: Packing = attrs.field(
+        default=attrs.Factory(lambda self: MicroexponentPacking(self.fraction_bits, self.high.bit_length() + 1), takes_self=True)
+    )
+
+    @property
+    def _limit(self) -> float:
+        """The step of a pair is halved where both of its values are below this, in units of the wider step."""
+        return float(1 << self.fraction_bits)
+
+    def spec_error(self, spec: QTensorConfig) -> str | None:
+        if spec.group_size is None or spec.group_size % (2 * PAIR_BITS):
+            return f"{self.name} has blocks of a multiple of 16, not {spec.group_size}: use 16 or 32"
+        return super().spec_error(spec)
+
+    def device_code(self, spec: QTensorConfig) -> DeviceCode | None:
+        return None  # neighbours decide together; `element_format` has device code
+
+    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
+        halved = self._halved(t)
+        high = (_bits(float(self.high)) - halved).view(torch.float32)
+        torch.clamp(t, -high, high, out=t)
+        if self.rounding is not RoundType.half_even:
+            step = (_bits(1.0) - halved).view(torch.float32)
+            return t.copy_(WHOLE_ROUNDINGS[self.rounding](t / step).mul_(step))
+        # Adding 1.5 · 2^23 steps leaves whole numbers of them, rounded half to even.
+        magic = halved.neg_().add_(_bits(1.5 * 2.0**23)).view(torch.float32)
+        return t.add_(magic).sub_(magic)
+
+    def subscales(self, t: Tensor) -> Tensor:
+        return (_bits(1.0) - self._halved(t)).view(torch.float32)
+
+    def element_format(self) -> BlockFloat:
+        return BlockFloat(**attrs.asdict(self, recurse=False))
+
+    def _halved(self, t: Tensor) -> Tensor:
+        """Return int32, shaped as ``t``: float32 bits that count for one exponent where the step is halved, else 0."""
+        below = t.view(torch.int32).bitwise_and(_MAGNITUDE).sub_(_bits(self._limit))
+        # Two neighbours as one 64-bit number: the AND of both sign bits, moved to bit 0 and spread.
+        pair = below.view(torch.int64)
+        both = pair.bitwise_left_shift(32).bitwise_and_(pair).bitwise_right_shift_(63)
+        return both.view(torch.int32).bitwise_and_(_ONE_EXPONENT)
+
+    def encode(self, t: Tensor) -> Tensor:
+        halved = self._halved(t)
+        factor = (halved + _bits(1.0)).view(torch.float32)
+        mantissa = (t * factor).to(torch.int16)
+        return mantissa.bitwise_left_shift_(1).bitwise_or_(halved.bitwise_right_shift_(23).to(torch.int16))
+
+    def decode(self, codes: Tensor) -> Tensor:
+        step = (codes.bitwise_and(1)).float().mul_(-0.5).add_(1.0)
+        return step.mul_(codes >> 1)
+
+
+MX6 = Microexponent(name="mx6", bits=5.5, storage_dtype=torch.int16, low=-15, high=15, fraction_bits=3, block=16)
+MX9 = Microexponent(name="mx9", bits=8.5, storage_dtype=torch.int16, low=-127, high=127, fraction_bits=6, block=16)

@@ -1,6 +1,7 @@
-"""Integers: codes are whole numbers between two bounds; a scale, and a zero point where ranges are asymmetric.
+"""Integers: whole numbers between two bounds, a scale, and a zero point where ranges are asymmetric.
 
-Source: AMD Quark 0.13.
+In a checkpoint eight 4-bit codes are a word, 2-bit and 3-bit codes fill bytes, and grouped weights are
+transposed. Source: AMD Quark 0.13 and its checkpoints (``int4_wo_128``, ``int8``, ``uint4_wo_128``).
 """
 
 from __future__ import annotations
@@ -12,13 +13,74 @@ from torch import Tensor
 from quark.config.enums import RoundType, ZeroPointType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
-from quark.numbers import NumberFormat, Packing, QParams, Spacing
+from quark.numbers import Granularity, NumberFormat, Packing, PerGroup, QParams, Spacing
 from quark.numbers.kernels import DeviceCode
-from quark_schemes.arithmetic.whole_numbers import WHOLE_ROUNDINGS
-from quark_schemes.packing.integers import IntegerPacking
+from quark_schemes.arithmetic.bits import pack_bits, pack_nibbles, pack_nibbles_across, unpack_bits, unpack_nibbles
+from quark_schemes.arithmetic.small_float import WHOLE_ROUNDINGS
 from quark_schemes.scale_formats import SMALLEST_SCALE, scale_error, scale_format_of, with_outer_scale
 
-__all__ = ["INT2", "INT3", "INT4", "INT8", "INT16", "UINT2", "UINT4", "UINT8", "IntegerFormat"]
+__all__ = ["INT2", "INT3", "INT4", "INT8", "INT16", "UINT2", "UINT4", "UINT8", "IntegerFormat", "IntegerPacking"]
+
+
+@attrs.frozen
+class IntegerPacking(Packing):
+    """Integers of ``bits`` bits, signed or not.
+
+    With a scale per group a weight and its scales are stored transposed, ``[I, O]``; four-bit codes are eight
+    to an int32 word along the last axis. Zero points are packed as codes are.
+    """
+
+    bits: int
+    signed: bool
+    storage_dtype: torch.dtype
+
+    def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
+        if self.bits == 4 and isinstance(granularity, PerGroup) and codes.ndim == 2:
+            return pack_nibbles_across(codes, order)
+        return self._pack(_laid_out(codes, granularity).contiguous(), order)
+
+    def unpack(self, packed: Tensor, granularity: Granularity, order: str, shape: tuple[int, ...]) -> Tensor:
+        stored = (shape[1], shape[0]) if isinstance(granularity, PerGroup) and len(shape) == 2 else shape
+        return _laid_out(self._unpack(packed, order, stored[-1]), granularity).contiguous()
+
+    def pack_qparams(self, qparams: QParams, spec: QTensorConfig, granularity: Granularity, order: str) -> dict[str, Tensor]:
+        zero = torch.zeros_like(qparams.scale) if qparams.zero_point is None else qparams.zero_point
+        scale, zero = _laid_out(qparams.scale, granularity), _laid_out(zero, granularity)
+        if spec.zero_point_type is ZeroPointType.float32 and not spec.symmetric:
+            stored = zero.contiguous()
+        elif zero.ndim:
+            stored = self._pack(zero.to(self.storage_dtype).contiguous(), order)
+        else:
+            stored = zero.to(self.storage_dtype)
+        return {"scale": scale_format_of(spec).encode(scale.contiguous()), "zero_point": stored}
+
+    def unpack_qparams(
+        self, tensors: dict[str, Tensor], spec: QTensorConfig, granularity: Granularity, order: str, shape: tuple[int, ...]
+    ) -> QParams:
+        scale = scale_format_of(spec).decode(_laid_out(tensors["scale"], granularity).contiguous())
+        stored = tensors.get("zero_point")
+        if spec.symmetric or stored is None:
+            return QParams(scale)
+        if spec.zero_point_type is ZeroPointType.float32 or stored.ndim == 0:
+            whole = spec.zero_point_type is ZeroPointType.int32
+            return QParams(scale, _laid_out(stored.to(torch.int32) if whole else stored, granularity).contiguous())
+        zero = self._unpack(stored, order, tensors["scale"].shape[-1])
+        return QParams(scale, _laid_out(zero, granularity).to(torch.int32).contiguous())
+
+    def _pack(self, codes: Tensor, order: str) -> Tensor:
+        if self.bits == 4:
+            return pack_nibbles(codes, order)
+        return pack_bits(codes, self.bits) if self.bits < 4 else codes
+
+    def _unpack(self, packed: Tensor, order: str, length: int) -> Tensor:
+        if self.bits == 4:
+            return unpack_nibbles(packed, order, length, signed=self.signed)
+        return unpack_bits(packed, self.bits, length, signed=self.signed) if self.bits < 4 else packed
+
+
+def _laid_out(x: Tensor, granularity: Granularity) -> Tensor:
+    """Return ``x`` transposed where it belongs to a grouped integer weight, which is stored so; its own inverse."""
+    return x.t() if isinstance(granularity, PerGroup) and x.ndim == 2 else x
 
 
 @attrs.frozen(kw_only=True)
@@ -64,10 +126,10 @@ class IntegerFormat(NumberFormat):
     def device_code(self, spec: QTensorConfig) -> DeviceCode | None:
         if self.rounding is not RoundType.half_even:
             return None
-        from quark_schemes.kernels.integer import device_code
+        from quark_schemes.kernels.integer import integer_code
 
         zero = "none" if spec.symmetric else "real" if spec.zero_point_type is ZeroPointType.float32 else "whole"
-        return device_code(self.low, self.high, zero, scale_format_of(spec).rounding)
+        return integer_code(self.low, self.high, zero, scale_format_of(spec).rounding)
 
     def max_magnitude(self, spec: QTensorConfig) -> float:
         return (self.high - self.low) / 2

@@ -1,4 +1,7 @@
-"""Device code of `quark_schemes.formats.integer`."""
+"""Device code of integers and of block floating point, whose mantissas are whole numbers.
+
+The formats are `quark_schemes.formats.integer` and `quark_schemes.formats.block_float`.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,15 @@ import triton.language as tl
 
 from quark.numbers.kernels import DeviceCode
 from quark.numbers.kernels.arithmetic import bounded, round_whole
-from quark_schemes.kernels.scales import at_least, rounded_scale
+from quark_schemes.kernels.floats import at_least, rounded_scale, shared_exponent
 from quark_schemes.scale_formats import SMALLEST_SCALE, ScaleRounding
 
-__all__ = ["device_code"]
+__all__ = ["block_float_code", "integer_code"]
 
 
 @attrs.frozen
-class _Parameters:
-    """P of the functions of this file: bounds of codes, kind of zero points, format of scales.
+class _IntegerParameters:
+    """P of the functions of integers: bounds of codes, kind of zero points, format of scales.
 
     Attributes:
         zero: ``"none"``, ``"whole"`` or ``"real"``.
@@ -30,7 +33,7 @@ class _Parameters:
 
 
 @triton.jit
-def _round(t, zero, P: tl.constexpr):
+def _round_integer(t, zero, P: tl.constexpr):
     # A whole zero point moves codes, not ties: halfway values round to even as they do without it.
     if P.zero == "real":
         t = round_whole(t + zero)
@@ -47,7 +50,7 @@ def _encode(t, P: tl.constexpr):
 
 
 @triton.jit
-def _scales(low, high, P: tl.constexpr):
+def _scales_of_integer(low, high, P: tl.constexpr):
     if P.zero == "real":
         ideal = tl.div_rn(high - low, P.high - P.low)
         scale = rounded_scale(tl.where(ideal <= P.smallest_scale, 1.0, ideal), P.scales)
@@ -70,7 +73,7 @@ def _zeros(low, scale, P: tl.constexpr):
     return zero
 
 
-def device_code(low: int, high: int, zero: str, scales: ScaleRounding) -> DeviceCode:
+def integer_code(low: int, high: int, zero: str, scales: ScaleRounding) -> DeviceCode:
     """Return the device code of an integer, rounding half to even.
 
     Args:
@@ -79,4 +82,46 @@ def device_code(low: int, high: int, zero: str, scales: ScaleRounding) -> Device
         scales: The format of scales.
     """
     zeros = None if zero == "none" else _zeros
-    return DeviceCode(round=_round, encode=_encode, scales=_scales, zeros=zeros, parameters=_Parameters(low, high, zero, scales))
+    return DeviceCode(
+        round=_round_integer, encode=_encode, scales=_scales_of_integer, zeros=zeros, parameters=_IntegerParameters(low, high, zero, scales)
+    )
+
+
+@attrs.frozen
+class _BlockFloatParameters:
+    """P of the functions of block floating point.
+
+    Attributes are those of `quark_schemes.formats.block_float.BlockFloat`; ``unit`` is the last place.
+    """
+
+    low: float
+    high: float
+    unit: float
+    mode: str
+    even_bits: int
+    grows: bool
+
+
+@triton.jit
+def _round_block_float(t, zero, P: tl.constexpr):
+    return bounded(round_whole(t), P.low, P.high)
+
+
+@triton.jit
+def _scales_of_block_float(low, high, P: tl.constexpr):
+    amax = tl.where(-low > high, -low, high)
+    scale = shared_exponent(amax, P.mode, P.even_bits, 0, P.high * P.unit) * P.unit
+    scale = at_least(scale, 1.1754943508222875e-38)  # 2^-126
+    if P.grows:
+        scale = tl.where(round_whole(tl.div_rn(high, scale)) > P.high, scale * 2, scale)
+    return scale
+
+
+def block_float_code(low: int, high: int, fraction_bits: int, mode: str, even_bits: int, grows: bool) -> DeviceCode:
+    """Return the device code of block floating point, rounding half to even; arguments as of `BlockFloat`."""
+    return DeviceCode(
+        round=_round_block_float,
+        encode=_encode,
+        scales=_scales_of_block_float,
+        parameters=_BlockFloatParameters(low, high, 2.0**-fraction_bits, mode, even_bits, grows),
+    )

@@ -1,4 +1,4 @@
-"""Histograms that merge exactly: the statistic of observers with one range per tensor.
+"""Histograms that merge exactly, the observers that choose one range per tensor from them, and percentiles.
 
 Bins on either side of 0 have the width ``2^k / BINS``, where ``2^k`` is the smallest power of two above every
 observed magnitude; zeros have a bin of their own. When ``k`` grows, neighbouring bins merge pairwise, so that
@@ -9,14 +9,21 @@ histograms gives the same counts as filling one with both data sets, bit for bit
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
+from typing import ClassVar
 
 import attrs
 import torch
 from torch import Tensor
 
-from quark.numbers import TILE_ELEMENTS
+from quark.config.enums import QSchemeType
+from quark.config.tensor import QTensorConfig
+from quark.errors import CalibrationError
+from quark.numbers import TILE_ELEMENTS, Granularity, Observer
+from quark_schemes.observers import granularity_error, options_error
 
-__all__ = ["BINS", "Distribution", "Histogram"]
+__all__ = ["BINS", "Distribution", "Histogram", "HistogramObserver", "PerTensorPercentileObserver"]
+
 
 BINS = 1 << 13
 """Bins on either side of 0; a power of two. The largest magnitude is in the upper half of its side, so a bin
@@ -168,3 +175,84 @@ def _rebinned(counts: Tensor, doublings: int) -> Tensor:
     # Shifts beyond the bins of a side have no further effect, and shifts by 64 or more are undefined.
     index = offset.sign() * ((offset.abs().sub_(1) >> min(doublings, _LOG_BINS)) + 1)
     return torch.zeros_like(counts).index_add_(0, index + BINS, counts)
+
+
+class HistogramObserver(Observer):
+    """Fills a histogram, from which subclasses choose the range; merging is exact."""
+
+    def __init__(self, spec: QTensorConfig, granularity: Granularity) -> None:
+        super().__init__(spec, granularity)
+        self._histogram = Histogram()
+        self._chosen: tuple[Tensor, Tensor] | None = None
+
+    @classmethod
+    def spec_error(cls, spec: QTensorConfig) -> str | None:
+        if spec.qscheme is not QSchemeType.per_tensor:
+            return granularity_error(cls.__name__, spec, (QSchemeType.per_tensor,))
+        return options_error(cls.__name__, spec, cls.options)
+
+    def observe(self, x: Tensor) -> None:
+        self._chosen = None
+        self._histogram.observe(x.detach())
+
+    def range(self) -> tuple[Tensor, Tensor]:
+        histogram = self._histogram
+        if histogram.low is None or histogram.high is None:
+            raise CalibrationError("nothing was observed, so there is no range: run calibration data through the layer")
+        if not histogram.is_finite:
+            return histogram.low.to(histogram.device), histogram.high.to(histogram.device)
+        if self._chosen is None:
+            # Cached, since a search is slow.
+            low, high = self._choose(histogram)
+            self._chosen = (_scalar(low, histogram.device), _scalar(high, histogram.device))
+        return self._chosen
+
+    def merge(self, other: Observer) -> None:
+        self._histogram.merge(self.of_same_kind(other)._histogram)
+        self._chosen = None
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether ranges are symmetric about 0; also true for formats without a zero point, whose specs may leave ``symmetric`` open."""
+        return self.spec.symmetric is not False
+
+    @abstractmethod
+    def _choose(self, histogram: Histogram) -> tuple[Tensor | float, Tensor | float]:
+        """Return low and high, one value each; called only if values were observed and all are finite."""
+
+
+def _scalar(value: Tensor | float, device: torch.device) -> Tensor:
+    return torch.as_tensor(value, dtype=torch.float32, device=device).reshape(())
+
+
+class PerTensorPercentileObserver(HistogramObserver):
+    """One range per tensor, which contains ``percentile`` percent of the values.
+
+    Symmetric: ``(-t, t)`` where ``t`` is that percentile of the magnitudes. Asymmetric: from the
+    ``100 - percentile`` to the ``percentile`` of the values; so each side may be clipped. Zeros count like
+    any value. The observer option ``percentile`` replaces AMD Quark's default, which is close to the largest
+    value.
+
+    Attributes:
+        percentile: Percentile above 0 and up to 100; at least 50 for asymmetric ranges.
+    """
+
+    options = ("percentile",)
+    percentile: ClassVar[float] = 99.99999999
+
+    @classmethod
+    def spec_error(cls, spec: QTensorConfig) -> str | None:
+        value = dict(spec.observer_options).get("percentile", cls.percentile)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 100:
+            return f"{cls.__name__} cannot use percentile={value!r}: give a number above 0 and up to 100, such as 99.9"
+        if spec.symmetric is False and value < 50:
+            return f"{cls.__name__} cannot use percentile={value!r} for an asymmetric range, whose ends would cross: give 50 to 100"
+        return super().spec_error(spec)
+
+    def _choose(self, histogram: Histogram) -> tuple[Tensor | float, Tensor | float]:
+        share = float(dict(self.spec.observer_options).get("percentile", self.percentile)) / 100
+        if self.is_symmetric:
+            threshold = histogram.distribution(magnitudes=True).quantile(share)
+            return -threshold, threshold
+        values = histogram.distribution()
+        return values.quantile(1 - share), values.quantile(share)

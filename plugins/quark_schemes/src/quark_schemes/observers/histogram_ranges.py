@@ -16,9 +16,8 @@ from torch import Tensor
 from quark.config.tensor import QTensorConfig
 from quark.numbers import format_of
 from quark_schemes.formats.integer import IntegerFormat
-from quark_schemes.observers.histogram import Distribution, Histogram
-from quark_schemes.observers.histogram_observer import HistogramObserver
-from quark_schemes.observers.least_squares import Range, best_range, has_real_zero_point
+from quark_schemes.observers.histogram import Distribution, Histogram, HistogramObserver
+from quark_schemes.observers.mse import Range, best_range, has_real_zero_point
 
 __all__ = ["CLIPPED_SHARES", "ExpectedError", "PerTensorHistogramObserver", "PerTensorHistogramObserverPro"]
 

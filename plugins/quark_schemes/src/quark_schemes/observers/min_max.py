@@ -1,8 +1,6 @@
-"""Min-max observers: the range runs from the smallest to the largest value.
+"""Min-max observers: the range runs from the smallest to the largest value; and one that observes nothing.
 
-The classes differ only in the granularities they accept.
-
-Source: the observers of AMD Quark 0.13.
+The min-max classes differ only in the granularities they accept. Source: the observers of AMD Quark 0.13.
 """
 
 from __future__ import annotations
@@ -15,9 +13,9 @@ from torch import Tensor
 from quark.config.enums import QSchemeType
 from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError
-from quark.numbers import TILE_ELEMENTS, Granularity, Observer, PerTensor
+from quark.numbers import TILE_ELEMENTS, Granularity, Observer, PerTensor, number_format
 from quark.numbers.scratch import scratch
-from quark_schemes.observers.options import granularity_error, options_error
+from quark_schemes.observers import granularity_error, options_error
 
 __all__ = [
     "MinMaxObserver",
@@ -29,6 +27,7 @@ __all__ = [
     "PerChannelMinMaxObserver",
     "PerGroupMinMaxObserver",
     "PerTensorMinMaxObserver",
+    "PlaceholderObserver",
 ]
 
 
@@ -140,3 +139,23 @@ class PerBlock2DMinMaxObserver(MinMaxObserver):
     """One range per two-dimensional block."""
 
     qschemes = (QSchemeType.per_block,)
+
+
+class PlaceholderObserver(Observer):
+    """Observer of formats that only cast."""
+
+    @classmethod
+    def spec_error(cls, spec: QTensorConfig) -> str | None:
+        if not number_format(spec.dtype).is_cast:
+            return f"{cls.__name__} observes nothing, and the scales of {spec.dtype.name} come from a range: use MinMaxObserver"
+        return options_error(cls.__name__, spec, cls.options)
+
+    def observe(self, x: Tensor) -> None:
+        """Do nothing."""
+
+    def range(self) -> tuple[Tensor, Tensor]:
+        """Return an empty range."""
+        return torch.zeros(()), torch.zeros(())
+
+    def merge(self, other: Observer) -> None:
+        """Do nothing."""

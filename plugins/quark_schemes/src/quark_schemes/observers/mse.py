@@ -1,4 +1,8 @@
-"""Observers with the smallest squared error: the full range is shrunk while the gain of finer steps exceeds the loss by clipping.
+"""MSE observers: the range with the smallest squared error of rounding and clipping, and the search for it.
+
+The full range is shrunk while the gain of finer steps exceeds the loss by clipping. The functions work on
+rows ``[rows, elements]`` with one range per row: the rows of a weight, or one row of histogram bins with
+counts.
 
 Per tensor the error is that of the histogram's bin centres, which differs from the data's own by at most half
 a bin's width, root mean square: the distance to the nearest value of a format changes no faster than the
@@ -7,16 +11,196 @@ value itself. Per channel and per group it is the data's.
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
-from quark.config.enums import QSchemeType
-from quark_schemes.observers.histogram import Histogram
-from quark_schemes.observers.histogram_observer import HistogramObserver
-from quark_schemes.observers.least_squares import Range, shrunk_range
-from quark_schemes.observers.row_search import RowSearchObserver
+from quark.config.enums import QSchemeType, ZeroPointType
+from quark.config.tensor import QTensorConfig
+from quark.errors import CalibrationError
+from quark.numbers import TILE_ELEMENTS, Granularity, Observer, format_of
+from quark_schemes.observers import granularity_error, options_error
+from quark_schemes.observers.histogram import Histogram, HistogramObserver
 
-__all__ = ["ROW_FACTORS", "TENSOR_FACTORS", "PerChannelMSEObserver", "PerGroupMSEObserver", "PerTensorMSEObserver"]
+__all__ = [
+    "ROW_FACTORS",
+    "TENSOR_FACTORS",
+    "PerChannelMSEObserver",
+    "PerGroupMSEObserver",
+    "PerTensorMSEObserver",
+    "Range",
+    "RowSearchObserver",
+    "best_range",
+    "error_norms",
+    "has_real_zero_point",
+    "shrunk_range",
+]
+
+
+Range = tuple[Tensor, Tensor]
+"""Low and high, float32 ``[rows]``."""
+
+
+def has_real_zero_point(spec: QTensorConfig) -> bool:
+    """Return whether zero points are real numbers, so that ranges need not contain 0."""
+    return spec.symmetric is False and spec.zero_point_type is ZeroPointType.float32
+
+
+def error_norms(values: Tensor, low: Tensor, high: Tensor, spec: QTensorConfig, weights: Tensor | None = None) -> Tensor:
+    """Return the root of the summed squared error of quantizing each row with its range, float64 ``[rows]``.
+
+    Args:
+        values: Float32 ``[rows, elements]``.
+        low, high: Ranges, float32 ``[rows]``.
+        spec: The quantization.
+        weights: Weight of each element in the error, float64 ``[elements]``; None for 1.
+    """
+    number_format = format_of(spec)
+    qparams = number_format.qparams(low, high, spec)
+    scale = qparams.scale.float().unsqueeze(1)
+    zero = None if qparams.zero_point is None else qparams.zero_point.unsqueeze(1)
+    scaled = values * (1 / scale) if number_format.by_reciprocal(spec) else values / scale
+    t = number_format.round_(scaled, zero)
+    if zero is not None:
+        t.sub_(zero)
+    error = t.mul_(scale).sub_(values)
+    # The squares of small errors would underflow in float32.
+    weighted = error if weights is None else error * weights.sqrt()
+    return torch.linalg.vector_norm(weighted, dim=1, dtype=torch.float64)
+
+
+def best_range(values: Tensor, candidates: Iterable[Range], spec: QTensorConfig, weights: Tensor | None = None) -> Range:
+    """Return the candidate with the smallest error for each row; the first of equals, so pass wide ranges first."""
+    remaining = iter(candidates)
+    low, high = next(remaining)
+    least = error_norms(values, low, high, spec, weights)
+    for next_low, next_high in remaining:
+        error = error_norms(values, next_low, next_high, spec, weights)
+        better = error < least
+        least = torch.where(better, error, least)
+        low, high = torch.where(better, next_low, low), torch.where(better, next_high, high)
+    return low, high
+
+
+def shrunk_range(
+    values: Tensor, low: Tensor, high: Tensor, spec: QTensorConfig, factors: Sequence[float], weights: Tensor | None = None
+) -> Range:
+    """Return the range with the smallest error among the full range shrunk by ``factors``.
+
+    Symmetric ranges have one factor. For asymmetric ranges, a common factor of both ends is searched first,
+    then a factor of the low end, then one of the high end. Ends shrink towards 0, or, if the range need not
+    contain 0, towards the row's median.
+
+    Args:
+        values: Float32 ``[rows, elements]``.
+        low, high: The rows' full ranges, float32 ``[rows]``.
+        spec: The quantization.
+        factors: Descending from 1.
+        weights: Weight of each element in the error, float64 ``[elements]``, only with one row; None for 1.
+    """
+    if spec.symmetric is not False:
+        amax = torch.maximum(-low, high)
+        return best_range(values, ((-amax * f, amax * f) for f in factors), spec, weights)
+    if has_real_zero_point(spec):
+        centre = _medians(values, weights)
+    else:
+        low, high, centre = low.clamp(max=0), high.clamp(min=0), torch.zeros_like(low)
+    lows, highs = _Shrunk(low, centre, factors), _Shrunk(high, centre, factors)
+    best_low, best_high = best_range(values, zip(lows, highs, strict=True), spec, weights)
+    best_low, _ = best_range(values, ((end, best_high) for end in lows), spec, weights)
+    _, best_high = best_range(values, ((best_low, end) for end in highs), spec, weights)
+    return best_low, best_high
+
+
+class _Shrunk:
+    """Iterates one end of the range shrunk by each factor; can be iterated more than once."""
+
+    def __init__(self, end: Tensor, centre: Tensor, factors: Sequence[float]) -> None:
+        self.end, self.centre, self.factors = end, centre, factors
+
+    def __iter__(self) -> Iterator[Tensor]:
+        # Factor 1 returns the full range unchanged, since the formula could change its last bit.
+        return (self.end if f == 1 else self.centre + (self.end - self.centre) * f for f in self.factors)
+
+
+def _medians(values: Tensor, weights: Tensor | None) -> Tensor:
+    if weights is None:
+        return values.median(dim=1).values
+    until = weights.cumsum(0)
+    return values[:, torch.searchsorted(until, until[-1:] / 2).clamp_(max=values.shape[1] - 1)].squeeze(1)
+
+
+class RowSearchObserver(Observer):
+    """Searches one range per row when it observes a tensor.
+
+    The tensor is not stored, so it can observe only one tensor, once.
+
+    A histogram for each row, from which ranges of several tensors could be chosen, would be larger than the
+    weight. Dynamic activations, which have a fresh observer each time, are served too. Merging with an
+    observer that has seen nothing is exact.
+    """
+
+    qschemes: ClassVar[tuple[QSchemeType, ...]] = ()
+
+    def __init__(self, spec: QTensorConfig, granularity: Granularity) -> None:
+        super().__init__(spec, granularity)
+        self._range: Range | None = None
+
+    @classmethod
+    def spec_error(cls, spec: QTensorConfig) -> str | None:
+        if spec.qscheme not in cls.qschemes:
+            return granularity_error(cls.__name__, spec, cls.qschemes)
+        return options_error(cls.__name__, spec, cls.options)
+
+    def observe(self, x: Tensor) -> None:
+        """Search the ranges.
+
+        Raises:
+            CalibrationError: A tensor was observed before.
+        """
+        if x.numel() == 0:
+            return
+        if self._range is not None:
+            raise self._seen_twice()
+        shape = self.granularity.scale_shape(tuple(x.shape))
+        rows = self.granularity.rows(x.detach())
+        low, high = (torch.empty(rows.shape[0], dtype=torch.float32, device=rows.device) for _ in range(2))
+        step = max(1, TILE_ELEMENTS // rows.shape[1])
+        for top in range(0, rows.shape[0], step):
+            part = slice(top, top + step)
+            tile = rows[part].float()
+            low[part], high[part] = self._search(tile, torch.amin(tile, dim=1), torch.amax(tile, dim=1))
+        self._range = low.reshape(shape), high.reshape(shape)
+
+    def range(self) -> tuple[Tensor, Tensor]:
+        if self._range is None:
+            raise CalibrationError("nothing was observed, so there is no range: run calibration data through the layer")
+        return self._range
+
+    def merge(self, other: Observer) -> None:
+        """Take over the ranges of the other.
+
+        Raises:
+            CalibrationError: Both have observed a tensor.
+        """
+        ranges = self.of_same_kind(other)._range
+        if self._range is not None and ranges is not None:
+            raise self._seen_twice()
+        self._range = self._range or ranges
+
+    def _seen_twice(self) -> CalibrationError:
+        return CalibrationError(
+            f"{type(self).__name__} is for weights, which are seen once, and it was given a second tensor: "
+            "use a min-max observer for static activations, or one range per tensor (PerTensorMSEObserver)"
+        )
+
+    @abstractmethod
+    def _search(self, rows: Tensor, low: Tensor, high: Tensor) -> Range:
+        """Return the range of each row of ``[rows, elements]``, float32; ``low`` and ``high`` are its extremes. NaN and Inf stay."""
+
 
 _STEPS_TO_HALF = 16
 """Candidates per halving of the range: neighbours differ by 4 %."""

@@ -15,11 +15,9 @@ from quark.config.enums import QSchemeType
 from quark.config.tensor import QTensorConfig
 from quark.numbers import format_of
 from quark_schemes.arithmetic.shared_exponent import power_of_two
-from quark_schemes.observers.histogram import Histogram
-from quark_schemes.observers.histogram_observer import HistogramObserver
-from quark_schemes.observers.least_squares import Range, best_range, has_real_zero_point
+from quark_schemes.observers.histogram import Histogram, HistogramObserver
 from quark_schemes.observers.min_max import MinMaxObserver
-from quark_schemes.observers.row_search import RowSearchObserver
+from quark_schemes.observers.mse import Range, RowSearchObserver, best_range, has_real_zero_point
 from quark_schemes.scale_formats import SMALLEST_SCALE
 
 __all__ = [

@@ -1,7 +1,8 @@
 """The ``*Spec`` helpers of AMD Quark's public API: each builds a `QTensorConfig` from the few settings that vary. No torch here."""
 
-from quark_schemes.specs.block_float import BFP16Spec, MX6Spec, MX9Spec
-from quark_schemes.specs.float8 import (
+from quark_schemes.specs.floats import (
+    Bfloat16Spec,
+    Float16Spec,
     FP8E4M3PerChannelSpec,
     FP8E4M3PerGroupSpec,
     FP8E4M3PerTensorSpec,
@@ -10,7 +11,6 @@ from quark_schemes.specs.float8 import (
     FP8E5M2PerTensorSpec,
     FP8E5M3PerTensorSpec,
 )
-from quark_schemes.specs.half import Bfloat16Spec, Float16Spec
 from quark_schemes.specs.integer import (
     Int2PerGroupSpec,
     Int3PerChannelSpec,
@@ -30,9 +30,12 @@ from quark_schemes.specs.integer import (
 )
 from quark_schemes.specs.microscaling import (
     AmdFP4Spec,
+    BFP16Spec,
     FP4PerGroupSpec,
     FP6E2M3PerGroupSpec,
     FP6E3M2PerGroupSpec,
+    MX6Spec,
+    MX9Spec,
     OCP_MXFP4DiffsSpec,
     OCP_MXFP4Spec,
     OCP_MXFP6E2M3Spec,
@@ -42,7 +45,7 @@ from quark_schemes.specs.microscaling import (
     OCP_MXINT8Spec,
     OCP_MXSpec,
 )
-from quark_schemes.specs.two_level import ProgressiveSpec, ScaleQuantSpec
+from quark_schemes.specs.options import ProgressiveSpec, ScaleQuantSpec
 
 __all__ = [
     "AmdFP4Spec",

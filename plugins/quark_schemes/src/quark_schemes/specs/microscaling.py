@@ -1,4 +1,4 @@
-"""``*Spec`` helpers of FP4, FP6 and the OCP Microscaling formats."""
+"""``*Spec`` helpers of formats with scales for blocks: FP4, FP6, OCP Microscaling, block floating point."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ import attrs
 from quark.config.enums import Dtype, QSchemeType, RoundType, ScaleType
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
-from quark_schemes.specs.float8 import PerGroupFloatSpec
+from quark_schemes.specs.floats import PerGroupFloatSpec
 from quark_schemes.specs.options import SingleLevelSpec
 
 __all__ = [
     "AmdFP4Spec",
+    "BFP16Spec",
     "FP4PerGroupSpec",
     "FP6E2M3PerGroupSpec",
     "FP6E3M2PerGroupSpec",
+    "MX6Spec",
+    "MX9Spec",
     "OCP_MXFP4DiffsSpec",
     "OCP_MXFP4Spec",
     "OCP_MXFP6E2M3Spec",
@@ -26,6 +29,7 @@ __all__ = [
     "OCP_MXINT8Spec",
     "OCP_MXSpec",
 ]
+
 
 _AMD_GROUPS = (16, 32)
 
@@ -155,3 +159,46 @@ class OCP_MXFP4DiffsSpec(SingleLevelSpec):  # noqa: N801
 
     def to_quantization_spec(self) -> QTensorConfig:
         return OCP_MXFP4Spec(self.ch_axis, self.is_dynamic, self.mode).to_quantization_spec()
+
+
+_BFP16_BLOCK = 8
+
+
+def _config(dtype: Dtype, axis: int | None, block: int | None) -> QTensorConfig:
+    return QTensorConfig(dtype=dtype, ch_axis=axis, group_size=block, round_method=RoundType.half_even, scale_calculation_mode="even")
+
+
+@attrs.define
+class _Microexponent(SingleLevelSpec):
+    dtype: ClassVar[Dtype]
+    ch_axis: int | None = None
+    block_size: int | None = None
+    scale_calculation_mode: str | None = "even"
+
+    def to_quantization_spec(self) -> QTensorConfig:
+        return _config(self.dtype, self.ch_axis, self.block_size)
+
+
+@attrs.define
+class MX6Spec(_Microexponent):
+    """MX6: shared microexponents, six bits an element."""
+
+    dtype = Dtype.mx6
+
+
+@attrs.define
+class MX9Spec(_Microexponent):
+    """MX9: shared microexponents, nine bits an element."""
+
+    dtype = Dtype.mx9
+
+
+@attrs.define
+class BFP16Spec(SingleLevelSpec):
+    """BFP16: eight mantissas of eight bits that share an exponent of eight."""
+
+    ch_axis: int | None = None
+    mode: str | None = "even"
+
+    def to_quantization_spec(self) -> QTensorConfig:
+        return _config(Dtype.bfp16, self.ch_axis, _BFP16_BLOCK)

@@ -1,6 +1,6 @@
-"""The option strings of the ``*Spec`` helpers in AMD Quark's public API, and their meanings.
+"""Bases of the ``*Spec`` helpers: their option strings, and helpers of one level and of two.
 
-Enum members are accepted too.
+Option strings are those of AMD Quark's public API; enum members are accepted too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,18 @@ from quark.config.enums import RoundType, ScaleType, ZeroPointType
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
 
-__all__ = ["PER_TENSOR_OBSERVERS", "ROUND_METHODS", "SCALE_TYPES", "ZERO_POINT_TYPES", "DataTypeSpec", "SingleLevelSpec", "choice"]
+__all__ = [
+    "PER_TENSOR_OBSERVERS",
+    "ROUND_METHODS",
+    "SCALE_TYPES",
+    "ZERO_POINT_TYPES",
+    "DataTypeSpec",
+    "ProgressiveSpec",
+    "ScaleQuantSpec",
+    "SingleLevelSpec",
+    "choice",
+]
+
 
 PER_TENSOR_OBSERVERS = {
     "min_max": "PerTensorMinMaxObserver",
@@ -64,3 +75,32 @@ class SingleLevelSpec(DataTypeSpec):
     def to_quantization_spec(self) -> QTensorConfig:
         """Return the tensor's quantization."""
         raise TypeError(f"{type(self).__name__} builds nothing: use one of its subclasses")
+
+
+def _level(value: SingleLevelSpec | QTensorConfig) -> QTensorConfig:
+    spec = value.to_quantization_spec() if isinstance(value, SingleLevelSpec) else value
+    if not isinstance(spec, QTensorConfig):
+        raise ConfigError(f"a level is a *Spec helper or a QTensorConfig, not {value!r}")
+    return spec
+
+
+@attrs.define
+class ProgressiveSpec(DataTypeSpec):
+    """Quantize by ``first_stage``, then quantize the codes of that by ``second_stage``."""
+
+    first_stage: SingleLevelSpec | QTensorConfig
+    second_stage: SingleLevelSpec | QTensorConfig
+
+    def to_quantization_spec(self) -> list[QTensorConfig]:
+        return [_level(self.first_stage), _level(self.second_stage)]
+
+
+@attrs.define
+class ScaleQuantSpec(DataTypeSpec):
+    """Quantize by ``first_stage``, and its scales by ``second_stage``."""
+
+    first_stage: SingleLevelSpec | QTensorConfig
+    second_stage: SingleLevelSpec | QTensorConfig
+
+    def to_quantization_spec(self) -> list[QTensorConfig]:
+        return [_level(self.first_stage), attrs.evolve(_level(self.second_stage), is_scale_quant=True)]

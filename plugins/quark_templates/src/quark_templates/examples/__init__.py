@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from quark_templates.examples import dense, mixtures, own_forms, seeing
+from quark_templates.examples import dense, mixtures, own_forms
 
 __all__ = ["config_of", "tiny_model"]
 
@@ -21,7 +21,7 @@ def tiny_model(model_type: str) -> nn.Module:
     seeing_names = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
     names = seeing_names if hasattr(config, "vision_config") else modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     model: Any = getattr(transformers, names[model_type])._from_config(config, dtype=torch.float32).eval()
-    if model_type in {*mixtures.OWN_SIZES, *own_forms.SIZES, *seeing.PARTS}:
+    if model_type in {*mixtures.OWN_SIZES, *own_forms.SIZES, *dense.PARTS}:
         model.set_experts_implementation("eager")
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -40,8 +40,8 @@ def config_of(model_type: str) -> Any:
 
     if model_type in own_forms.SIZES:
         return AutoConfig.for_model(model_type, **own_forms.SIZES[model_type])
-    if model_type in seeing.PARTS:
-        return AutoConfig.for_model(model_type, **seeing.sizes_of(model_type))
+    if model_type in dense.PARTS:
+        return AutoConfig.for_model(model_type, **dense.sizes_of(model_type))
     if model_type in mixtures.OWN_SIZES:
         return AutoConfig.for_model(model_type, **{**mixtures.SIZES, **mixtures.OWN_SIZES[model_type]})
     default = AutoConfig.for_model(model_type)

@@ -1,4 +1,11 @@
-"""Small floating-point numbers as element formats: FP8, FP6 and FP4, by one class. Arithmetic: `arithmetic.small_float`."""
+"""Floating-point formats: FP8, FP6 and FP4 (`MiniFloat`), E8M0, and casts to 16 bits; how they are packed.
+
+The arithmetic of small floats is `arithmetic.small_float`. E8M0 is a byte that holds the exponent of a power
+of two from 2^-127 to 2^127, for scales. Source: OCP Microscaling Formats v1.0, §5.4.1.
+
+In a checkpoint two FP4 codes are a byte, four FP6 codes are three bytes, and FP8 codes are stored as they
+are; scales are in the spec's format.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +16,53 @@ from torch import Tensor
 from quark.config.enums import QSchemeType, RoundType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
-from quark.numbers import NumberFormat, Packing, QParams, Spacing
+from quark.numbers import Granularity, NumberFormat, Packing, QParams, Spacing
 from quark.numbers.kernels import DeviceCode
-from quark_schemes.arithmetic.float_shapes import E2M1, E2M3, E3M2, E4M3, E5M2, E5M3, FloatShape
-from quark_schemes.arithmetic.shared_exponent import MODES, shared_exponent_scale
-from quark_schemes.arithmetic.small_float import decode_small, encode_small, round_small_
-from quark_schemes.packing.small_floats import SmallFloatPacking
+from quark_schemes.arithmetic.bits import pack_six, pack_two, unpack_six, unpack_two
+from quark_schemes.arithmetic.shared_exponent import MODES, decode_e8m0, encode_e8m0, shared_exponent_scale
+from quark_schemes.arithmetic.small_float import E2M1, E2M3, E3M2, E4M3, E5M2, E5M3, FloatShape, decode_small, encode_small, round_small_
 from quark_schemes.scale_formats import SMALLEST_SCALE, scale_error, scale_format_of, with_outer_scale
 
-__all__ = ["FP4", "FP6_E2M3", "FP6_E3M2", "FP8_E4M3", "FP8_E5M2", "FP8_E5M3", "MiniFloat"]
+__all__ = [
+    "BFLOAT16",
+    "FLOAT16",
+    "FP4",
+    "FP6_E2M3",
+    "FP6_E3M2",
+    "FP8_E4M3",
+    "FP8_E5M2",
+    "FP8_E5M3",
+    "FP8_E8M0",
+    "CastFormat",
+    "MiniFloat",
+    "PowerOfTwo",
+    "SmallFloatPacking",
+]
+
+
+@attrs.frozen
+class SmallFloatPacking(Packing):
+    """Codes of ``bits`` bits along the last axis; scales in the spec's scale format, no zero points."""
+
+    bits: int
+
+    def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
+        if self.bits == 4:
+            return pack_two(codes)
+        return pack_six(codes) if self.bits == 6 else codes
+
+    def unpack(self, packed: Tensor, granularity: Granularity, order: str, shape: tuple[int, ...]) -> Tensor:
+        if self.bits == 4:
+            return unpack_two(packed, shape[-1])
+        return unpack_six(packed, shape[-1]) if self.bits == 6 else packed
+
+    def pack_qparams(self, qparams: QParams, spec: QTensorConfig, granularity: Granularity, order: str) -> dict[str, Tensor]:
+        return {"scale": scale_format_of(spec).encode(qparams.scale)}
+
+    def unpack_qparams(
+        self, tensors: dict[str, Tensor], spec: QTensorConfig, granularity: Granularity, order: str, shape: tuple[int, ...]
+    ) -> QParams:
+        return QParams(scale_format_of(spec).decode(tensors["scale"]))
 
 
 _SMALLEST_QUOTIENT = float(torch.finfo(torch.float32).tiny)
@@ -77,7 +122,7 @@ class MiniFloat(NumberFormat):
     def device_code(self, spec: QTensorConfig) -> DeviceCode | None:
         if self.rounding is not RoundType.half_even:
             return None
-        from quark_schemes.kernels.minifloat import device_code
+        from quark_schemes.kernels.floats import device_code
 
         mode = (spec.scale_calculation_mode or "even") if spec.scale_format == "e8m0" else None
         return device_code(self.shape, mode, scale_format_of(spec).rounding)
@@ -133,3 +178,72 @@ FP8_E5M3 = MiniFloat(name="fp8_e5m3", shape=E5M3)
 FP6_E3M2 = MiniFloat(name="fp6_e3m2", shape=E3M2)
 FP6_E2M3 = MiniFloat(name="fp6_e2m3", shape=E2M3)
 FP4 = MiniFloat(name="fp4", shape=E2M1)
+
+
+@attrs.frozen(kw_only=True)
+class PowerOfTwo(NumberFormat):
+    """Unsigned powers of two.
+
+    Rounding is upwards, so that no element saturates; 0 becomes the smallest normal number.
+    """
+
+    name: str
+    bits: int = 8
+    storage_dtype: torch.dtype = torch.uint8
+
+    def spec_error(self, spec: QTensorConfig) -> str | None:
+        if not spec.is_scale_quant:
+            return f"{self.name} holds scales only: use it as scale_format='e8m0', or as the second level of a ScaleQuantSpec"
+        return None
+
+    def max_magnitude(self, spec: QTensorConfig) -> float:
+        return 1.0
+
+    def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
+        amax = torch.maximum(-low, high).float()
+        return QParams(torch.where(amax == 0, 1.0, amax))
+
+    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
+        return t.copy_(shared_exponent_scale(t.clamp_(0.0, 2.0**127), "ceil", 0, 0))
+
+    def encode(self, t: Tensor) -> Tensor:
+        return encode_e8m0(t)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        return decode_e8m0(codes)
+
+
+FP8_E8M0 = PowerOfTwo(name="fp8_e8m0")
+
+
+@attrs.frozen(kw_only=True)
+class CastFormat(NumberFormat):
+    """float16 or bfloat16: "codes" are the values in that dtype."""
+
+    name: str
+    bits: int
+    storage_dtype: torch.dtype
+    is_cast: bool = True
+    default_observer: str = "PlaceholderObserver"
+
+    def spec_error(self, spec: QTensorConfig) -> str | None:
+        return None
+
+    def max_magnitude(self, spec: QTensorConfig) -> float:
+        return torch.finfo(self.storage_dtype).max
+
+    def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
+        return QParams(torch.ones((), dtype=torch.float32, device=low.device))
+
+    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
+        return t.copy_(t.to(self.storage_dtype))
+
+    def encode(self, t: Tensor) -> Tensor:
+        return t.to(self.storage_dtype)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        return codes.float()
+
+
+FLOAT16 = CastFormat(name="float16", bits=16, storage_dtype=torch.float16)
+BFLOAT16 = CastFormat(name="bfloat16", bits=16, storage_dtype=torch.bfloat16)

@@ -10,36 +10,36 @@ import quark
 from quark.config.layer import levels
 from quark.config.slot import Slot
 from quark.config.templates import QuantizationScheme, QuantizationSchemeCollection
-from quark_schemes.schemes import classes
+from quark_schemes import schemes
 
 REGISTERED: dict[str, Callable[[], QuantizationScheme]] = {
-    "int4_wo_32": lambda: classes.Int4WeightOnlyScheme(group_size=32),
-    "int4_wo_64": lambda: classes.Int4WeightOnlyScheme(group_size=64),
-    "int4_wo_128": lambda: classes.Int4WeightOnlyScheme(group_size=128),
-    "int4_wo_per_channel": classes.Int4WeightOnlyPerChannelScheme,
-    "int4_wa_64": lambda: classes.Int4WeightAndActivationScheme(group_size=64),
-    "uint4_wo_32": lambda: classes.Uint4WeightOnlyScheme(group_size=32),
-    "uint4_wo_64": lambda: classes.Uint4WeightOnlyScheme(group_size=64),
-    "uint4_wo_128": lambda: classes.Uint4WeightOnlyScheme(group_size=128),
-    "uint4_wo_per_channel": classes.Uint4WeightOnlyPerChannelScheme,
-    "int8": classes.Int8Scheme,
-    "fp8": classes.FP8Scheme,
-    "ptpc_fp8": classes.PTPCFP8Scheme,
-    "mxfp4": classes.MXFP4Scheme,
-    "mxfp4_weight_only": classes.MXFP4WeightOnlyScheme,
-    "mxfp6_e3m2": classes.MXFP6E3M2Scheme,
-    "mxfp6_e2m3": classes.MXFP6E2M3Scheme,
-    "mxfp4_mxfp6_e2m3": classes.MXFP4_MXFP6E2M3Scheme,
-    "mxfp4_fp8": classes.MXFP4_FP8Scheme,
-    "amdfp4": classes.AmdFP4Scheme,
-    "amdfp4_g32": lambda: classes.AmdFP4Scheme(group_size=32),
-    "amdfp4_global16": lambda: classes.AmdFP4GlobalScaleScheme(group_size=16),
-    "amdfp4_global32": lambda: classes.AmdFP4GlobalScaleScheme(group_size=32),
-    "nvfp4": classes.FP4Block16ScaleE4M3Scheme,
-    "int4_fp8": classes.INT4_FP8Scheme,
-    "mx6": classes.MX6Scheme,
-    "mx9": classes.MX9Scheme,
-    "bfp16": classes.BFP16Scheme,
+    "int4_wo_32": lambda: schemes.Int4WeightOnlyScheme(group_size=32),
+    "int4_wo_64": lambda: schemes.Int4WeightOnlyScheme(group_size=64),
+    "int4_wo_128": lambda: schemes.Int4WeightOnlyScheme(group_size=128),
+    "int4_wo_per_channel": schemes.Int4WeightOnlyPerChannelScheme,
+    "int4_wa_64": lambda: schemes.Int4WeightAndActivationScheme(group_size=64),
+    "uint4_wo_32": lambda: schemes.Uint4WeightOnlyScheme(group_size=32),
+    "uint4_wo_64": lambda: schemes.Uint4WeightOnlyScheme(group_size=64),
+    "uint4_wo_128": lambda: schemes.Uint4WeightOnlyScheme(group_size=128),
+    "uint4_wo_per_channel": schemes.Uint4WeightOnlyPerChannelScheme,
+    "int8": schemes.Int8Scheme,
+    "fp8": schemes.FP8Scheme,
+    "ptpc_fp8": schemes.PTPCFP8Scheme,
+    "mxfp4": schemes.MXFP4Scheme,
+    "mxfp4_weight_only": schemes.MXFP4WeightOnlyScheme,
+    "mxfp6_e3m2": schemes.MXFP6E3M2Scheme,
+    "mxfp6_e2m3": schemes.MXFP6E2M3Scheme,
+    "mxfp4_mxfp6_e2m3": schemes.MXFP4_MXFP6E2M3Scheme,
+    "mxfp4_fp8": schemes.MXFP4_FP8Scheme,
+    "amdfp4": schemes.AmdFP4Scheme,
+    "amdfp4_g32": lambda: schemes.AmdFP4Scheme(group_size=32),
+    "amdfp4_global16": lambda: schemes.AmdFP4GlobalScaleScheme(group_size=16),
+    "amdfp4_global32": lambda: schemes.AmdFP4GlobalScaleScheme(group_size=32),
+    "nvfp4": schemes.FP4Block16ScaleE4M3Scheme,
+    "int4_fp8": schemes.INT4_FP8Scheme,
+    "mx6": schemes.MX6Scheme,
+    "mx9": schemes.MX9Scheme,
+    "bfp16": schemes.BFP16Scheme,
 }
 SEED = """int4_wo_32 int4_wo_64 int4_wo_128 int4_wo_per_channel int4_wa_64 uint4_wo_32 uint4_wo_64 uint4_wo_128 uint4_wo_per_channel
 int8 fp8 ptpc_fp8 mxfp4 mxfp4_weight_only mxfp6_e3m2 mxfp6_e2m3 mxfp4_mxfp6_e2m3 mxfp4_fp8 amdfp4 amdfp4_g32 int4_fp8 mx6 bfp16
@@ -80,7 +80,7 @@ def test_each_call_builds_a_layer_configuration_of_its_own(name: str) -> None:
 def test_the_block_size_of_microexponents_is_an_option(name: str) -> None:
     build = quark.schemes().load_config(name)
     assert [build(**o).weight.group_size for o in ({}, {"block_size": 16}, {"block_size": 32})] == [16, 16, 32]
-    assert classes.MX6Scheme(block_size=32).config == quark.schemes().load_config("mx6")(block_size=32)
+    assert schemes.MX6Scheme(block_size=32).config == quark.schemes().load_config("mx6")(block_size=32)
 
 
 def test_the_weight_of_each_scheme_has_the_bits_that_its_tensors_take() -> None:

@@ -1,4 +1,4 @@
-"""``*Spec`` helpers of the FP8 formats."""
+"""``*Spec`` helpers of the FP8 formats, and of the 16-bit floats, which only cast."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from quark.config.tensor import QTensorConfig
 from quark_schemes.specs.options import PER_TENSOR_OBSERVERS, ROUND_METHODS, SCALE_TYPES, SingleLevelSpec, choice
 
 __all__ = [
+    "Bfloat16Spec",
     "FP8E4M3PerChannelSpec",
     "FP8E4M3PerGroupSpec",
     "FP8E4M3PerTensorSpec",
@@ -19,6 +20,7 @@ __all__ = [
     "FP8E5M2PerGroupSpec",
     "FP8E5M2PerTensorSpec",
     "FP8E5M3PerTensorSpec",
+    "Float16Spec",
     "PerGroupFloatSpec",
 ]
 
@@ -159,3 +161,19 @@ class FP8E5M2PerGroupSpec(PerGroupFloatSpec):
     """FP8 E5M2, a scale for each group."""
 
     dtype = Dtype.fp8_e5m2
+
+
+@attrs.define
+class Float16Spec(SingleLevelSpec):
+    """float16."""
+
+    def to_quantization_spec(self) -> QTensorConfig:
+        return QTensorConfig(dtype=Dtype.float16, observer_cls="PlaceholderObserver")
+
+
+@attrs.define
+class Bfloat16Spec(SingleLevelSpec):
+    """bfloat16."""
+
+    def to_quantization_spec(self) -> QTensorConfig:
+        return QTensorConfig(dtype=Dtype.bfloat16, observer_cls="PlaceholderObserver")

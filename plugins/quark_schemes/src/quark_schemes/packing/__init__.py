@@ -1,1 +1,0 @@
-"""How each family of formats is stored in a checkpoint: `quark.numbers.Packing` values."""

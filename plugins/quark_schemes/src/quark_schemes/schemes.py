@@ -1,0 +1,325 @@
+"""The named schemes: functions that build a new layer configuration, and AMD Quark's classes. No torch here.
+
+In this order: integers, FP8, OCP Microscaling (MX), two levels of scales (NVFP4, AMD FP4, INT4 of FP8), block
+floating point; then the classes of AMD Quark's public API, objects with a ``config``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from quark.config.layer import QLayerConfig
+from quark.config.templates import QuantizationScheme
+from quark.config.tensor import QTensorConfig
+from quark_schemes.specs.floats import FP8E4M3PerChannelSpec, FP8E4M3PerTensorSpec, FP8E5M3PerTensorSpec
+from quark_schemes.specs.integer import Int4PerChannelSpec, Int4PerGroupSpec, Int8PerTensorSpec, Uint4PerChannelSpec, Uint4PerGroupSpec
+from quark_schemes.specs.microscaling import (
+    AmdFP4Spec,
+    BFP16Spec,
+    FP4PerGroupSpec,
+    MX6Spec,
+    MX9Spec,
+    OCP_MXFP4Spec,
+    OCP_MXFP6E2M3Spec,
+    OCP_MXFP6E3M2Spec,
+    OCP_MXSpec,
+)
+from quark_schemes.specs.options import ProgressiveSpec, ScaleQuantSpec, SingleLevelSpec
+
+__all__ = [
+    "CONFIGURATIONS",
+    "amdfp4",
+    "amdfp4_g32",
+    "amdfp4_global16",
+    "amdfp4_global32",
+    "amdfp4_in_groups",
+    "amdfp4_with_global_scale",
+    "bfp16",
+    "fp8",
+    "fp8_outputs",
+    "int4_fp8",
+    "int4_wa_64",
+    "int4_weight_and_activation",
+    "int4_weight_only",
+    "int4_wo_32",
+    "int4_wo_64",
+    "int4_wo_128",
+    "int4_wo_per_channel",
+    "int8",
+    "mx6",
+    "mx9",
+    "mxfp4",
+    "mxfp4_fp8",
+    "mxfp4_mxfp6_e2m3",
+    "mxfp4_weight_only",
+    "mxfp6_e2m3",
+    "mxfp6_e3m2",
+    "nvfp4",
+    "ptpc_fp8",
+    "uint4_weight_only",
+    "uint4_wo_32",
+    "uint4_wo_64",
+    "uint4_wo_128",
+    "uint4_wo_per_channel",
+]
+
+
+def int4_weight_only(group_size: int) -> QLayerConfig:
+    """Return a configuration of symmetric INT4 weights in groups along the input."""
+    return QLayerConfig(weight=Int4PerGroupSpec(ch_axis=-1, group_size=group_size, is_dynamic=False).to_quantization_spec())
+
+
+def uint4_weight_only(group_size: int) -> QLayerConfig:
+    """Return a configuration of asymmetric UINT4 weights in groups along the input."""
+    return QLayerConfig(weight=Uint4PerGroupSpec(ch_axis=-1, group_size=group_size, is_dynamic=False).to_quantization_spec())
+
+
+def int4_wo_32() -> QLayerConfig:
+    """Return a configuration of INT4 weights, groups of 32."""
+    return int4_weight_only(32)
+
+
+def int4_wo_64() -> QLayerConfig:
+    """Return a configuration of INT4 weights, groups of 64."""
+    return int4_weight_only(64)
+
+
+def int4_wo_128() -> QLayerConfig:
+    """Return a configuration of INT4 weights, groups of 128."""
+    return int4_weight_only(128)
+
+
+def int4_wo_per_channel() -> QLayerConfig:
+    """Return a configuration of INT4 weights, a scale for each output channel."""
+    return QLayerConfig(weight=Int4PerChannelSpec(ch_axis=0, is_dynamic=False).to_quantization_spec())
+
+
+def int4_weight_and_activation(group_size: int) -> QLayerConfig:
+    """Return a configuration of symmetric INT4 weights and dynamic INT4 activations, in groups."""
+    activation = Int4PerGroupSpec(ch_axis=-1, group_size=group_size, is_dynamic=True).to_quantization_spec()
+    return QLayerConfig(weight=int4_weight_only(group_size).weight, input_tensors=activation)
+
+
+def int4_wa_64() -> QLayerConfig:
+    """Return a configuration of INT4 weights and dynamic INT4 activations, groups of 64."""
+    return int4_weight_and_activation(64)
+
+
+def uint4_wo_32() -> QLayerConfig:
+    """Return a configuration of UINT4 weights, groups of 32."""
+    return uint4_weight_only(32)
+
+
+def uint4_wo_64() -> QLayerConfig:
+    """Return a configuration of UINT4 weights, groups of 64."""
+    return uint4_weight_only(64)
+
+
+def uint4_wo_128() -> QLayerConfig:
+    """Return a configuration of UINT4 weights, groups of 128."""
+    return uint4_weight_only(128)
+
+
+def uint4_wo_per_channel() -> QLayerConfig:
+    """Return a configuration of UINT4 weights, a scale and a zero point for each output channel."""
+    return QLayerConfig(weight=Uint4PerChannelSpec(ch_axis=0, is_dynamic=False).to_quantization_spec())
+
+
+def int8() -> QLayerConfig:
+    """Return a configuration of symmetric INT8 weights and static activations, one scale each."""
+    spec = Int8PerTensorSpec(is_dynamic=False).to_quantization_spec()
+    return QLayerConfig(weight=spec, input_tensors=spec)
+
+
+def fp8() -> QLayerConfig:
+    """Return a configuration of E4M3 weights and static activations, one scale each."""
+    spec = FP8E4M3PerTensorSpec(scale_type="float", is_dynamic=False).to_quantization_spec()
+    return QLayerConfig(weight=spec, input_tensors=spec)
+
+
+def fp8_outputs() -> QTensorConfig:
+    """Return a configuration of E4M3 with one static scale, for what a cache or an attention holds."""
+    return FP8E4M3PerTensorSpec(is_dynamic=False).to_quantization_spec()
+
+
+def ptpc_fp8() -> QLayerConfig:
+    """Return a configuration of E4M3 weights with a scale for each output channel, dynamic E4M3 activations with a scale for each token."""
+    weight = FP8E4M3PerChannelSpec(ch_axis=0, is_dynamic=False).to_quantization_spec()
+    return QLayerConfig(weight=weight, input_tensors=FP8E4M3PerChannelSpec(ch_axis=1, is_dynamic=True).to_quantization_spec())
+
+
+def _weight(helper: type[OCP_MXSpec]) -> QTensorConfig:
+    return helper(ch_axis=-1, is_dynamic=False).to_quantization_spec()
+
+
+def _activation(helper: type[OCP_MXSpec]) -> QTensorConfig:
+    return helper(ch_axis=-1, is_dynamic=True).to_quantization_spec()
+
+
+def mxfp4_weight_only() -> QLayerConfig:
+    """Return a configuration of MXFP4 weights."""
+    return QLayerConfig(weight=_weight(OCP_MXFP4Spec))
+
+
+def mxfp4() -> QLayerConfig:
+    """Return a configuration of MXFP4 weights and dynamic MXFP4 activations."""
+    return QLayerConfig(weight=_weight(OCP_MXFP4Spec), input_tensors=_activation(OCP_MXFP4Spec))
+
+
+def mxfp6_e3m2() -> QLayerConfig:
+    """Return a configuration of MXFP6 weights and dynamic activations of E3M2 elements."""
+    return QLayerConfig(weight=_weight(OCP_MXFP6E3M2Spec), input_tensors=_activation(OCP_MXFP6E3M2Spec))
+
+
+def mxfp6_e2m3() -> QLayerConfig:
+    """Return a configuration of MXFP6 weights and dynamic activations of E2M3 elements."""
+    return QLayerConfig(weight=_weight(OCP_MXFP6E2M3Spec), input_tensors=_activation(OCP_MXFP6E2M3Spec))
+
+
+def mxfp4_mxfp6_e2m3() -> QLayerConfig:
+    """Return a configuration of MXFP4 weights, dynamic MXFP6 activations of E2M3 elements."""
+    return QLayerConfig(weight=_weight(OCP_MXFP4Spec), input_tensors=_activation(OCP_MXFP6E2M3Spec))
+
+
+def mxfp4_fp8() -> QLayerConfig:
+    """Return a configuration of MXFP4 weights, static E4M3 activations with one scale."""
+    return QLayerConfig(weight=_weight(OCP_MXFP4Spec), input_tensors=FP8E4M3PerTensorSpec(is_dynamic=False).to_quantization_spec())
+
+
+def _fp4_under(scales: SingleLevelSpec, group_size: int) -> QLayerConfig:
+    """Return a configuration of FP4 in groups, scales in the format of ``scales``; those of activations dynamic under a static one."""
+    weight, activation = (
+        ScaleQuantSpec(FP4PerGroupSpec(ch_axis=-1, group_size=group_size, is_dynamic=dynamic, scale_type="float32"), scales)
+        for dynamic in (False, True)
+    )
+    return QLayerConfig(weight=weight.to_quantization_spec(), input_tensors=activation.to_quantization_spec())
+
+
+def nvfp4() -> QLayerConfig:
+    """Return a configuration of FP4 in groups of 16, E4M3 scales, one scale per tensor over them."""
+    return _fp4_under(FP8E4M3PerTensorSpec(scale_type="float32", is_dynamic=False), 16)
+
+
+def amdfp4_with_global_scale(group_size: int) -> QLayerConfig:
+    """Return a configuration of FP4 in groups of 16 or 32, E5M3 scales, one scale per tensor over them."""
+    return _fp4_under(FP8E5M3PerTensorSpec(scale_type="float32", is_dynamic=False), group_size)
+
+
+def amdfp4_global16() -> QLayerConfig:
+    """Return a configuration of FP4 in groups of 16, E5M3 scales, one scale per tensor over them."""
+    return amdfp4_with_global_scale(16)
+
+
+def amdfp4_global32() -> QLayerConfig:
+    """Return a configuration of FP4 in groups of 32, E5M3 scales, one scale per tensor over them."""
+    return amdfp4_with_global_scale(32)
+
+
+def amdfp4_in_groups(group_size: int = 16) -> QLayerConfig:
+    """Return a configuration of FP4 weights and dynamic activations in groups of 16 or 32 with E5M3 scales."""
+    weight, activation = (AmdFP4Spec(ch_axis=-1, group_size=group_size, is_dynamic=dynamic) for dynamic in (False, True))
+    return QLayerConfig(weight=weight.to_quantization_spec(), input_tensors=activation.to_quantization_spec())
+
+
+def amdfp4() -> QLayerConfig:
+    """Return a configuration of FP4 weights and dynamic activations, groups of 16, E5M3 scales."""
+    return amdfp4_in_groups(16)
+
+
+def amdfp4_g32() -> QLayerConfig:
+    """Return a configuration of FP4 weights and dynamic activations, groups of 32, E5M3 scales."""
+    return amdfp4_in_groups(32)
+
+
+def int4_fp8() -> QLayerConfig:
+    """Return a configuration of weights in E4M3, one scale, and from there in INT4, a scale per channel; dynamic E4M3 activations."""
+    first = FP8E4M3PerTensorSpec(scale_type="float32", is_dynamic=False)
+    weight = ProgressiveSpec(first, Int4PerChannelSpec(ch_axis=0, scale_type="float32", is_dynamic=False))
+    activation = FP8E4M3PerTensorSpec(scale_type="float32", is_dynamic=True)
+    return QLayerConfig(weight=weight.to_quantization_spec(), input_tensors=activation.to_quantization_spec())
+
+
+def _both(helper: SingleLevelSpec) -> QLayerConfig:
+    spec = helper.to_quantization_spec()
+    return QLayerConfig(weight=spec, input_tensors=spec)
+
+
+def bfp16() -> QLayerConfig:
+    """Return a configuration of BFP16 weights and activations, an exponent for eight values."""
+    return _both(BFP16Spec(ch_axis=-1))
+
+
+def mx6(block_size: int = 16) -> QLayerConfig:
+    """Return a configuration of MX6 weights and activations.
+
+    Args:
+        block_size: Values that share an exponent: 16 by the format's definition and since 0.13; 32 was the
+            default before.
+    """
+    return _both(MX6Spec(ch_axis=-1, block_size=block_size))
+
+
+def mx9(block_size: int = 16) -> QLayerConfig:
+    """Return a configuration of MX9 weights and activations.
+
+    Args:
+        block_size: Values that share an exponent, as for `mx6`.
+    """
+    return _both(MX9Spec(ch_axis=-1, block_size=block_size))
+
+
+CONFIGURATIONS: Mapping[str, Callable[..., QLayerConfig]] = MappingProxyType(
+    {
+        "AmdFP4GlobalScaleScheme": amdfp4_with_global_scale,
+        "AmdFP4Scheme": amdfp4_in_groups,
+        "BFP16Scheme": bfp16,
+        "FP4Block16ScaleE4M3Scheme": nvfp4,
+        "FP8Scheme": fp8,
+        "INT4_FP8Scheme": int4_fp8,
+        "Int4WeightAndActivationScheme": int4_weight_and_activation,
+        "Int4WeightOnlyPerChannelScheme": int4_wo_per_channel,
+        "Int4WeightOnlyScheme": int4_weight_only,
+        "Int8Scheme": int8,
+        "MX6Scheme": mx6,
+        "MX9Scheme": mx9,
+        "MXFP4Scheme": mxfp4,
+        "MXFP4WeightOnlyScheme": mxfp4_weight_only,
+        "MXFP4_FP8Scheme": mxfp4_fp8,
+        "MXFP4_MXFP6E2M3Scheme": mxfp4_mxfp6_e2m3,
+        "MXFP6E2M3Scheme": mxfp6_e2m3,
+        "MXFP6E3M2Scheme": mxfp6_e3m2,
+        "PTPCFP8Scheme": ptpc_fp8,
+        "Uint4WeightOnlyPerChannelScheme": uint4_wo_per_channel,
+        "Uint4WeightOnlyScheme": uint4_weight_only,
+    }
+)
+"""The function that makes the configuration of each class; its arguments are those of the class."""
+
+__all__ += list(CONFIGURATIONS)
+
+
+class _Scheme(QuantizationScheme):
+    """Base of the schemes; ``config`` builds a new configuration at each access. Arguments are attributes."""
+
+    _build: ClassVar[Callable[..., QLayerConfig]]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        arguments = inspect.signature(self._build).bind(*args, **kwargs)
+        arguments.apply_defaults()
+        vars(self).update(arguments.arguments)
+
+    @property
+    def config(self) -> QLayerConfig:
+        return self._build(**vars(self)).copied()
+
+
+def _scheme(name: str, build: Callable[..., QLayerConfig]) -> type[_Scheme]:
+    """Return the class of that name, with the summary and the arguments of the function that makes its configuration."""
+    members = {"_build": staticmethod(build), "__signature__": inspect.signature(build)}
+    return type(name, (_Scheme,), {**members, "__doc__": build.__doc__, "__module__": __name__})
+
+
+globals().update({name: _scheme(name, build) for name, build in CONFIGURATIONS.items()})
