@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quark_workbench.report.markup import Markup, folded_table, heading, legend, legend_key
 from quark_workbench.report.plots import block_errors
-from quark_workbench.report.section_parts import heading, legend, legend_key
-from quark_workbench.report.svg import Markup
-from quark_workbench.report.tables import folded_table
 from quark_workbench.report.units import decibel_text, share
 
 __all__ = ["transforms_section", "tunings_section"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from quark_workbench.report.svg import Markup, figure, number, tag, text
+from quark_workbench.report.markup import Markup, figure, number, tag, text
 from quark_workbench.report.units import decibel_text
 
 __all__ = ["LEAST_RANGE", "Cell", "expert_cells", "heat_map", "ratio_cells"]

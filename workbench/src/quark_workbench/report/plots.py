@@ -8,7 +8,7 @@ from typing import Any
 
 from quark.calibration.phases import PHASES
 from quark_workbench.report.flags import DEPTH_AMBER, DEPTH_RED
-from quark_workbench.report.svg import Markup, figure, joined, nice_ticks, number, path, tag, text
+from quark_workbench.report.markup import Markup, figure, joined, nice_ticks, number, path, tag, text
 from quark_workbench.report.units import decibel_text, seconds_text, size_text
 
 __all__ = ["LineOf", "block_errors", "depth_curve", "gains", "histogram_plot", "size_bars", "time_by_block"]

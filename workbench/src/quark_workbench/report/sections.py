@@ -12,11 +12,9 @@ from quark.calibration.phases import PHASES
 from quark_workbench.report.changes import transforms_section, tunings_section
 from quark_workbench.report.flags import AMBER, RED
 from quark_workbench.report.heat_map import expert_cells, heat_map, ratio_cells
+from quark_workbench.report.markup import Markup, figure_text, folded_table, heading, legend_key, table, tag
 from quark_workbench.report.plots import depth_curve, gains, histogram_plot, size_bars, time_by_block
-from quark_workbench.report.section_parts import figure_text, heading, legend_key
 from quark_workbench.report.selection import selection_section
-from quark_workbench.report.svg import Markup, tag
-from quark_workbench.report.tables import folded_table, table
 from quark_workbench.report.units import amount, bits, decibel_text, plural, seconds_text, share, size_text
 
 __all__ = ["big_numbers", "sections"]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from typing import Any
 
 from quark.base.names import without_numbers
-from quark_workbench.report.svg import Markup, figure, nice_ticks, number, path, tag, text
+from quark_workbench.report.markup import Markup, figure, nice_ticks, number, path, picture, tag, text
 from quark_workbench.report.units import size_text
 
-__all__ = ["additivity", "candidates_in_order", "choice_map", "chosen_point", "color_of", "curve_plot", "pareto_curve"]
+__all__ = ["additivity", "candidates_in_order", "choice_map", "chosen_point", "color_of", "curve_plot", "curve_svg", "pareto_curve"]
 
 Selection = Mapping[str, Any]
 """A selection as JSON values: `quark_workbench.mixed_precision.SelectionResult.to_dict`."""
@@ -39,7 +40,7 @@ def pareto_curve(selection: Selection) -> Markup:
 
 
 def curve_plot(selection: Selection) -> tuple[Any, ...]:
-    """Return the arguments of `svg.drawing` for the curve.
+    """Return the arguments of `markup.drawing` for the curve.
 
     The axis of losses is logarithmic; a loss of 0 is not drawn.
     """
@@ -78,6 +79,12 @@ def curve_plot(selection: Selection) -> tuple[Any, ...]:
     drawn += [text(4, 10, str(selection["unit"])), text(_LEFT, _HEIGHT - 8, "MB of all tensors")]
     said = f"{len(curve)} sizes from {size_text(1e6 * min(sizes))} to {size_text(1e6 * max(sizes))}; the ring is the choice."
     return ("plot-pareto", f"Loss against size: {', '.join(selection['candidates'])}", said, _WIDTH, _HEIGHT, *drawn)
+
+
+def curve_svg(selection: Selection) -> str:
+    """Return the curve as a picture in a file of its own: losses as a line, measured divergences as dots, the choice as a ring."""
+    style = (files("quark_workbench.report") / "style.css").read_text(encoding="utf-8")
+    return picture(style, *curve_plot(selection))
 
 
 def additivity(selection: Selection) -> Markup:
