@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 __all__ = [
@@ -18,8 +18,10 @@ __all__ = [
     "joined",
     "legend",
     "legend_key",
+    "level",
     "nice_ticks",
     "number",
+    "numbered",
     "path",
     "picture",
     "table",
@@ -78,6 +80,16 @@ def path(points: Sequence[tuple[float, float]], class_: str, *, closed: bool = F
     """Return a path of straight lines through points."""
     steps = "".join(f"{'L' if i else 'M'}{number(x)} {number(y)}" for i, (x, y) in enumerate(points))
     return tag("path", d=steps + ("Z" if closed else ""), class_=class_)
+
+
+def numbered(count: int, x_of: Callable[[int], float], y: float) -> list[Markup]:
+    """Return the numbers of places below a plot, at most about 32 of them."""
+    return [text(x_of(i), y, str(i), anchor="middle") for i in range(0, count, max(1, math.ceil(count / 32)))]
+
+
+def level(y: float, left: float, right: float, label: str) -> list[Markup]:
+    """Return a horizontal line of the grid, with its label on the left."""
+    return [path([(left, y), (right, y)], "grid"), text(left - 8, y + 4, label, anchor="end")]
 
 
 def figure(name: str, title: str, description: str, width: float, height: float, *content: str, least: int | None = None) -> Markup:
