@@ -43,7 +43,7 @@ def add_run(path: Path, measured: Sequence[Measurement]) -> None:
     import torch
 
     from quark.base.version import VERSION
-    from quark_workbench.report.machine import machine
+    from quark_workbench.report.contents import machine
 
     results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"runs": []}
     run = {

@@ -18,8 +18,8 @@ from quark.torch import ModelQuantizer, export_safetensors
 from quark_devkit.small_models import batches, run_config, small_model
 from quark_tiny_model import calibration_batches, tiny_model, tiny_model_dir, tiny_template
 from quark_workbench.mixed_precision import FLOAT, Budget, Selection, SelectionProblem, SelectionResult, select_schemes
-from quark_workbench.mixed_precision.picture import curve_svg
 from quark_workbench.mixed_precision.select import base_scheme
+from quark_workbench.report.selection_plots import curve_svg
 
 DATA = calibration_batches(2, 64)
 
@@ -153,7 +153,7 @@ def test_the_json_form_and_the_picture_say_what_was_chosen() -> None:
     assert facts["choices"] == dict(result.selection.choices)
     assert facts["total_bytes"] == result.total_bytes
     assert QConfig.from_dict(json.loads(json.dumps(result.config.to_dict()))).layer_quant_config == result.config.layer_quant_config
-    assert curve_svg(result).startswith("<svg ")
+    assert curve_svg(result.to_dict()).startswith("<svg ")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from quark.torch import LLMTemplate, import_model_from_safetensors
 from quark_tiny_model import calibration_batches, tiny_model, tiny_model_dir
 from quark_workbench.report import ReportOptions, read_report
 from quark_workbench.report.export_report import export_report
-from quark_workbench.report.schema import report_schema, violations
+from quark_workbench.report.files import report_schema, violations
 
 from .reports import contents, exported
 

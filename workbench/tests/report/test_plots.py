@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from quark_workbench.report.heat_map import Cell, _step, expert_cells, heat_map, ratio_cells
+from quark_workbench.report.markup import figure_text, legend_key, nice_ticks
 from quark_workbench.report.plots import block_errors, gains, histogram_plot
-from quark_workbench.report.section_parts import figure_text, legend_key
 from quark_workbench.report.selection_plots import additivity, candidates_in_order, choice_map, chosen_point
-from quark_workbench.report.svg import nice_ticks
 
 
 def circles(plot: str, class_: str) -> list[tuple[float, float]]:

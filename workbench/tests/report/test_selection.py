@@ -13,9 +13,9 @@ import pytest
 from quark.runs import quantize_checkpoint
 from quark_tiny_model import calibration_batches, tiny_model_dir
 from quark_workbench.mixed_precision import Budget, SelectionResult, select_schemes
-from quark_workbench.mixed_precision.picture import curve_svg
 from quark_workbench.report import ReportOptions, page
-from quark_workbench.report.schema import violations
+from quark_workbench.report.files import violations
+from quark_workbench.report.selection_plots import curve_svg
 
 from .reports import contents
 from .test_page import EVIL, Parsed
@@ -109,7 +109,7 @@ def test_names_are_text_and_never_markup() -> None:
 
 
 def test_the_picture_of_a_file_is_that_of_the_page() -> None:
-    root = ElementTree.fromstring(curve_svg(chosen()))
+    root = ElementTree.fromstring(curve_svg(chosen().to_dict()))
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     classes = [element.get("class") for element in root.iter()]
     assert classes.count("ring") == 1

@@ -1,8 +1,9 @@
-"""``quark evaluate``: perplexity of a checkpoint, float or quantized, and its KL divergence from a reference."""
+"""``quark evaluate``: perplexity of a checkpoint, its KL divergence from a reference, or its scores in tasks."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,22 +15,11 @@ from quark.base.lazy import LazyRef
 from quark.cli.event_lines import print_result, with_event_lines
 from quark.cli.given_options import given_options
 from quark.errors import CheckpointError, ConfigError, MissingPluginError, NonFiniteError
-from quark_workbench.commands.evaluation_text import result_lines, task_lines
-from quark_workbench.commands.quantize import TrustRemoteCode
-from quark_workbench.commands.task_options import (
-    Backend,
-    BackendOptions,
-    BatchSize,
-    ChatTemplate,
-    NumFewshot,
-    TaskPath,
-    Tasks,
-    task_options,
-    task_scores,
-)
+from quark_workbench.commands.run_options import TrustRemoteCode
 
 if TYPE_CHECKING:
     from quark_workbench.evaluate import Protocol, Windows
+    from quark_workbench.evaluate.tasks import TaskOptions
 
 __all__ = ["evaluate"]
 
@@ -45,6 +35,16 @@ ByBlock = Annotated[
 ]
 TextOptions = Annotated[
     list[str] | None, typer.Option("--text-option", help="KEY=VALUE for the source of the text; `quark datasets NAME` shows them.")
+]
+Tasks = Annotated[str | None, typer.Option(help="Tasks of lm-evaluation-harness, separated by commas, in place of a text.")]
+TaskPath = Annotated[Path | None, typer.Option(help="Directory of task files of your own.")]
+NumFewshot = Annotated[int | None, typer.Option(help="Examples in the context of each question; the default is each task's.")]
+BatchSize = Annotated[str, typer.Option(help="Questions at a time, or auto.")]
+ChatTemplate = Annotated[bool, typer.Option("--apply-chat-template", help="Put questions as chats.")]
+Backend = Annotated[str, typer.Option(help="What runs the model in tasks: transformers, or vllm where it is installed.")]
+BackendOptions = Annotated[
+    list[str] | None,
+    typer.Option("--backend-option", help="KEY=VALUE for the engine of vllm, such as max_model_len=4096 or enforce_eager=true."),
 ]
 
 _TOKENS_AT_A_TIME = 2048  # tokens of a batch: enough for good utilization, few enough for the logits of a large vocabulary
@@ -187,3 +187,95 @@ def _bundled_text() -> str:
             "the bundled text comes with quark-tiny-model, which is not installed: pip install quark-tiny-model, or give a text with --text"
         ) from None
     return text
+
+
+_PERCENTILES = (("median", "median_kl"), ("90 %", "p90_kl"), ("99 %", "p99_kl"), ("99.9 %", "p999_kl"), ("largest", "max_kl"))
+
+
+def result_lines(result: dict[str, Any]) -> list[str]:
+    """Return the lines for the result of ``quark evaluate``."""
+    counted = f"{result['tokens']:,} tokens in {result['windows']} window(s) of {result['seq_len']}, protocol {result['protocol']['name']}"
+    name = "perplexity" if result["unit"] == "token" else "perplexity per word"
+    lines = [f"{result['model']}: {name} {_with_error(result, 'perplexity', '.3f')} over {counted}, {result['seconds']:.1f} s"]
+    if "reference" in result:
+        kl = ", ".join(f"{label} {result[key]:.5f}" for label, key in _PERCENTILES)
+        lines += [
+            f"{result['reference']}: {name} {_with_error(result, 'reference_perplexity', '.3f')}; ratio "
+            f"{_with_error(result, 'perplexity_ratio', '.4f')}",
+            f"KL divergence from the reference in nats per token: mean {_with_error(result, 'mean_kl', '.5f')}, {kl}",
+            f"top-1 agreement: {_with_error(result, 'top1_agreement', '.2%')}",
+            f"probability of the right token: {_with_error(result, 'probability_shift', '+.3%')}, root mean square "
+            f"{result['probability_shift_rms']:.3%}",
+        ]
+    for name, metric in result["metrics"].items():
+        error = "" if metric["error"] is None else f" ± {metric['error']:.5f}"
+        lines.append(f"{name}: {metric['value']:.5f}{error}")
+    return lines
+
+
+def task_lines(result: dict[str, Any]) -> list[str]:
+    """Return the lines for the result of ``quark evaluate --tasks``: one for each metric of each task."""
+    lines = [f"{result['model']}: {len(result['tasks'])} task(s) of lm-evaluation-harness, {result['seconds']:.1f} s"]
+    for name, task in result["tasks"].items():
+        counted = "" if task["samples"] is None else f" ({task['samples']} questions)"
+        for metric, value in task["metrics"].items():
+            error = task["errors"].get(metric)
+            lines.append(f"{name}{counted}, {metric.removesuffix(',none')}: {value:.4f}" + ("" if error is None else f" ± {error:.4f}"))
+    return lines
+
+
+def _with_error(result: dict[str, Any], key: str, form: str) -> str:
+    """Return a mean with its standard error, where that is known."""
+    error = result[f"{key}_error"]
+    return f"{result[key]:{form}}" + ("" if error is None else f" ± {error:{form.lstrip('+')}}")
+
+
+def task_options(tasks: str, task_path: Path | None, fewshot: int | None, limit: int | None, batch: str, chat: bool) -> TaskOptions:
+    """Return the options of tasks from those of the command line.
+
+    Raises:
+        ConfigError: The batch size is neither a number nor "auto", or a number is out of its range.
+    """
+    from quark_workbench.evaluate.tasks import TaskOptions
+
+    if not (batch.isdecimal() and int(batch) > 0) and batch.partition(":")[0] != "auto":
+        raise ConfigError(f"--batch-size {batch!r} is neither a number from 1 on nor auto")
+    if (limit is not None and limit < 1) or (fewshot is not None and fewshot < 0):
+        raise ConfigError("--limit is at least 1, and --num-fewshot at least 0")
+    return TaskOptions(
+        tasks=[name.strip() for name in tasks.split(",") if name.strip()],
+        task_path=task_path,
+        num_fewshot=fewshot,
+        limit=limit,
+        batch_size=int(batch) if batch.isdecimal() else batch,
+        apply_chat_template=chat,
+    )
+
+
+def task_scores(
+    model: Path, options: TaskOptions, backend: str, backend_options: Mapping[str, Any], device: str, dtype: str
+) -> dict[str, Any]:
+    """Return the scores of a checkpoint, float or quantized, as plain data.
+
+    Raises:
+        ConfigError: There are options for a backend that takes none, or the checkpoint has no tokenizer.
+    """
+    from quark.checkpoint.transformers_loading import register_layouts
+    from quark.models.hf.loading import load_model
+    from quark.models.hf.model_config import model_config
+    from quark.models.hf.tokenizer import load_tokenizer
+    from quark_workbench.evaluate.tasks import evaluate_tasks, prepare_tasks
+
+    if backend_options and backend != "vllm":
+        raise ConfigError("--backend-option is for the engine of --backend vllm: leave it out, or name that backend")
+    model_config(model)
+    manager = prepare_tasks(options, backend)
+    if backend == "vllm":
+        scores = evaluate_tasks(model, None, options, manager, **{"dtype": dtype, **backend_options})
+    else:
+        tokenizer = load_tokenizer(model)
+        if tokenizer is None:
+            raise ConfigError(f"'{model}' has no tokenizer, so no question can be put: copy tokenizer.json into it")
+        register_layouts()
+        scores = evaluate_tasks(load_model(model, dtype, device), tokenizer, options, manager)
+    return {"model": str(model), "backend": backend, "tasks": {name: attrs.asdict(score) for name, score in scores.items()}}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quark.errors import CheckpointError
-from quark_workbench.commands.quantize import TrustRemoteCode
+from quark_workbench.commands.run_options import TrustRemoteCode
 
 if TYPE_CHECKING:
     from quark.checkpoint.inspection import Inspection

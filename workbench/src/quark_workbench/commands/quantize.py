@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,24 +17,26 @@ from quark.base.log import get_logger
 from quark.cli.event_lines import print_result, with_event_lines
 from quark.cli.option_groups import with_groups
 from quark.errors import ConfigError
-from quark_workbench.commands.calibration_options import CalibrationChoices, calibration_choices
-from quark_workbench.commands.config_options import ConfigOptions, config_options
-from quark_workbench.commands.export_choices import ExportChoices, WritingChoices, export_choices, writing_choices
+from quark_workbench.commands.config_options import ConfigOptions
+from quark_workbench.commands.plan import print_planned
+from quark_workbench.commands.run_options import (
+    GROUPS,
+    CalibrationChoices,
+    ExportChoices,
+    Probe,
+    TrustRemoteCode,
+    WritingChoices,
+    writing_choices,
+)
 from quark_workbench.commands.selection import SelectionOptions, selection_options
 
 if TYPE_CHECKING:
     from quark.base.ranks import Ranks
     from quark_workbench.mixed_precision import SelectionResult
 
-__all__ = ["GROUPS", "TrustRemoteCode", "quantize"]
+__all__ = ["quantize"]
 
 Output = Annotated[Path | None, typer.Argument(help="Directory to write; must not exist or be empty.")]
-Probe = Annotated[
-    bool, typer.Option("--probe/--no-probe", help="Measure this machine for a plan's estimate of the time, in a few seconds.")
-]
-TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run the code that comes with the checkpoint; without, one that needs it is refused.")
-]
 Deterministic = Annotated[
     bool,
     typer.Option(
@@ -47,9 +49,6 @@ Deterministic = Annotated[
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print JSON lines: what happens, and the result on the last line; a plan is one JSON value.")
 ]
-
-GROUPS: dict[str, Callable[..., Any]] = {"config": config_options, "calibration": calibration_choices, "export": export_choices}
-"""Groups of options that a plan has as well: name of the argument → what reads it."""
 
 
 @partial(with_event_lines, "quantize")
@@ -78,7 +77,6 @@ def quantize(
     from quark.checkpoint.destination import refuse_used_directory
     from quark.models.hf.skeleton import meta_model
     from quark.runs import quantize_checkpoint
-    from quark_workbench.commands.planned import print_planned
 
     started = time.perf_counter()
     where: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from quark.cli.event_lines import print_result, with_event_lines
-from quark_workbench.commands.calibration_options import calibration_batches
+from quark_workbench.commands.run_options import calibration_batches
 
 __all__ = ["report"]
 

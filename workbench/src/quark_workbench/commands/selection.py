@@ -59,7 +59,7 @@ class SelectionOptions:
     ) -> SelectionResult:
         """Choose the schemes, print what was chosen unless ``is_quiet``, write the curve, and return the result."""
         from quark_workbench.mixed_precision import Budget, select_schemes
-        from quark_workbench.mixed_precision.picture import curve_svg
+        from quark_workbench.report.selection_plots import curve_svg
 
         if self.curve is not None and not self.curve.absolute().parent.is_dir():
             raise OutputError(f"--curve {self.curve}: there is no directory '{self.curve.absolute().parent}': create it")
@@ -79,7 +79,7 @@ class SelectionOptions:
         if not is_quiet:
             typer.echo("\n".join(selection_lines(result)))
         if self.curve is not None:
-            text = curve_svg(result) if self.curve.suffix == ".svg" else json.dumps(result.to_dict(), indent=2) + "\n"
+            text = curve_svg(result.to_dict()) if self.curve.suffix == ".svg" else json.dumps(result.to_dict(), indent=2) + "\n"
             self.curve.write_text(text, encoding="utf-8")
         return result
 
@@ -108,7 +108,7 @@ def selection_options(
         ConfigError: An option of a selection is there without ``--mixed``, not one budget is, or the file has
             another ending.
     """
-    from quark_workbench.mixed_precision.budget import Budget
+    from quark_workbench.mixed_precision.problem import Budget
 
     size = None if target_size is None else size_in_bytes(target_size, "--target-size")
     budget: dict[str, Any] = {"bits": target_bits, "size": size, "kl": kl_budget}

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from quark.errors import ConfigError
 from quark.plugins.run_events import running
 from quark_workbench.evaluate.logits import evaluating, in_chunks, log_probabilities, next_token_logits, windows_of
-from quark_workbench.evaluate.metrics import TokenMetrics
+from quark_workbench.evaluate.metrics import Mean, TokenMetrics, mean_over, percentile
 from quark_workbench.evaluate.perplexity import log_likelihood, perplexity_of
-from quark_workbench.evaluate.statistics import Mean, mean_over, percentile
 from quark_workbench.evaluate.windows import Windows
 
 __all__ = ["Comparison", "Predictions", "compare", "kl_divergence"]

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from quark.errors import ConfigError
 from quark.plugins.run_events import running
 from quark_workbench.evaluate.logits import evaluating, in_chunks, log_probabilities, next_token_logits, windows_of
-from quark_workbench.evaluate.metrics import TokenMetrics
-from quark_workbench.evaluate.statistics import Mean, mean_over
+from quark_workbench.evaluate.metrics import Mean, TokenMetrics, mean_over
 from quark_workbench.evaluate.windows import Windows
 
 __all__ = ["Likelihood", "Scores", "likelihood", "log_likelihood", "perplexity", "perplexity_of"]

@@ -3,13 +3,10 @@
 The choice itself is made by a plugin.
 """
 
-from quark_workbench.mixed_precision.budget import Budget
 from quark_workbench.mixed_precision.candidates import FLOAT, Candidate, candidates_of
-from quark_workbench.mixed_precision.layer_groups import LayerGroup, layer_groups
-from quark_workbench.mixed_precision.problem import SelectionProblem
+from quark_workbench.mixed_precision.problem import Budget, LayerGroup, SelectionProblem, layer_groups
 from quark_workbench.mixed_precision.select import select_schemes
-from quark_workbench.mixed_precision.selection import CurvePoint, Selection, SelectionResult
-from quark_workbench.mixed_precision.selector import SchemeSelector, selector_of
+from quark_workbench.mixed_precision.selection import CurvePoint, SchemeSelector, Selection, SelectionResult, selector_of
 
 __all__ = [
     "FLOAT",

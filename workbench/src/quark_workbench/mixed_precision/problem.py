@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
 
 import attrs
 from torch import nn
@@ -11,13 +14,13 @@ from quark.calibration.batches import Call
 from quark.config.architecture import Architecture
 from quark.errors import ConfigError
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
+from quark.models.plan.mixtures import ExpertNames
+from quark.models.plan.plan_row import PlanRow
 from quark.plugins.run_events import SILENT, RunEvents
 from quark.runs.source import BlockSource
-from quark_workbench.mixed_precision.budget import Budget
 from quark_workbench.mixed_precision.candidates import Candidate
-from quark_workbench.mixed_precision.layer_groups import LayerGroup
 
-__all__ = ["Choices", "SelectionProblem"]
+__all__ = ["Budget", "Choices", "LayerGroup", "SelectionProblem", "layer_groups"]
 
 Choices = Mapping[str, str]
 """Name of a candidate by name of group."""
@@ -107,3 +110,99 @@ class SelectionProblem:
             f"a budget of {self.budget} cannot be met with {', '.join(self.candidates)}: these reach {reached} over {len(self.groups)} "
             f"groups of layers. Give {fix}"
         )
+
+
+def _positive(_: object, attribute: Any, value: float | None) -> None:
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise ConfigError(f"a budget of {attribute.name}={value} leaves nothing to choose from: give a positive number")
+
+
+@attrs.frozen(kw_only=True)
+class Budget:
+    """A budget. Exactly one attribute is given.
+
+    Attributes:
+        bits: Most stored bits per weight, over the layers that are chosen for; codes and scales count, what
+            stays float by the template of the family, such as the output head, does not.
+        size: Most bytes of all tensors of the checkpoint.
+        kl: Largest mean KL divergence from the float model on the calibration tokens, in nats per token.
+
+    Raises:
+        ConfigError: None, or several, are given, or one is not positive.
+    """
+
+    bits: float | None = attrs.field(default=None, validator=_positive)
+    size: int | None = attrs.field(default=None, validator=_positive)
+    kl: float | None = attrs.field(default=None, validator=_positive)
+
+    def __attrs_post_init__(self) -> None:
+        values = (("bits", self.bits), ("size", self.size), ("kl", self.kl))
+        given = [name for name, value in values if value is not None]
+        if len(given) != 1:
+            said = "none is given" if not given else f"{' and '.join(given)} are given"
+            raise ConfigError(f"a selection has one budget, and {said}: give bits per weight, a size in bytes, or a KL divergence")
+
+    def __str__(self) -> str:
+        if self.bits is not None:
+            return f"{self.bits:g} bits per weight"
+        return f"{self.size:,} bytes" if self.size is not None else f"a KL divergence of {self.kl:g} nats per token"
+
+
+@attrs.frozen
+class LayerGroup:
+    """Layers that get one scheme.
+
+    Attributes:
+        name: Full name of the layer; of several, their common parent and the names below it:
+            ``"model.layers.0.mlp.gate_proj/up_proj"``.
+        shapes: Shape of the weight of each layer, ``[out, in]``, by full name.
+    """
+
+    name: str
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Full names of its layers, in the model's order."""
+        return tuple(self.shapes)
+
+    @property
+    def weights(self) -> int:
+        """The number of weights of its layers together."""
+        return sum(prod(shape) for shape in self.shapes.values())
+
+
+def layer_groups(rows: Sequence[PlanRow], architecture: Architecture | None) -> tuple[LayerGroup, ...]:
+    """Return the groups of some layers, in the model's order.
+
+    The facts are those of the architecture: suffixes that runtimes fuse into one matrix (``fused``), and
+    where the experts are. Layers of which only some are among ``rows``, since others are excluded, are
+    grouped as far as they are there.
+
+    Args:
+        rows: Of the layers to group.
+        architecture: Facts about the family; None where nothing is known: then every layer is alone.
+    """
+    fused = () if architecture is None else architecture.fused
+    experts = ExpertNames(architecture)
+    members: dict[tuple[str, str], dict[str, tuple[int, ...]]] = {}
+    for row in rows:
+        members.setdefault(_key(row.name, fused, experts), {})[row.name] = row.shape
+    return tuple(LayerGroup(_name(key, tuple(shapes)), shapes) for key, shapes in members.items())
+
+
+def _key(name: str, fused: Sequence[Sequence[str]], experts: ExpertNames) -> tuple[str, str]:
+    """Return what all layers of a group have in common: the module above them, and which of its groups they are."""
+    if experts.projection(name) is not None:
+        return experts.expert(name).rpartition(".")[0], ""
+    parent, _, suffix = name.rpartition(".")
+    together = next((suffixes for suffixes in fused if suffix in suffixes), (suffix,))
+    return parent, "/".join(together)
+
+
+def _name(key: tuple[str, str], layers: Sequence[str]) -> str:
+    parent, together = key
+    if not together:
+        return parent
+    names = "/".join(layer.rpartition(".")[2] for layer in layers)
+    return f"{parent}.{names}" if parent else names

@@ -28,8 +28,8 @@ from quark.plugins import algorithms
 from quark.plugins.run_events import RunEvents, running
 from quark.runs.source import CheckpointSource
 from quark_workbench.report.contents import Facts, contents_of, with_flags
+from quark_workbench.report.files import read_report
 from quark_workbench.report.hidden_states import NOT_COMPARABLE, hidden_errors
-from quark_workbench.report.writing import read_report
 
 __all__ = ["export_report"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from quark_workbench.report.svg import Markup, figure, number, tag, text
+from quark_workbench.report.markup import Markup, figure, number, numbered, tag, text
 from quark_workbench.report.units import decibel_text
 
 __all__ = ["LEAST_RANGE", "Cell", "expert_cells", "heat_map", "ratio_cells"]
@@ -100,8 +100,7 @@ def heat_map(
         for j, cell in enumerate(cells):
             drawn += _cell(cell, left + j * width, y, width, low, high, with_text=columns <= _MOST_WITH_TEXT)
     below = len(rows) * (_CELL_HEIGHT + 2)
-    every = max(1, math.ceil(columns / 32))
-    drawn += [text(left + (j + 0.5) * width, below + 14, str(j), anchor="middle") for j in range(0, columns, every)]
+    drawn += numbered(columns, lambda j: left + (j + 0.5) * width, below + 14)
     drawn.append(text(left, below + 32, axis))
     total = left + columns * width + 4
     drawn += _legend(left, below + 46, unit(low), unit(high))

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
+from quark_workbench.report.markup import Markup, joined, tag
 from quark_workbench.report.sections import big_numbers, sections
-from quark_workbench.report.svg import Markup, joined, tag
 from quark_workbench.report.units import amount
 
 __all__ = ["page"]

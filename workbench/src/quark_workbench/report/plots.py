@@ -8,7 +8,7 @@ from typing import Any
 
 from quark.calibration.phases import PHASES
 from quark_workbench.report.flags import DEPTH_AMBER, DEPTH_RED
-from quark_workbench.report.svg import Markup, figure, joined, nice_ticks, number, path, tag, text
+from quark_workbench.report.markup import Markup, figure, joined, level, nice_ticks, number, numbered, path, tag, text
 from quark_workbench.report.units import decibel_text, seconds_text, size_text
 
 __all__ = ["LineOf", "block_errors", "depth_curve", "gains", "histogram_plot", "size_bars", "time_by_block"]
@@ -60,14 +60,13 @@ def _lines(
 
     drawn: list[str] = []
     for tick in ticks:
-        y = at(0, tick)[1]
-        drawn += [path([(_LEFT, y), (_WIDTH - 16, y)], "grid"), text(_LEFT - 8, y + 4, number(tick), anchor="end")]
-    for limit, level in limits:
+        drawn += level(at(0, tick)[1], _LEFT, _WIDTH - 16, number(tick))
+    for limit, colour in limits:
         if limit in near:
             y = at(0, limit)[1]
             drawn += [
-                path([(_LEFT, y), (_WIDTH - 16, y)], f"limit {level}"),
-                text(_WIDTH - 18, y - 5, f"{level} below {limit:g} dB", level, "end"),
+                path([(_LEFT, y), (_WIDTH - 16, y)], f"limit {colour}"),
+                text(_WIDTH - 18, y - 5, f"{colour} below {limit:g} dB", colour, "end"),
             ]
     for number_of_line, (label, line) in enumerate(lines):
         points = [at(i, v) for i, v in enumerate(line) if v is not None]
@@ -80,8 +79,7 @@ def _lines(
                 x, y = at(i, value)
                 class_ = "dot" if number_of_line == 0 else "dot before"
                 drawn.append(tag("circle", tag("title", f"{places[i]}, {label}: {decibel_text(value)}"), cx=x, cy=y, r=3.6, class_=class_))
-    every = max(1, math.ceil(len(places) / 32))
-    drawn += [text(at(i, low)[0], _HEIGHT - 14, str(i), anchor="middle") for i in range(0, len(places), every)]
+    drawn += numbered(len(places), lambda i: at(i, low)[0], _HEIGHT - 14)
     drawn += [text(4, 10, "dB"), text(_LEFT, _HEIGHT + 4, "block")]
     return figure(name, title, said, _WIDTH, _HEIGHT + 8, *drawn, least=620)
 
@@ -194,8 +192,7 @@ def time_by_block(rows: Sequence[Mapping[str, Any]]) -> Markup:
     scale = (floor - 12) / ticks[-1]
     drawn: list[str] = []
     for tick in ticks:
-        y = floor - tick * scale
-        drawn += [path([(_LEFT, y), (_WIDTH - 16, y)], "grid"), text(_LEFT - 8, y + 4, number(tick), anchor="end")]
+        drawn += level(floor - tick * scale, _LEFT, _WIDTH - 16, number(tick))
     for i, (row, total) in enumerate(zip(rows, totals, strict=True)):
         y = float(floor)
         bars = []

@@ -19,8 +19,8 @@ from quark.runs.memory import tokens_in
 from quark.runs.run import FinishedRun, Run
 from quark.runs.source import CheckpointSource
 from quark_workbench.report.contents import Facts
+from quark_workbench.report.files import write_report
 from quark_workbench.report.hidden_states import hidden_errors
-from quark_workbench.report.writing import write_report
 
 __all__ = ["LEVELS", "ReportOptions"]
 

@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from quark.base.names import folded
-from quark_workbench.report.section_parts import figure_text, heading, legend, legend_key
+from quark_workbench.report.markup import Markup, figure_text, folded_table, heading, legend, legend_key, table, tag
 from quark_workbench.report.selection_plots import additivity, candidates_in_order, choice_map, chosen_point, color_of, pareto_curve
-from quark_workbench.report.svg import Markup, tag
-from quark_workbench.report.tables import folded_table, table
 from quark_workbench.report.units import size_text
 
 __all__ = ["selection_section"]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from typing import Any
 
 from quark.base.names import without_numbers
-from quark_workbench.report.svg import Markup, figure, nice_ticks, number, path, tag, text
+from quark_workbench.report.markup import Markup, figure, level, nice_ticks, number, numbered, path, picture, tag, text
 from quark_workbench.report.units import size_text
 
-__all__ = ["additivity", "candidates_in_order", "choice_map", "chosen_point", "color_of", "curve_plot", "pareto_curve"]
+__all__ = ["additivity", "candidates_in_order", "choice_map", "chosen_point", "color_of", "curve_plot", "curve_svg", "pareto_curve"]
 
 Selection = Mapping[str, Any]
 """A selection as JSON values: `quark_workbench.mixed_precision.SelectionResult.to_dict`."""
@@ -39,7 +40,7 @@ def pareto_curve(selection: Selection) -> Markup:
 
 
 def curve_plot(selection: Selection) -> tuple[Any, ...]:
-    """Return the arguments of `svg.drawing` for the curve.
+    """Return the arguments of `markup.drawing` for the curve.
 
     The axis of losses is logarithmic; a loss of 0 is not drawn.
     """
@@ -57,10 +58,7 @@ def curve_plot(selection: Selection) -> tuple[Any, ...]:
 
     drawn: list[str] = []
     for power in range(low, high + 1):
-        drawn += [
-            path([(_LEFT, y(10**power)), (_WIDTH - _RIGHT, y(10**power))], "grid"),
-            text(_LEFT - 8, y(10**power) + 4, _power(power), anchor="end"),
-        ]
+        drawn += level(y(10**power), _LEFT, _WIDTH - _RIGHT, _power(power))
     drawn += [text(x(1e6 * tick), _HEIGHT - _BOTTOM + 16, number(tick), anchor="middle") for tick in ticks]
     drawn.append(path([(x(p["total_bytes"]), y(p["loss"])) for p in curve], "line"))
     for point in curve:
@@ -78,6 +76,12 @@ def curve_plot(selection: Selection) -> tuple[Any, ...]:
     drawn += [text(4, 10, str(selection["unit"])), text(_LEFT, _HEIGHT - 8, "MB of all tensors")]
     said = f"{len(curve)} sizes from {size_text(1e6 * min(sizes))} to {size_text(1e6 * max(sizes))}; the ring is the choice."
     return ("plot-pareto", f"Loss against size: {', '.join(selection['candidates'])}", said, _WIDTH, _HEIGHT, *drawn)
+
+
+def curve_svg(selection: Selection) -> str:
+    """Return the curve as a picture in a file of its own: losses as a line, measured divergences as dots, the choice as a ring."""
+    style = (files("quark_workbench.report") / "style.css").read_text(encoding="utf-8")
+    return picture(style, *curve_plot(selection))
 
 
 def additivity(selection: Selection) -> Markup:
@@ -137,8 +141,7 @@ def choice_map(selection: Selection, blocks: Sequence[str]) -> Markup:
             box = {"x": left + block * width, "y": y, "width": width - (1.5 if width > 12 else 0.3), "height": float(_CELL)}
             drawn.append(tag("rect", hint, class_=color_of(chosen, order), **box))
     below = len(rows) * (_CELL + 2)
-    every = max(1, math.ceil(len(blocks) / 32))
-    drawn += [text(left + (j + 0.5) * width, below + 14, str(j), anchor="middle") for j in range(0, len(blocks), every)]
+    drawn += numbered(len(blocks), lambda j: left + (j + 0.5) * width, below + 14)
     drawn.append(text(left, below + 32, "block"))
     said = "Rows are kinds of groups, columns are blocks; the darker a cell, the fewer bits."
     return figure(

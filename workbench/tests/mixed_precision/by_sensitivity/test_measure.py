@@ -16,8 +16,7 @@ from quark_workbench.evaluate import compare
 from quark_workbench.mixed_precision import FLOAT
 from quark_workbench.mixed_precision.by_sensitivity.fisher import divergences
 from quark_workbench.mixed_precision.by_sensitivity.measure import limited, measured_kl
-from quark_workbench.mixed_precision.by_sensitivity.output_errors import output_errors
-from quark_workbench.mixed_precision.by_sensitivity.sensitivities import SENSITIVITIES, losses_of
+from quark_workbench.mixed_precision.by_sensitivity.sensitivities import SENSITIVITIES, losses_of, output_errors
 
 from .problems import problem_of
 

@@ -11,7 +11,7 @@ from quark.errors import ConfigError
 from quark.plugins import selectors
 from quark_workbench.mixed_precision import Budget, selector_of
 from quark_workbench.mixed_precision.by_sensitivity import MixedPrecision, measured_kl
-from quark_workbench.mixed_precision.by_sensitivity.curve import loss_of
+from quark_workbench.mixed_precision.by_sensitivity.knapsack import loss_of
 from quark_workbench.mixed_precision.by_sensitivity.sensitivities import losses_of
 
 from .problems import chosen, problem_of

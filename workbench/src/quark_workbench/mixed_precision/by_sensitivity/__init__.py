@@ -1,7 +1,6 @@
 """Automatic mixed precision: which scheme each layer gets, by predicted divergence, solved exactly under a budget."""
 
-from quark_workbench.mixed_precision.by_sensitivity.curve import pareto_curve
-from quark_workbench.mixed_precision.by_sensitivity.knapsack import smallest_loss
+from quark_workbench.mixed_precision.by_sensitivity.knapsack import pareto_curve, smallest_loss
 from quark_workbench.mixed_precision.by_sensitivity.measure import measured_kl
 from quark_workbench.mixed_precision.by_sensitivity.selector import MixedPrecision
 

@@ -27,7 +27,7 @@ from quark.calibration.pause_points import tokens_of
 from quark.errors import UnsupportedError
 from quark.runs.memory import SHARE, free_bytes
 from quark_workbench.mixed_precision import Candidate, SelectionProblem
-from quark_workbench.mixed_precision.by_sensitivity.quantized_form import QuantizedForm
+from quark_workbench.mixed_precision.by_sensitivity.replaced_layers import QuantizedForm
 
 __all__ = ["divergences"]
 

@@ -16,8 +16,7 @@ from quark.errors import NonFiniteError
 from quark.runs.memory import tokens_in
 from quark_workbench.evaluate.comparison import kl_divergence
 from quark_workbench.mixed_precision import SelectionProblem
-from quark_workbench.mixed_precision.by_sensitivity.quantized_form import QuantizedForm
-from quark_workbench.mixed_precision.by_sensitivity.streaming import streamed
+from quark_workbench.mixed_precision.by_sensitivity.replaced_layers import QuantizedForm, streamed
 
 __all__ = ["limited", "measured_kl"]
 

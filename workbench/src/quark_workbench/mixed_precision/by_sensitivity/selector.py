@@ -9,7 +9,7 @@ import attrs
 from quark.base.log import get_logger
 from quark.errors import ConfigError
 from quark_workbench.mixed_precision import CurvePoint, Selection, SelectionProblem
-from quark_workbench.mixed_precision.by_sensitivity.curve import best_choice, pareto_curve
+from quark_workbench.mixed_precision.by_sensitivity.knapsack import best_choice, pareto_curve
 from quark_workbench.mixed_precision.by_sensitivity.measure import measured_kl
 from quark_workbench.mixed_precision.by_sensitivity.sensitivities import SENSITIVITIES, UNITS, Losses, losses_of
 

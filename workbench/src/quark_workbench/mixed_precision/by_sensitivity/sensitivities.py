@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
-from quark_workbench.mixed_precision import SelectionProblem
+from torch import nn
+
+from quark.calibration.batches import Call
+from quark.calibration.lockstep import current_forward
+from quark.calibration.pause_points import tokens_of
+from quark.runs.memory import tokens_in
+from quark_workbench.mixed_precision import Candidate, SelectionProblem
 from quark_workbench.mixed_precision.by_sensitivity.fisher import divergences
 from quark_workbench.mixed_precision.by_sensitivity.measure import limited, measured_kl
-from quark_workbench.mixed_precision.by_sensitivity.output_errors import output_errors
+from quark_workbench.mixed_precision.by_sensitivity.replaced_layers import QuantizedForm, streamed
 
-__all__ = ["SENSITIVITIES", "UNITS", "Losses", "losses_of"]
+__all__ = ["SENSITIVITIES", "UNITS", "Losses", "losses_of", "output_errors"]
 
 Losses = dict[str, dict[str, float]]
 """Predicted loss by group, then by candidate."""
@@ -60,3 +67,44 @@ SENSITIVITIES: Mapping[str, Callable[[SelectionProblem, int], Losses]] = Mapping
 """By name: ``fisher`` takes a forward and a backward pass, ``kl`` a forward for each group and candidate,
 ``output`` one forward.
 """
+
+
+_TOKENS = 1024
+"""Tokens whose outputs are computed at a time."""
+
+
+def output_errors(problem: SelectionProblem, calls: Sequence[Call]) -> dict[str, dict[str, float]]:
+    """Return the squared output error per token of the data, by full name of layer, then by candidate that quantizes it.
+
+    The forward is that of the float model; one block of it is in memory at a time.
+
+    Args:
+        problem: Has the model; nothing in it is changed.
+        calls: The batches.
+    """
+    offered = {
+        layer: [problem.candidates[name] for name in problem.sizes[group.name]] for group in problem.groups for layer in group.layers
+    }
+    squares = {layer: {one.name: 0.0 for one in own if not one.is_float} for layer, own in offered.items()}
+    block_of = {layer: block.name for block in problem.blocks for layer in offered if block.owns(layer)}
+    forms: dict[str, dict[str, QuantizedForm]] = {}
+
+    def replacement(name: str, layer: nn.Module, plain: Callable[..., Any], x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        forward: Any = current_forward()
+        if name not in forms:
+            for other in [other for other in forms if block_of[other] != block_of[name]]:
+                del forms[other]  # of a block that is behind
+            forms[name] = _forms(name, layer, offered[name])
+        y = plain(x, *args, **kwargs)
+        for part, wanted in zip(*(tokens_of(t, forward.call).split(_TOKENS) for t in (x, y)), strict=True):
+            for one, form in forms[name].items():
+                squares[name][one] += float((form(part) - wanted).float().square().sum())
+        return y
+
+    streamed(problem, calls, list(offered), replacement, to_the_end=False)
+    tokens = max(1, tokens_in(calls))
+    return {layer: {name: value / tokens for name, value in own.items()} for layer, own in squares.items()}
+
+
+def _forms(name: str, layer: nn.Module, candidates: Sequence[Candidate]) -> dict[str, QuantizedForm]:
+    return {one.name: QuantizedForm(name, layer, one) for one in candidates if not one.is_float}

@@ -1,12 +1,13 @@
-"""Layers that runtimes fuse, and all experts of a block, are one group."""
+"""Layers that runtimes fuse, and all experts of a block, are one group; a budget is one positive number."""
 
 from __future__ import annotations
 
 import pytest
 
 from quark.config.architecture import Architecture
+from quark.errors import ConfigError
 from quark.models.plan.plan_row import PlanRow
-from quark_workbench.mixed_precision import layer_groups
+from quark_workbench.mixed_precision import Budget, layer_groups
 
 FACTS = Architecture(model_type="acme", decoder_blocks="layers", experts="mlp.experts", fused=(("q", "k", "v"), ("gate", "up")))
 
@@ -52,3 +53,16 @@ def test_every_fused_suffix_of_a_family_is_in_one_group(model_type: str) -> None
 def test_weights_of_a_group_are_counted() -> None:
     (group,) = layer_groups(rows("a.q", "a.k"), FACTS)
     assert group.weights == 2 * 32
+
+
+def test_there_is_one_budget() -> None:
+    with pytest.raises(ConfigError, match="has one budget, and none is given"):
+        Budget()
+    with pytest.raises(ConfigError, match="has one budget, and bits and kl are given"):
+        Budget(bits=5, kl=0.1)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_budget_is_positive(value: float) -> None:
+    with pytest.raises(ConfigError, match=r"budget of kl=.* leaves nothing"):
+        Budget(kl=value)

@@ -4,10 +4,30 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-__all__ = ["Markup", "drawing", "figure", "joined", "nice_ticks", "number", "path", "picture", "tag", "text"]
+__all__ = [
+    "MOST_ROWS",
+    "Markup",
+    "drawing",
+    "figure",
+    "figure_text",
+    "folded_table",
+    "heading",
+    "joined",
+    "legend",
+    "legend_key",
+    "level",
+    "nice_ticks",
+    "number",
+    "numbered",
+    "path",
+    "picture",
+    "table",
+    "tag",
+    "text",
+]
 
 
 class Markup(str):
@@ -60,6 +80,16 @@ def path(points: Sequence[tuple[float, float]], class_: str, *, closed: bool = F
     """Return a path of straight lines through points."""
     steps = "".join(f"{'L' if i else 'M'}{number(x)} {number(y)}" for i, (x, y) in enumerate(points))
     return tag("path", d=steps + ("Z" if closed else ""), class_=class_)
+
+
+def numbered(count: int, x_of: Callable[[int], float], y: float) -> list[Markup]:
+    """Return the numbers of places below a plot, at most about 32 of them."""
+    return [text(x_of(i), y, str(i), anchor="middle") for i in range(0, count, max(1, math.ceil(count / 32)))]
+
+
+def level(y: float, left: float, right: float, label: str) -> list[Markup]:
+    """Return a horizontal line of the grid, with its label on the left."""
+    return [path([(left, y), (right, y)], "grid"), text(left - 8, y + 4, label, anchor="end")]
 
 
 def figure(name: str, title: str, description: str, width: float, height: float, *content: str, least: int | None = None) -> Markup:
@@ -115,3 +145,57 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     step = next(f * power for f in (1, 2, 2.5, 5, 10) if span / (f * power) <= count)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(i * step, 10) + 0.0 for i in range(first, last + 1)]
+
+
+def heading(key: str, title: str, lead: str) -> list[Markup]:
+    """Return the heading of a section, and the sentences below it; ``key`` is the id of the section."""
+    return [tag("h2", title, id=f"{key}-heading"), tag("p", lead, class_="lead")]
+
+
+def legend(*keys: Markup) -> Markup:
+    """Return a legend of entries from `legend_key`."""
+    return tag("ul", *keys, class_="legend")
+
+
+def legend_key(class_: str, name: str, *, round_: bool = False) -> Markup:
+    """Return an entry of a legend: a mark of the class of what it stands for, and its name."""
+    shape = tag("circle", cx=7, cy=7, r=5, class_=class_) if round_ else tag("rect", width=14, height=14, rx=3, class_=class_)
+    return tag("li", tag("svg", shape, viewBox="0 0 14 14", class_="plot", aria_hidden="true"), name)
+
+
+def figure_text(value: float | None, form: str) -> str:
+    """Return a number in a format; a dash where it is None."""
+    return "–" if value is None else format(value, form)
+
+
+MOST_ROWS = 300
+"""Rows of a table on the page; the JSON file has all of them."""
+
+
+def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str | Markup]], text: int = 1) -> Markup:
+    """Return a table in a box that scrolls.
+
+    Args:
+        caption: What it lists.
+        heads: Titles of the columns.
+        rows: Cells; the first is the head of its row.
+        text: How many of the first columns are text, and not numbers.
+    """
+    if len(rows) > MOST_ROWS:
+        caption = f"{caption} The first {MOST_ROWS} of {len(rows):,} rows; quark_report.json has all."
+    head = tag("tr", *(tag("th", h, scope="col", class_="t" if i < text else None) for i, h in enumerate(heads)))
+    body = [
+        tag(
+            "tr",
+            tag("th", row[0], scope="row", class_="t"),
+            *(tag("td", c, class_="t" if i < text else None) for i, c in enumerate(row[1:], 1)),
+        )
+        for row in rows[:MOST_ROWS]
+    ]
+    grid = tag("table", tag("caption", caption), tag("thead", head), tag("tbody", *body))
+    return tag("div", grid, class_="table", tabindex="0", role="group", aria_label=f"Table: {caption}")
+
+
+def folded_table(summary: str, caption: str, heads: Sequence[str], rows: Sequence[Sequence[str | Markup]], text: int = 1) -> Markup:
+    """Return a table under a line that opens it; arguments as of `table`."""
+    return tag("details", tag("summary", summary), table(caption, heads, rows, text))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quark_workbench.report.schema import report_schema, violations
+from quark_workbench.report.files import report_schema, violations
 
 from .reports import contents
 
