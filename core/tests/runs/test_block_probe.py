@@ -1,4 +1,4 @@
-"""What a block takes, by the times of two runs on a model of one."""
+"""The seconds of a block, by the times of runs on a model with one block, of the planned width or a narrower one."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import quark_tiny_model as tiny
 from quark.checkpoint.exporter import ExportOptions
 from quark.models.plan.decoder_blocks import decoder_blocks
 from quark.models.plan.family import architecture_of
 from quark.runs import block_probe as module
-from quark.runs.block_probe import BlockSeconds, _of_one_block, measured_block, seconds_per_byte
+from quark.runs.block_probe import BlockSeconds, _extended, _of_one_block, _with_weights, measured_block, seconds_per_byte
 from quark.runs.run import plan_run
+from quark.runs.workload import Calibration, workload_of
 from quark.torch import LLMTemplate
 
 CPU = torch.device("cpu")
@@ -40,7 +42,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, length: int = 256) -> tuple[BlockS
     """The seconds of the tiny model's block where a phase takes 3 s and one more for every hundredth token."""
     asked: list[tuple[int, int]] = []
 
-    def seconds(small: nn.Module, run: Any, count: int, length: int, *rest: Any) -> dict[str, float]:
+    def seconds(small: nn.Module, config: Any, run: Any, count: int, length: int, *rest: Any) -> dict[str, float]:
         asked.append((count, length))
         tokens = count * length
         return {"forward": 3 + 0.01 * tokens, "load": 5.0 + 0.01 * tokens, **({"statistics": 0.02 * tokens} if count > 2 else {})}
@@ -59,6 +61,58 @@ def test_two_lengths_of_data_tell_what_a_token_takes_from_what_a_block_does(monk
     assert found.fixed == pytest.approx({"forward": 3.0, "load": 5 + 0.01 * 512, "statistics": 0.0})
     blocks = decoder_blocks(tiny.tiny_model(), architecture_of(tiny.tiny_model()))
     assert found.size == sum(p.nbytes for p in blocks[0].module.parameters())
+    assert found.measured_share == 1
+
+
+@pytest.mark.parametrize("budget", [0.0, 1e9])
+def test_the_seconds_of_a_narrower_block_are_scaled_by_its_work(budget: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds that are sums of FLOPs, bytes and a constant: scaled ones are those of the block itself."""
+
+    def seconds(small: nn.Module, config: Any, run: Any, count: int, length: int, *rest: Any) -> dict[str, float]:
+        work = workload_of(small, plan_run(small, config), Calibration(count, length))
+        size = sum(p.nbytes for p in small.model.layers.parameters())
+        return {
+            "forward": 1e-9 * work.forward,
+            "statistics": 1e-9 * work.statistics,
+            "solve": 1e-9 * work.solver + 1e-6 * size,
+            "write": 3 + 1e-6 * size,
+        }
+
+    monkeypatch.setattr(module, "_seconds", seconds)
+    monkeypatch.setattr(module, "_with_weights", lambda one, device: one)
+    monkeypatch.setattr(module, "_BUDGET", budget)
+    config = AutoConfig.for_model("llama", hidden_size=2048, intermediate_size=5632, num_hidden_layers=2, vocab_size=64)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    run = plan_run(model, LLMTemplate.get("llama").get_config(scheme="int4_wo_128", algorithm="gptq"))
+    found = measured_block(model, run, 256, None, ExportOptions(), CPU)  # type: ignore[arg-type]
+    assert found is not None
+    assert (found.measured_share == 1) == (budget > 0)
+    work, blocks = workload_of(model, run, Calibration(10, 256)), 2
+    assert found.of(2560) == pytest.approx(
+        {
+            "forward": 1e-9 * work.forward / blocks,
+            "statistics": 1e-9 * work.statistics / blocks,
+            "solve": 1e-9 * work.solver / blocks + 1e-6 * found.size,
+            "write": 3 + 1e-6 * found.size,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("work", "known", "seconds"),
+    [
+        ((8.0, 1.0), [((2.0, 1.0), 3.0)], 12.0),
+        ((8.0, 1.0), [((2.0, 1.0), 5.0), ((1.0, 1.0), 3.0)], 2 * 8 + 1),
+        ((8.0, 1.0), [((2.0, 1.0), 5.0), ((1.0, 1.0), 1.0)], 20.0),
+        ((8.0, 4.0), [((2.0, 2.0), 5.0), ((1.0, 1.0), 3.0)], 20.0),
+        ((8.0, 1.0), [((2.0, 1.0), 5.0), ((1.0, 1.0), 7.0)], 5.0),
+        ((0.0, 0.0), [((0.0, 0.0), 5.0), ((0.0, 0.0), 5.0)], 5.0),
+    ],
+    ids=["one amount", "with a constant", "a negative constant", "one ratio", "seconds that shrink", "no work"],
+)
+def test_seconds_are_extended_by_two_numbers_neither_of_which_saves_time(work: Any, known: Any, seconds: float) -> None:
+    assert _extended(work, *known) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(("length", "used"), [(8, 128), (4096, 512), (300, 300)])
@@ -71,7 +125,7 @@ def test_a_model_of_one_block_has_a_small_vocabulary_and_the_layers_of_the_other
     model: Any = tiny.tiny_model(torch.bfloat16)
     before = {name: p.clone() for name, p in model.named_parameters()}
     blocks = decoder_blocks(model, architecture_of(model))
-    small: Any = _of_one_block(model, blocks[0], CPU)
+    small: Any = _with_weights(_of_one_block(model, blocks[0]), CPU)
     assert small.config.num_hidden_layers == 1 < model.config.num_hidden_layers
     shapes = {name: (tuple(p.shape), p.dtype) for name, p in small.named_parameters()}
     inner = {n: (tuple(p.shape), p.dtype) for n, p in model.named_parameters() if ".layers." not in n or ".layers.0." in n}
@@ -85,5 +139,3 @@ def test_a_model_of_one_block_has_a_small_vocabulary_and_the_layers_of_the_other
     assert logits.shape == (1, 8, 128)
     assert bool(logits.isfinite().all())
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
-    monkeypatch.setattr(module, "_LARGEST", 100)
-    assert _of_one_block(model, blocks[0], CPU) is None

@@ -12,6 +12,7 @@ import torch
 
 import quark
 from quark.checkpoint.chosen_exporter import export_options
+from quark.config.templates import LLMTemplate
 from quark.errors import CheckpointError
 from quark.models.hf.loading import load_model
 from quark.runs import ModelQuantizer, quantize_checkpoint
@@ -135,9 +136,40 @@ def test_the_seconds_of_a_block_grow_with_the_tokens() -> None:
     assert block.of(1024) == {"solve": 0.5, "forward": 1.25}
 
 
-@pytest.mark.parametrize(("limit", "value"), [("_LARGEST", 0), ("_MOST_FLOPS", {"cpu": 0.0})])
-def test_plan_says_that_the_time_is_not_known_of_a_block_that_is_too_large(limit: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"quark.runs.block_probe.{limit}", value)
+MODELS = {
+    "of 7B": {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32, "num_key_value_heads": 32},
+    "mixture": {
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+    },
+}
+
+
+@pytest.mark.parametrize("values", MODELS.values(), ids=MODELS)
+def test_the_time_of_a_large_block_is_scaled_from_a_narrower_one(
+    values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(values | {"num_hidden_layers": 2, "vocab_size": 512, "dtype": "bfloat16"}))
+    monkeypatch.setattr("quark.runs.block_probe._BUDGET", 0.0)
+    config = LLMTemplate.get(values["model_type"]).get_config(scheme="int4_wo_128", algorithm="gptq")
+    planned = plan(tmp_path, config, calibration=Calibration(2, 128))
+    assert planned.estimate is not None
+    assert planned.estimate.block is not None
+    assert planned.estimate.block.size > 128 << 20
+    assert planned.estimate.block.measured_share < 0.03
+    assert {"forwards", "statistics", "rounding", "writing"} <= set(planned.estimate.seconds)
+    assert "scaled from a run on a narrower block, of " in " ".join(planned_lines(planned))
+
+
+def test_plan_says_that_the_time_is_not_known_of_a_large_block_that_cannot_be_made_narrower(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quark.runs.block_probe._LARGEST", 0)
     planned = plan(tiny_model_dir(), tiny_template().get_config(scheme="int4_wo_64", algorithm="gptq"), calibration=Calibration(2, 32))
     assert planned.estimate is not None
     assert planned.estimate.block is None

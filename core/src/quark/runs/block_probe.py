@@ -1,10 +1,11 @@
-"""A measurement of one block: the run itself on one small block of random weights, at two sizes of data, by phase."""
+"""A measurement of one block: the run itself on a block of random weights, whole or narrower, at two sizes of data, by phase."""
 
 from __future__ import annotations
 
 import copy
 import logging
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Mapping
@@ -17,10 +18,14 @@ from torch import nn
 
 from quark.base.log import get_logger, silenced
 from quark.calibration.batches import Call
+from quark.calibration.phases import PHASES
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import Exporter, ExportOptions
+from quark.config.model import QConfig
 from quark.errors import QuarkError
+from quark.models.hf.skeleton import narrower_models
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
+from quark.runs.memory import SHARE, free_bytes
 from quark.runs.quantize_run import quantize_started, start_run
 from quark.runs.run import FinishedRun, Run, StartedRun, plan_run
 from quark.runs.sink import CheckpointSink, InPlaceSink
@@ -29,17 +34,19 @@ from quark.runs.workload import Calibration, workload_of
 
 __all__ = ["BlockSeconds", "measured_block", "seconds_per_byte"]
 
+_BUDGET = 6.0
+"""Seconds of a measurement, by which the width of the copy is chosen."""
+_COPIES = 8
+"""Size of a block's run in memory, in sizes of the block: its copies, statistics and codes."""
 _LARGEST = 128 << 20
-_MOST_FLOPS = {"cpu": 1e12}
-_MOST_FLOPS_OF_OTHERS = 1e14
-"""Bytes of a block, and work of a run on it by type of device, beyond which it would take longer than people
-wait for a plan.
+"""Bytes of a block that is measured as it is where its class builds no narrower one, so that nothing tells how long
+that takes.
 """
 _READ, _SECONDS = 1 << 26, 0.5
 """Bytes of a file that are read to measure how fast that is, and how long at most."""
 _VOCABULARY = 256
-_BY_TOKEN = ("transforms", "forward", "statistics")
-"""Phases whose time grows with the data; what others take otherwise is noise."""
+_BY_TOKEN = ("transforms", "forward", "statistics", "tune")
+"""Phases whose time grows with the data; the difference of the others is noise."""
 _FEW, _MORE = 2, 6
 """Sequences of the two runs that are compared."""
 _SHORTEST, _LONGEST = 128, 512
@@ -47,27 +54,67 @@ _SHORTEST, _LONGEST = 128, 512
 
 @attrs.frozen
 class BlockSeconds:
-    """What one block takes.
+    """The seconds that a run spends on one block.
 
     Attributes:
         fixed: Seconds by phase (`quark.calibration.phases.PHASES`), without data.
         per_token: Seconds by phase for each calibration token.
         size: Bytes of the block's float tensors.
+        measured_share: The size of the block whose run was measured, divided by ``size``: 1 where that was the block
+            itself, less where it was a copy with fewer channels, attention heads and experts.
     """
 
     fixed: Mapping[str, float]
     per_token: Mapping[str, float]
     size: int
+    measured_share: float = 1.0
 
     def of(self, tokens: int) -> dict[str, float]:
         """Return the seconds of one block by phase."""
         return {name: fixed + tokens * self.per_token[name] for name, fixed in self.fixed.items()}
 
 
+@attrs.frozen(eq=False)
+class _OneBlock:
+    """A model with one block and a small vocabulary.
+
+    Attributes:
+        model: On the meta device where the planned model is.
+        config: Of its run.
+        size: Bytes of the block's float tensors.
+        work: Two numbers by phase, of which the phase's time is a sum: FLOPs and bytes of the block, or its bytes and a
+            constant. Phases whose time grows with the data have the FLOPs of a token alone.
+    """
+
+    model: nn.Module
+    config: QConfig
+    size: int
+    work: Mapping[str, tuple[float, float]]
+
+    @classmethod
+    def of(cls, model: nn.Module, block: Block, config: QConfig, two_passes: bool, length: int) -> _OneBlock:
+        """Return the model with one of its blocks, for calibration sequences of that length."""
+        one = _of_one_block(model, block)
+        size = sum(p.nbytes for p in block.module.parameters())
+        work = workload_of(one, plan_run(one, config).in_memory_mode(two_passes), Calibration(1, length))
+        by_token = dict.fromkeys(_BY_TOKEN, (work.forward / length, 0.0)) | {"statistics": (work.statistics / length, 0.0)}
+        solve = (float(work.solver), float(size)) if work.solver else (size, 1.0)
+        return cls(one, config, size, {**dict.fromkeys(PHASES, (size, 1.0)), **by_token, "solve": solve})
+
+    def fits(self, device: torch.device) -> bool:
+        """Return whether a device has the memory for a run on the block."""
+        free = free_bytes(device)
+        return free is None or _COPIES * self.size <= SHARE * free
+
+
 def measured_block(
     model: nn.Module, run: Run, length: int, exporter: Exporter, options: ExportOptions, device: torch.device
 ) -> BlockSeconds | None:
-    """Return what the first block takes; None where it is too large for a measurement in a few seconds, or not like most others.
+    """Return the seconds of a block of the most frequent size; None where the model does not run with one block.
+
+    Where the block would take longer than a few seconds, by the time of a copy with few channels, the widest copy that
+    does not is measured, and its seconds are multiplied by the ratio of the FLOPs or of the bytes. Phases of which a part
+    does not grow with these are told by the times of two copies.
 
     Args:
         model: Of the plan, on the meta device but for buffers that no checkpoint holds; not changed.
@@ -78,28 +125,93 @@ def measured_block(
         device: Where the run would work.
     """
     blocks = decoder_blocks(model, run.plan.architecture)
-    sizes = [sum(p.nbytes for p in block.module.parameters()) for block in blocks]
-    if not blocks or not blocks[0].name or sizes[0] > _LARGEST or 2 * sizes.count(sizes[0]) < len(sizes):
+    if not blocks or not blocks[0].name:
         return None
-    length = min(max(length, _SHORTEST), _LONGEST)
-    work = workload_of(model, run, Calibration(1 + _FEW + _MORE, length)).flops / len(blocks)
-    if work > _MOST_FLOPS.get(device.type, _MOST_FLOPS_OF_OTHERS):
-        return None
+    used = min(max(length, _SHORTEST), _LONGEST)
     try:
         with silenced(logging.CRITICAL + 1):  # what they log is not of the model that is planned
-            small = _of_one_block(model, blocks[0], device)
-            if small is None:
+            models = _of_all_widths(model, run, blocks, length, used)
+            if len(models) == 1 and models[0].size > _LARGEST:
                 return None
-            times = [_seconds(small, run, count, length, exporter, options, device) for count in (1, _FEW, _MORE)]
+
+            def seconds(one: _OneBlock, sequences: int) -> dict[str, float]:
+                return _seconds(_with_weights(one.model, device), one.config, run, sequences, used, exporter, options, device)
+
+            seconds(models[-1], 1)  # warms up
+            least = seconds(models[-1], 1) if len(models) > 1 else {}
+            chosen = _widest(models, least, device)
+            few, more = (seconds(chosen, count) for count in (_FEW, _MORE))
+            other = models[-1]
+            if chosen is other is not models[0] and models[-2].fits(device):
+                other, least = models[-2], seconds(models[-2], 1)
     except (QuarkError, ValueError, RuntimeError, TypeError, AttributeError, LookupError) as error:
         # A model class that does not run with one block.
         get_logger(__name__).debug(f"One block cannot be run alone, for its time ({type(error).__name__}: {error}).")
         return None
-    _, few, more = times  # the first run warms up
+    fixed, slopes = _line(few, more, used)
+    whole = models[0]
+    if chosen is not whole:
+        known = {name: [(chosen.work[name], value), (other.work[name], least.get(name, 0.0))] for name, value in fixed.items()}
+        fixed = {name: _extended(whole.work[name], *known[name]) for name in fixed}
+        slopes = {name: _extended(whole.work[name], (chosen.work[name], value)) for name, value in slopes.items()}
+    return BlockSeconds(fixed, slopes, whole.size, chosen.size / whole.size)
+
+
+def _line(few: Mapping[str, float], more: Mapping[str, float], length: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the seconds by phase without data, and for each token, from those of two runs with `_FEW` and `_MORE` sequences."""
     pairs = {name: (few.get(name, 0.0), more.get(name, 0.0)) for name in dict.fromkeys([*few, *more])}
     slopes = {name: max(0.0, b - a) / ((_MORE - _FEW) * length) if name in _BY_TOKEN else 0.0 for name, (a, b) in pairs.items()}
-    fixed = {name: max(0.0, min(pair) - _FEW * length * slopes[name]) for name, pair in pairs.items()}
-    return BlockSeconds(fixed, slopes, sizes[0])
+    return {name: max(0.0, min(pair) - _FEW * length * slopes[name]) for name, pair in pairs.items()}, slopes
+
+
+def _widest(models: list[_OneBlock], times: Mapping[str, float], device: torch.device) -> _OneBlock:
+    """Return the widest of these models that is measured within `_BUDGET`, by the times of the narrowest with one sequence."""
+    narrowest = models[-1]
+    for one in models[:-1]:
+        factors = {name: one.work[name][0] / (narrowest.work[name][0] or 1.0) for name in times}
+        expected = sum(value * factors[name] * (_FEW + _MORE if name in _BY_TOKEN else 2) for name, value in times.items())
+        if expected <= _BUDGET and one.fits(device):
+            return one
+    return narrowest
+
+
+def _extended(work: tuple[float, float], *known: tuple[tuple[float, float], float]) -> float:
+    """Return the seconds of some work, of which two numbers are known, from those of one or two other amounts of work.
+
+    They are ``a x + b y`` with ``a, b >= 0``, or proportional to ``x`` where one amount is known.
+
+    >>> _extended((64.0, 8.0), ((8.0, 4.0), 16.0), ((1.0, 1.0), 3.0))
+    80.0
+    """
+    (x, y), seconds = known[0]
+    proportional = seconds * work[0] / x if x else seconds
+    if len(known) == 1:
+        return proportional
+    (other_x, other_y), other_seconds = known[1]
+    determinant = x * other_y - other_x * y
+    if not determinant:
+        return proportional
+    a = (seconds * other_y - other_seconds * y) / determinant
+    b = (x * other_seconds - other_x * seconds) / determinant
+    if b < 0:
+        return proportional
+    return seconds * work[1] / y if a < 0 else a * work[0] + b * work[1]
+
+
+def _of_all_widths(model: nn.Module, run: Run, blocks: list[Block], length: int, used: int) -> list[_OneBlock]:
+    """Return models with the first block of the most frequent size: of the planned model, then narrower ones."""
+    config = attrs.evolve(run.plan.config, strict=False, spill_directory=None)
+    sizes = [sum(p.nbytes for p in block.module.parameters()) for block in blocks]
+    index = sizes.index(statistics.mode(sizes))
+    models = [_OneBlock.of(model, blocks[index], config, run.two_passes, length)]
+    try:
+        for narrower in narrower_models(model, index + 1):
+            block = decoder_blocks(narrower, run.plan.architecture)[index]
+            models.append(_OneBlock.of(narrower, block, config, run.two_passes, used))
+    except (QuarkError, ValueError, RuntimeError, TypeError, AttributeError, LookupError) as error:
+        # The class or the scheme does not go with fewer channels.
+        get_logger(__name__).debug(f"A narrower block cannot be made ({type(error).__name__}: {error}).")
+    return models
 
 
 def seconds_per_byte(file: Path) -> float:
@@ -113,8 +225,8 @@ def seconds_per_byte(file: Path) -> float:
         return (time.perf_counter() - started) / max(size, 1)
 
 
-def _of_one_block(model: nn.Module, block: Block, device: torch.device) -> nn.Module | None:
-    """Return a copy of the model with one block, a small vocabulary and random weights; None where what else it has is large."""
+def _of_one_block(model: nn.Module, block: Block) -> nn.Module:
+    """Return a copy of the model with one block and a small vocabulary, which is on the meta device."""
     container = model.get_submodule(block.name.rpartition(".")[0])
     one: Any = copy.deepcopy(model, {id(container): nn.ModuleList([copy.deepcopy(block.module)])})
     one.config.num_hidden_layers = 1
@@ -123,8 +235,13 @@ def _of_one_block(model: nn.Module, block: Block, device: torch.device) -> nn.Mo
     one.set_input_embeddings(nn.Embedding(_VOCABULARY, width, device="meta", dtype=dtype))
     if head is not None:
         one.set_output_embeddings(nn.Linear(head.weight.shape[1], _VOCABULARY, bias=False, device="meta", dtype=head.weight.dtype))
-    if sum(p.nbytes for p in one.parameters()) > 2 * _LARGEST:
-        return None
+    copied: nn.Module = one
+    return copied
+
+
+def _with_weights(one: nn.Module, device: torch.device) -> nn.Module:
+    """Return a copy of a model with random weights, on the device."""
+    one = copy.deepcopy(one)
     generator = torch.Generator().manual_seed(0)
     for module in one.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
@@ -135,17 +252,22 @@ def _of_one_block(model: nn.Module, block: Block, device: torch.device) -> nn.Mo
             setattr(module, name, nn.Parameter(values.to(device, parameter.dtype), requires_grad=False))
         for name, buffer in list(module.named_buffers(recurse=False)):
             module._buffers[name] = torch.zeros_like(buffer, device=device) if buffer.is_meta else buffer.to(device)
-    return one if isinstance(one, nn.Module) else None
+    return one
 
 
 def _seconds(
-    small: nn.Module, run: Run, count: int, length: int, exporter: Exporter, options: ExportOptions, device: torch.device
+    model: nn.Module,
+    config: QConfig,
+    run: Run,
+    count: int,
+    length: int,
+    exporter: Exporter,
+    options: ExportOptions,
+    device: torch.device,
 ) -> dict[str, float]:
-    """Return the seconds by phase of a run on a copy of the model, with so many sequences."""
-    model: Any = copy.deepcopy(small)
+    """Return the seconds by phase of a run on ``model``, which it changes, with ``count`` sequences."""
     generator = torch.Generator().manual_seed(count)
     ids = [torch.randint(_VOCABULARY, (1, length), generator=generator).to(device) for _ in range(count if run.needs_data else 0)]
-    config = attrs.evolve(run.plan.config, strict=False, spill_directory=None)
     own = attrs.evolve(plan_run(model, config), data=[Call((x,)) for x in ids]).in_memory_mode(run.two_passes)
     began = time.perf_counter()
     started = start_run(own, model)

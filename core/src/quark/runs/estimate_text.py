@@ -50,10 +50,11 @@ def _work(estimate: Estimate) -> Iterator[str]:
 
 def _time(estimate: Estimate) -> Iterator[str]:
     if estimate.seconds:
-        total = sum(estimate.seconds.values())
-        yield f"  time: {_duration(total)} on this machine, by a run on one block: {_parts(estimate.seconds, _duration)}"
+        total, share = sum(estimate.seconds.values()), 1.0 if estimate.block is None else estimate.block.measured_share
+        how = "by a run on one block" if share == 1 else f"scaled from a run on a narrower block, of {share:.1%} of the weights"
+        yield f"  time: {_duration(total)} on this machine, {how}: {_parts(estimate.seconds, _duration)}"
     elif estimate.is_probed:
-        yield "  time: not known; no block of this model runs alone within a few seconds on this machine"
+        yield "  time: not known; a block of this model does not run alone, or is too large, and its class builds no narrower one"
 
 
 def _parts(parts: Mapping[str, float], form: Callable[[float], str]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,14 @@ from quark.models.hf.internals import model_classes
 from quark.models.hf.json_files import read_json
 from quark.models.hf.modeling import known_to_transformers
 
-__all__ = ["auto_class", "experts_per_token", "is_of_its_config", "model_config"]
+__all__ = ["auto_class", "experts_per_token", "is_of_its_config", "model_config", "narrowed"]
 
 _CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "top_k_experts")
 _EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
 """Names that configs of transformers have for these numbers."""
+
+_NARROWEST, _MULTIPLE = 512, 128
+"""The least width of a narrowed model, and what its intermediate widths are multiples of, so that groups of channels fit."""
 
 _MOST_PARTS = 10_000  # layers, or experts of a layer: of a model that can be built in time
 
@@ -103,6 +108,31 @@ def is_of_its_config(model: nn.Module) -> bool:
 def experts_per_token(config: Any) -> tuple[int | None, int | None]:
     """Return how many experts of a mixture each token is routed to, and how many there are; None for what a config does not say."""
     return _first_count(config, _CHOSEN), _first_count(config, _EXPERTS)
+
+
+def narrowed(config: Any, layers: int) -> Any:
+    """Return a copy of a config with ``layers`` decoder blocks of half the channels, attention heads and experts.
+
+    Heads keep their size, and a token its number of experts. Channels are not halved below 512, nor experts below twice
+    a token's number; None where neither can be halved.
+    """
+    config = copy.deepcopy(config)
+    text = config.get_text_config()
+    text.num_hidden_layers = layers
+    halved: dict[str, int] = {}
+    width, heads, key_heads = (getattr(text, name, None) for name in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
+    if isinstance(width, int) and isinstance(heads, int) and width >= 2 * _NARROWEST and width % 2 == heads % 2 == 0:
+        halved |= {"hidden_size": width // 2, "num_attention_heads": heads // 2}
+        if isinstance(key_heads, int):
+            halved["num_key_value_heads"] = math.gcd(heads // 2, max(1, key_heads // 2))
+        inner = {name: size for name, size in vars(text).items() if name.endswith("intermediate_size") and isinstance(size, int)}
+        halved |= {name: max(_MULTIPLE, size // 2 // _MULTIPLE * _MULTIPLE) for name, size in inner.items()}
+    chosen, experts = experts_per_token(text)
+    if chosen and experts and experts % 2 == 0 and experts >= 4 * chosen:
+        halved |= {name: experts // 2 for name in _EXPERTS if getattr(text, name, None) == experts}
+    for name, value in halved.items():
+        setattr(text, name, value)
+    return config if halved else None
 
 
 def _first_count(config: Any, names: tuple[str, ...]) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ from quark.models.hf.dtype_and_device import first_dtype, torch_dtype
 from quark.models.hf.foreign_errors import reading
 from quark.models.hf.internals import initialize_what_no_checkpoint_holds, kept_in_float32, without_initialization
 from quark.models.hf.json_files import read_json
-from quark.models.hf.model_config import auto_class, model_config
+from quark.models.hf.model_config import auto_class, model_config, narrowed
 from quark.models.hf.quantized_source import refuse_unknown_source, without_quantization
 
-__all__ = ["empty_model", "meta_model", "skeleton"]
+__all__ = ["empty_model", "meta_model", "narrower_models", "skeleton"]
 
 _NO_MODEL = "no model can be built of it; it is damaged, fetch it again"
 
@@ -88,3 +89,22 @@ def empty_model(path: Path, attn_implementation: str | None, *, trust_remote_cod
             .from_config(config, dtype=config.dtype or torch.float32, attn_implementation=attn_implementation, **own)
             .eval()
         )
+
+
+def narrower_models(model: nn.Module, layers: int) -> Iterator[nn.Module]:
+    """Yield models of the class of ``model`` on the meta device, each about half as wide as the one before.
+
+    They have fewer channels, attention heads and experts, and only the first ``layers`` decoder blocks.
+    There are none of a model that is not transformers', and no wider model than half of ``model``.
+    """
+    from transformers import PretrainedConfig
+
+    config: Any = getattr(model, "config", None)
+    if not isinstance(config, PretrainedConfig):
+        return
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    build: Any = type(model)
+    while (config := narrowed(config, layers)) is not None:
+        with torch.device("meta"):
+            narrower: nn.Module = build(config)
+        yield narrower.to(dtype).eval()
