@@ -19,6 +19,7 @@ wanted score.
 from __future__ import annotations
 
 import argparse
+import ast
 import difflib
 import importlib.util
 import json
@@ -46,10 +47,11 @@ CACHE = ROOT / ".mutants"
 SCORE = 0.85  # of the changes of a package that its tests have to notice
 LEAST = 6  # changes of a package
 WHOLE, NEAR = (
+    30.0,
     15.0,
-    6.0,
 )  # seconds up to which the mirrored test file is run whole, and others of the same folder of which a test runs the line
 OTHERS = 8.0  # seconds of the tests of other files
+AT_IMPORT = 60.0  # seconds of the tests of its distribution that meet a line which runs when its module is imported
 MOST, FEW = 80, 12  # tests of other folders; those that go first where there are no nearer ones
 SECONDS = 300  # to compile
 PYTEST = (
@@ -165,15 +167,16 @@ class Map:
         near, whole, far = [], [], []
         ran_at_all = {line for record in self.records.values() for line in record.lines.get(mutation.file, ())}
         statement = max((line for line in ran_at_all if mutation.line - 60 < line <= mutation.line), default=0)  # it may have several lines
+        runs_at_import = not _is_in_a_function(mutation)
         for file, record in self.records.items():
             ran = record.lines.get(mutation.file, {})
             ran_it = set(ran.get(statement, ()))
-            if not mutation.function:  # it ran when the first test imported the module: any test of the module may notice it
-                ran_it.update(*ran.values())
-            tests = sorted((record.tests[test] for test in ran_it), key=lambda test: test.seconds)[:MOST]
+            if ran and runs_at_import and _distribution(file) == _distribution(mutation.file):
+                ran_it = set(range(len(record.tests)))  # it ran for the first of them, and any may look at what came of it
+            tests = sorted((record.tests[test] for test in ran_it), key=lambda test: test.seconds)
             seconds = sum(test.seconds for test in record.tests)
             is_mirrored = mirrors(file, mutation.file)
-            if is_mirrored or (tests and _folder(file) == _folder(mutation.file)):
+            if is_mirrored or (tests and not runs_at_import and _folder(file) == _folder(mutation.file)):
                 near += tests
                 # Fixtures of a file run a line for its first test, and others of its tests look at what came
                 # out.
@@ -181,14 +184,21 @@ class Map:
             else:
                 far.append(tests)
         in_turn = [test for tests in zip_longest(*far) for test in sorted(filter(None, tests), key=lambda test: test.seconds)]
-        others, budget = [], OTHERS
-        for test in in_turn[:MOST]:
+        others, budget = [], AT_IMPORT if runs_at_import else OTHERS
+        for test in in_turn if runs_at_import else in_turn[:MOST]:
             if test.seconds <= budget:
                 others.append(test)
                 budget -= test.seconds
         rounds = [near, [*whole, *others]] if near or whole else [others[:FEW], others[FEW:]]
         seconds = sum(test.seconds for tests in rounds for test in tests)
         return [[test.name for test in tests] for tests in rounds if tests], seconds
+
+
+def _is_in_a_function(mutation: Mutation) -> bool:
+    """Returns whether a change is in the body of a function, and not in a module or a class."""
+    nodes = ast.walk(ast.parse((ROOT / mutation.file).read_text(encoding="utf-8")))
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return any(node.body[0].lineno <= mutation.line <= (node.end_lineno or 0) for node in functions)
 
 
 def mirrors(test: str, source: str) -> bool:
