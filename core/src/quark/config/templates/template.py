@@ -15,17 +15,17 @@ from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
-from quark.config.templates import projections
 from quark.config.templates.algorithms import (
     by_algorithm,
     canonical_algorithm,
     derived_config,
     get_supported_algorithm_types,
+    legacy_settings,
     refusal,
     require_processor,
     with_options,
 )
-from quark.config.templates.legacy_keywords import legacy_settings, one_of
+from quark.config.templates.projections import with_quantized_attention, with_quantized_cache
 from quark.config.templates.schemes import (
     RUN_TIME_SUMMARY,
     QuantizationScheme,
@@ -34,7 +34,6 @@ from quark.config.templates.schemes import (
     scheme_part,
     scheme_record,
 )
-from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, UnknownNameError, UnsupportedError
 from quark.plugins import TemplateRecord, algorithms, templates
 from quark.plugins.model_records import RunTimeTemplate
@@ -57,6 +56,13 @@ def _converters(architecture: Architecture) -> list[Any] | None:
 
 def _list(value: str | Sequence[str] | None) -> list[str]:
     return [value] if isinstance(value, str) else list(value or ())
+
+
+def _one_of(name: str, value: Any, old_name: str, old_value: Any) -> Any:
+    """Return the one of two keywords that is given; raises ConfigError where both are."""
+    if value is not None and old_value is not None:
+        raise ConfigError(f"LLMTemplate is given both {name} and its old name {old_name}: keep {name}")
+    return old_value if value is None else value
 
 
 class LLMTemplate:
@@ -106,8 +112,8 @@ class LLMTemplate:
         architecture: Architecture | None = None,
         **legacy_algorithm_parameters: AlgoConfig | None,
     ) -> None:
-        kv_layers = one_of("kv_layers_name", kv_layers_name, "kv_layer_name", kv_layer_name)
-        excluded = one_of("exclude_layers_name", exclude_layers_name or None, "exclude_layers", exclude_layers)
+        kv_layers = _one_of("kv_layers_name", kv_layers_name, "kv_layer_name", kv_layer_name)
+        excluded = _one_of("exclude_layers_name", exclude_layers_name or None, "exclude_layers", exclude_layers)
         self.model_type = model_type
         self.kv_layers_name = None if kv_layers is None else _list(kv_layers)
         self.q_layer_name = q_layer_name if q_layer_name is None or isinstance(q_layer_name, str) else list(q_layer_name)
@@ -312,9 +318,16 @@ class LLMTemplate:
     def _with_attention(self, config: QConfig, kv_cache_scheme: str | None, attention_scheme: str | None) -> QConfig:
         """Return the configuration, with these schemes of the cache and of attention."""
         if kv_cache_scheme:
-            config = self._with_quantized_cache(config, scheme_part(kv_cache_scheme, "kv_cache", "KV cache scheme"))
+            spec = scheme_part(kv_cache_scheme, "kv_cache", "KV cache scheme")
+            if not self.kv_layers_name:
+                raise ConfigError(
+                    f"the cache of '{self.model_type}' cannot be quantized: its template has no kv_layers_name. Make one with "
+                    f"LLMTemplate(model_type='{self.model_type}', kv_layers_name=['*k_proj', '*v_proj'], …), or leave kv_cache_scheme out"
+                )
+            config = with_quantized_cache(config, self._with_modules(self.kv_layers_name), spec, self.architecture)
         if attention_scheme:
-            config = self._with_quantized_attention(config, scheme_part(attention_scheme, "attention", "attention scheme"))
+            spec = scheme_part(attention_scheme, "attention", "attention scheme")
+            config = with_quantized_attention(config, self._with_modules(self.q_layer_name), spec, self.architecture)
         return config
 
     def _algorithms(
@@ -347,36 +360,6 @@ class LLMTemplate:
 
     def _with_modules(self, patterns: str | Sequence[str] | None) -> list[str]:
         return self.architecture.with_modules(_list(patterns)) if self.architecture else _list(patterns)
-
-    def _with_quantized_cache(self, config: QConfig, spec: QTensorConfig) -> QConfig:
-        """Return the configuration with quantized outputs of the projections that feed the cache; excluded ones keep float weights, inputs.
-
-        ``kv_cache_quant_config`` owns the outputs: `quark.models.plan.rules` takes them from there. Its entries stand in
-        ``layer_quant_config`` too because AMD Quark's documentation has both, and programs and checkpoints read either.
-        """
-        if not self.kv_layers_name:
-            raise ConfigError(
-                f"the cache of '{self.model_type}' cannot be quantized: its template has no kv_layers_name. Make one with "
-                f"LLMTemplate(model_type='{self.model_type}', kv_layers_name=['*k_proj', '*v_proj'], …), or leave kv_cache_scheme out"
-            )
-        for pattern in self._with_modules(self.kv_layers_name):
-            base = projections.base_for(config, pattern, self.architecture) or QLayerConfig()
-            layer = QLayerConfig(input_tensors=base.input_tensors, weight=base.weight, output_tensors=spec)
-            config = attrs.evolve(
-                config,
-                kv_cache_quant_config=config.kv_cache_quant_config | {pattern: layer},
-                layer_quant_config=config.layer_quant_config | {pattern: attrs.evolve(layer)},
-            )
-        return config
-
-    def _with_quantized_attention(self, config: QConfig, spec: QTensorConfig) -> QConfig:
-        """Return the configuration with quantized attention probabilities, and outputs of query projections that are not excluded."""
-        config = attrs.evolve(config, softmax_quant_spec=spec)
-        for pattern in self._with_modules(self.q_layer_name):
-            base = projections.base_for(config, pattern, self.architecture)
-            if base is not None:
-                config = projections.put_before_cover(config, pattern, attrs.evolve(base, output_tensors=spec), self.architecture)
-        return config
 
 
 def template_for(model_config: Any) -> LLMTemplate:
