@@ -68,25 +68,29 @@ def _one_of(name: str, value: Any, old_name: str, old_value: Any) -> Any:
 class LLMTemplate:
     """How models of one family are quantized: which layers feed the cache, which stay float, what algorithms need to know.
 
-    Templates of known families come from plugins, as `quark.config.architecture.Architecture` facts; `LLMTemplate.get` makes one when it
-    is first asked for. A program may register templates of its own beside them.
+    Templates of known families come from plugins, as `quark.config.architecture.Architecture` facts;
+    `LLMTemplate.get` makes one when it is first asked for. A program may register templates of its own beside
+    them.
 
     Args:
         model_type: ``config.model_type`` of the family.
-        kv_layers_name: Patterns of the projections whose outputs enter the cache; None for none. Old keyword: ``kv_layer_name``.
+        kv_layers_name: Patterns of the projections whose outputs enter the cache; None for none. Old keyword:
+            ``kv_layer_name``.
         q_layer_name: Pattern, or patterns, of the query projections.
-        gate_up_layers_name: Suffixes of the two MLP input projections; None for ``gate_proj`` and ``up_proj``.
+        gate_up_layers_name: Suffixes of the two MLP input projections; None for ``gate_proj`` and
+            ``up_proj``.
         exclude_layers_name: Patterns of layers left in float. Old keyword: ``exclude_layers``.
         algorithm_configs: Settings by name of algorithm, in any case.
-        f2f_weight_converters: What `quark.runs.quantize_checkpoint` makes of stored tensors first, with calibration data or without
-            (`quark.torch.quantization.weight_convert`); None for nothing.
+        f2f_weight_converters: What `quark.runs.quantize_checkpoint` makes of stored tensors first, with
+            calibration data or without (`quark.torch.quantization.weight_convert`); None for nothing.
         kv_layer_name: Old name of ``kv_layers_name``.
         exclude_layers: Old name of ``exclude_layers_name``.
         architecture: Further facts about the family.
         legacy_algorithm_parameters: ``<algorithm>_config``, the form before ``algorithm_configs``; warns.
 
     Raises:
-        ConfigError: (a ValueError) A keyword is unknown, an algorithm is, or an argument is passed under both its names.
+        ConfigError: (a ValueError) A keyword is unknown, an algorithm is, or an argument is passed under both
+            its names.
 
     Example:
         >>> from quark.torch import LLMTemplate
@@ -191,10 +195,12 @@ class LLMTemplate:
         """Return the template of a model type.
 
         Args:
-            model_type: ``model.config.model_type``, or the first of ``model.config.architectures`` where that is missing.
+            model_type: ``model.config.model_type``, or the first of ``model.config.architectures`` where that
+                is missing.
 
         Raises:
-            UnknownNameError: (a ValueError) There is none; the closest match, all that there are, and how to make one are named.
+            UnknownNameError: (a ValueError) There is none; the closest match, all that there are, and how to
+                make one are named.
         """
         try:
             record = templates().get(model_type)
@@ -275,19 +281,27 @@ class LLMTemplate:
             attention_scheme: Name of a scheme that can hold attention probabilities and queries.
             layer_config: Scheme by pattern of layer name; the first pattern that matches decides.
             layer_type_config: Scheme by layer type, a torch class or its name; patterns go before types.
-            exclude_layers: Patterns of layers left in float, in place of the template's; ``[]`` quantizes everything.
+            exclude_layers: Patterns of layers left in float, in place of the template's; ``[]`` quantizes
+                everything.
             algo_configs: Settings by name of algorithm, in place of the template's.
-            shared_scale_groups: Groups of name suffixes that share a global scale, in place of the scheme's own; ``[]`` for none.
-            kv_cache_post_rope: Whether keys and values of the cache are rounded as attention gets them, which is what runtimes cache. False
-                takes the projections' outputs, AMD Quark's convention; None decides by the model: True where its attention can be reached.
+            shared_scale_groups: Groups of name suffixes that share a global scale, in place of the scheme's
+                own; ``[]`` for none.
+            kv_cache_post_rope: Whether keys and values of the cache are rounded as attention gets them, which
+                is what runtimes cache. False takes the projections' outputs, AMD Quark's convention; None
+                decides by the model: True where its attention can be reached.
             attention_post_rope: The same for the queries of ``attention_scheme``.
-            scheme_options: Options of ``scheme`` by name, such as ``{"block_size": 32}``; ``quark schemes NAME`` shows them.
-            algorithm_options: Options by algorithm, such as ``{"gptq": {"damp_percent": 0.05}}``; ``quark algorithms NAME`` shows them.
+            scheme_options: Options of ``scheme`` by name, such as ``{"block_size": 32}``;
+                ``quark schemes NAME`` shows them.
+            algorithm_options: Options by algorithm, such as ``{"gptq": {"damp_percent": 0.05}}``;
+                ``quark algorithms NAME`` shows them.
 
         Raises:
-            UnknownNameError: (a ValueError) There is no such scheme or algorithm, or the scheme cannot do that.
-            UnsupportedError: (a NotImplementedError) The algorithm cannot run, or has no settings for this family.
-            ConfigError: (a ValueError) An option is unknown or of the wrong type, or no layers are known to feed the cache.
+            UnknownNameError: (a ValueError) There is no such scheme or algorithm, or the scheme cannot do
+                that.
+            UnsupportedError: (a NotImplementedError) The algorithm cannot run, or has no settings for this
+                family.
+            ConfigError: (a ValueError) An option is unknown or of the wrong type, or no layers are known to
+                feed the cache.
         """
         record = scheme_record(scheme)
         shares = record.shares_global_scale and shared_scale_groups is None
