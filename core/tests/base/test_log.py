@@ -1,12 +1,17 @@
-"""Warnings are silenced while any thread wants it, and no longer."""
+"""The log: warnings are silenced while any thread wants it, and texts of plugins are shown on one printable line."""
 
 from __future__ import annotations
 
+import ast
 import logging
 import threading
 from contextlib import ExitStack
 
-from quark.base.log import get_logger, silenced
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quark.base.log import get_logger, shown, silenced, unprintable
 
 
 def test_the_level_comes_back_when_the_last_of_several_threads_is_done() -> None:
@@ -19,3 +24,25 @@ def test_the_level_comes_back_when_the_last_of_several_threads_is_done() -> None
     assert get_logger().level == logging.ERROR
     second.close()
     assert get_logger().level == before
+
+
+@pytest.mark.parametrize("text", ["", "4-bit weights", "[red]not markup[/]", "Σ x² ≤ ½ · 10\u00a0%", "量子化 🚀"])
+def test_what_can_be_read_stays(text: str) -> None:
+    assert unprintable(text) is None
+    assert shown(text) == text
+
+
+@pytest.mark.parametrize(
+    "character", ["\x1b", "\n", "\r", "\t", "\b", "\x00", "\x7f", "\x9b", "\u202e", "\u2066", "\u200b", "\u2028", "\ud800"]
+)
+def test_what_a_terminal_would_obey_is_written_out(character: str) -> None:
+    assert unprintable(f"a{character}b") == character
+    assert shown(f"a{character}b") == f"a{ascii(character)[1:-1]}b"
+
+
+@given(st.text())
+def test_what_is_shown_is_one_printable_line_and_says_what_was_there(text: str) -> None:
+    assert unprintable(shown(text)) is None
+    assert len(shown(text).splitlines()) <= 1
+    if "\\" not in text:
+        assert ast.literal_eval('"' + shown(text).replace('"', '\\"') + '"') == text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quark.base.printable import unprintable
+from quark.base.log import unprintable
 from quark.cli.tables import paragraphs, table
 
 texts = st.text(alphabet="abc ", max_size=40).map(str.strip)

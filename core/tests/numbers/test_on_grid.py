@@ -1,4 +1,4 @@
-"""Values beside their codes: equal, off the grid, or no numbers."""
+"""Values beside their codes, and samples of rows, whose scales are those that the rows have in the whole matrix."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import math
 import pytest
 import torch
 
-from quark.numbers.on_grid import off_grid
+from quark.config.tensor import QTensorConfig
+from quark.numbers import TensorQuantizer, quantizer_for
+from quark.numbers.on_grid import off_grid, qparams_of_rows, sample_of_rows
+from quark.plugins import documented_object
 
 DECODED = torch.tensor([1.0, 2.0])
 
@@ -18,3 +21,43 @@ def test_off_grid_tells_values_beside_the_grid_from_values_that_are_no_numbers(d
     assert "up to 0.5 away" in (off_grid(torch.tensor([1.0, 2.5], dtype=dtype), DECODED) or "")
     for one in (math.nan, math.inf):
         assert off_grid(torch.tensor([1.0, one], dtype=dtype), DECODED) == "holds NaN or Inf"
+
+
+SHAPE = (96, 64)
+CASES = {
+    "groups": ("Int4PerGroupSpec", {"ch_axis": -1, "group_size": 16}),
+    "channels of axis 0": ("Int8PerChannelSpec", {"ch_axis": 0}),
+    "channels of axis 1, zero points": ("Uint4PerChannelSpec", {"ch_axis": 1}),
+    "a tensor": ("FP8E4M3PerTensorSpec", {}),
+    "shared exponents": ("OCP_MXFP4Spec", {"ch_axis": -1}),
+}
+
+
+def quantizer(case: str) -> TensorQuantizer:
+    if case == "blocks of rows and columns":
+        blocks = {"qscheme": "per_block", "block_size": (8, 32), "is_dynamic": False, "symmetric": True}
+        return quantizer_for(QTensorConfig(dtype="fp8_e4m3", **blocks), activation=False)
+    name, options = CASES[case]
+    return quantizer_for(documented_object(name)(**options, is_dynamic=False).to_quantization_spec(), activation=False)
+
+
+@pytest.mark.parametrize("case", [*CASES, "blocks of rows and columns"])
+def test_rows_are_rounded_as_in_the_whole_matrix(case: str) -> None:
+    q = quantizer(case)
+    x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0)) * torch.linspace(0.1, 3, SHAPE[0])[:, None]
+    values, qparams = q.round_to_nearest(x)
+    rows = sample_of_rows(q.granularity, SHAPE, 10 * SHAPE[1])
+    assert rows is not None
+    assert 2 <= len(values[rows]) <= 10
+    assert torch.equal(q.fake_quantize(x[rows], qparams_of_rows(q.granularity, SHAPE, qparams, rows)), values[rows])
+
+
+def test_small_tensors_and_those_of_other_ranks_are_taken_whole() -> None:
+    granularity = quantizer("a tensor").granularity
+    assert sample_of_rows(granularity, SHAPE, SHAPE[0] * SHAPE[1]) is None
+    assert sample_of_rows(granularity, (96, 64, 3, 3), 1) is None
+
+
+def test_the_rows_of_a_sample_are_not_the_same_row_of_every_head() -> None:
+    rows = sample_of_rows(quantizer("a tensor").granularity, (4096, 64), 64 * 64)
+    assert len({row % 64 for row in range(4096)[rows]}) > 32

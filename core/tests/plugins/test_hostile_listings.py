@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quark.base.printable import unprintable
+from quark.base.log import unprintable
 from quark.cli import listing
 from quark.cli.main import main
 from quark.plugins import using

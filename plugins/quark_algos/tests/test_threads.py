@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import quark
-import quark.numbers.parts
 import quark.numbers.single_level
+import quark.numbers.tiles
 import quark_algos.gptq.ldlq
 import quark_algos.scale_search
 from quark.algorithms import CrossMoment, Hessian
@@ -122,7 +122,7 @@ def test_a_statistic_has_seen_what_its_input_was_and_not_what_a_layer_has_made_o
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_values_and_codes_of_a_tensor(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quark.numbers.parts, "CHUNK_ELEMENTS", 9 * K)
+    monkeypatch.setattr(quark.numbers.tiles, "CHUNK_ELEMENTS", 9 * K)
     monkeypatch.setattr(quark.numbers.single_level, "CHUNK_ELEMENTS", 9 * K)
     monkeypatch.setattr(quark.numbers.single_level, "TILE_ELEMENTS", 3 * K)
     w, quantizer = weight().t().contiguous(), quantizer_of(scheme)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["beside_a_bar", "get_logger", "silenced", "writes_to_stderr"]
+__all__ = ["beside_a_bar", "get_logger", "shown", "silenced", "unprintable", "writes_to_stderr"]
 
 
 class _StderrUnlessConfigured(logging.Handler):
@@ -110,3 +111,30 @@ def silenced(level: int = logging.ERROR) -> Iterator[None]:
 
 def _own_handler(root: logging.Logger) -> _StderrUnlessConfigured | None:
     return next((handler for handler in root.handlers if isinstance(handler, _StderrUnlessConfigured)), None)
+
+
+def unprintable(text: str) -> str | None:
+    """Return the first character that a terminal would obey or hide instead of showing it; None where there is none.
+
+    Such are control characters, the escape that begins a terminal's commands among them, and marks that turn
+    the direction of a text.
+
+    >>> unprintable("4-bit weights"), unprintable("ends\\x1b[2J")
+    (None, '\\x1b')
+    """
+    return None if text.isprintable() else next((character for character in text if not _is_shown(character)), None)
+
+
+def shown(text: str) -> str:
+    """Return a text with every such character written out, as Python writes it in a string.
+
+    >>> print(shown("red \\x1b[31m and\\nnew"))
+    red \\x1b[31m and\\nnew
+    """
+    if text.isprintable():
+        return text
+    return "".join(character if _is_shown(character) else repr(character)[1:-1] for character in text)
+
+
+def _is_shown(character: str) -> bool:
+    return character.isprintable() or unicodedata.category(character) == "Zs"

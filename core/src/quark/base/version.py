@@ -1,5 +1,29 @@
-"""The one version number of every distribution in this repository."""
+"""The one version number of every distribution in this repository, and the distribution that quark-core cannot run beside."""
 
-__all__ = ["VERSION"]
+from __future__ import annotations
+
+from quark.errors import EnvironmentConflictError
+
+__all__ = ["VERSION", "refuse_rival"]
 
 VERSION = "1.0.0a1"
+
+_RIVAL = "amd-quark"
+
+
+def refuse_rival() -> None:
+    """Raise if amd-quark, which owns the import name ``quark`` too, is installed in this environment.
+
+    Raises:
+        EnvironmentConflictError: It is; the message says how to part them.
+    """
+    import importlib_metadata as metadata  # not above: `import quark` stays free of it
+
+    try:
+        version = metadata.version(_RIVAL)
+    except metadata.PackageNotFoundError:
+        return
+    raise EnvironmentConflictError(
+        f"{_RIVAL} {version} is installed in the same environment as quark-core, and both own the import name 'quark'. "
+        f"Keep them in separate virtual environments, or run: pip uninstall {_RIVAL}, then pip install --force-reinstall quark-core"
+    )

@@ -20,7 +20,7 @@ from quark.base.parallel import one_thread
 from quark.models.layers import QuantizedLayer, QuantizerModule
 from quark.models.layers.quantized_layers import linear_weight
 from quark.numbers import QParams
-from quark.numbers.sampled_rows import qparams_of_rows, sample_of_rows
+from quark.numbers.on_grid import qparams_of_rows, sample_of_rows
 
 __all__ = ["BINS", "SAMPLE", "WORST", "InputSample", "LayerFigures", "decibels", "histogram", "weight_figures"]
 

@@ -10,8 +10,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from quark.base.environment import refuse_rival
 from quark.base.names import folded
+from quark.base.version import refuse_rival
 from quark.checkpoint.content import CheckpointContent, set_results
 from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, StoredConfig
 from quark.checkpoint.layouts import layout_for, quantization_block, reader_of

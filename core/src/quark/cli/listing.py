@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from quark.base.printable import shown
+from quark.base.log import shown
 from quark.cli.tables import paragraphs, table, terminal_width
 
 if TYPE_CHECKING:

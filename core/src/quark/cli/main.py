@@ -7,10 +7,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from quark.base.environment import refuse_rival
 from quark.base.interrupts import termination_unwinds
-from quark.base.printable import shown
-from quark.base.version import VERSION
+from quark.base.log import shown
+from quark.base.version import VERSION, refuse_rival
 from quark.cli import listing
 from quark.errors import QuarkError, RankError
 

@@ -7,7 +7,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-from quark.base.printable import shown
+from quark.base.log import shown
 
 __all__ = ["paragraphs", "table", "terminal_width"]
 
@@ -29,7 +29,7 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int | Non
     Args:
         titles: Titles of the columns, the most important first.
         rows: Cells in the order of the titles, of any text: what a terminal would obey is written out
-            (`quark.base.printable.shown`).
+            (`quark.base.log.shown`).
         width: Longest line; columns that do not fit are left out from the right, and the last one left is
             cut. None keeps all columns. The first column is never cut.
 

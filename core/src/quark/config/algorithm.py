@@ -7,7 +7,7 @@ from typing import Any, Self
 import attrs
 
 from quark.config.architecture import Architecture
-from quark.config.dataclass_view import with_dataclass_view
+from quark.config.fields import with_dataclass_view
 
 __all__ = ["AlgoConfig", "StoredAlgoConfig"]
 

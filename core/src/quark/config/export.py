@@ -7,8 +7,7 @@ from typing import Any
 
 import attrs
 
-from quark.config.dataclass_view import with_dataclass_view
-from quark.config.json_values import checked, value_of
+from quark.config.fields import checked, value_of, with_dataclass_view
 from quark.errors import ConfigError
 
 __all__ = ["ExporterConfig", "JsonExporterConfig", "OnnxExporterConfig"]

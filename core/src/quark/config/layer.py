@@ -10,9 +10,8 @@ from typing import Any
 
 import attrs
 
-from quark.config.dataclass_view import with_dataclass_view
 from quark.config.enums import DeviceType, QSchemeType
-from quark.config.json_values import checked, value_of
+from quark.config.fields import checked, value_of, with_dataclass_view
 from quark.config.slot import Slot
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError

@@ -11,9 +11,8 @@ import attrs
 from quark.base.names import has_wildcard
 from quark.base.version import VERSION
 from quark.config.algorithm import AlgoConfig, StoredAlgoConfig
-from quark.config.dataclass_view import with_dataclass_view
 from quark.config.enums import QuantFlow, QuantizationMode
-from quark.config.json_values import checked, strings_of, value_of
+from quark.config.fields import checked, strings_of, value_of, with_dataclass_view
 from quark.config.layer import QLayerConfig
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError

@@ -12,9 +12,8 @@ from typing import Any
 import attrs
 
 from quark.base.names import NAME_RULE, is_valid_name
-from quark.config.dataclass_view import with_dataclass_view
 from quark.config.enums import Dtype, QSchemeType, RoundType, ScaleType, ZeroPointType
-from quark.config.json_values import checked, value_of
+from quark.config.fields import checked, value_of, with_dataclass_view
 from quark.errors import ConfigError
 
 __all__ = ["QTensorConfig", "observer_name"]

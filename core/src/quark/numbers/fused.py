@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quark.numbers.kernels import DeviceCode, Runs, uses_kernels
-from quark.numbers.qparams import QParams
+from quark.numbers.number_format import QParams
 
 if TYPE_CHECKING:
     from quark.numbers.kernels.rounding import Finding

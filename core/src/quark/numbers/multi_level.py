@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from quark.config.layer import TensorSpec
-from quark.numbers.finite import cast_finite
 from quark.numbers.granularity import Granularity
-from quark.numbers.qparams import QParams
+from quark.numbers.number_format import QParams
 from quark.numbers.tensor_quantizer import TensorQuantizer
+from quark.numbers.tiles import cast_finite
 
 __all__ = ["MultiLevelQuantizer"]
 

@@ -6,6 +6,7 @@ A format is a value, never a branch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import attrs
@@ -17,13 +18,81 @@ from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
 from quark.numbers.granularity import Granularity, granularity_of
 from quark.numbers.kernels import DeviceCode
-from quark.numbers.packing import AS_THEY_ARE, Packing
-from quark.numbers.qparams import QParams
 
 if TYPE_CHECKING:
     from quark.numbers.tensor_quantizer import TensorQuantizer
 
-__all__ = ["SMALLEST_SCALE", "NumberFormat", "Spacing"]
+__all__ = ["AS_THEY_ARE", "SMALLEST_SCALE", "NumberFormat", "Packing", "QParams", "Spacing"]
+
+
+@attrs.frozen(eq=False)
+class QParams:
+    """Scales, and zero points where the format has them: ``value = (code − zero_point) · scale · outer_scale``.
+
+    Attributes:
+        scale: Multiplier, float. ``[]`` per tensor, ``[C]`` per channel, ``[…, groups]`` per group, ``[…]``
+            per token.
+        zero_point: As ``scale`` in shape, int32 where whole, float32 where real; None for formats without
+            one.
+        outer_scale: Scale of the scales, float32: ``[]`` for the whole tensor, ``[O]`` for the rows of a
+            weight ``[O, I]``; None: none. Nothing else is supported, such as one for each super-block of a
+            row: `quark.numbers.WeightGrid` finds the scales of one group of columns at a time, whichever it
+            is.
+    """
+
+    scale: Tensor
+    zero_point: Tensor | None = None
+    outer_scale: Tensor | None = None
+
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors that are not None, by field name."""
+        for name in ("scale", "zero_point", "outer_scale"):
+            if (value := getattr(self, name)) is not None:
+                yield name, value
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> QParams:
+        """Return QParams with ``change`` applied to every tensor."""
+        return attrs.evolve(self, **{name: change(value) for name, value in self.items()})
+
+
+class Packing:
+    """Stores codes and scales as they are.
+
+    Number formats that store them otherwise give a subclass of their own as their ``packing``.
+
+    All methods must work on meta tensors, by which the shapes of a checkpoint are known without data: no
+    operation may look at values. ``unpack(pack(codes))`` equals ``codes`` and
+    ``unpack_qparams(pack_qparams(qparams))`` equals ``qparams``, to the bit.
+    """
+
+    def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
+        """Return codes as they are stored.
+
+        Args:
+            codes: ``[O, I]``, or of any other shape, in the format's ``storage_dtype``.
+            granularity: Which elements share a scale.
+            order: Order of codes in a word, for formats that have two of them: ``"reorder"`` or ``"order"``.
+        """
+        return codes
+
+    def unpack(self, packed: Tensor, granularity: Granularity, order: str, shape: tuple[int, ...]) -> Tensor:
+        """Undo `pack`: return codes of that shape."""
+        return packed
+
+    def pack_qparams(self, qparams: QParams, spec: QTensorConfig, granularity: Granularity, order: str) -> dict[str, Tensor]:
+        """Return scales and zero points as they are stored, by suffix: ``scale``, ``zero_point``."""
+        return {"scale": qparams.scale} if qparams.zero_point is None else {"scale": qparams.scale, "zero_point": qparams.zero_point}
+
+    def unpack_qparams(
+        self, tensors: dict[str, Tensor], spec: QTensorConfig, granularity: Granularity, order: str, shape: tuple[int, ...]
+    ) -> QParams:
+        """Undo `pack_qparams`; ``shape`` is that of the tensor."""
+        return QParams(tensors["scale"], tensors.get("zero_point"))
+
+
+AS_THEY_ARE = Packing()
+"""The packing of formats that name none."""
+
 
 SMALLEST_SCALE = float(torch.finfo(torch.float32).tiny)
 """Smallest scale that `NumberFormat.qparams` gives, float32's smallest normal number: the scale of a group of

@@ -7,11 +7,50 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from quark.numbers.qparams import QParams
-from quark.numbers.sampled_rows import qparams_of_rows, sample_of_rows
+from quark.numbers.granularity import Granularity
+from quark.numbers.number_format import QParams
 from quark.numbers.tensor_quantizer import TensorQuantizer
 
-__all__ = ["LOSSY", "SAMPLE", "codes_error", "grid_error", "off_grid", "same_bits", "scale_values_error", "scales_error"]
+__all__ = [
+    "LOSSY",
+    "SAMPLE",
+    "codes_error",
+    "grid_error",
+    "off_grid",
+    "qparams_of_rows",
+    "same_bits",
+    "sample_of_rows",
+    "scale_values_error",
+    "scales_error",
+]
+
+
+def sample_of_rows(granularity: Granularity, shape: tuple[int, ...], elements: int) -> slice | None:
+    """Return rows, spread evenly where that is possible, of about that many elements; None where a tensor is to be taken whole.
+
+    Args:
+        granularity: Of the scales. Rows that share them stay together.
+        shape: Of the tensor; only matrices are sampled.
+        elements: At least one row is returned, or as many as share their scales.
+    """
+    count = max(1, elements // max(1, shape[-1]))
+    if len(shape) != 2 or count >= shape[0]:
+        return None
+    if (high := granularity.rows_per_scale) > 1:
+        return slice(0, max(high, count // high * high))
+    return slice(None, None, -(-shape[0] // count) | 1)  # odd, so that the rows are not all the same row of an attention head
+
+
+def qparams_of_rows(granularity: Granularity, shape: tuple[int, ...], qparams: QParams, rows: slice) -> QParams:
+    """Return the scales of rows of a matrix of that shape; rows that share them are all among ``rows``."""
+
+    def part(tensor: Tensor) -> Tensor:
+        return granularity.reduce_scale(granularity.expand_scale(tensor, shape)[rows], (len(range(*rows.indices(shape[0]))), shape[1]))
+
+    zero, outer = qparams.zero_point, qparams.outer_scale
+    outer = outer if outer is None or outer.ndim == 0 else outer[rows]
+    return QParams(part(qparams.scale), None if zero is None else part(zero), outer)
+
 
 SAMPLE = 1 << 13
 """Elements that are checked where the whole tensor would take too long: whole rows, spread evenly."""

@@ -12,12 +12,12 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.numbers.finite import cast_finite
 from quark.numbers.granularity import PerTensor
 from quark.numbers.multi_level import MultiLevelQuantizer
+from quark.numbers.number_format import QParams
 from quark.numbers.observer import Observer
-from quark.numbers.qparams import QParams
 from quark.numbers.single_level import SingleLevelQuantizer
+from quark.numbers.tiles import cast_finite
 
 __all__ = ["ProgressiveQuantizer"]
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from quark.numbers.number_format import QParams
 from quark.numbers.observer import Observer
-from quark.numbers.qparams import QParams
 from quark.numbers.tensor_quantizer import TensorQuantizer
 from quark.numbers.weight_grid import GroupScales, WeightGrid
 

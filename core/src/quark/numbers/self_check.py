@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quark.numbers.number_format import QParams
 from quark.numbers.observer import Observer
 from quark.numbers.on_grid import LOSSY, off_grid, same_bits, scale_values_error, scales_error
-from quark.numbers.qparams import QParams
 from quark.numbers.single_level import SingleLevelQuantizer
 from quark.numbers.tensor_quantizer import TensorQuantizer
 from quark.plugins import observers

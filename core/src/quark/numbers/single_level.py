@@ -15,14 +15,11 @@ from torch import Tensor
 
 from quark.base.parallel import parallel_map
 from quark.config.tensor import QTensorConfig
-from quark.numbers.finite import keep_finite_
 from quark.numbers.fused import fused_rounding
 from quark.numbers.granularity import Granularity, PerTensor
-from quark.numbers.number_format import NumberFormat
+from quark.numbers.number_format import NumberFormat, QParams
 from quark.numbers.observer import Observer
-from quark.numbers.parts import CHUNK_ELEMENTS, in_parts
-from quark.numbers.qparams import QParams
-from quark.numbers.scratch import scratch
+from quark.numbers.tiles import CHUNK_ELEMENTS, in_parts, keep_finite_, scratch
 
 __all__ = ["TILE_ELEMENTS", "SingleLevelQuantizer", "Tile"]
 

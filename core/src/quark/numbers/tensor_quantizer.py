@@ -13,8 +13,8 @@ from torch import Tensor
 
 from quark.config.layer import TensorSpec
 from quark.numbers.granularity import Granularity
+from quark.numbers.number_format import QParams
 from quark.numbers.observer import Observer
-from quark.numbers.qparams import QParams
 from quark.numbers.single_level import SingleLevelQuantizer
 
 __all__ = ["TensorQuantizer"]

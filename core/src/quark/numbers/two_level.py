@@ -14,10 +14,10 @@ from torch import Tensor
 from quark.numbers.fused import FusedRounding, RelativeScales, device_code, fused_rounding
 from quark.numbers.granularity import PerTensor
 from quark.numbers.multi_level import MultiLevelQuantizer
+from quark.numbers.number_format import QParams
 from quark.numbers.observer import Observer
-from quark.numbers.parts import in_parts
-from quark.numbers.qparams import QParams
 from quark.numbers.single_level import SingleLevelQuantizer
+from quark.numbers.tiles import in_parts
 
 __all__ = ["OUTER_SCALE_OF_ZEROS", "TwoLevelQuantizer"]
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from quark.numbers.granularity import Granularity
+from quark.numbers.number_format import QParams
 from quark.numbers.observer import Observer
-from quark.numbers.qparams import QParams
 from quark.numbers.tensor_quantizer import TensorQuantizer
 
 __all__ = ["ChannelsLast", "KernelMatrix", "TensorView", "ViewedQuantizer", "output_first_shape", "viewed"]

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from quark.base.from_device import numbers
-from quark.numbers.column_rounder import ColumnRounder
-from quark.numbers.finite import cast_finite
+from quark.numbers.column_rounder import ColumnRounder, GroupScales
 from quark.numbers.granularity import PerGroup
-from quark.numbers.group_scales import GroupScales
+from quark.numbers.number_format import QParams
 from quark.numbers.observer import Observer
-from quark.numbers.qparams import QParams
 from quark.numbers.tensor_quantizer import TensorQuantizer
+from quark.numbers.tiles import cast_finite
 
 __all__ = ["ALL", "GroupScales", "WeightGrid"]
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from quark.base.log import beside_a_bar, get_logger, writes_to_stderr
-from quark.base.printable import shown
+from quark.base.log import beside_a_bar, get_logger, shown, writes_to_stderr
 from quark.plugins.catalog import listening
 from quark.plugins.events import BatchFinished, BlockFinished, BlockStarted, Event, PhaseStarted, RunFinished, RunPlanned, RunStarted
 

@@ -5,14 +5,17 @@ A plugin is a module (or an object) that a distribution names in the entry-point
     [project.entry-points.quark]
     acme = "acme_quant.plugin"
 
-and that implements any of the hooks of `QuarkHooks`, each marked with `hookimpl`. Keep that module light: it is imported whenever
-anything is listed. Its records point at the rest by ``"module:attribute"``, which is imported when it is used.
+and that implements any of the hooks of `QuarkHooks`, each marked with `hookimpl`. Keep that module light: it
+is imported whenever anything is listed. Its records point at the rest by ``"module:attribute"``, which is
+imported when it is used.
 
-The module may state for which versions of the plugin API it was written; a core of another version then leaves it out and says so::
+The module may state for which versions of the plugin API it was written; a core of another version then
+leaves it out and says so::
 
     QUARK_API = (2, 2)  # lowest and highest; quark.plugins.API_VERSION is the version of the installed core
 
-In the examples a comment names the file that each part belongs to. The classes that some of them point at are in ``examples/acme_quant``.
+In the examples a comment names the file that each part belongs to. The classes that some of them point at are
+in ``examples/acme_quant``.
 """
 
 from __future__ import annotations
@@ -40,25 +43,32 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 class QuarkHooks:
     """All hooks.
 
-    **Provider hooks**, ``quark_register_*``, take no argument and return an iterable of records; a generator is the natural form.
-    Each plugin's hook is called by itself, once per process, when something is first asked for:
+    **Provider hooks**, ``quark_register_*``, take no argument and return an iterable of records; a generator
+    is the natural form. Each plugin's hook is called by itself, once per process, when something is first
+    asked for:
 
-    * Records are kept one by one. Where a generator raises, what it yielded before stays registered and the failure is recorded.
-    * An exception loses nobody else's records. It is warned about once (`quark.plugins.PluginWarning`), shown by ``quark plugins`` and by
-      every "unknown name" message; with ``QUARK_STRICT_PLUGINS=1`` it is raised.
-    * Order does not matter: a name that two distributions claim is an error when that name is asked for, unless one record says
-      ``replaces="other-distribution"``. Within one distribution the first record of a name stands, the second is a failure.
-    * A record that was written for another version of the plugin API (``api=``, or ``QUARK_API`` of its module) is refused.
-    * Wrappers (``@hookimpl(wrapper=True)``) are refused: there is nothing around a call that concerns one plugin only.
+    * Records are kept one by one. Where a generator raises, what it yielded before stays registered and the
+      failure is recorded.
+    * An exception loses nobody else's records. It is warned about once (`quark.plugins.PluginWarning`), shown
+      by ``quark plugins`` and by every "unknown name" message; with ``QUARK_STRICT_PLUGINS=1`` it is raised.
+    * Order does not matter: a name that two distributions claim is an error when that name is asked for,
+      unless one record says ``replaces="other-distribution"``. Within one distribution the first record of a
+      name stands, the second is a failure.
+    * A record that was written for another version of the plugin API (``api=``, or ``QUARK_API`` of its
+      module) is refused.
+    * Wrappers (``@hookimpl(wrapper=True)``) are refused: there is nothing around a call that concerns one
+      plugin only.
 
-    **The event hook** is for progress bars and loggers; it can neither change a result nor stop a run, not by sys.exit() either.
+    **The event hook** is for progress bars and loggers; it can neither change a result nor stop a run, not by
+    sys.exit() either.
     """
 
     @hookspec
     def quark_register_formats(self) -> Iterable[FormatRecord]:  # type: ignore[empty-body]
         """Return the number formats of a plugin: element codes ↔ values, range, rounding, packing.
 
-        Each record points at a `quark.numbers.NumberFormat` value, which has the same name and the same number of bits.
+        Each record points at a `quark.numbers.NumberFormat` value, which has the same name and the same
+        number of bits.
 
         Example::
 
@@ -79,7 +89,8 @@ class QuarkHooks:
     def quark_register_observers(self) -> Iterable[ObserverRecord]:  # type: ignore[empty-body]
         """Return the observers of a plugin: how the values of a tensor become the range of its scale.
 
-        Each record points at a `quark.numbers.Observer` class. Configurations and checkpoints name it by ``class_name``.
+        Each record points at a `quark.numbers.Observer` class. Configurations and checkpoints name it by
+        ``class_name``.
 
         Example::
 
@@ -100,8 +111,8 @@ class QuarkHooks:
     def quark_register_schemes(self) -> Iterable[SchemeRecord]:  # type: ignore[empty-body]
         """Return the schemes of a plugin: names for layer configurations.
 
-        Each record points at a function that builds a fresh `quark.config.layer.QLayerConfig` and imports no torch. Its keyword arguments
-        are the scheme's options (``--scheme-option group_size=32``).
+        Each record points at a function that builds a fresh `quark.config.layer.QLayerConfig` and imports no
+        torch. Its keyword arguments are the scheme's options (``--scheme-option group_size=32``).
 
         Example::
 
@@ -134,9 +145,10 @@ class QuarkHooks:
     def quark_register_algorithms(self) -> Iterable[AlgorithmRecord]:  # type: ignore[empty-body]
         """Return the algorithms of a plugin, each a transform or a rounding.
 
-        Each record points at the class of its settings, a `quark.config.algorithm.AlgoConfig`, whose fields are the algorithm's options
-        (``--algorithm-option acme_weighted.ratios=...``), and at the class that does the work, which is made of the settings. A transform
-        says what it does (``role=``) and where it goes among the other transforms of a run (``before=``, ``after=``).
+        Each record points at the class of its settings, a `quark.config.algorithm.AlgoConfig`, whose fields
+        are the algorithm's options (``--algorithm-option acme_weighted.ratios=...``), and at the class that
+        does the work, which is made of the settings. A transform says what it does (``role=``) and where it
+        goes among the other transforms of a run (``before=``, ``after=``).
 
         Example::
 
@@ -159,8 +171,8 @@ class QuarkHooks:
     def quark_register_templates(self) -> Iterable[TemplateRecord]:  # type: ignore[empty-body]
         """Return the model families of a plugin, each named as its ``config.model_type``.
 
-        Each record points at a `quark.config.architecture.Architecture`. The record of a family that transformers does not know also names
-        the module that registers its model class (``modeling``).
+        Each record points at a `quark.config.architecture.Architecture`. The record of a family that
+        transformers does not know also names the module that registers its model class (``modeling``).
 
         Example::
 
@@ -188,12 +200,14 @@ class QuarkHooks:
     def quark_register_exporters(self) -> Iterable[ExporterRecord]:  # type: ignore[empty-body]
         """Return the checkpoint layouts of a plugin.
 
-        Each record points at a class that writes the layout: a `quark.checkpoint.Exporter`, or, for safetensors files, a
-        `quark.checkpoint.CheckpointExporter`, which streams, resumes and shares runs. Keyword arguments of the class
-        are the exporter's options (``--exporter-option level=9``). ``reader`` names a class with the protocol
-        `quark.checkpoint.LayoutReader`, ``dequantizer`` one with the protocol `quark.checkpoint.Dequantizer`, by which a checkpoint of the
-        layout can be the source of a run, and ``quant_methods`` the checkpoints that both are for. ``inspector`` names a class with the
-        protocol `quark.checkpoint.inspection.Inspector`, which says what runtimes make of a checkpoint (``quark inspect``).
+        Each record points at a class that writes the layout: a `quark.checkpoint.Exporter`, or, for
+        safetensors files, a `quark.checkpoint.CheckpointExporter`, which streams, resumes and shares runs.
+        Keyword arguments of the class are the exporter's options (``--exporter-option level=9``). ``reader``
+        names a class with the protocol `quark.checkpoint.LayoutReader`, ``dequantizer`` one with the protocol
+        `quark.checkpoint.Dequantizer`, by which a checkpoint of the layout can be the source of a run, and
+        ``quant_methods`` the checkpoints that both are for. ``inspector`` names a class with the protocol
+        `quark.checkpoint.inspection.Inspector`, which says what runtimes make of a checkpoint
+        (``quark inspect``).
 
         Example::
 
@@ -216,8 +230,9 @@ class QuarkHooks:
     def quark_register_selectors(self) -> Iterable[SelectorRecord]:  # type: ignore[empty-body]
         """Return the selectors of a plugin: what chooses a scheme for each group of layers, under a budget (``quark quantize --mixed``).
 
-        Each record points at a class with the protocol `quark_workbench.mixed_precision.SchemeSelector`; its keyword arguments are the
-        selector's options (``--selector-option KEY=VALUE``). Groups, candidates, sizes and budget are given; a selector makes the choice.
+        Each record points at a class with the protocol `quark_workbench.mixed_precision.SchemeSelector`; its
+        keyword arguments are the selector's options (``--selector-option KEY=VALUE``). Groups, candidates,
+        sizes and budget are given; a selector makes the choice.
 
         Example::
 
@@ -276,9 +291,10 @@ class QuarkHooks:
     def quark_register_datasets(self) -> Iterable[DatasetRecord]:  # type: ignore[empty-body]
         """Return the sources of text of a plugin, for calibration and evaluation. Core registers its own through this hook too.
 
-        Each record points at a function that yields samples: texts, or chats, which are lists of messages with ``role`` and ``content``.
-        Its keyword arguments are the source's options (``--calib acme_tickets --calib-option closed=true``). With ``suffixes`` it is given
-        the ``path`` of a file, and ``--calib tickets.acme`` finds it by the ending of the name.
+        Each record points at a function that yields samples: texts, or chats, which are lists of messages
+        with ``role`` and ``content``. Its keyword arguments are the source's options
+        (``--calib acme_tickets --calib-option closed=true``). With ``suffixes`` it is given the ``path`` of a
+        file, and ``--calib tickets.acme`` finds it by the ending of the name.
 
         Example::
 
@@ -299,7 +315,8 @@ class QuarkHooks:
     def quark_register_metrics(self) -> Iterable[MetricRecord]:  # type: ignore[empty-body]
         """Return the metrics of a plugin: what ``quark evaluate --metric NAME`` measures beside perplexity and KL divergence.
 
-        Each record points at a function that gives one number for each predicted token; the mean and its standard error are taken of them.
+        Each record points at a function that gives one number for each predicted token; the mean and its
+        standard error are taken of them.
 
         Example::
 
@@ -319,7 +336,8 @@ class QuarkHooks:
     def quark_register_graph_ops(self) -> Iterable[GraphOpRecord]:  # type: ignore[empty-body]
         """Return the operators of a plugin that FX graph mode quantizes. Core registers those of torch through this hook too.
 
-        Each record names an operator as torch's schemas do, and which of its arguments are activations, weight and bias.
+        Each record names an operator as torch's schemas do, and which of its arguments are activations,
+        weight and bias.
 
         Example::
 
@@ -335,8 +353,9 @@ class QuarkHooks:
     def quark_register_commands(self) -> Iterable[CommandRecord]:  # type: ignore[empty-body]
         """Return the commands of a plugin: ``quark acme-tensors DIR``. Core registers its own through this hook too.
 
-        Each record points at a function, or at a ``typer.Typer`` with commands of its own, which is loaded when the command is called.
-        An error that it raises becomes one sentence on stderr and exit code 2; errors of `quark.errors` are for that.
+        Each record points at a function, or at a ``typer.Typer`` with commands of its own, which is loaded
+        when the command is called. An error that it raises becomes one sentence on stderr and exit code 2;
+        errors of `quark.errors` are for that.
 
         Example::
 
@@ -367,12 +386,14 @@ class QuarkHooks:
     def quark_on_event(self, event: Event) -> None:
         """Hear what happens in a run: it started, a block is finished, something was exported, it failed.
 
-        Called in the process that works (of several, in the first), between two pieces of work: return quickly, and write nothing to
-        stdout, where it would spoil ``--json``. What it raises is logged once, and ignored.
+        Called in the process that works (of several, in the first), between two pieces of work: return
+        quickly, and write nothing to stdout, where it would spoil ``--json``. What it raises is logged once,
+        and ignored.
 
         Args:
-            event: An instance of `Event`: which class, and ``event.name``, say what happened. Ignore events of other names, since later
-                versions may add some. An implementation may leave the argument out.
+            event: An instance of `Event`: which class, and ``event.name``, say what happened. Ignore events
+                of other names, since later versions may add some. An implementation may leave the argument
+                out.
 
         Example::
 

@@ -30,11 +30,12 @@ class TemplateRecord(Record):
 
     Attributes:
         architecture: Reference to a `quark.config.architecture.Architecture`.
-        modeling: Module that registers the model class with transformers (``AutoConfig.register``, ``AutoModelForCausalLM.register``),
-            such as ``"acme_quant.modeling"``. It is imported when a ``config.json`` of this model type is read. None where transformers
-            knows the class.
-        example: Reference to a function that returns a tiny float model of a model type, its argument, on which the conformance suite
-            checks the facts; see `quark_devkit`. None: the suite builds one of a small configuration, where transformers knows the family.
+        modeling: Module that registers the model class with transformers (``AutoConfig.register``,
+            ``AutoModelForCausalLM.register``), such as ``"acme_quant.modeling"``. It is imported when a
+            ``config.json`` of this model type is read. None where transformers knows the class.
+        example: Reference to a function that returns a tiny float model of a model type, its argument, on
+            which the conformance suite checks the facts; see `quark_devkit`. None: the suite builds one of a
+            small configuration, where transformers knows the family.
     """
 
     architecture: Reference | None = attrs.field(converter=as_reference, metadata=value_reference("quark.config.architecture:Architecture"))
@@ -47,7 +48,8 @@ class RunTimeTemplate(TemplateRecord):
     """A template that a program registers for itself; its name is any ``config.model_type``.
 
     Attributes:
-        architecture: Facts about the family; None where nothing states them, and modules are looked at instead.
+        architecture: Facts about the family; None where nothing states them, and modules are looked at
+            instead.
         template: The `quark.config.templates.LLMTemplate` that was registered.
     """
 
@@ -62,19 +64,24 @@ class RunTimeTemplate(TemplateRecord):
 class LayerTypeRecord(Record):
     """A class of float layers, and the class that they become when they are quantized.
 
-    The class is matched exactly, or by a subclass that overrides nothing, since any other may compute something else. Its module is never
-    imported for that: a layer of the class can only be there if somebody has imported it.
+    The class is matched exactly, or by a subclass that overrides nothing, since any other may compute
+    something else. Its module is never imported for that: a layer of the class can only be there if somebody
+    has imported it.
 
     Attributes:
-        layer: Reference to the float class, a ``torch.nn.Module`` with a parameter ``weight``, and perhaps ``bias``.
-        quantized: Reference to a subclass of `quark.models.layers.QuantizedLayer`; None for layers that stay float though they are
-            subclasses of ``torch.nn.Linear`` that compute the same.
-        planned_as: Name of the layer type by which configurations, plans and algorithms know such layers; None is their own. A layer that
-            is planned as ``"linear"`` is rounded by whatever rounds linear layers.
-        transposed: Whether the float class keeps its weight ``[in, out / groups, …]``, input channels first, where ``groups`` is an
-            attribute of the layer or 1; channels, groups and scales are those of ``[out, in / groups, …]``.
+        layer: Reference to the float class, a ``torch.nn.Module`` with a parameter ``weight``, and perhaps
+            ``bias``.
+        quantized: Reference to a subclass of `quark.models.layers.QuantizedLayer`; None for layers that stay
+            float though they are subclasses of ``torch.nn.Linear`` that compute the same.
+        planned_as: Name of the layer type by which configurations, plans and algorithms know such layers;
+            None is their own. A layer that is planned as ``"linear"`` is rounded by whatever rounds linear
+            layers.
+        transposed: Whether the float class keeps its weight ``[in, out / groups, …]``, input channels first,
+            where ``groups`` is an attribute of the layer or 1; channels, groups and scales are those of
+            ``[out, in / groups, …]``.
         lookup: Whether its input is indices, which are not quantized; ``by_name`` is then implied.
-        by_name: Whether such layers are quantized only where a pattern or a type names them, and not by a global configuration.
+        by_name: Whether such layers are quantized only where a pattern or a type names them, and not by a
+            global configuration.
     """
 
     layer: Reference = attrs.field(converter=as_reference, metadata=class_reference("torch.nn:Module"))

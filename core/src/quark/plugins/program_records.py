@@ -24,25 +24,31 @@ __all__ = ["CommandRecord", "DatasetRecord", "ExporterRecord", "MetricRecord", "
 class ExporterRecord(Record):
     """A checkpoint layout: the class that writes it, the class that reads it, and the class that makes a float checkpoint of it.
 
-    Which checkpoints reader and dequantizer get is said by ``quant_methods`` and ``marks``, which are compared with
-    ``quantization_config`` in the checkpoint's ``config.json``. Of several layouts that fit, the one with the most marks is taken.
+    Which checkpoints reader and dequantizer get is said by ``quant_methods`` and ``marks``, which are
+    compared with ``quantization_config`` in the checkpoint's ``config.json``. Of several layouts that fit,
+    the one with the most marks is taken.
 
     Attributes:
-        exporter: Reference to a class with the protocol `quark.checkpoint.Exporter`; None where nothing here writes the layout.
-        reader: Reference to a class with the protocol `quark.checkpoint.LayoutReader`; None where nothing here loads what it writes.
-        dequantizer: Reference to a class with the protocol `quark.checkpoint.Dequantizer`; None where a checkpoint of this layout cannot
-            be quantized anew.
-        inspector: Reference to a class with the protocol `quark.checkpoint.inspection.Inspector`, which says what runtimes make of a
-            checkpoint of this layout; None where nobody has written down their rules. It needs a reader.
+        exporter: Reference to a class with the protocol `quark.checkpoint.Exporter`; None where nothing here
+            writes the layout.
+        reader: Reference to a class with the protocol `quark.checkpoint.LayoutReader`; None where nothing
+            here loads what it writes.
+        dequantizer: Reference to a class with the protocol `quark.checkpoint.Dequantizer`; None where a
+            checkpoint of this layout cannot be quantized anew.
+        inspector: Reference to a class with the protocol `quark.checkpoint.inspection.Inspector`, which says
+            what runtimes make of a checkpoint of this layout; None where nobody has written down their rules.
+            It needs a reader.
         quant_methods: Values of ``quant_method`` in checkpoints of this layout.
-        marks: Further keys of ``quantization_config`` with the values that they have in checkpoints of this layout.
-        files: Patterns (``fnmatch``) of file names that the exporter writes beside ``config.json`` and safetensors files; without
-            ``quant_methods``, it writes these files alone, and such an export may lie in one directory with another. With ``overwrite`` an
-            earlier export is replaced only if nothing else lies in its directory.
+        marks: Further keys of ``quantization_config`` with the values that they have in checkpoints of this
+            layout.
+        files: Patterns (``fnmatch``) of file names that the exporter writes beside ``config.json`` and
+            safetensors files; without ``quant_methods``, it writes these files alone, and such an export may
+            lie in one directory with another. With ``overwrite`` an earlier export is replaced only if
+            nothing else lies in its directory.
 
     Raises:
-        ValueError: As `Record` does; or there is a reader or a dequantizer and no quant_methods, an inspector and no reader, or no class
-            that writes or reads.
+        ValueError: As `Record` does; or there is a reader or a dequantizer and no quant_methods, an inspector
+            and no reader, or no class that writes or reads.
     """
 
     exporter: Reference | None = attrs.field(
@@ -75,12 +81,14 @@ class DatasetRecord(Record):
     """A source of text for calibration and evaluation: data with a name of their own, or files of a kind.
 
     Attributes:
-        samples: Reference to a function that yields the samples, in the same order each time: each is a text, or a chat, which is a list of
-            messages with the keys ``role`` and ``content``. Its keyword arguments are the source's options. A source that reads files has
-            the argument ``path`` too, the path of a file.
-        suffixes: Endings of the files that it reads, such as ``".jsonl"``; empty for data with a name of their own.
-        example: Of a source that reads files, reference to a function that writes a small file of the kind to the path it is given, for
-            the conformance suite.
+        samples: Reference to a function that yields the samples, in the same order each time: each is a text,
+            or a chat, which is a list of messages with the keys ``role`` and ``content``. Its keyword
+            arguments are the source's options. A source that reads files has the argument ``path`` too, the
+            path of a file.
+        suffixes: Endings of the files that it reads, such as ``".jsonl"``; empty for data with a name of
+            their own.
+        example: Of a source that reads files, reference to a function that writes a small file of the kind to
+            the path it is given, for the conformance suite.
         is_online: Whether the data are downloaded; the conformance suite then does not read them.
 
     Raises:
@@ -103,8 +111,9 @@ class MetricRecord(Record):
     """A metric: one number for each predicted token, of which an evaluation gives the mean with its standard error.
 
     Attributes:
-        metric: Reference to a function ``(log_q, targets, log_p)`` that returns a value for each token, ``[N]``: of the model's
-            log-probabilities ``[N, vocabulary]``, the right tokens ``[N]``, and the reference's log-probabilities, or None.
+        metric: Reference to a function ``(log_q, targets, log_p)`` that returns a value for each token,
+            ``[N]``: of the model's log-probabilities ``[N, vocabulary]``, the right tokens ``[N]``, and the
+            reference's log-probabilities, or None.
         needs_reference: Whether it compares with a reference model; otherwise ``log_p`` is None.
     """
 
@@ -117,8 +126,8 @@ class SelectorRecord(Record):
     """A selector: it chooses a scheme for each group of layers, under a budget.
 
     Attributes:
-        selector: Reference to a class with the protocol `quark_workbench.mixed_precision.SchemeSelector`. It can be called without
-            arguments; keyword arguments with defaults are the selector's options.
+        selector: Reference to a class with the protocol `quark_workbench.mixed_precision.SchemeSelector`. It
+            can be called without arguments; keyword arguments with defaults are the selector's options.
     """
 
     selector: Reference = attrs.field(converter=as_reference, metadata=function_reference("select", options=options_of))

@@ -4,9 +4,10 @@ A record is frozen and points at code by name; making one imports nothing. Recor
 `quark.plugins.model_records`, those of files, data, metrics, selectors and commands in
 `quark.plugins.program_records`.
 
-Every record has a name (see `quark.base.names`), perhaps aliases, a one-line summary, a stability, and ``exports``: the names of AMD
-Quark's public API that come with it, each a reference. An export is keyed by a plain name (``"Int4PerGroupSpec"``: every public module
-that has plugins' names has it) or by module and name (``"quark.torch.algorithm.awq.awq:AwqProcessor"``: that module then exists).
+Every record has a name (see `quark.base.names`), perhaps aliases, a one-line summary, a stability, and
+``exports``: the names of AMD Quark's public API that come with it, each a reference. An export is keyed by a
+plain name (``"Int4PerGroupSpec"``: every public module that has plugins' names has it) or by module and name
+(``"quark.torch.algorithm.awq.awq:AwqProcessor"``: that module then exists).
 """
 
 from __future__ import annotations
@@ -51,12 +52,16 @@ class Record:
         summary: One line for listings.
         stability: One of `STABILITIES`.
         exports: Names of AMD Quark's public API that come with this record.
-        replaces: Distribution whose record of the same name this one stands in for, such as ``"quark-schemes"``.
-        options: What can be chosen, each a `quark.plugins.Option`. None derives them from the code that the record points at; declared
-            ones are listed without importing it, and have to agree with it when it is loaded.
-        capabilities: What it can do: names of `quark.plugins.CAPABILITIES`, and a vendor's own as ``"vendor.capability"``.
-        api: Versions of the plugin API that the record was written for, as ``(lowest, highest)``; None takes those of its plugin
-            (``QUARK_API`` in the plugin module), or any where that states none. A record out of range is refused.
+        replaces: Distribution whose record of the same name this one stands in for, such as
+            ``"quark-schemes"``.
+        options: What can be chosen, each a `quark.plugins.Option`. None derives them from the code that the
+            record points at; declared ones are listed without importing it, and have to agree with it when it
+            is loaded.
+        capabilities: What it can do: names of `quark.plugins.CAPABILITIES`, and a vendor's own as
+            ``"vendor.capability"``.
+        api: Versions of the plugin API that the record was written for, as ``(lowest, highest)``; None takes
+            those of its plugin (``QUARK_API`` in the plugin module), or any where that states none. A record
+            out of range is refused.
 
     Raises:
         ValueError: A name, an alias, the stability, a capability, the range or a reference is malformed.
@@ -84,10 +89,12 @@ class FormatRecord(Record):
     Attributes:
         format: Reference to a `quark.numbers.NumberFormat` value.
         bits: Bits of one stored element, scales apart.
-        layout_version: Of how its codes and scales lie in a checkpoint. Count it up when that changes: a checkpoint says by which it was
-            written, and is refused where the plugin that is installed has another.
-        error_bound: Largest distance of a value from what it is rounded to, in units of the scale, for values up to the format's
-            ``max_magnitude``; the conformance suite checks it. None for formats that round to the nearest of their values, each by itself.
+        layout_version: Of how its codes and scales lie in a checkpoint. Count it up when that changes: a
+            checkpoint says by which it was written, and is refused where the plugin that is installed has
+            another.
+        error_bound: Largest distance of a value from what it is rounded to, in units of the scale, for values
+            up to the format's ``max_magnitude``; the conformance suite checks it. None for formats that round
+            to the nearest of their values, each by itself.
     """
 
     format: Reference = attrs.field(
@@ -118,12 +125,14 @@ class SchemeRecord(Record):
     """A named scheme.
 
     Attributes:
-        config: Reference to a function that builds a fresh `quark.config.layer.QLayerConfig`. It can be called without arguments; keyword
-            arguments with defaults are the scheme's options.
-        kv_cache: Reference to a function that builds the `QTensorConfig` of a cache in this scheme; None where it cannot hold a cache.
+        config: Reference to a function that builds a fresh `quark.config.layer.QLayerConfig`. It can be
+            called without arguments; keyword arguments with defaults are the scheme's options.
+        kv_cache: Reference to a function that builds the `QTensorConfig` of a cache in this scheme; None
+            where it cannot hold a cache.
         attention: Likewise for attention probabilities and queries.
         shares_global_scale: Whether fused projections must share one global scale.
-        clients: Programs that load a checkpoint in this scheme, for listings; with what they need in brackets.
+        clients: Programs that load a checkpoint in this scheme, for listings; with what they need in
+            brackets.
     """
 
     config: Reference = attrs.field(converter=as_reference, metadata=function_reference(options=options_of))
@@ -150,24 +159,29 @@ class AlgorithmRecord(Record):
     """An algorithm.
 
     Attributes:
-        kind: ``"transform"`` (changes weights, keeps the function), ``"rounding"`` (chooses codes) or ``"block_tuning"`` (changes what a
-            rounding has chosen, by the output of the whole block).
+        kind: ``"transform"`` (changes weights, keeps the function), ``"rounding"`` (chooses codes) or
+            ``"block_tuning"`` (changes what a rounding has chosen, by the output of the whole block).
         config: Reference to its `quark.config.algorithm.AlgoConfig` class.
-        processor: Reference to the class that does the work; None while a distribution brings the configuration only.
-        restorer: Reference to a class with the protocol `quark.checkpoint.restorers.Restorer`, which is made with the settings: it puts
-            back what the algorithm leaves in a model beside weights. None where it leaves nothing.
-        role: What a transform or a tuning does to a model, in a word, such as ``"equalization"``. Algorithms of one role exclude each
-            other: a run has at most one of each. None for one that goes with every other.
-        before: Algorithms of the same kind, or roles of such, that a transform or a tuning has to precede in a run that has them too.
-        after: Algorithms of the same kind, or roles of such, that it has to follow in a run that has them too.
-        excluded_schemes: Schemes whose weights a rounding cannot round, each with the reason. A run that would round such weights by it is
-            refused with that reason, whatever the options of the scheme.
-        worst_ratio: How many times the output error of round-to-nearest that of a rounding may be on other tokens, at least 1; see the
-            check ``rounding:is_no_worse_than_round_to_nearest``.
+        processor: Reference to the class that does the work; None while a distribution brings the
+            configuration only.
+        restorer: Reference to a class with the protocol `quark.checkpoint.restorers.Restorer`, which is made
+            with the settings: it puts back what the algorithm leaves in a model beside weights. None where it
+            leaves nothing.
+        role: What a transform or a tuning does to a model, in a word, such as ``"equalization"``. Algorithms
+            of one role exclude each other: a run has at most one of each. None for one that goes with every
+            other.
+        before: Algorithms of the same kind, or roles of such, that a transform or a tuning has to precede in
+            a run that has them too.
+        after: Algorithms of the same kind, or roles of such, that it has to follow in a run that has them
+            too.
+        excluded_schemes: Schemes whose weights a rounding cannot round, each with the reason. A run that
+            would round such weights by it is refused with that reason, whatever the options of the scheme.
+        worst_ratio: How many times the output error of round-to-nearest that of a rounding may be on other
+            tokens, at least 1; see the check ``rounding:is_no_worse_than_round_to_nearest``.
 
     Raises:
-        ValueError: As `Record` does; or a rounding has a role or a place in the order, of which a run has one; or another kind has what
-            only roundings have.
+        ValueError: As `Record` does; or a rounding has a role or a place in the order, of which a run has
+            one; or another kind has what only roundings have.
     """
 
     kind: str = attrs.field(validator=attrs.validators.in_(("transform", "rounding", "block_tuning")))

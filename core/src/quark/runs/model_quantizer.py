@@ -11,9 +11,9 @@ import attrs
 import torch
 from torch import Tensor, fx, nn
 
-from quark.base.environment import refuse_rival
 from quark.base.log import get_logger
 from quark.base.names import folded
+from quark.base.version import refuse_rival
 from quark.calibration.finite import refuse_non_finite
 from quark.checkpoint.chosen_exporter import exporter_of
 from quark.checkpoint.exporter import ExportOptions

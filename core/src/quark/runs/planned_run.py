@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch import nn
 
-from quark.base.environment import refuse_rival
+from quark.base.version import refuse_rival
 from quark.checkpoint.chosen_exporter import exporter_of
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import Exporter, ExportOptions

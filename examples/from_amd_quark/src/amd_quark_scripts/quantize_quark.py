@@ -17,8 +17,8 @@ from amd_quark_scripts.arguments import EXPORTERS, argument_parser, check_argume
 from amd_quark_scripts.data_preparation import calibration_data
 from amd_quark_scripts.evaluation import eval_model
 from amd_quark_scripts.model_preparation import available_device, get_model, get_model_type, get_tokenizer, local_checkpoint
-from quark.base.environment import refuse_rival
-from quark.base.printable import shown
+from quark.base.log import shown
+from quark.base.version import refuse_rival
 from quark.checkpoint import ExportOptions, export_safetensors, import_model_from_safetensors
 from quark.checkpoint.destination import refuse_used_directory
 from quark.checkpoint.export import export_with

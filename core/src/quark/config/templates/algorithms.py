@@ -13,6 +13,8 @@ from typing import Any
 
 import attrs
 
+from quark.base.log import get_logger
+from quark.base.names import closest
 from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
 from quark.errors import ConfigError, UnknownNameError, UnsupportedError
@@ -27,12 +29,14 @@ __all__ = [
     "derived_config",
     "get_algo_config",
     "get_supported_algorithm_types",
+    "legacy_settings",
     "load_quant_algo_config_from_file",
     "refusal",
     "require_processor",
     "with_options",
 ]
 
+_CONFIG_SUFFIX = "_config"
 LEGACY_KEYS = frozenset({"num_attention_heads", "num_key_value_heads"})
 """Keys of older configuration files that the model's own configuration replaces; they are dropped on reading."""
 
@@ -169,3 +173,23 @@ def by_algorithm(configs: Mapping[str, AlgoConfig | None] | None, where: str) ->
         raise UnknownNameError(
             f"Unsupported algorithm '{error.name}' in {where}; {error}", kind=error.kind, name=error.name, known=error.known
         ) from None
+
+
+def legacy_settings(parameters: Mapping[str, AlgoConfig | None]) -> dict[str, AlgoConfig | None]:
+    """Return settings by algorithm, of ``<algorithm>_config`` keywords; raises ConfigError for other keywords."""
+    if not parameters:
+        return {}
+    known = [f"{name}{_CONFIG_SUFFIX}" for name in get_supported_algorithm_types()]
+    for keyword in parameters:
+        if keyword not in known:
+            near = closest(keyword, [*known, "kv_layers_name", "exclude_layers_name", "q_layer_name", "gate_up_layers_name"])
+            raise ConfigError(
+                f"Unsupported legacy algorithm keyword '{keyword}'.{f' Did you mean {near}?' if near else ''} "
+                f"Such keywords are written '<algorithm>_config', here: {', '.join(known) or 'none, as no algorithm is installed'}. "
+                "New code uses `algorithm_configs`"
+            )
+    get_logger(__name__).warning(
+        f"Deprecated keyword arguments of LLMTemplate: {', '.join(sorted(parameters))}. "
+        "Write algorithm_configs={'<algorithm>': …} instead; both are understood in this version."
+    )
+    return {keyword.removesuffix(_CONFIG_SUFFIX): config for keyword, config in parameters.items()}

@@ -1,4 +1,4 @@
-"""Which quantization query, key and value projections have before their outputs are quantized too; decided on patterns, without a model.
+"""Configurations whose KV cache or attention is quantized, as outputs of projections; made of patterns, without a model.
 
 A template knows patterns, not layers. The entries it adds for caches and attention stand for whole patterns,
 while a user's own patterns may cover all, some or none of the layers behind one. Layers that a user's earlier
@@ -8,6 +8,7 @@ pattern only where that one covers *every* layer of the projection.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 import attrs
@@ -15,8 +16,9 @@ import attrs
 from quark.config.architecture import Architecture
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
+from quark.config.tensor import QTensorConfig
 
-__all__ = ["base_for", "covering_pattern", "covers", "is_excluded", "put_before_cover", "remaining", "symbolic_names"]
+__all__ = ["base_for", "covers", "with_quantized_attention", "with_quantized_cache"]
 
 _PROJECTION_TYPE = "Linear"
 
@@ -33,44 +35,82 @@ def covers(pattern: str, symbolic: str) -> bool:
     return pattern == symbolic or (not set("?[") & set(pattern) and fnmatchcase(symbolic, pattern))
 
 
-def symbolic_names(pattern: str, architecture: Architecture | None) -> tuple[str, ...]:
-    """Return the projections that ``pattern`` means, ``*`` for the block's number; the pattern itself where the family is not known."""
+def with_quantized_cache(config: QConfig, patterns: Sequence[str], spec: QTensorConfig, architecture: Architecture | None) -> QConfig:
+    """Return the configuration with quantized outputs of the key and value projections, which feed the cache.
+
+    Excluded projections keep float weights and inputs.
+
+    ``kv_cache_quant_config`` owns the outputs: `quark.models.plan.rules` takes them from there. Its entries
+    stand in ``layer_quant_config`` too because AMD Quark's documentation has both, and programs and
+    checkpoints read either.
+    """
+    for pattern in patterns:
+        base = base_for(config, pattern, architecture) or QLayerConfig()
+        layer = QLayerConfig(input_tensors=base.input_tensors, weight=base.weight, output_tensors=spec)
+        config = attrs.evolve(
+            config,
+            kv_cache_quant_config=config.kv_cache_quant_config | {pattern: layer},
+            layer_quant_config=config.layer_quant_config | {pattern: attrs.evolve(layer)},
+        )
+    return config
+
+
+def with_quantized_attention(config: QConfig, patterns: Sequence[str], spec: QTensorConfig, architecture: Architecture | None) -> QConfig:
+    """Return the configuration with quantized attention probabilities and outputs of query projections.
+
+    Excluded projections stay as they are.
+    """
+    config = attrs.evolve(config, softmax_quant_spec=spec)
+    for pattern in patterns:
+        base = base_for(config, pattern, architecture)
+        if base is not None:
+            config = _put_before_cover(config, pattern, attrs.evolve(base, output_tensors=spec), architecture)
+    return config
+
+
+def base_for(config: QConfig, pattern: str, architecture: Architecture | None) -> QLayerConfig | None:
+    """Return the configuration that the layers behind ``pattern`` have already; None where all are excluded.
+
+    It is the first of the per-layer patterns that covers every layer behind ``pattern``, or else the one that
+    linear layers get which no pattern matches.
+    """
+    symbolic = _symbolic_names(pattern, architecture)
+    if any(covers(e, pattern) or all(covers(e, name) for name in symbolic) for e in config.exclude):
+        return None
+    cover = _covering_pattern(config, pattern, symbolic)
+    return _remaining(config) if cover is None else config.layer_quant_config[cover]
+
+
+def _symbolic_names(pattern: str, architecture: Architecture | None) -> tuple[str, ...]:
+    """Return the projections that ``pattern`` means, with ``*`` for the number of the block.
+
+    Where the family is not known, return the pattern itself.
+    """
     if architecture is None or architecture.decoder_blocks is None:
         return (pattern,)
     names = (f"{architecture.decoder_blocks}.*.{projection}" for projection in architecture.attention_inputs)
     return tuple(name for name in names if fnmatchcase(name, pattern)) or (pattern,)
 
 
-def is_excluded(config: QConfig, pattern: str, symbolic: tuple[str, ...]) -> bool:
-    """Return whether every layer behind ``pattern`` is excluded."""
-    return any(covers(e, pattern) or all(covers(e, name) for name in symbolic) for e in config.exclude)
-
-
-def covering_pattern(config: QConfig, pattern: str, symbolic: tuple[str, ...]) -> str | None:
+def _covering_pattern(config: QConfig, pattern: str, symbolic: tuple[str, ...]) -> str | None:
     """Return the first of the per-layer patterns that covers every layer behind ``pattern``."""
     return next((p for p in config.layer_quant_config if covers(p, pattern) or all(covers(p, name) for name in symbolic)), None)
 
 
-def remaining(config: QConfig) -> QLayerConfig:
-    """Return what a linear layer gets that no pattern matches: its type's configuration, or the global one."""
+def _remaining(config: QConfig) -> QLayerConfig:
+    """Return the configuration of a linear layer that no pattern matches: that of its type, or the global one."""
     for key, layer in config.layer_type_quant_config.items():
         if (key if isinstance(key, str) else key.__name__) == _PROJECTION_TYPE:
             return layer
     return config.global_quant_config
 
 
-def base_for(config: QConfig, pattern: str, architecture: Architecture | None) -> QLayerConfig | None:
-    """Return what the layers behind ``pattern`` have already, as far as it is the same for all of them; None where all are excluded."""
-    symbolic = symbolic_names(pattern, architecture)
-    if is_excluded(config, pattern, symbolic):
-        return None
-    cover = covering_pattern(config, pattern, symbolic)
-    return remaining(config) if cover is None else config.layer_quant_config[cover]
+def _put_before_cover(config: QConfig, pattern: str, layer: QLayerConfig, architecture: Architecture | None) -> QConfig:
+    """Return the configuration with an entry for ``pattern`` in front of the first pattern that covers it.
 
-
-def put_before_cover(config: QConfig, pattern: str, layer: QLayerConfig, architecture: Architecture | None) -> QConfig:
-    """Return the configuration with an entry for ``pattern`` in front of the first user's pattern that covers it: so it is reached."""
-    cover = covering_pattern(config, pattern, symbolic_names(pattern, architecture))
+    Behind that pattern, which is a user's, the entry would never be reached.
+    """
+    cover = _covering_pattern(config, pattern, _symbolic_names(pattern, architecture))
     entries = list(config.layer_quant_config.items())
     if cover is None or cover == pattern:
         return attrs.evolve(config, layer_quant_config=dict(entries) | {pattern: layer})

@@ -15,17 +15,17 @@ from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
-from quark.config.templates import projections
 from quark.config.templates.algorithms import (
     by_algorithm,
     canonical_algorithm,
     derived_config,
     get_supported_algorithm_types,
+    legacy_settings,
     refusal,
     require_processor,
     with_options,
 )
-from quark.config.templates.legacy_keywords import legacy_settings, one_of
+from quark.config.templates.projections import with_quantized_attention, with_quantized_cache
 from quark.config.templates.schemes import (
     RUN_TIME_SUMMARY,
     QuantizationScheme,
@@ -34,7 +34,6 @@ from quark.config.templates.schemes import (
     scheme_part,
     scheme_record,
 )
-from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, UnknownNameError, UnsupportedError
 from quark.plugins import TemplateRecord, algorithms, templates
 from quark.plugins.model_records import RunTimeTemplate
@@ -59,28 +58,39 @@ def _list(value: str | Sequence[str] | None) -> list[str]:
     return [value] if isinstance(value, str) else list(value or ())
 
 
+def _one_of(name: str, value: Any, old_name: str, old_value: Any) -> Any:
+    """Return the one of two keywords that is given; raises ConfigError where both are."""
+    if value is not None and old_value is not None:
+        raise ConfigError(f"LLMTemplate is given both {name} and its old name {old_name}: keep {name}")
+    return old_value if value is None else value
+
+
 class LLMTemplate:
     """How models of one family are quantized: which layers feed the cache, which stay float, what algorithms need to know.
 
-    Templates of known families come from plugins, as `quark.config.architecture.Architecture` facts; `LLMTemplate.get` makes one when it
-    is first asked for. A program may register templates of its own beside them.
+    Templates of known families come from plugins, as `quark.config.architecture.Architecture` facts;
+    `LLMTemplate.get` makes one when it is first asked for. A program may register templates of its own beside
+    them.
 
     Args:
         model_type: ``config.model_type`` of the family.
-        kv_layers_name: Patterns of the projections whose outputs enter the cache; None for none. Old keyword: ``kv_layer_name``.
+        kv_layers_name: Patterns of the projections whose outputs enter the cache; None for none. Old keyword:
+            ``kv_layer_name``.
         q_layer_name: Pattern, or patterns, of the query projections.
-        gate_up_layers_name: Suffixes of the two MLP input projections; None for ``gate_proj`` and ``up_proj``.
+        gate_up_layers_name: Suffixes of the two MLP input projections; None for ``gate_proj`` and
+            ``up_proj``.
         exclude_layers_name: Patterns of layers left in float. Old keyword: ``exclude_layers``.
         algorithm_configs: Settings by name of algorithm, in any case.
-        f2f_weight_converters: What `quark.runs.quantize_checkpoint` makes of stored tensors first, with calibration data or without
-            (`quark.torch.quantization.weight_convert`); None for nothing.
+        f2f_weight_converters: What `quark.runs.quantize_checkpoint` makes of stored tensors first, with
+            calibration data or without (`quark.torch.quantization.weight_convert`); None for nothing.
         kv_layer_name: Old name of ``kv_layers_name``.
         exclude_layers: Old name of ``exclude_layers_name``.
         architecture: Further facts about the family.
         legacy_algorithm_parameters: ``<algorithm>_config``, the form before ``algorithm_configs``; warns.
 
     Raises:
-        ConfigError: (a ValueError) A keyword is unknown, an algorithm is, or an argument is passed under both its names.
+        ConfigError: (a ValueError) A keyword is unknown, an algorithm is, or an argument is passed under both
+            its names.
 
     Example:
         >>> from quark.torch import LLMTemplate
@@ -106,8 +116,8 @@ class LLMTemplate:
         architecture: Architecture | None = None,
         **legacy_algorithm_parameters: AlgoConfig | None,
     ) -> None:
-        kv_layers = one_of("kv_layers_name", kv_layers_name, "kv_layer_name", kv_layer_name)
-        excluded = one_of("exclude_layers_name", exclude_layers_name or None, "exclude_layers", exclude_layers)
+        kv_layers = _one_of("kv_layers_name", kv_layers_name, "kv_layer_name", kv_layer_name)
+        excluded = _one_of("exclude_layers_name", exclude_layers_name or None, "exclude_layers", exclude_layers)
         self.model_type = model_type
         self.kv_layers_name = None if kv_layers is None else _list(kv_layers)
         self.q_layer_name = q_layer_name if q_layer_name is None or isinstance(q_layer_name, str) else list(q_layer_name)
@@ -185,10 +195,12 @@ class LLMTemplate:
         """Return the template of a model type.
 
         Args:
-            model_type: ``model.config.model_type``, or the first of ``model.config.architectures`` where that is missing.
+            model_type: ``model.config.model_type``, or the first of ``model.config.architectures`` where that
+                is missing.
 
         Raises:
-            UnknownNameError: (a ValueError) There is none; the closest match, all that there are, and how to make one are named.
+            UnknownNameError: (a ValueError) There is none; the closest match, all that there are, and how to
+                make one are named.
         """
         try:
             record = templates().get(model_type)
@@ -269,19 +281,27 @@ class LLMTemplate:
             attention_scheme: Name of a scheme that can hold attention probabilities and queries.
             layer_config: Scheme by pattern of layer name; the first pattern that matches decides.
             layer_type_config: Scheme by layer type, a torch class or its name; patterns go before types.
-            exclude_layers: Patterns of layers left in float, in place of the template's; ``[]`` quantizes everything.
+            exclude_layers: Patterns of layers left in float, in place of the template's; ``[]`` quantizes
+                everything.
             algo_configs: Settings by name of algorithm, in place of the template's.
-            shared_scale_groups: Groups of name suffixes that share a global scale, in place of the scheme's own; ``[]`` for none.
-            kv_cache_post_rope: Whether keys and values of the cache are rounded as attention gets them, which is what runtimes cache. False
-                takes the projections' outputs, AMD Quark's convention; None decides by the model: True where its attention can be reached.
+            shared_scale_groups: Groups of name suffixes that share a global scale, in place of the scheme's
+                own; ``[]`` for none.
+            kv_cache_post_rope: Whether keys and values of the cache are rounded as attention gets them, which
+                is what runtimes cache. False takes the projections' outputs, AMD Quark's convention; None
+                decides by the model: True where its attention can be reached.
             attention_post_rope: The same for the queries of ``attention_scheme``.
-            scheme_options: Options of ``scheme`` by name, such as ``{"block_size": 32}``; ``quark schemes NAME`` shows them.
-            algorithm_options: Options by algorithm, such as ``{"gptq": {"damp_percent": 0.05}}``; ``quark algorithms NAME`` shows them.
+            scheme_options: Options of ``scheme`` by name, such as ``{"block_size": 32}``;
+                ``quark schemes NAME`` shows them.
+            algorithm_options: Options by algorithm, such as ``{"gptq": {"damp_percent": 0.05}}``;
+                ``quark algorithms NAME`` shows them.
 
         Raises:
-            UnknownNameError: (a ValueError) There is no such scheme or algorithm, or the scheme cannot do that.
-            UnsupportedError: (a NotImplementedError) The algorithm cannot run, or has no settings for this family.
-            ConfigError: (a ValueError) An option is unknown or of the wrong type, or no layers are known to feed the cache.
+            UnknownNameError: (a ValueError) There is no such scheme or algorithm, or the scheme cannot do
+                that.
+            UnsupportedError: (a NotImplementedError) The algorithm cannot run, or has no settings for this
+                family.
+            ConfigError: (a ValueError) An option is unknown or of the wrong type, or no layers are known to
+                feed the cache.
         """
         record = scheme_record(scheme)
         shares = record.shares_global_scale and shared_scale_groups is None
@@ -312,9 +332,16 @@ class LLMTemplate:
     def _with_attention(self, config: QConfig, kv_cache_scheme: str | None, attention_scheme: str | None) -> QConfig:
         """Return the configuration, with these schemes of the cache and of attention."""
         if kv_cache_scheme:
-            config = self._with_quantized_cache(config, scheme_part(kv_cache_scheme, "kv_cache", "KV cache scheme"))
+            spec = scheme_part(kv_cache_scheme, "kv_cache", "KV cache scheme")
+            if not self.kv_layers_name:
+                raise ConfigError(
+                    f"the cache of '{self.model_type}' cannot be quantized: its template has no kv_layers_name. Make one with "
+                    f"LLMTemplate(model_type='{self.model_type}', kv_layers_name=['*k_proj', '*v_proj'], …), or leave kv_cache_scheme out"
+                )
+            config = with_quantized_cache(config, self._with_modules(self.kv_layers_name), spec, self.architecture)
         if attention_scheme:
-            config = self._with_quantized_attention(config, scheme_part(attention_scheme, "attention", "attention scheme"))
+            spec = scheme_part(attention_scheme, "attention", "attention scheme")
+            config = with_quantized_attention(config, self._with_modules(self.q_layer_name), spec, self.architecture)
         return config
 
     def _algorithms(
@@ -347,36 +374,6 @@ class LLMTemplate:
 
     def _with_modules(self, patterns: str | Sequence[str] | None) -> list[str]:
         return self.architecture.with_modules(_list(patterns)) if self.architecture else _list(patterns)
-
-    def _with_quantized_cache(self, config: QConfig, spec: QTensorConfig) -> QConfig:
-        """Return the configuration with quantized outputs of the projections that feed the cache; excluded ones keep float weights, inputs.
-
-        ``kv_cache_quant_config`` owns the outputs: `quark.models.plan.rules` takes them from there. Its entries stand in
-        ``layer_quant_config`` too because AMD Quark's documentation has both, and programs and checkpoints read either.
-        """
-        if not self.kv_layers_name:
-            raise ConfigError(
-                f"the cache of '{self.model_type}' cannot be quantized: its template has no kv_layers_name. Make one with "
-                f"LLMTemplate(model_type='{self.model_type}', kv_layers_name=['*k_proj', '*v_proj'], …), or leave kv_cache_scheme out"
-            )
-        for pattern in self._with_modules(self.kv_layers_name):
-            base = projections.base_for(config, pattern, self.architecture) or QLayerConfig()
-            layer = QLayerConfig(input_tensors=base.input_tensors, weight=base.weight, output_tensors=spec)
-            config = attrs.evolve(
-                config,
-                kv_cache_quant_config=config.kv_cache_quant_config | {pattern: layer},
-                layer_quant_config=config.layer_quant_config | {pattern: attrs.evolve(layer)},
-            )
-        return config
-
-    def _with_quantized_attention(self, config: QConfig, spec: QTensorConfig) -> QConfig:
-        """Return the configuration with quantized attention probabilities, and outputs of query projections that are not excluded."""
-        config = attrs.evolve(config, softmax_quant_spec=spec)
-        for pattern in self._with_modules(self.q_layer_name):
-            base = projections.base_for(config, pattern, self.architecture)
-            if base is not None:
-                config = projections.put_before_cover(config, pattern, attrs.evolve(base, output_tensors=spec), self.architecture)
-        return config
 
 
 def template_for(model_config: Any) -> LLMTemplate:

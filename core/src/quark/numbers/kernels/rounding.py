@@ -17,10 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quark.numbers.kernels import DeviceCode, DeviceFunction, Runs, launching_on
 from quark.numbers.kernels.arithmetic import bits_of, bounded, float_of
-from quark.numbers.kernels.device_code import DeviceCode, DeviceFunction
-from quark.numbers.kernels.devices import launching_on
-from quark.numbers.kernels.runs import Runs
 
 __all__ = ["LONGEST_RUN", "TILE", "Finding", "launch", "round_runs"]
 

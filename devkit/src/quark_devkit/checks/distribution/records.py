@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from quark.base.lazy import LazyRef
-from quark.base.printable import unprintable
+from quark.base.log import unprintable
 from quark.errors import QuarkError
 from quark.plugins.collection import Registered
 from quark.plugins.discovery import CORE, RUN_TIME, normalized

@@ -9,7 +9,7 @@ from attrs import validators
 
 from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
-from quark.config.dataclass_view import with_dataclass_view
+from quark.config.fields import with_dataclass_view
 from quark_algos.fields import LEGACY, OWN, PRESETS, UNUSED, positive
 from quark_algos.mappings.mapping import mappings_of
 

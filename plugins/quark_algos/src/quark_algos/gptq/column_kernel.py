@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quark.numbers import ColumnRounder
-from quark.numbers.kernels.devices import launching_on
+from quark.numbers.kernels import launching_on
 
 __all__ = ["Feedback", "round_columns"]
 

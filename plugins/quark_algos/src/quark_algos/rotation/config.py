@@ -11,7 +11,7 @@ from attrs import validators
 
 from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
-from quark.config.dataclass_view import with_dataclass_view
+from quark.config.fields import with_dataclass_view
 from quark.plugins import OptionNote
 from quark_algos.fields import LEGACY, OWN, PRESETS, UNUSED
 from quark_algos.mappings.mapping import enclosing, readers_of_attention_norm, readers_of_mlp_norm, writers_of_attention, writers_of_mlp

@@ -8,7 +8,7 @@ import attrs
 from attrs import validators
 
 from quark.config.algorithm import AlgoConfig
-from quark.config.dataclass_view import with_dataclass_view
+from quark.config.fields import with_dataclass_view
 from quark.plugins import OptionNote
 from quark_algos.fields import positive
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from quark.base.log import get_logger
 from quark.config.algorithm import AlgoConfig
-from quark.config.dataclass_view import with_dataclass_view
+from quark.config.fields import with_dataclass_view
 from quark.config.model import QConfig
 from quark.errors import ConfigError
 from quark.runs import ModelQuantizer

@@ -9,7 +9,7 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 from quark.config.enums import ZeroPointType
-from quark.config.json_values import value_of
+from quark.config.fields import value_of
 from quark.config.layer import QLayerConfig, TensorSpec
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, UnsupportedError

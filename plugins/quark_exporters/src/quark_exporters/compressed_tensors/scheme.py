@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from quark.config.json_values import value_of
+from quark.config.fields import value_of
 from quark.errors import ConfigError, UnsupportedError
 
 __all__ = ["WeightArguments", "group_of", "refuse_other_transforms", "weight_arguments"]

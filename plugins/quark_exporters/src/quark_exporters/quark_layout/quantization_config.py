@@ -20,7 +20,7 @@ from quark.checkpoint.layout_reader import StoredConfig
 from quark.checkpoint.provenance import KEY as PLUGINS
 from quark.checkpoint.provenance import provenance
 from quark.config.export import JsonExporterConfig
-from quark.config.json_values import value_of
+from quark.config.fields import value_of
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.models.plan.mixtures import fused_mixtures

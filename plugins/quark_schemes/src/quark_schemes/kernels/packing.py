@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quark.numbers.kernels.devices import launching_on
+from quark.numbers.kernels import launching_on
 
 __all__ = ["NIBBLES", "PAIRS", "REORDERED_NIBBLES", "TWO_BITS", "WordLayout", "packed", "packed_across"]
 

@@ -14,7 +14,7 @@ from quark.config.enums import QSchemeType
 from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError
 from quark.numbers import TILE_ELEMENTS, Granularity, Observer, PerTensor, number_format
-from quark.numbers.scratch import scratch
+from quark.numbers.tiles import scratch
 from quark_schemes.observers import granularity_error, options_error
 
 __all__ = [

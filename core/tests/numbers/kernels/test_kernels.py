@@ -1,4 +1,4 @@
-"""Which devices use kernels, and that nothing is paid for them where they are not used."""
+"""Devices that use kernels, runs of elements that share a scale, and that nothing is paid for kernels where they are not used."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from quark.numbers.kernels import VARIABLE, devices, uses_kernels
-from quark.numbers.kernels.devices import launching_on
+from quark.numbers import kernels
+from quark.numbers.kernels import VARIABLE, Runs, launching_on, uses_kernels
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 CPU, CUDA, META = (torch.device(name) for name in ("cpu", "cuda", "meta"))
@@ -26,9 +26,9 @@ def test_gpus_use_kernels_where_there_is_triton(monkeypatch: pytest.MonkeyPatch)
 def has_triton(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
     """Whether Triton seems to be installed."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if request.param else None)
-    devices._types.cache_clear()
+    kernels._types.cache_clear()
     yield request.param
-    devices._types.cache_clear()
+    kernels._types.cache_clear()
 
 
 @pytest.mark.parametrize(("named", "used"), [("", ()), ("cpu", ("cpu",)), (" cuda , cpu ", ("cpu", "cuda")), ("xpu", ())])
@@ -57,3 +57,22 @@ def test_rounding_on_the_cpu_imports_no_triton() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def numbers(runs: Runs, elements: int) -> list[int]:
+    """The number of the scale of each element, as kernels find it."""
+    return [run // runs.span * runs.period + run % runs.period for run in (element // runs.length for element in range(elements))]
+
+
+@pytest.mark.parametrize(
+    ("runs", "expected", "own"),
+    [
+        (Runs(2), [0, 0, 1, 1, 2, 2, 3, 3], True),
+        (Runs(2, period=2, span=2), [0, 0, 1, 1, 2, 2, 3, 3], True),
+        (Runs(1, period=2, span=4), [0, 1, 0, 1, 2, 3, 2, 3], False),
+        (Runs(8), [0] * 8, True),
+    ],
+)
+def test_runs_have_scales_in_turn(runs: Runs, expected: list[int], own: bool) -> None:
+    assert numbers(runs, 8) == expected
+    assert runs.have_own_scales is own

@@ -1,0 +1,99 @@
+"""Large tensors in parts that fit into caches: parts for threads, scratch memory for tiles, casts that stay finite.
+
+Each part is read from memory once, and its temporaries are small. A thread uses their memory again for the
+next tile and the next tensor, since fresh memory costs several times the time of arithmetic in a cache: the
+system hands it out page by page, and clears each page.
+
+Results are cast without overflow. Rounding may go up: the largest magnitude of a symmetric INT4 tensor lies
+at 7.5 steps and is rounded to 8. For a float16 tensor whose largest magnitude is 62,000 that gives 66,133,
+which is beyond float16.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from quark.base.parallel import parallel_map, row_slices
+from quark.numbers.number_format import QParams
+
+__all__ = ["CHUNK_ELEMENTS", "cast_finite", "in_parts", "keep_finite_", "scratch"]
+
+_LOCAL = threading.local()
+_KEPT = 1 << 20
+"""Bytes of the largest room that a thread keeps."""
+
+
+def scratch(shape: Sequence[int], dtype: torch.dtype, device: torch.device, use: str) -> Tensor:
+    """Return uninitialized memory, contiguous, which holds until the thread asks for ``use`` again.
+
+    Args:
+        shape: Of the result.
+        dtype: Of the result.
+        device: On devices other than the CPU, and for more than a tile, the memory is fresh.
+        use: What it is for: two pieces of scratch memory that are needed at once have different uses.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or size > _KEPT:
+        return torch.empty(shape, dtype=dtype, device=device)
+    rooms: dict[str, Tensor] = _LOCAL.__dict__
+    room = rooms.get(use)
+    if room is None or room.numel() < size:
+        with torch.inference_mode(False):  # memory of inference mode could not be written to outside of it
+            rooms[use] = room = torch.empty(size, dtype=torch.uint8)
+    return room[:size].view(dtype).view(shape)
+
+
+CHUNK_ELEMENTS = 1 << 19
+"""Elements of a part on CPUs, 2 MiB in float32: the work of one thread at a time. Other devices take a tensor
+whole.
+"""
+
+
+def in_parts(x: Tensor, result: Tensor, scale_shape: tuple[int, ...], work: Callable[[Tensor, Tensor], QParams]) -> QParams:
+    """Call ``work`` on parts of ``x`` and the same parts of ``result``; returns the scales of all parts as one.
+
+    Args:
+        x: Any shape; it is cut between vectors along its last axis.
+        result: Contiguous, of the same shape; ``work`` fills the parts of it that it is given. It may be
+            ``x``, where nothing is filled.
+        scale_shape: Of the scales of the whole tensor.
+        work: Takes a part of ``x`` and of ``result``, both ``[vectors, length]``, and returns the part's
+            scales. An outer scale must be the same for all of them.
+    """
+    vectors = x.reshape(-1, x.shape[-1])
+    target = vectors if result is x else result.view(-1, x.shape[-1])
+    size = CHUNK_ELEMENTS if x.device.type == "cpu" else x.numel()
+    parts = row_slices(vectors.shape[0], x.shape[-1], size)
+    found = parallel_map(lambda rows: work(vectors[rows], target[rows]), parts, x.device)
+    zeros = [q.zero_point for q in found if q.zero_point is not None]
+    return QParams(
+        torch.cat([q.scale for q in found]).reshape(scale_shape),
+        torch.cat(zeros).reshape(scale_shape) if zeros else None,
+        found[0].outer_scale,
+    )
+
+
+_LARGEST_OF_NARROW = 2.0**120
+"""A dtype whose largest value exceeds this has float32's exponents, so that every float32 result fits into
+it.
+"""
+
+
+def cast_finite(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ``values`` in ``dtype``, those beyond its range as its largest finite value; NaN stays NaN."""
+    limit = torch.finfo(dtype).max
+    return values.to(dtype) if limit > _LARGEST_OF_NARROW else values.clamp(-limit, limit).to(dtype)
+
+
+def keep_finite_(x: Tensor) -> Tensor:
+    """Replace infinities in ``x`` by the largest finite value of its dtype, in place; NaN stays NaN.
+
+    Returns ``x``.
+    """
+    limit = torch.finfo(x.dtype).max
+    return x if limit > _LARGEST_OF_NARROW else x.clamp_(-limit, limit)
