@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 from quark.calibration.batches import Call
-from quark.calibration.lockstep import LockStep, current_forward, replaced_forward, without_cache
+from quark.calibration.forwards import current_forward, replaced_forward, without_cache
+from quark.calibration.lockstep import LockStep
 from quark_workbench.mixed_precision import SelectionProblem
 
 __all__ = ["Replacement", "streamed"]
