@@ -112,7 +112,7 @@ def test_so_they_are_with_gptq(tmp_path: Path) -> None:
 def test_the_plan_that_is_returned_is_of_what_was_done_and_names_no_algorithm_that_was_left_out(
     streams: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quark_exporters.quark_layout.exporter.SafetensorsExporter.streams", streams)
+    monkeypatch.setattr("quark_exporters.quark_layout.layout.SafetensorsExporter.streams", streams)
     monkeypatch.setattr("quark_algos.rotation.transform.Rotate.accepts", lambda *_: False)
     asked = config("llama", scheme="nvfp4", algorithm="rotation")
     model = ModelQuantizer(asked).quantize_model(load_model(tiny_model_dir()), DATA)

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from quark.calibration.batches import Call
-from quark.calibration.lockstep import Forward, LockStep, without_cache
+from quark.calibration.forwards import Forward, without_cache
+from quark.calibration.lockstep import LockStep
 
 
 class Counting(nn.Module):

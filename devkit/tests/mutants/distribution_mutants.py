@@ -109,8 +109,8 @@ def quark_register_exporters():
     yield ExporterRecord(
         name="mutant_layout",
         summary="a layout",
-        exporter="quark_exporters.quark_layout.exporter:SafetensorsExporter",
-        reader="quark_exporters.quark_layout.reader:QuarkReader",
+        exporter="quark_exporters.quark_layout.layout:SafetensorsExporter",
+        reader="quark_exporters.quark_layout.layout:QuarkReader",
         quant_methods=("quark",),
     )
 """

@@ -14,8 +14,7 @@ from quark.base.lazy import ObjectRef
 from quark.checkpoint import BlockStream, CheckpointContent, Exporter, ExportOptions, FloatTensor, StoredConfig
 from quark.plugins import ExporterRecord
 from quark_exporters.quark_layout.dequantizer import QuarkDequantizer
-from quark_exporters.quark_layout.exporter import SafetensorsExporter
-from quark_exporters.quark_layout.reader import QuarkReader
+from quark_exporters.quark_layout.layout import QuarkReader, SafetensorsExporter
 
 __all__ = ["METHOD", "Announcing", "Dequantizer", "Plain", "Reader", "Resuming", "Sharing", "Streaming", "changed_json", "record_of"]
 

@@ -15,7 +15,7 @@ import quark_algos.gptq.ldlq
 import quark_algos.scale_search
 from quark.algorithms import CrossMoment, Hessian
 from quark.numbers import TensorQuantizer, WeightGrid, quantizer_for
-from quark_algos.equalization.quadratic import Quadratic
+from quark_algos.equalization.candidates import Quadratic
 from quark_algos.equalization.search import Part, awq
 from quark_algos.gptq.damping import factor
 from quark_algos.gptq.ldlq import ldlq, ldlq_by_rows

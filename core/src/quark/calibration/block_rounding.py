@@ -20,8 +20,8 @@ from quark.calibration.activation_scales import INPUT, OUTPUT, Key
 from quark.calibration.attention import calibrating, inside_block
 from quark.calibration.block_calibration import BlockCalibration
 from quark.calibration.expert_pools import PooledExperts, pooled_experts
+from quark.calibration.forwards import Forward, current_forward, replaced_forward
 from quark.calibration.input_statistics import Collector
-from quark.calibration.lockstep import Forward, current_forward, replaced_forward
 from quark.calibration.pause_points import PausePoint, number_of_tokens, tokens_of
 from quark.calibration.rounding_tasks import round_to_nearest
 

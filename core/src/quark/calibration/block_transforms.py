@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from quark.algorithms import BlockContext, FinishesBlocks, LearnsFromBlocks, Metrics, OutputError, Statistic, Transform, TransformRun
+from quark.calibration.forwards import Forward, current_forward
 from quark.calibration.input_groups import InputGroups, common_groups
-from quark.calibration.lockstep import BlockRun, Forward, current_forward
+from quark.calibration.lockstep import BlockRun
 from quark.calibration.output_error import as_rounded, configs_of, tensor_of
 from quark.calibration.pause_points import tokens_of
 from quark.calibration.sample_grid import Sums

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from quark.algorithms import OutputError, RoundedBlock, Sample, Tuning, validated
+from quark.calibration.forwards import Forward
 from quark.calibration.held_out import held_out_ends
-from quark.calibration.lockstep import BlockRun, Forward
+from quark.calibration.lockstep import BlockRun
 from quark.calibration.output_error import tensor_of
 from quark.calibration.pause_points import tokens_of
 from quark.calibration.phases import PhaseClock

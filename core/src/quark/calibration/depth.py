@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from quark.algorithms import OutputError
 from quark.calibration.figures import decibels
-from quark.calibration.lockstep import current_forward
+from quark.calibration.forwards import current_forward
 from quark.calibration.output_error import tensor_of
 from quark.calibration.pause_points import tokens_of
 from quark.models.plan.decoder_blocks import Block

@@ -14,7 +14,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from quark.calibration.activation_scales import INPUT, ActivationScales, Key
-from quark.calibration.lockstep import BlockRun, Forward, current_forward
+from quark.calibration.forwards import Forward, current_forward
+from quark.calibration.lockstep import BlockRun
 from quark.models.plan.decoder_blocks import Block
 
 __all__ = ["PooledExperts", "pooled_experts"]

@@ -8,7 +8,7 @@ import attrs
 from torch import Tensor
 
 from quark.base.ranks import ALONE, Ranks
-from quark.calibration.lockstep import Forward
+from quark.calibration.forwards import Forward
 from quark.config.architecture import Architecture
 
 __all__ = ["InputGroups", "common_groups"]

@@ -9,47 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, cast
+from typing import Any, Literal, Self, TypeVar
 
 import torch
-from greenlet import GreenletExit, getcurrent, greenlet
+from greenlet import GreenletExit, getcurrent
 from torch import nn
 
 from quark.base.ranks import ALONE, Ranks
 from quark.calibration.batches import Call
+from quark.calibration.forwards import Forward, current_forward, replaced_forward
 from quark.calibration.sample_grid import SampleGrid
 from quark.calibration.spilled_inputs import SpilledInputs
 
-__all__ = ["BlockRun", "Forward", "LockStep", "T", "current_forward", "replaced_forward", "without_cache"]
+__all__ = ["BlockRun", "LockStep", "T"]
 
 T = TypeVar("T")
 
 _ENTRY = "entry"
 """The place where forwards stop that have been replayed: they wait at the entry of their block as they did before."""
-
-
-class Forward(greenlet):
-    """One forward of a run.
-
-    Attributes:
-        call: What the model is called with.
-        number: Of the call, among those of all ranks.
-        is_float: Whether it is to compute what the float model does, beside one that computes what the quantized model does.
-        rehearsal: The object for which it computes something now that it will compute again, such as a `BlockRun`; else None.
-    """
-
-    def __init__(self, call: Call, number: int, is_float: bool, parent: Any) -> None:
-        super().__init__(call.run, parent)
-        self.call = call
-        self.number = number
-        self.is_float = is_float
-        self.rehearsal: Any = None
-
-
-def current_forward() -> Forward | None:
-    """Return the forward that this code runs in, or None outside of one."""
-    current = getcurrent()
-    return current if isinstance(current, Forward) else None
 
 
 class LockStep:
@@ -363,37 +340,3 @@ class BlockRun:
     def _expect(self, state: str, what: str) -> None:
         if self.state != state:
             raise RuntimeError(f"forwards cannot be {what} at a block whose state is '{self.state}': it has to be '{state}'")
-
-
-@contextmanager
-def without_cache(model: nn.Module) -> Iterator[None]:
-    """Keep a model in evaluation mode and, where its config has the switch, without a KV cache, which calibration would only fill.
-
-    Of models of several parts the config of the part that makes text has it.
-    """
-    config = cast("Any", getattr(model, "config", None))
-    configs = [config, config.get_text_config()] if hasattr(config, "get_text_config") else [config]
-    used = {id(c): (c, c.use_cache) for c in configs if getattr(c, "use_cache", None) is not None}
-    training = model.training
-    model.eval()
-    for c, _ in used.values():
-        c.use_cache = False
-    try:
-        yield
-    finally:
-        model.train(training)
-        for c, before in used.values():
-            c.use_cache = before
-
-
-@contextmanager
-def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Let ``forward`` stand in for the module's own while the body runs; hooks go on as they do."""
-    own = module.__dict__.get("forward")  # of a module that others have wrapped
-    module.forward = forward
-    try:
-        yield
-    finally:
-        del module.forward
-        if own is not None:
-            module.forward = own

@@ -10,7 +10,7 @@ import attrs
 import torch
 from torch import nn
 
-from quark.calibration.lockstep import current_forward
+from quark.calibration.forwards import current_forward
 from quark.errors import CalibrationError, NonFiniteError
 from quark.models.layers import QuantizerModule
 from quark.models.layers.attention import KEY, PROBABILITIES, QUERY, VALUE

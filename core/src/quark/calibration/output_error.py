@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from quark.algorithms import RoundToNearest
 from quark.calibration.activation_scales import static_input
-from quark.calibration.lockstep import replaced_forward
+from quark.calibration.forwards import replaced_forward
 from quark.calibration.rounding_tasks import rounding_tasks
 from quark.config.layer import QLayerConfig
 from quark.models.layers import QuantizedLayer, quantized_class

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from quark.calibration.batches import Call
 from quark.calibration.expert_pools import PooledExperts
-from quark.calibration.lockstep import BlockRun, Forward, current_forward
+from quark.calibration.forwards import Forward, current_forward
+from quark.calibration.lockstep import BlockRun
 from quark.models.layers import QuantizedLayer
 
 __all__ = ["PausePoint", "number_of_tokens", "tokens_of"]

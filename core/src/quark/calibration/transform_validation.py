@@ -16,7 +16,8 @@ from quark.base.log import silenced
 from quark.base.ranks import ALONE, Ranks
 from quark.calibration.batches import Call
 from quark.calibration.block_transforms import BlockTransforms, StartedTransform
-from quark.calibration.lockstep import BlockRun, Forward, LockStep, without_cache
+from quark.calibration.forwards import Forward, without_cache
+from quark.calibration.lockstep import BlockRun, LockStep
 from quark.calibration.output_error import as_rounded, configs_of, tensor_of
 from quark.calibration.pause_points import tokens_of
 from quark.config.algorithm import AlgoConfig

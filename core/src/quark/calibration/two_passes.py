@@ -19,9 +19,9 @@ from torch import Tensor
 from quark.calibration.activation_scales import INPUT, OUTPUT
 from quark.calibration.attention import calibrating, inside_block
 from quark.calibration.block_calibration import BlockCalibration
+from quark.calibration.forwards import Forward, current_forward, replaced_forward
 from quark.calibration.input_groups import common_groups
 from quark.calibration.input_statistics import Collector
-from quark.calibration.lockstep import Forward, current_forward, replaced_forward
 from quark.calibration.pause_points import number_of_tokens, tokens_of
 from quark.calibration.rounding_tasks import round_to_nearest
 from quark.models.layers import QuantizedLayer

@@ -19,8 +19,9 @@ from quark.calibration.block_rounding import BlockRounding
 from quark.calibration.block_transforms import BlockTransforms, StartedTransform
 from quark.calibration.block_tuning import BlockTuning
 from quark.calibration.figures import InputSample
+from quark.calibration.forwards import without_cache
 from quark.calibration.input_groups import InputGroups
-from quark.calibration.lockstep import BlockRun, LockStep, without_cache
+from quark.calibration.lockstep import BlockRun, LockStep
 from quark.calibration.observation import counting
 from quark.calibration.phases import PhaseClock
 from quark.calibration.report import CalibrationReport

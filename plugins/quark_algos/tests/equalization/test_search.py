@@ -12,11 +12,10 @@ from torch import Tensor
 import quark
 from quark.config.layer import TensorSpec
 from quark.numbers import WeightGrid, quantizer_for
-from quark_algos.equalization.candidates import by_activations, by_both, relative_weights, smoothquant
-from quark_algos.equalization.quadratic import RANK, Quadratic, moved
+from quark_algos.equalization.candidates import RANK, Quadratic, by_activations, by_both, moved, relative_weights, smoothquant
+from quark_algos.equalization.inputs import ChannelRanges, rounding_of_inputs
 from quark_algos.equalization.search import AWQ_RATIOS, ActivationErrors, Part, autosmooth, awq
-from quark_algos.equalization.transforms import ChannelRanges, rounding_of_inputs
-from quark_algos.mappings.channels import Channels
+from quark_algos.mappings.resolve import Channels
 
 INT4_BY_32: TensorSpec = quark.schemes().load_config("int4_wo_32")().weight
 INT8 = quark.schemes().load_config("int8")()

@@ -21,7 +21,8 @@ from quark.errors import CalibrationError, ConfigError
 from quark.runs import quantize_checkpoint
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_algos.equalization.config import AWQConfig, SmoothQuantConfig
-from quark_algos.equalization.transforms import SAMPLE, Awq, EqualizationRun, TokenSample
+from quark_algos.equalization.inputs import SAMPLE, TokenSample
+from quark_algos.equalization.transforms import Awq, EqualizationRun
 from quark_algos.mappings.mapping import mappings_of
 from quark_algos.mappings.user_mappings import Condition
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import quark
 from quark.algorithms import CrossMoment, Hessian, Rounding, RoundingTask, RoundToNearest
 from quark.models.layers import quantized_class
+from quark_algos.equalization.search import SearchedNearest
 from quark_algos.gptq.config import GPTAQConfig, GPTQConfig
 from quark_algos.gptq.rounding import ColumnRounding
-from quark_algos.searched_nearest import SearchedNearest
 
 K, N = 128, 64
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 96, 127, 128, 129, 160, 256, 512, 2048)

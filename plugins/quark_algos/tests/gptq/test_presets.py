@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from quark_algos.gptq.config import GPTAQConfig, GPTQConfig, QronosConfig
-from quark_algos.gptq.presets import BEST_CORRECTION_DAMPING, BEST_DAMPING, BEST_SHARE, recipe_of
+from quark_algos.gptq.config import BEST_CORRECTION_DAMPING, BEST_DAMPING, BEST_SHARE, GPTAQConfig, GPTQConfig, QronosConfig, recipe_of
 
 qronos = partial(QronosConfig, inside_layer_modules=[], model_decoder_layers="")
 KINDS = [GPTQConfig, GPTAQConfig, qronos]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quark.config.enums import Dtype
-from quark_algos.gptq.scale_refit import refit
+from quark_algos.gptq.correction import refit
 
 from . import published
 from .problems import N, damped, grid_for, grouped, setting
@@ -77,5 +77,5 @@ def test_groups_of_zeros_keep_their_scale(dtype: torch.dtype) -> None:
 def test_rows_in_pieces_are_the_rows_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     wt, q, h = case(5, 1.0)
     whole = refit(q, wt - q, h, GROUP)
-    monkeypatch.setattr("quark_algos.gptq.scale_refit.PIECE", 5 * M * 96)
+    monkeypatch.setattr("quark_algos.gptq.correction.PIECE", 5 * M * 96)
     torch.testing.assert_close(refit(q, wt - q, h, GROUP), whole)

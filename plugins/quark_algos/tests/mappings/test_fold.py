@@ -9,10 +9,9 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from quark.config.architecture import Architecture
-from quark_algos.mappings.channels import Channels
 from quark_algos.mappings.fold import SavedParameters, allowed, fold, holds, probe, unfold
 from quark_algos.mappings.mapping import LayerMapping, mappings_of
-from quark_algos.mappings.resolve import ResolvedMapping, resolve
+from quark_algos.mappings.resolve import Channels, ResolvedMapping, resolve
 
 from .blocks import HEADS, block_of, facts_of, model_of, runner
 

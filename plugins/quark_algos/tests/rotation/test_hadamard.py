@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from quark.errors import ConfigError
-from quark_algos.rotation.circulants import WILLIAMSON
 from quark_algos.rotation.hadamard import Rotation, factors_of, largest_order, rotate, transform
-from quark_algos.rotation.paley import hadamard, has_order
+from quark_algos.rotation.paley import WILLIAMSON, hadamard, has_order
 
 DOCUMENTED = (12, 20, 28, 36, 40, 52, 60, 108, 140, 172)
 """Orders that the reference has tables for, but 156."""

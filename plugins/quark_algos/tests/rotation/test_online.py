@@ -14,14 +14,13 @@ from quark.errors import CheckpointError, ConfigError
 from quark.models.layers import quantized_class
 from quark.torch import LLMTemplate
 from quark_algos.mappings.mapping import readers_of_attention_norm, writers_of_mlp
-from quark_algos.rotation import stored
 from quark_algos.rotation.choice import block_size
 from quark_algos.rotation.config import RotationConfig
 from quark_algos.rotation.hadamard import Rotation
-from quark_algos.rotation.online import InputRotation, install, is_rotated, rotate_input
-from quark_algos.rotation.online_matrix import base_order, is_own, matrix_of
+from quark_algos.rotation.online import InputRotation, base_order, install, is_own, is_rotated, matrix_of, rotate_input
 from quark_algos.rotation.paley import as_published
 from quark_algos.rotation.residual_stream import matching
+from quark_algos.rotation.restore import buffer_name, expect_matrices
 
 from .models import blocks_of, distance, facts_of, logits, model_of
 
@@ -118,9 +117,9 @@ def test_a_matrix_that_comes_with_a_checkpoint_decides() -> None:
     model, x = nn.Sequential(nn.Linear(16, 4, dtype=torch.float64)), some(3, 16)
     rotation = InputRotation(8)
     install(model[0], rotation)
-    stored.expect(model, {8: rotation})
+    expect_matrices(model, {8: rotation})
     foreign = matrix_of(8).flip(0)
-    model.register_buffer(stored.buffer_name(8), foreign)
+    model.register_buffer(buffer_name(8), foreign)
     turned = (x.unflatten(-1, (2, 8)) @ foreign.double() / 8**0.5).flatten(-2)
     with torch.no_grad():
         assert distance(model(x), nn.functional.linear(turned, model[0].weight, model[0].bias)) < 1e-12
@@ -129,7 +128,7 @@ def test_a_matrix_that_comes_with_a_checkpoint_decides() -> None:
 @pytest.mark.parametrize("found", [torch.zeros(8, 8, dtype=torch.int8), torch.ones(8, 8, dtype=torch.int8)])
 def test_a_matrix_that_is_none_stops_the_first_forward(found: Tensor) -> None:
     model, rotation = nn.Sequential(nn.Linear(16, 4)), InputRotation(8)
-    stored.expect(model, {8: rotation})
-    model.register_buffer(stored.buffer_name(8), found)
+    expect_matrices(model, {8: rotation})
+    model.register_buffer(buffer_name(8), found)
     with pytest.raises(CheckpointError, match="lacks 'shared_input_rotation_8'"):
         model(torch.zeros(1, 16))

@@ -16,7 +16,7 @@ from quark.models.layers import QuantizedLayer, quantized_class
 from quark_algos.tuning import block as tuned_block
 from quark_algos.tuning.block import AutoRound
 from quark_algos.tuning.config import AutoRoundConfig
-from quark_algos.tuning.offsets import OffsetLayer
+from quark_algos.tuning.layer import OffsetLayer
 
 LOSSES = (4.0, 1.0, 9.0, 3.0, 2.0)
 """The third improves on none; the last two improve on their predecessors, and not on the second, which is the

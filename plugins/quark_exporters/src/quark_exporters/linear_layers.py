@@ -1,19 +1,24 @@
-"""Bases of the layouts that hold quantized linear layers and nothing else: what they refuse, what they exclude, and their cache in FP8."""
+"""Bases of the layouts that hold quantized linear layers and nothing else.
+
+Here is what they refuse, what they exclude, and their cache in FP8: its scales are stored with an attention
+module, and a source of weights alone leaves them out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 from quark.checkpoint import CheckpointContent, CheckpointExporter, ExportOptions, StorageReader
 from quark.checkpoint.float_layers import is_float, routers
 from quark.config.layer import QLayerConfig, TensorSpec
 from quark.config.tensor import QTensorConfig
-from quark.models.layers.attention import KEY, QUERY, VALUE
+from quark.models.layers.attention import KEY, QUERY, STORED_STATES, VALUE
 from quark.models.plan.quant_plan import QuantPlan
 from quark.numbers import canonicalize
 
-__all__ = ["LinearExporter", "LinearReader", "coded_rows", "float_names"]
+__all__ = ["LinearExporter", "LinearReader", "cache_scales", "coded_rows", "float_names"]
+
 
 _CACHED = {"k_scale": ("k_proj", "qkv_proj"), "v_scale": ("v_proj", "qkv_proj")}
 """Scale of an attention module → the projections beside it that can give what it is the scale of."""
@@ -96,3 +101,14 @@ class LinearReader(StorageReader):
             for projection in _CACHED.get(leaf, ())
             if f"{attention}.{projection}" in owners
         }
+
+
+def cache_scales(layer: str, stored: Container[str]) -> tuple[str, ...]:
+    """Return the names of scales of queries, keys and values that are stored beside a layer.
+
+    >>> cache_scales("model.layers.0.self_attn.k_proj", {"model.layers.0.self_attn.k_scale"})
+    ('model.layers.0.self_attn.k_scale',)
+    """
+    attention = layer.rpartition(".")[0]
+    names = (f"{attention}.{state}_scale" for state in STORED_STATES.values())
+    return tuple(name for name in names if name in stored)

@@ -20,7 +20,7 @@ from quark.errors import ConfigError, UnsupportedError
 from quark.runs import quantize_checkpoint
 from quark.torch import LLMTemplate
 from quark_devkit.small_models import logits, quantized, run_config, saved
-from quark_exporters.awq.dequantizer import AwqDequantizer
+from quark_exporters.awq import AwqDequantizer
 
 HALF = 2.0**-11
 """Relative error of a number in float16."""

@@ -13,7 +13,7 @@ from quark.errors import UnsupportedError
 from quark.models.layers.coded_layer import CodedLayer
 from quark.numbers import QParams
 from quark_devkit.small_models import run_config
-from quark_exporters.awq.storage import SCALE_TYPES, AwqStorage
+from quark_exporters.awq import SCALE_TYPES, AwqStorage
 
 ROWS, COLUMNS, GROUP = 8, 64, 32
 

@@ -1,4 +1,4 @@
-"""`quark_exporters.fp8.dequantizer`: values against transformers and a formula in float64, and checkpoints that are refused."""
+"""`quark_exporters.fp8`: values against transformers and a formula in float64, and checkpoints that are refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from quark.checkpoint import FloatTensor
 from quark.errors import CheckpointError, ConfigError
-from quark_exporters.fp8.dequantizer import Fp8Dequantizer
+from quark_exporters.fp8 import Fp8Dequantizer
 
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 

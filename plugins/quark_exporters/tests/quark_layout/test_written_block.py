@@ -17,7 +17,7 @@ from quark.config.model import QConfig
 from quark.models.layers import QuantizedLayer
 from quark.torch import ModelQuantizer
 from quark.torch.quantization import Int8PerChannelSpec
-from quark_exporters.quark_layout.exporter import SafetensorsExporter
+from quark_exporters.quark_layout.layout import SafetensorsExporter
 
 ROWS = Int8PerChannelSpec(ch_axis=0, symmetric=True)
 CHANNELS = Int8PerChannelSpec(ch_axis=1, symmetric=True, is_dynamic=False)

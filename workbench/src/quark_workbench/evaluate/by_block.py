@@ -16,7 +16,8 @@ import attrs
 from torch import Tensor, nn
 
 from quark.calibration.batches import Call
-from quark.calibration.lockstep import Forward, LockStep, without_cache
+from quark.calibration.forwards import Forward, without_cache
+from quark.calibration.lockstep import LockStep
 from quark.checkpoint.block_reader import QuantizedCheckpoint
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from quark.algorithms import OutputError
 from quark.calibration.batches import Call
 from quark.calibration.depth import DEPTH_CALLS, depth_figures
-from quark.calibration.lockstep import LockStep, current_forward, without_cache
+from quark.calibration.forwards import current_forward, without_cache
+from quark.calibration.lockstep import LockStep
 from quark.calibration.output_error import tensor_of
 from quark.calibration.pause_points import tokens_of
 from quark.models.plan.decoder_blocks import Block, decoder_blocks

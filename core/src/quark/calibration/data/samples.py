@@ -1,13 +1,14 @@
-"""Sample: one text, or one chat, of a source of data."""
+"""Samples of a source of data: one text or one chat each, and the text of a chat by the chat template."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from quark.errors import CalibrationError
 
-__all__ = ["COLUMNS", "Message", "Sample", "is_chat", "sample_of", "value_of"]
+__all__ = ["COLUMNS", "Message", "Sample", "is_chat", "rendered", "sample_of", "text_of", "value_of"]
+
 
 Message = Mapping[str, Any]
 """One message of a chat, with the keys ``role`` and ``content``; others are for the tokenizer's chat
@@ -67,3 +68,26 @@ def value_of(row: Any, column: str | None, where: str) -> Any:
         wanted = f"no column '{column}'" if column is not None else "neither a column 'text' nor 'messages'"
         raise CalibrationError(f"{where} has {wanted}: it has {', '.join(map(str, names)) or 'none'}; name one with the option column=NAME")
     return row[name]
+
+
+def rendered(tokenizer: Any, sample: Sample) -> str:
+    """Return the text of a sample.
+
+    Raises:
+        CalibrationError: The sample is a chat, and the tokenizer has no chat template, or one that refuses
+            it.
+    """
+    if isinstance(sample, str):
+        return sample
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise CalibrationError("the data hold chats, and this tokenizer has no chat template: use one of a chat model, or plain text")
+    try:
+        text: str = tokenizer.apply_chat_template(list(sample), tokenize=False)
+    except Exception as error:  # the template is code of the checkpoint, and may raise anything
+        raise CalibrationError(f"the tokenizer's chat template refuses a chat of the data: {error}") from error
+    return text
+
+
+def text_of(tokenizer: Any, samples: Iterable[Sample]) -> str:
+    """Return one text of all samples, with an empty line between two; errors as for `rendered`."""
+    return "\n\n".join(rendered(tokenizer, sample) for sample in samples)

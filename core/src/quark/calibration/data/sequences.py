@@ -6,8 +6,7 @@ import random
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from quark.calibration.data.samples import Sample
-from quark.calibration.data.text import rendered
+from quark.calibration.data.samples import Sample, rendered
 from quark.errors import CalibrationError
 
 if TYPE_CHECKING:

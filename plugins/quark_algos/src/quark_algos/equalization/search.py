@@ -1,22 +1,29 @@
-"""Search for the best scales of a mapping among candidates; losses are closed forms in the statistics, so no forwards are run."""
+"""Search for the best scales of a mapping among candidates, and round-to-nearest under searched scales.
+
+Losses are closed forms in the statistics, so no forwards are run. `SearchedNearest` is AWQ's clipping (arXiv
+2306.00978) as a rounding.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import ClassVar, Literal
 
 import attrs
 import torch
 from torch import Tensor
 
+from quark.algorithms import Hessian, Metrics, RoundingTask, Statistic
 from quark.base.from_device import numbers
 from quark.base.parallel import coarsely, parallel_map
-from quark.numbers import WeightGrid
-from quark_algos.equalization.candidates import by_activations, by_both, relative_weights
-from quark_algos.equalization.quadratic import Quadratic
-from quark_algos.mappings.channels import Channels
+from quark.numbers import GroupScales, WeightGrid
+from quark_algos.equalization.candidates import Quadratic, by_activations, by_both, relative_weights
+from quark_algos.gptq.damping import shrunk
+from quark_algos.mappings.resolve import Channels
+from quark_algos.scale_search import search
 
-__all__ = ["AUTOSMOOTH_RATIOS", "AWQ_RATIOS", "ActivationErrors", "Choice", "Loss", "Part", "autosmooth", "awq"]
+__all__ = ["AUTOSMOOTH_RATIOS", "AWQ_RATIOS", "ActivationErrors", "Choice", "Loss", "Part", "SearchedNearest", "autosmooth", "awq"]
+
 
 Loss = Literal["MSE", "MAE", "RMSE"]
 AWQ_RATIOS = tuple(i / 20 for i in range(20))
@@ -243,3 +250,30 @@ def _search(forms: Tensor, channels: Channels, losses: _Losses, *, exhaustive: b
 def _least(tried: Tensor) -> int:
     """Return the flat index of the smallest finite loss."""
     return int(torch.where(torch.isfinite(tried), tried, torch.inf).argmin())
+
+
+class SearchedNearest:
+    """Rounds every element to nearest, under the group scales with the smallest output error by the Hessian."""
+
+    needs: ClassVar[Sequence[type[Statistic]]] = (Hessian,)
+
+    def applies_to(self, name: str) -> bool:
+        """Return True: every layer is rounded."""
+        return True
+
+    @torch.no_grad()
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        """Round to nearest under searched scales; return empty metrics."""
+        hessian = task.statistic(Hessian)
+        weights = task.stacked()
+        grid = weights.grid()
+        h = shrunk(hessian.matrix(), hessian.shrinkage())
+
+        def searched(rows: slice) -> GroupScales:
+            return search(weights.wt[:, rows], grid.of_rows(rows), h)
+
+        rows = weights.wt.shape[1]
+        # Rows are independent, unless scales span them.
+        scales = GroupScales.beside(task.by_rows(searched, rows)) if grid.fixed is None else search(weights.wt, grid, h)
+        weights.keep(grid, grid.round_(weights.wt, grid.with_subscales(weights.wt, scales)), scales)
+        return {name: {} for name in task.layers}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar, cast
 
@@ -32,84 +32,33 @@ from quark.config.layer import QLayerConfig, levels
 from quark.models.layers.quantized_layers import linear_weight
 from quark.models.plan.quant_plan import QuantPlan
 from quark.numbers import WeightGrid, quantizer_for
-from quark_algos.equalization.candidates import smoothquant
+from quark_algos.equalization.candidates import Quadratic, smoothquant
 from quark_algos.equalization.config import AutoSmoothQuantConfig, AWQConfig, SmoothQuantConfig
-from quark_algos.equalization.quadratic import Quadratic
-from quark_algos.equalization.search import ActivationErrors, Loss, Part, autosmooth, awq
+from quark_algos.equalization.inputs import ChannelRanges, TokenSample, errors_of_inputs
+from quark_algos.equalization.search import Loss, Part, SearchedNearest, autosmooth, awq
 from quark_algos.gptq.damping import shrunk
 from quark_algos.mappings.fold import SavedParameters, allowed, fold, holds, probe
 from quark_algos.mappings.mapping import LayerMapping, mappings_of
 from quark_algos.mappings.resolve import ResolvedMapping, resolve
-from quark_algos.mappings.skipped import skipped_mappings
-from quark_algos.mappings.user_mappings import UserMapping, check_user_mappings, user_mappings_of
-from quark_algos.searched_nearest import SearchedNearest
+from quark_algos.mappings.user_mappings import UserMapping, check_user_mappings, skipped_mappings, user_mappings_of
 
 __all__ = [
-    "BATCHES",
-    "FEWEST",
     "PROBE_MARGIN",
     "ROWS",
-    "SAMPLE",
     "SANE_ALPHA",
     "AutoSmoothQuant",
     "Awq",
-    "ChannelRanges",
     "Equalization",
     "EqualizationRun",
     "SmoothQuant",
-    "TokenSample",
-    "rounding_of_inputs",
 ]
 
-SAMPLE = 256
-"""Tokens on which the rounding of activations is tried."""
-BATCHES = 8
-"""Batches that the sample is spread over, so that one text does not decide."""
-FEWEST = 32
-"""Smallest number of sampled tokens per input, for mappings whose balance layers have many inputs, as experts do."""
 ROWS = 512
 """Rows of the balance layers, evenly spaced, on which candidates are compared: enough for the ranking, at a fraction of the time."""
 PROBE_MARGIN = 16
 """A mapping is skipped if probing changes the output by more than this many times the tolerance: whole blocks add up rounding errors."""
 SANE_ALPHA = 0.5
 """Alpha of SmoothQuant (arXiv 2211.10438); the preset "best" uses it in place of AMD Quark's default of 1, which moves the whole range."""
-
-
-class TokenSample(Statistic):
-    """A sample of tokens, float32: up to `SAMPLE` / `BATCHES` evenly spaced tokens of each batch, until there are `SAMPLE`."""
-
-    def __init__(self, columns: int, device: torch.device) -> None:
-        super().__init__(columns, device)
-        self.value = torch.empty(0, columns, device=device)
-
-    def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
-        count = min(SAMPLE - len(self.value), SAMPLE // BATCHES)
-        self.value = torch.cat((self.value, x[:: max(1, len(x) // max(count, 1))][:count].float()))
-
-    def add(self, other: TokenSample) -> None:
-        self.value = torch.cat((self.value, other.value))[:SAMPLE]
-
-
-class ChannelRanges(Statistic):
-    """The smallest and the largest value of each input channel, ``[2, K]``, float32."""
-
-    def __init__(self, columns: int, device: torch.device) -> None:
-        super().__init__(columns, device)
-        self.range = torch.tensor([[torch.inf], [-torch.inf]], device=device).repeat(1, columns)
-
-    def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
-        self._widen(torch.stack((x.amin(0), x.amax(0))).float())
-
-    def add(self, other: ChannelRanges) -> None:
-        self._widen(other.range)
-
-    def _widen(self, other: Tensor) -> None:
-        self.range = torch.stack((torch.minimum(self.range[0], other[0]), torch.maximum(self.range[1], other[1])))
-
-    @property
-    def value(self) -> Tensor:
-        """The largest magnitude of each channel, ``[K]``."""
-        return self.range.abs().amax(0)
 
 
 class Equalization(ABC):
@@ -369,32 +318,6 @@ class AutoSmoothQuant(_Searched):
         parts = self._parts(modules, block)
         if not parts:
             return None
-        errors = [_errors_of_inputs(name, block, len(parts)) for name in parts]
+        errors = [errors_of_inputs(name, block, len(parts)) for name in parts]
         x_max = self._combined(modules, block, ChannelRanges)
         return autosmooth(list(parts.values()), x_max, errors, channels=modules.channels, loss=self._loss).scale
-
-
-def _errors_of_inputs(name: str, block: BlockContext, parts: int) -> ActivationErrors:
-    """Return the rounding errors of a balance layer's inputs; the token sample is divided among the ``parts`` of a mapping."""
-    sample = cast("TokenSample", block.statistic(name, TokenSample)).value
-    ranges = cast("ChannelRanges", block.statistic(name, ChannelRanges)).range
-    return ActivationErrors(sample[:: min(parts, SAMPLE // FEWEST)], ranges, rounding_of_inputs(block.configs[name]))
-
-
-def rounding_of_inputs(config: QLayerConfig) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a function that rounds a sample of a layer's inputs ``[T, K]`` as the layer will, given the range of all tokens ``[2, K]``.
-
-    The scale of a static spec comes from the range of all tokens if the observer uses extremes, else from the sample.
-    """
-    if config.input_tensors is None:
-        return lambda x, _: x
-    quantizer = quantizer_for(config.input_tensors, activation=True)
-
-    def round_(x: Tensor, ranges: Tensor) -> Tensor:
-        if quantizer.is_float or quantizer.is_dynamic:
-            return quantizer.fake_quantize(x)
-        observer = quantizer.observer()
-        observer.observe(ranges if observer.is_extremes else x)
-        return quantizer.fake_quantize(x, quantizer.qparams_from(observer))
-
-    return round_

@@ -17,12 +17,10 @@ from quark.base.parallel import coarsely
 from quark.config.algorithm import AlgoConfig
 from quark.errors import NonFiniteError
 from quark.numbers import GroupScales, WeightGrid
-from quark_algos.gptq.config import GPTQConfig, QronosConfig
-from quark_algos.gptq.correction import causal_matrix, correction, share_for
+from quark_algos.gptq.config import GPTQConfig, QronosConfig, Recipe, recipe_of
+from quark_algos.gptq.correction import causal_matrix, correction, refit, share_for
 from quark_algos.gptq.damping import NONE, Factor, SingularError, damped, factor, largest_eigenvalue
 from quark_algos.gptq.ldlq import Swept, descend, ldlq_by_rows, ldlq_choosing
-from quark_algos.gptq.presets import Recipe, recipe_of
-from quark_algos.gptq.scale_refit import refit
 from quark_algos.scale_search import search
 
 __all__ = ["ColumnRounding"]

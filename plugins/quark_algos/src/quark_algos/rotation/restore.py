@@ -1,9 +1,18 @@
-"""Restores online rotations on a float model when a checkpoint is read."""
+"""Online rotations in a checkpoint: their matrices, and the rotations put back when a checkpoint is read.
+
+There is one matrix per size, ``shared_input_rotation_<size>``, ``[size, size]``, int8, each value 1 or -1, a
+buffer of the whole model. Source: checkpoints of AMD Quark 0.13, which reads this form, and the older form
+with a matrix per layer, ``<layer>.input_rotation``. This project computes rotations from factors without the
+matrix; when a loaded model runs for the first time and its matrix differs, the matrix of the checkpoint is
+used.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from quark.config.algorithm import AlgoConfig
@@ -14,12 +23,11 @@ from quark.models.plan.attention import attention_rows
 from quark.models.plan.family import architecture_of
 from quark.models.plan.quant_plan import plan_rows
 from quark.models.plan.rules import layer_config_for
-from quark_algos.rotation import stored
 from quark_algos.rotation.choice import block_size, rotate_heads, rotated_attentions
 from quark_algos.rotation.config import RotationConfig
-from quark_algos.rotation.online import InputRotation, install
+from quark_algos.rotation.online import InputRotation, install, is_own, matrix_of
 
-__all__ = ["RestoreRotations"]
+__all__ = ["RestoreRotations", "buffer_name", "expect_matrices", "keep_matrices", "place_of"]
 
 
 class RestoreRotations:
@@ -51,7 +59,7 @@ class RestoreRotations:
             size = block_size(self._settings, name, width)
             install(layer, rotations.setdefault(size, InputRotation(size)))
         if rotations:
-            stored.expect(model, rotations)
+            expect_matrices(model, rotations)
         if self._settings.r3:
             rows = plan_rows(model, config)
             attentions = attention_rows(model, rows, config, architecture_of(model))
@@ -59,7 +67,7 @@ class RestoreRotations:
 
     def place_of(self, name: str, tensor: Tensor) -> str:
         """As `quark.checkpoint.restorers.Restorer.place_of`."""
-        return stored.place_of(name, tensor)
+        return place_of(name, tensor)
 
     def _layers(self, model: nn.Module, config: QConfig) -> Iterator[str]:
         online = self._settings.online_config
@@ -73,3 +81,75 @@ class RestoreRotations:
                 kind = counts_as(layer)
                 if name.endswith("down_proj") and kind is not None and layer_config_for(config, name, kind).config is not None:
                     yield name
+
+
+_OF_A_LAYER = ".input_rotation"
+_PROBES = 8
+"""Random vectors that a matrix is tested with."""
+_ROWS = 1024
+"""Rows of a matrix that are converted to float64 at a time, to bound memory."""
+
+
+def buffer_name(size: int) -> str:
+    """Return the name of the matrix of that size in the model and in its checkpoint."""
+    return f"shared_input_rotation_{size}"
+
+
+def place_of(name: str, tensor: Tensor) -> str:
+    """Return the name in the model of a checkpoint tensor: the matrix of a layer becomes that of its size."""
+    return buffer_name(len(tensor)) if name.endswith(_OF_A_LAYER) and tensor.ndim == 2 else name
+
+
+def keep_matrices(model: nn.Module, sizes: set[int]) -> None:
+    """Register the matrices of these sizes as buffers of a model that is going to be exported, on its device."""
+    device = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))  # blocks may be on the meta device
+    for size in sorted(sizes):
+        model.register_buffer(buffer_name(size), matrix_of(size).to(device))
+
+
+def expect_matrices(model: nn.Module, rotations: Mapping[int, InputRotation]) -> None:
+    """Register meta buffers for the matrices of a checkpoint, and a hook that checks them before the first forward.
+
+    Args:
+        model: The whole model, before tensors are loaded.
+        rotations: The rotation of all layers with a block size, by size.
+    """
+    for size in rotations:
+        model.register_buffer(buffer_name(size), torch.zeros(size, size, dtype=torch.int8, device="meta"))
+    model.register_forward_pre_hook(_Arrived(dict(rotations)), prepend=True)
+
+
+class _Arrived:
+    """A forward pre-hook of the model: at the first forward, rotations use loaded matrices that differ from their own."""
+
+    def __init__(self, rotations: dict[int, InputRotation]) -> None:
+        self._waiting = rotations
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...]) -> None:
+        while self._waiting:
+            size, rotation = next(iter(self._waiting.items()))
+            matrix = model.get_buffer(buffer_name(size))
+            if not is_own(matrix):
+                rotation.matrix = _checked(matrix, size)
+            del self._waiting[size]
+
+
+def _checked(matrix: Tensor, size: int) -> Tensor:
+    """Return a loaded matrix in float32.
+
+    Raises:
+        CheckpointError: The matrix is no Hadamard matrix: a loader that only warns of missing tensors leaves
+            uninitialized memory.
+    """
+    float_matrix = matrix.float()
+    # M Mᵀ = size · I is tested on random vectors of integers, whose sums are exact; those of the second
+    # product need float64.
+    some = torch.randint(-1, 2, (size, _PROBES), generator=torch.Generator().manual_seed(0)).to(float_matrix)
+    once = (float_matrix.t() @ some).double()
+    back = torch.cat([rows.double() @ once for rows in float_matrix.split(_ROWS)])
+    if not (bool(matrix.abs().eq(1).all()) and torch.equal(back, size * some.double())):
+        raise CheckpointError(
+            f"the checkpoint lacks '{buffer_name(size)}', or holds another thing by that name than a Hadamard matrix, without which "
+            "inputs cannot be rotated: load it with import_model_from_safetensors, which says which, or make it again"
+        )
+    return float_matrix

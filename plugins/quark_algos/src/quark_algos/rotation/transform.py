@@ -19,12 +19,12 @@ from quark.models.layers.quantized_layers import linear_weight
 from quark.models.plan.quant_plan import QuantPlan
 from quark_algos.mappings.resolve import submodule
 from quark_algos.rotation import fold as folding
-from quark_algos.rotation import stored
 from quark_algos.rotation.choice import block_size, online_layers, rotate_heads, rotated_attentions
 from quark_algos.rotation.config import OnlineRotationConfig, RotationConfig
 from quark_algos.rotation.hadamard import Rotation
 from quark_algos.rotation.norm_form import as_measured
 from quark_algos.rotation.online import InputRotation, rotate_input
+from quark_algos.rotation.restore import keep_matrices
 from quark_algos.rotation.user_stream import UserStream, user_stream
 
 __all__ = ["Rotate", "RotationRun"]
@@ -186,7 +186,7 @@ class RotationRun:
         """Rotate embeddings and head, which is untied; register the rotations of queries and keys and the matrices of online rotations."""
         if self._settings.r3:
             rotate_heads(model, rotated_attentions(model, self._plan.attentions, self._plan.rows))
-        stored.keep(model, {rotation.size for rotation in self._online.values()})
+        keep_matrices(model, {rotation.size for rotation in self._online.values()})
         if self._r1 is not None:
             user = self._user_stream
             facts, stream = (self._architecture, None) if user is None else (user.facts, user.outside.resolve(model))

@@ -11,10 +11,8 @@ from torch import Tensor, nn
 
 from quark.algorithms import Metrics, RoundedBlock, Sample
 from quark.base.log import get_logger
-from quark_algos.tuning.adam import Adam
 from quark_algos.tuning.config import AutoRoundConfig, TuningConfig
-from quark_algos.tuning.layer import TunedLayer
-from quark_algos.tuning.offsets import OffsetLayer
+from quark_algos.tuning.layer import Adam, OffsetLayer, TunedLayer
 
 __all__ = ["AutoRound", "TuneBlock"]
 

@@ -19,12 +19,11 @@ from quark.checkpoint import FloatTensor, LayerCodes
 from quark.checkpoint.layer_storage import layer_codes
 from quark.config.layer import QLayerConfig
 from quark.errors import CheckpointError, UnsupportedError
-from quark_exporters.cache_scales import cache_scales
 from quark_exporters.compressed_tensors.arguments import layer_config
 from quark_exporters.compressed_tensors.scheme import WeightArguments, refuse_other_transforms, weight_arguments
 from quark_exporters.compressed_tensors.storage import CompressedTensorsStorage
-from quark_exporters.e2m1 import e2m1_values
-from quark_exporters.scale_blocks import ScaleBlocks
+from quark_exporters.linear_layers import cache_scales
+from quark_exporters.stored_codes import ScaleBlocks, e2m1_values
 
 __all__ = ["CompressedTensorsDequantizer"]
 

@@ -27,7 +27,7 @@ from quark.config.layer import QLayerConfig
 from quark.errors import CheckpointError, UnsupportedError
 from quark.numbers import QParams, TensorQuantizer, quantizer_for
 from quark_exporters.compressed_tensors.arguments import arguments_of, format_of
-from quark_exporters.words import packed_words, unpacked_words
+from quark_exporters.stored_codes import packed_words, unpacked_words
 
 __all__ = ["CompressedTensorsStorage"]
 

@@ -21,8 +21,7 @@ from quark.checkpoint.exporter import BlockStream, Exporter, ExportOptions
 from quark.checkpoint.model_tensors import Region
 from quark.errors import ConfigError, MissingPluginError, UnsupportedError
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
-from quark_exporters.gguf_layout.families import family_of
-from quark_exporters.gguf_layout.metadata import rotary_factors, write_metadata
+from quark_exporters.gguf_layout.metadata import family_of, rotary_factors, write_metadata
 from quark_exporters.gguf_layout.tensors import FLOAT_TYPES, GgufTensor, TensorWriter, floats
 from quark_exporters.gguf_layout.vocabulary import write_vocabulary
 

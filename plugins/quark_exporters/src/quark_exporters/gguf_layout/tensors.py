@@ -14,8 +14,8 @@ from quark.base.names import folded
 from quark.checkpoint.model_tensors import Region
 from quark.errors import UnsupportedError
 from quark.models.layers import QuantizedLayer, QuantizerModule
-from quark_exporters.gguf_layout.families import Family
 from quark_exporters.gguf_layout.ggml_blocks import BLOCK, BlockType, block_type_for
+from quark_exporters.gguf_layout.metadata import Family
 
 if TYPE_CHECKING:
     from gguf import TensorNameMap

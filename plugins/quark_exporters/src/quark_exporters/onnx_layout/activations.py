@@ -6,6 +6,8 @@ at run time are outputs of functions of the domain ``quark``, whose names say wh
 
 from __future__ import annotations
 
+import json
+import re
 from functools import lru_cache
 from typing import Any
 
@@ -13,6 +15,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
+from quark.config.layer import levels
 from quark.config.tensor import QTensorConfig
 from quark.errors import UnsupportedError
 from quark.numbers import NumberFormat, PerChannel, PerGroup, PerTensor, PerToken, QParams, TensorQuantizer
@@ -20,10 +23,9 @@ from quark.numbers.single_level import SingleLevelQuantizer
 from quark.numbers.two_level import TwoLevelQuantizer
 from quark_exporters.onnx_layout.codes import INTEGERS, native_type, whole_ends
 from quark_exporters.onnx_layout.ops import FLOAT, FLOAT_TYPES, Ops, as_tensor, block_shape
-from quark_exporters.onnx_layout.specs import described, name_of
 from quark_exporters.onnx_layout.steps import Steps, steps_of
 
-__all__ = ["quantized_activation"]
+__all__ = ["described", "name_of", "quantized_activation"]
 
 
 def quantized_activation(ops: Ops, quantizer: TensorQuantizer, x: ir.Value, qparams: QParams | None, columns: int | None) -> ir.Value:
@@ -260,3 +262,24 @@ def _binary_search(ops: Ops, bits: int, x: ir.Value, thresholds: ir.Value, value
 def _advanced(ops: Ops, x: ir.Value, thresholds: ir.Value, place: ir.Value, by: int) -> ir.Value:
     further = ops("Add", place, ops.constant(by))
     return ops("Where", ops("GreaterOrEqual", x, ops("Gather", thresholds, further)), further, place)
+
+
+def name_of(quantizer: TensorQuantizer) -> str:
+    """Return a name for the spec of a quantizer, such as ``fp4_per_group32_e8m0``; `described` tells those of equal names apart."""
+    name = "_then_".join(_name(level) for level in levels(quantizer.spec))
+    return re.sub(r"\W", "_", name)
+
+
+def described(quantizer: TensorQuantizer) -> str:
+    """Return the spec of a quantizer as JSON, and which elements share a scale."""
+    return f"{json.dumps([level.to_dict() for level in levels(quantizer.spec)])}, {quantizer.granularity}"
+
+
+def _name(spec: QTensorConfig) -> str:
+    """Return the fields on which the arithmetic of an activation depends, those that are at their usual value left out."""
+    size = spec.group_size or ""
+    parts = [spec.dtype.name, "" if spec.qscheme is None else f"{spec.qscheme.value}{size}"]
+    parts += ["" if spec.scale_format in (None, "float32") else str(spec.scale_format), spec.scale_calculation_mode or ""]
+    parts += ["" if spec.scale_type is None or spec.scale_type.value.startswith("float") else spec.scale_type.value]
+    parts += ["" if spec.round_method is None or spec.round_method.name == "half_even" else spec.round_method.name]
+    return "_".join(filter(None, parts))

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from quark.calibration.batches import Call
-from quark.calibration.lockstep import without_cache
+from quark.calibration.forwards import without_cache
 from quark.calibration.pause_points import tokens_of
 from quark.errors import UnsupportedError
 from quark.runs.memory import SHARE, free_bytes

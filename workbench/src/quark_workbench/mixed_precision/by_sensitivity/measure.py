@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from quark.calibration.batches import Call
-from quark.calibration.lockstep import current_forward
+from quark.calibration.forwards import current_forward
 from quark.calibration.pause_points import tokens_of
 from quark.errors import NonFiniteError
 from quark.runs.memory import tokens_in

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from quark.algorithms import RoundingTask, RoundToNearest
 from quark.calibration.batches import Call
-from quark.calibration.lockstep import LockStep, current_forward, replaced_forward, without_cache
+from quark.calibration.forwards import current_forward, replaced_forward, without_cache
+from quark.calibration.lockstep import LockStep
 from quark.models.layers import QuantizedLayer, quantized_class
 from quark.numbers import quantizer_for
 from quark_workbench.mixed_precision import Candidate, SelectionProblem

@@ -1,4 +1,8 @@
-"""Values of codes whose scales belong to blocks of a matrix: rows and columns that share one, of whatever size, the last ones cut off."""
+"""Codes and scales as checkpoints store them: codes in words, FP4 codes in bytes, scales of blocks.
+
+Rows and columns of a matrix that share a scale may be of any number, and the last block is cut off. Values of
+FP4 codes (E2M1) are those of the OCP Microscaling Formats, version 1.0.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from torch import Tensor
 
 from quark.errors import CheckpointError
 
-__all__ = ["ScaleBlocks"]
+__all__ = ["ScaleBlocks", "e2m1_values", "packed_words", "unpacked_words"]
 
 
 @attrs.frozen
@@ -109,3 +113,46 @@ def _numbers(scale: Tensor) -> Tensor:
         return scale.float()
     exponents = scale.float() - 127  # E8M0 of the Microscaling specification: 255 is NaN
     return torch.exp2(exponents).masked_fill_(scale == 255, torch.nan)
+
+
+_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+
+
+def e2m1_values(packed: Tensor) -> Tensor:
+    """Return the values of codes, float32, twice as many along the last axis as there are bytes.
+
+    >>> e2m1_values(torch.tensor([[0x21, 0xF8]], dtype=torch.uint8)).tolist()
+    [[0.5, 1.0, -0.0, -6.0]]
+    """
+    grid = torch.tensor(_VALUES, device=packed.device)
+    return grid[torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2).int()]
+
+
+_WORD = 32
+
+
+def packed_words(codes: Tensor, bits: int) -> Tensor:
+    """Return the words of codes; works on meta tensors.
+
+    >>> [hex(word) for word in packed_words(torch.arange(10, dtype=torch.uint8)[None], 4)[0].tolist()]
+    ['0x76543210', '0x98']
+
+    Args:
+        codes: uint8 ``[rows, columns]``.
+        bits: 4 or 8.
+
+    Returns:
+        int32 ``[rows, ⌈columns · bits / 32⌉]``; the last word is filled up with zeros.
+    """
+    padded = torch.nn.functional.pad(codes, (0, -codes.shape[1] % (_WORD // bits)))
+    if bits == 4:
+        padded = padded[:, 0::2] | (padded[:, 1::2] << 4)
+    return padded.reshape(-1).view(torch.int32).reshape(len(codes), -1)
+
+
+def unpacked_words(words: Tensor, bits: int, columns: int) -> Tensor:
+    """Undo `packed_words`: return uint8 codes ``[rows, columns]``."""
+    data = words.reshape(-1).view(torch.uint8).reshape(len(words), -1)
+    if bits == 4:
+        data = torch.stack((data & 0xF, data >> 4), dim=-1).flatten(1)
+    return data[:, :columns]

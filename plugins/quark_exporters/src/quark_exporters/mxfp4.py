@@ -19,9 +19,10 @@ from quark.config.layer import QLayerConfig
 from quark.errors import CheckpointError
 from quark.numbers import quantizer_for
 from quark_exporters.compressed_tensors.arguments import spec_of
-from quark_exporters.e2m1 import e2m1_values
+from quark_exporters.stored_codes import e2m1_values
 
 __all__ = ["Mxfp4Dequantizer"]
+
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _BYTES = 16

@@ -1,7 +1,4 @@
-"""QuarkReader: checkpoints of the Quark layout, whoever wrote them.
-
-The other side of `quark_exporters.quark_layout.exporter`.
-"""
+"""The Quark layout, in a directory in Hugging Face form: its exporter and its reader."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ import attrs
 from torch import nn
 
 from quark.base.log import get_logger
+from quark.checkpoint import CheckpointContent, CheckpointExporter, ExportOptions
 from quark.checkpoint.layout_reader import StoredConfig
 from quark.checkpoint.model_tensors import STORED_PROBABILITIES
 from quark.checkpoint.packed_model import pack_model
@@ -22,9 +20,40 @@ from quark.models.hf.shards import check_shards
 from quark.models.layers.attention import PROBABILITIES
 from quark.models.layers.packed_layers import PackedLayer
 from quark.models.plan.quant_plan import QuantPlan, has_static_scale
-from quark_exporters.quark_layout.quantization_config import read_quantization_config
+from quark_exporters.quark_layout.quantization_config import quantization_config, read_quantization_config
 
-__all__ = ["QuarkReader"]
+__all__ = ["QuarkReader", "SafetensorsExporter"]
+
+
+class SafetensorsExporter(CheckpointExporter):
+    """Writes the Quark layout; `QuarkReader` reads it.
+
+    Tensors have the names and the packing of number formats.
+
+    Source: checkpoints of AMD Quark 0.13.
+    """
+
+    layout = "safetensors"
+
+    def quantization_config(self, content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
+        """As `CheckpointExporter.quantization_config`."""
+        return quantization_config(content, options)
+
+    def warn(self, content: CheckpointContent, options: ExportOptions) -> None:
+        """Warn of runtimes that ignore algorithms that run with the model, or take rounded values for codes."""
+        names = [a.name for a in content.config.algo_config or () if a.runs_with_model()]
+        if names:
+            get_logger(__name__).warning(
+                f"The algorithm {', '.join(names)} runs with this model: this project and transformers with it load the export; vLLM does "
+                "not know such algorithms and would compute something else without a word."
+            )
+        if options.weight_format != "real_quantized":
+            get_logger(__name__).warning(
+                f"weight_format='{options.weight_format}' stores rounded values where codes are expected: this project and transformers "
+                "with it load the export; vLLM passes that setting over and would take the values for codes. For vLLM, take "
+                "'real_quantized'."
+            )
+
 
 _OF_PROBABILITIES = f"{STORED_PROBABILITIES}_"
 _ATTRIBUTES = {slot.checkpoint_prefix: slot.quantizer_attribute for slot in Slot}

@@ -1,24 +1,27 @@
-"""CompressedTensorsExporter: a checkpoint that the package compressed-tensors, vLLM and transformers read."""
+"""The layout of compressed-tensors, which vLLM and transformers read: its exporter and its reader."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import ExportOptions
 from quark.config.layer import QLayerConfig
-from quark_exporters.compressed_tensors.arguments import arguments_of, format_of
+from quark_exporters.compressed_tensors.arguments import arguments_of, format_of, layer_config
+from quark_exporters.compressed_tensors.scheme import refuse_other_transforms
 from quark_exporters.compressed_tensors.storage import CompressedTensorsStorage
-from quark_exporters.linear_layers import LinearExporter, coded_rows, float_names
+from quark_exporters.linear_layers import LinearExporter, LinearReader, coded_rows, float_names
 
-__all__ = ["CACHE", "CompressedTensorsExporter"]
+__all__ = ["CACHE", "CompressedTensorsExporter", "CompressedTensorsReader"]
+
 
 CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
 """Arguments of a cache in FP8."""
 
 
 class CompressedTensorsExporter(LinearExporter):
-    """Writes the layout of compressed-tensors; `quark_exporters.compressed_tensors.reader` reads it.
+    """Writes the layout of compressed-tensors; `CompressedTensorsReader` reads it.
 
     Source: compressed-tensors 0.20.
     """
@@ -56,3 +59,21 @@ def _group(config: QLayerConfig, targets: list[str]) -> dict[str, Any]:
         "output_activations": None,
         "format": format_of(config),
     }
+
+
+class CompressedTensorsReader(LinearReader):
+    """Reads the layout of compressed-tensors, as `quark.checkpoint.LayoutReader`."""
+
+    storage = CompressedTensorsStorage()
+
+    def layers(self, block: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
+        """As `quark.checkpoint.StorageReader.layers`."""
+        refuse_other_transforms(block)
+        return {name: layer_config(block, name, stored) for name in _names(stored)}
+
+
+def _names(stored: Mapping[str, Any]) -> Iterator[str]:
+    for name in stored:
+        layer, _, leaf = name.rpartition(".")
+        if leaf == "weight_packed" or (leaf == "weight" and f"{layer}.weight_scale" in stored):
+            yield layer

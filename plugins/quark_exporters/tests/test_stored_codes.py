@@ -1,4 +1,4 @@
-"""`quark_exporters.scale_blocks`: which elements share a scale, for any shapes, against a loop over elements."""
+"""`quark_exporters.stored_codes`: which elements share a scale, for any shapes, against a loop over elements."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quark.errors import CheckpointError
-from quark_exporters.scale_blocks import ScaleBlocks
+from quark_exporters.stored_codes import ScaleBlocks
 
 
 @given(st.data())

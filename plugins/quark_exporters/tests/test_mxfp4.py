@@ -1,4 +1,4 @@
-"""`quark_exporters.mxfp4.dequantizer`: values against transformers and a table, and checkpoints that are refused."""
+"""`quark_exporters.mxfp4`: values against transformers and a table, and checkpoints that are refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from quark.errors import CheckpointError
-from quark_exporters.mxfp4.dequantizer import Mxfp4Dequantizer
+from quark_exporters.mxfp4 import Mxfp4Dequantizer
 
 NAME = "model.layers.0.mlp.experts.gate_up_proj"
 

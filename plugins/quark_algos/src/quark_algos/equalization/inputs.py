@@ -1,0 +1,86 @@
+"""Inputs of balance layers: a sample of tokens, the range of each channel, and how a layer rounds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from quark.algorithms import BlockContext, Statistic
+from quark.config.layer import QLayerConfig
+from quark.numbers import quantizer_for
+from quark_algos.equalization.search import ActivationErrors
+
+__all__ = ["BATCHES", "FEWEST", "SAMPLE", "ChannelRanges", "TokenSample", "errors_of_inputs", "rounding_of_inputs"]
+
+SAMPLE = 256
+"""Tokens on which the rounding of activations is tried."""
+BATCHES = 8
+"""Batches that the sample is spread over, so that one text does not decide."""
+FEWEST = 32
+"""Smallest number of sampled tokens per input, for mappings whose balance layers have many inputs, as experts do."""
+
+
+class TokenSample(Statistic):
+    """A sample of tokens, float32: up to `SAMPLE` / `BATCHES` evenly spaced tokens of each batch, until there are `SAMPLE`."""
+
+    def __init__(self, columns: int, device: torch.device) -> None:
+        super().__init__(columns, device)
+        self.value = torch.empty(0, columns, device=device)
+
+    def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
+        count = min(SAMPLE - len(self.value), SAMPLE // BATCHES)
+        self.value = torch.cat((self.value, x[:: max(1, len(x) // max(count, 1))][:count].float()))
+
+    def add(self, other: TokenSample) -> None:
+        self.value = torch.cat((self.value, other.value))[:SAMPLE]
+
+
+class ChannelRanges(Statistic):
+    """The smallest and the largest value of each input channel, ``[2, K]``, float32."""
+
+    def __init__(self, columns: int, device: torch.device) -> None:
+        super().__init__(columns, device)
+        self.range = torch.tensor([[torch.inf], [-torch.inf]], device=device).repeat(1, columns)
+
+    def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
+        self._widen(torch.stack((x.amin(0), x.amax(0))).float())
+
+    def add(self, other: ChannelRanges) -> None:
+        self._widen(other.range)
+
+    def _widen(self, other: Tensor) -> None:
+        self.range = torch.stack((torch.minimum(self.range[0], other[0]), torch.maximum(self.range[1], other[1])))
+
+    @property
+    def value(self) -> Tensor:
+        """The largest magnitude of each channel, ``[K]``."""
+        return self.range.abs().amax(0)
+
+
+def errors_of_inputs(name: str, block: BlockContext, parts: int) -> ActivationErrors:
+    """Return the rounding errors of a balance layer's inputs; the token sample is divided among the ``parts`` of a mapping."""
+    sample = cast("TokenSample", block.statistic(name, TokenSample)).value
+    ranges = cast("ChannelRanges", block.statistic(name, ChannelRanges)).range
+    return ActivationErrors(sample[:: min(parts, SAMPLE // FEWEST)], ranges, rounding_of_inputs(block.configs[name]))
+
+
+def rounding_of_inputs(config: QLayerConfig) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return a function that rounds a sample of a layer's inputs ``[T, K]`` as the layer will, given the range of all tokens ``[2, K]``.
+
+    The scale of a static spec comes from the range of all tokens if the observer uses extremes, else from the sample.
+    """
+    if config.input_tensors is None:
+        return lambda x, _: x
+    quantizer = quantizer_for(config.input_tensors, activation=True)
+
+    def round_(x: Tensor, ranges: Tensor) -> Tensor:
+        if quantizer.is_float or quantizer.is_dynamic:
+            return quantizer.fake_quantize(x)
+        observer = quantizer.observer()
+        observer.observe(ranges if observer.is_extremes else x)
+        return quantizer.fake_quantize(x, quantizer.qparams_from(observer))
+
+    return round_

@@ -1,0 +1,260 @@
+"""AutoAWQ's layout of 4-bit weights, for its kernel ``gemm``: written, read, and dequantized as a source.
+
+===========  ==============================================================================================
+tensor       contents
+===========  ==============================================================================================
+``qweight``  int32 ``[I, O / 8]``: codes from 0, in the order `ORDER` from the lowest bits of a word
+``qzeros``   int32 ``[I / group, O / 8]``: zero points, likewise
+``scales``   ``[I / group, O]``, float16
+===========  ==============================================================================================
+
+Source: ``vllm/model_executor/layers/quantization/auto_awq.py`` of vLLM 0.32; ``awq/utils/packing_utils.py``
+of AutoAWQ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.checkpoint import CodedLayer, FloatTensor
+from quark.checkpoint.content import CheckpointContent
+from quark.checkpoint.exporter import ExportOptions
+from quark.checkpoint.layer_storage import layer_codes
+from quark.config.enums import ZeroPointType
+from quark.config.layer import QLayerConfig
+from quark.config.tensor import QTensorConfig
+from quark.errors import CheckpointError, ConfigError, UnsupportedError
+from quark.numbers import QParams, canonicalize, cast_finite, quantizer_for
+from quark_exporters.linear_layers import LinearExporter, LinearReader, coded_rows, float_names
+from quark_exporters.stored_codes import packed_words, unpacked_words
+
+__all__ = ["ORDER", "SCALE_TYPES", "AwqDequantizer", "AwqExporter", "AwqReader", "AwqStorage", "awq_config", "group_size_of"]
+
+
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of eight neighbouring output channels is in each half byte of a word, from the lowest bits."""
+SCALE_TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+_PER_WORD = len(ORDER)
+_SHIFT = 8
+"""Added to signed codes: a symmetric weight has this zero point everywhere."""
+
+
+def _scale_type(_: object, attribute: object, value: str) -> None:
+    if value not in SCALE_TYPES:
+        raise ConfigError(f"scale_type is {value!r}, which is none of: {', '.join(SCALE_TYPES)}")
+
+
+@attrs.frozen
+class AwqStorage:
+    """Stores a layer as AutoAWQ does, as `quark.checkpoint.LayerStorage`.
+
+    Attributes:
+        scale_type: In which dtype scales are stored, a key of `SCALE_TYPES`; they are read in any.
+    """
+
+    scale_type: str = attrs.field(default="float16", validator=_scale_type)
+
+    def why_not(self, config: QLayerConfig, shape: tuple[int, ...]) -> str | None:
+        """As `quark.checkpoint.LayerStorage.why_not`."""
+        if config.input_tensors is not None:
+            return "AWQ quantizes weights alone, and its input is quantized"
+        if config.weight is None:
+            return "its weight is float"
+        specs = canonicalize(config.weight)
+        weight, names = specs[0], " → ".join(level.dtype.name for level in specs)
+        kind = (len(specs), weight.dtype.name, bool(weight.symmetric))
+        if kind not in ((1, "int4", True), (1, "uint4", False)):
+            return f"AWQ holds int4 without and uint4 with zero points, and not {names} {'without' if weight.symmetric else 'with'} them"
+        if group_size_of(config) is None:
+            return f"AWQ has scales for groups of input channels, and not {weight.qscheme.name if weight.qscheme else None}"
+        if weight.scale_format not in (None, "float32"):
+            return f"AWQ keeps scales as floating-point numbers, and these are {weight.scale_format}"
+        if not weight.symmetric and weight.zero_point_type is ZeroPointType.float32:
+            return "AWQ has whole zero points, and these are real numbers (zero_point_type=float32)"
+        return f"AWQ packs {_PER_WORD} output channels into a word, and it has {shape[0]}" if shape[0] % _PER_WORD else None
+
+    def stored(self, layer: CodedLayer) -> dict[str, Tensor]:
+        """As `quark.checkpoint.LayerStorage.stored`.
+
+        Raises:
+            UnsupportedError: A scale is too large for its dtype.
+        """
+        shift = _SHIFT if layer.codes.dtype is torch.int8 else 0
+        codes = (layer.codes.to(torch.int16) + shift).to(torch.uint8)
+        scale = layer.qparams.scale.reshape(len(codes), -1)
+        zeros = torch.zeros_like(scale) if layer.qparams.zero_point is None else layer.qparams.zero_point.reshape(scale.shape)
+        zeros = (zeros.to(torch.int16) + shift).to(torch.uint8)
+        return {"qweight": _packed(codes), "qzeros": _packed(zeros), "scales": self._scales(scale).t().contiguous()}
+
+    def _scales(self, scale: Tensor) -> Tensor:
+        dtype = SCALE_TYPES[self.scale_type]
+        finfo = torch.finfo(dtype)
+        # A scale that rounds to 0 would make its group 0: the smallest number is nearer to what it was.
+        stored = scale.clamp(min=finfo.smallest_normal * finfo.eps).to(dtype)
+        if not stored.is_meta and bool(stored.isinf().any()):
+            raise UnsupportedError(
+                f"a scale is {float(scale.max()):.3g}, which {self.scale_type} cannot hold: export with the option scale_type=bfloat16"
+            )
+        return stored
+
+    def restored(self, config: QLayerConfig, shape: tuple[int, ...], tensors: Mapping[str, Tensor]) -> CodedLayer:
+        """As `quark.checkpoint.LayerStorage.restored`."""
+        assert config.weight is not None
+        quantizer = quantizer_for(config.weight, activation=False)
+        dtype = quantizer.stored_level.format.storage_dtype
+        shift, scale_shape = _SHIFT if dtype is torch.int8 else 0, quantizer.granularity.scale_shape(shape)
+        codes = (_unpacked(tensors["qweight"], shape[0]).to(torch.int16) - shift).to(dtype)
+        scale = tensors["scales"].t().contiguous().float().reshape(scale_shape)
+        zeros = None if shift else _unpacked(tensors["qzeros"], shape[0]).to(torch.int32).reshape(scale_shape)
+        return CodedLayer(config, codes, QParams(scale, zeros))
+
+
+def group_size_of(config: QLayerConfig) -> int | None:
+    """Return how many input channels of a weight share a scale, -1 for all; None where scales are shared otherwise."""
+    assert config.weight is not None
+    weight = canonicalize(config.weight)[0]
+    qscheme = None if weight.qscheme is None else weight.qscheme.name
+    if qscheme == "per_channel" and weight.ch_axis in (0, -2):
+        return -1
+    return weight.group_size if qscheme == "per_group" else None
+
+
+def _packed(codes: Tensor) -> Tensor:
+    """Return codes ``[O, n]`` as words ``[n, O / 8]``."""
+    return packed_words(codes.t().unflatten(1, (-1, _PER_WORD))[..., list(ORDER)].flatten(1), 4)
+
+
+def _unpacked(words: Tensor, rows: int) -> Tensor:
+    """Return the codes ``[O, n]`` of words ``[n, O / 8]``, uint8."""
+    back = sorted(range(_PER_WORD), key=ORDER.__getitem__)
+    return unpacked_words(words, 4, rows).unflatten(1, (-1, _PER_WORD))[..., back].flatten(1).t().contiguous()
+
+
+class AwqExporter(LinearExporter):
+    """Writes the layout of AutoAWQ, for its kernel ``gemm``; `AwqReader` reads it.
+
+    Args:
+        scale_type: The dtype of scales: float16, which AutoAWQ has and some of its readers insist on;
+            bfloat16; or float32, in which they were found, so that nothing is rounded.
+    """
+
+    layout = "awq"
+
+    def __init__(self, scale_type: str = "float16") -> None:
+        self.storage = AwqStorage(scale_type)
+
+    def reasons(self, content: CheckpointContent, options: ExportOptions) -> Iterator[tuple[str, str]]:
+        """As `CheckpointExporter.reasons`."""
+        reasons = list(super().reasons(content, options))
+        yield from reasons
+        sizes = {group_size_of(config) for config in coded_rows(content.plan).values() if config.weight is not None}
+        if not reasons and len(sizes) != 1:
+            said = ", ".join("whole rows" if size == -1 else str(size) for size in sorted(map(int, filter(None, sizes))))
+            yield "", f"all its layers have groups of one size, and here are groups of {said or 'no size, since nothing is quantized'}"
+        if any(row.states for row in content.plan.attentions):
+            yield "", "it has no place for scales of the cache"
+
+    def quantization_config(self, content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
+        """As `CheckpointExporter.quantization_config`.
+
+        Readers take the zero points for given: symmetric weights have them too.
+        """
+        config = next(iter(coded_rows(content.plan).values()))
+        return {
+            "quant_method": "awq",
+            "version": "gemm",
+            "bits": 4,
+            "group_size": group_size_of(config),
+            "zero_point": True,
+            "modules_to_not_convert": float_names(content),
+        }
+
+
+class AwqReader(LinearReader):
+    """Reads the layout of AutoAWQ, as `quark.checkpoint.LayoutReader`.
+
+    Symmetric weights come back with zero points that are all alike.
+    """
+
+    storage = AwqStorage()
+
+    def layers(self, block: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
+        """As `quark.checkpoint.StorageReader.layers`."""
+        config = self.layer_config(block)
+        return {name.removesuffix(".qweight"): config for name in stored if name.endswith(".qweight")}
+
+    def layer_config(self, block: Mapping[str, Any]) -> QLayerConfig:
+        """As `quark.checkpoint.layout_reader.ReadsBlocks.layer_config`."""
+        return awq_config(block)
+
+
+def awq_config(block: Mapping[str, Any]) -> QLayerConfig:
+    """Return how layers of a checkpoint are quantized.
+
+    Raises:
+        ConfigError: A value is of another type than it has.
+        UnsupportedError: It is of a version that is not read.
+    """
+    # AutoAWQ's own files have other names for the same.
+    bits, size = block.get("bits", block.get("w_bit", 4)), block.get("group_size", block.get("q_group_size", 128))
+    version = str(block.get("version") or block.get("format") or "gemm").lower()
+    has_zeros = block.get("zero_point") is not False
+    if bits != 4 or version != "gemm" or not has_zeros:
+        raise UnsupportedError(
+            f"this checkpoint is of AWQ with bits={bits!r}, version={version!r} and {'' if has_zeros else 'no '}zero points; 4 bits in the "
+            "version 'gemm' with zero points are read"
+        )
+    if not isinstance(size, int) or isinstance(size, bool) or (size < 1 and size != -1):
+        raise ConfigError(f"quantization_config says group_size={size!r}, and a positive number is expected, or -1")
+    fields: dict[str, Any] = {"dtype": "uint4", "symmetric": False, "is_dynamic": False, "scale_type": "float", "round_method": "half_even"}
+    if size == -1:
+        fields |= {"qscheme": "per_channel", "ch_axis": 0, "observer_cls": "PerChannelMinMaxObserver"}
+    else:
+        fields |= {"qscheme": "per_group", "ch_axis": -1, "group_size": size, "observer_cls": "PerGroupMinMaxObserver"}
+    return QLayerConfig(weight=QTensorConfig(**fields, zero_point_type="int32"))
+
+
+_LEAVES = ("qweight", "qzeros", "scales")
+
+
+class AwqDequantizer:
+    """Dequantizes AutoAWQ's layout, as `quark.checkpoint.Dequantizer`."""
+
+    def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterator[FloatTensor]:
+        """As `quark.checkpoint.Dequantizer.float_tensors`."""
+        config = awq_config(block)
+        for name in stored:
+            if name.endswith(".qweight"):
+                yield _float_tensor(name.removesuffix(".qweight"), config, stored)
+
+
+def _float_tensor(layer: str, config: QLayerConfig, stored: Mapping[str, Tensor]) -> FloatTensor:
+    names = {leaf: f"{layer}.{leaf}" for leaf in _LEAVES}
+    if missing := [name for name in names.values() if name not in stored]:
+        raise CheckpointError(f"the checkpoint has no '{missing[0]}', without which its layer cannot be dequantized: fetch it again")
+    assert config.weight is not None
+    quantizer, storage = quantizer_for(config.weight, activation=False), AwqStorage()
+    columns, words, *_ = (*stored[names["qweight"]].shape, 0, 0)
+    shape = (8 * words, columns)
+    fits = quantizer.shape_error(shape) is None and stored[names["qweight"]].ndim == 2
+    expected = storage.stored(CodedLayer.empty(config, shape)) if fits else {}
+    if any(leaf not in expected or stored[name].shape != expected[leaf].shape for leaf, name in names.items()):
+        shapes = ", ".join(f"{leaf} {list(stored[name].shape)}" for leaf, name in names.items())
+        raise CheckpointError(f"'{layer}' has {shapes}, which do not fit each other in groups of {_group(config)}: it is damaged")
+
+    (codes,) = layer_codes(layer, config, shape, storage, names)
+
+    def make(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        coded = codes.read(tensors)
+        return cast_finite(quantizer.dequantize(coded.codes, coded.qparams), dtype)
+
+    return FloatTensor(name=f"{layer}.weight", shape=shape, sources=tuple(names.values()), make=make, layers=(codes,))
+
+
+def _group(config: QLayerConfig) -> object:
+    return getattr(config.weight, "group_size", None) or "whole rows"

@@ -1,1 +1,0 @@
-"""The exporter ``awq``: 4-bit weights as AutoAWQ stores them."""

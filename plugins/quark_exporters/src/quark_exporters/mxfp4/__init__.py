@@ -1,1 +1,0 @@
-"""MXFP4 checkpoints as gpt-oss stores them: read as sources."""
