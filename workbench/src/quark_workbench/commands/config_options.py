@@ -31,18 +31,14 @@ class ConfigOptions:
     scheme: Annotated[str | None, typer.Option(help="Scheme of all linear layers; `quark schemes` lists them.")] = None
     scheme_option: Annotated[
         list[str] | None,
-        typer.Option(
-            "--scheme-option",
-            help="KEY=VALUE for the scheme, such as block_size=32; `quark schemes NAME` shows its options. May be repeated.",
-        ),
+        typer.Option(help="KEY=VALUE for the scheme, such as block_size=32; `quark schemes NAME` shows its options. May be repeated."),
     ] = None
     algorithm: Annotated[list[str] | None, typer.Option(help="Algorithm to apply; may be repeated, in order.")] = None
     algorithm_option: Annotated[
         list[str] | None,
         typer.Option(
-            "--algorithm-option",
             help="NAME.KEY=VALUE for an algorithm, such as gptq.damp_percent=0.05; `quark algorithms NAME` "
-            "shows its options. May be repeated.",
+            "shows its options. May be repeated."
         ),
     ] = None
     kv_cache: Annotated[str | None, typer.Option(help="Scheme of the key-value cache, such as fp8.")] = None

@@ -45,15 +45,10 @@ class CalibrationChoices:
     ] = None
     calib_option: Annotated[
         list[str] | None,
-        typer.Option(
-            "--calib-option",
-            help="KEY=VALUE for the source of the data, such as column=text; `quark datasets NAME` shows them. May be repeated.",
-        ),
+        typer.Option(help="KEY=VALUE for the source of the data, such as column=text; `quark datasets NAME` shows them. May be repeated."),
     ] = None
-    calib_seed: Annotated[
-        int | None, typer.Option("--calib-seed", help="Shuffle the samples by this number; by default they are taken in order.")
-    ] = None
-    calib_batch_size: Annotated[int, typer.Option("--calib-batch-size", min=1, help="Calibration sequences in a batch.")] = 1
+    calib_seed: Annotated[int | None, typer.Option(help="Shuffle the samples by this number; by default they are taken in order.")] = None
+    calib_batch_size: Annotated[int, typer.Option(min=1, help="Calibration sequences in a batch.")] = 1
     one_sample_per_sequence: Annotated[
         bool,
         typer.Option(
@@ -127,8 +122,7 @@ class ExportChoices:
     exporter_option: Annotated[
         list[str] | None,
         typer.Option(
-            "--exporter-option",
-            help="KEY=VALUE for the exporter, such as pack_method=order; `quark exporters NAME` shows its options. May be repeated.",
+            help="KEY=VALUE for the exporter, such as pack_method=order; `quark exporters NAME` shows its options. May be repeated."
         ),
     ] = None
     max_shard_size: Annotated[
