@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,20 +18,22 @@ from quark.checkpoint import ExportOptions, import_model_from_safetensors
 from quark.checkpoint.destination import RUN_FILE
 from quark.checkpoint.export import export_with
 from quark.config.model import QConfig
+from quark.errors import QuarkError
 from quark.models.hf.loading import load_model
+from quark.models.plan.decoder_blocks import Block
 from quark.plugins import ExporterRecord, exporters
 from quark.runs import ModelQuantizer, quantize_checkpoint
 from quark.runs.quantize_run import quantize_run
 from quark.runs.run import plan_run
-from quark.runs.sink import InPlaceSink
+from quark.runs.sink import BlockResult, InPlaceSink, JournaledSink
 from quark_devkit.check import NotApplicableError, require
 from quark_devkit.fresh_process import in_fresh_process
-from quark_devkit.interrupted_runs import interrupted_behind
 from quark_devkit.small_models import batches, logits, saved, small_model
 from quark_devkit.threads import in_threads
 
 __all__ = [
     "contents",
+    "interrupted_behind",
     "readable_layout",
     "require_reload",
     "require_same_after_resume",
@@ -185,3 +187,33 @@ def require_same_logits(model: nn.Module, directory: Path, read: Callable[[Path]
     one, other = logits(model), logits(again)
     difference = float((one.float() - other.float()).abs().max())
     require(torch.equal(one, other), f"gives logits that differ by up to {difference:.3g} after its export is read back{how}")
+
+
+class _InterruptedRunError(QuarkError):
+    """Ends a run."""
+
+
+@contextmanager
+def interrupted_behind(blocks: int) -> Iterator[None]:
+    """Let the run of the body fail when it has finished that many blocks, and end quietly.
+
+    Raises:
+        AssertionError: The run has ended before; or it keeps no journal, and so cannot be resumed.
+    """
+    end_block, count = JournaledSink.end_block, 0
+
+    def failing(sink: JournaledSink, block: Block | None, result: BlockResult) -> None:
+        nonlocal count
+        if count == blocks:
+            raise _InterruptedRunError
+        count += 1
+        end_block(sink, block, result)
+
+    JournaledSink.end_block = failing  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    except _InterruptedRunError:
+        return
+    finally:
+        JournaledSink.end_block = end_block  # type: ignore[method-assign]
+    raise AssertionError(f"the run has ended before it had finished {blocks} blocks, or it keeps no journal")

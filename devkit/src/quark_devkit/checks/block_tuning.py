@@ -14,8 +14,7 @@ from quark.plugins import AlgorithmRecord, algorithms
 from quark.plugins.attribution import origin
 from quark.runs.selected_algorithms import in_order
 from quark_devkit import settings_checks
-from quark_devkit.accelerator_runs import require_run_on_accelerator
-from quark_devkit.algorithm_runs import HARM, logit_error, others, schemes, valid_settings
+from quark_devkit.algorithm_runs import HARM, logit_error, others, require_run_on_accelerator, schemes, valid_settings
 from quark_devkit.check import check, require
 from quark_devkit.option_effects import digest
 from quark_devkit.random_states import random_states_kept

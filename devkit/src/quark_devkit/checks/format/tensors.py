@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quark.config.enums import ScaleType
 from quark.numbers import QParams
-from quark_devkit.accelerator_runs import accelerator
+from quark_devkit.algorithm_runs import accelerator
 from quark_devkit.check import NotApplicableError, check, require
 from quark_devkit.checks.format.cases import Case, cases, same_bits, weight_cases
 from quark_devkit.example_specs import SHAPE

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quark.errors import CalibrationError, ConfigError, QuarkError
 from quark.numbers import Observer
-from quark_devkit.accelerator_runs import accelerator
+from quark_devkit.algorithm_runs import accelerator
 from quark_devkit.check import NotApplicableError, check, require
 from quark_devkit.example_specs import SHAPE, Example, examples, registered_formats
 from quark_devkit.random_states import random_states_kept
