@@ -13,7 +13,7 @@ from quark.errors import QuarkError, UnsupportedError
 from quark.plugins import AlgorithmRecord, algorithms
 from quark.runs import ModelQuantizer
 from quark_devkit.check import NotApplicableError, require
-from quark_devkit.settings_checks import processor_of, settings_of
+from quark_devkit.checks.algorithm_settings import processor_of, settings_of
 from quark_devkit.simulated_device import SimulatedDevice, simulated_device
 from quark_devkit.small_models import batches, coarse_scheme, logits, quantized, run_config, scheme_with_inputs, small_model
 from quark_devkit.subject import Subject, find_subject

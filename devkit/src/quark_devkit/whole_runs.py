@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from quark_devkit.threads import in_threads
 
 __all__ = [
     "contents",
+    "first_difference",
     "interrupted_behind",
     "readable_layout",
     "require_reload",
@@ -48,6 +49,11 @@ def contents(directory: Path) -> dict[str, bytes]:
     """Return every file of an export by its path relative to it, but for that which says which run has written it."""
     paths = [path for path in sorted(directory.rglob("*")) if path.is_file() and path.name != RUN_FILE]
     return {str(path.relative_to(directory)): path.read_bytes() for path in paths}
+
+
+def first_difference(one: Mapping[str, object], other: Mapping[str, object]) -> str | None:
+    """Return the first key, by name, under which two mappings hold different values; None where they are equal."""
+    return min((name for name in {*one, *other} if one.get(name) != other.get(name)), default=None)
 
 
 def readable_layout() -> str:
@@ -83,9 +89,8 @@ def require_same_from_disk(config: QConfig, layout: str | None = None, options: 
         quantize_checkpoint(source, disk, config, batches(), exporter=layout, options=options)
         model = ModelQuantizer(config).quantize_model(load_model(source), batches())
         export_with(layout, model, memory, options)
-        one, other = contents(disk), contents(memory)
-        different = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
-        require(not different, f"gives another {different[0] if different else ''} when it is run from disk than in memory")
+        different = first_difference(contents(disk), contents(memory))
+        require(different is None, f"gives another {different} when it is run from disk than in memory")
 
 
 def require_same_after_resume(config: QConfig) -> None:
@@ -108,9 +113,8 @@ def require_same_after_resume(config: QConfig) -> None:
         whole, resumed = Path(temporary) / "whole", Path(temporary) / "resumed"
         for out, part in ((whole, "whole"), (resumed, "first"), (resumed, "rest")):
             in_fresh_process(_run_part, source, out, config, layout, part)
-        one, other = contents(whole), contents(resumed)
-        different = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
-        require(not different, f"gives another {different[0] if different else ''} when its run is resumed behind the first block")
+        different = first_difference(contents(whole), contents(resumed))
+        require(different is None, f"gives another {different} when its run is resumed behind the first block")
 
 
 def _run_part(source: Path, out: Path, config: QConfig, layout: str, part: str) -> None:
