@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import warnings
 
 import pytest
 import torch
+from transformers.utils import logging as transformers_logging
 
+from quark.base.log import get_logger
 from quark.plugins import ObserverRecord
 from quark.plugins.catalog import catalog
 from quark_devkit.check import Check, CheckFailedError, NotApplicableError, check, require
-from quark_devkit.runner import is_conformant, run_check
+from quark_devkit.runner import is_conformant, quietly, run_check
 from quark_devkit.subject import Subject
 
 SUBJECT = Subject("observer", "o", "acme-quant", "1", ObserverRecord(name="o", class_name="O", observer="json:dumps"), catalog())
@@ -96,3 +99,15 @@ def test_a_check_is_made_of_a_function_whose_docstring_is_the_requirement() -> N
     assert (two_words.id, two_words.sentence, two_words.level) == ("observer:two_words", "It is right.", "required")
     with pytest.raises(ValueError, match="begins with the requirement"):
         check("observer")(lambda subject: None)
+
+
+def test_nothing_is_shown_inside_and_the_level_and_progress_bars_come_back() -> None:
+    logger = get_logger()
+    before, bars = logger.level, transformers_logging.is_progress_bar_enabled()
+    with quietly():
+        assert not logger.isEnabledFor(logging.ERROR)
+        assert not transformers_logging.is_progress_bar_enabled()
+    assert (logger.level, transformers_logging.is_progress_bar_enabled()) == (before, bars)
+    with pytest.raises(KeyError), quietly():
+        raise KeyError
+    assert logger.level == before

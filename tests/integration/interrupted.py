@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from quark.config.model import QConfig
 from quark.runs import quantize_checkpoint
 from quark.torch import LLMTemplate
-from quark_devkit.interrupted_runs import interrupted_behind
+from quark_devkit.whole_runs import interrupted_behind
 
 __all__ = [
     "BLOCKS",

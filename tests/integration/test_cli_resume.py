@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quark_devkit.interrupted_runs import interrupted_behind
+from quark_devkit.whole_runs import interrupted_behind
 
 from .interrupted import files
 from .program import run

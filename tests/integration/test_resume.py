@@ -15,7 +15,7 @@ from quark.checkpoint import ExportOptions
 from quark.checkpoint.atomic_directory import JOURNAL
 from quark.runs import quantize_checkpoint
 from quark.torch import LLMTemplate
-from quark_devkit.interrupted_runs import interrupted_behind
+from quark_devkit.whole_runs import interrupted_behind
 
 from .interrupted import (
     BLOCKS,

@@ -21,7 +21,7 @@ from quark.plugins import ExporterRecord, exporters
 from quark.runs import ModelQuantizer, quantize_checkpoint
 from quark.runs.run import Run
 from quark.torch import LLMTemplate
-from quark_devkit.interrupted_runs import interrupted_behind
+from quark_devkit.whole_runs import interrupted_behind
 
 from .interrupted import (
     BLOCKS,

@@ -12,8 +12,8 @@ from quark.base.ranks import Ranks
 from quark.errors import ResumeError, UnsupportedError
 from quark.runs import from_disk, quantize_checkpoint
 from quark.runs.journal import Journal
-from quark_devkit.interrupted_runs import interrupted_behind
 from quark_devkit.threads import in_threads
+from quark_devkit.whole_runs import interrupted_behind
 
 from .interrupted import DATA, config, files, partial_of
 

@@ -20,8 +20,7 @@ from quark.plugins.catalog import catalog
 from quark.plugins.events import EVENTS
 from quark.plugins.kinds import KINDS
 from quark_devkit.new_plugin import PLUGIN_KINDS
-from quark_devkit.new_plugin.distribution import rendered
-from quark_devkit.new_plugin.naming import Naming
+from quark_devkit.new_plugin.distribution import Naming, rendered
 from tools.docs import api, benchmark_page, command_line, events, manual, marks, measured, pictures, sections, tables
 from tools.docs.pictures.formats import values_of
 from tools.plugin_api.names import imports_of

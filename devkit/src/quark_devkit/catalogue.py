@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from types import MappingProxyType
 
+from quark.plugins import Catalog
 from quark_devkit.check import Check, CheckFailedError, NotApplicableError, NotHereError, check
-from quark_devkit.subject import KINDS, Subject
+from quark_devkit.expected_failures import expected_failures, refuse_unknown
+from quark_devkit.subject import KINDS, Subject, subjects
 
-__all__ = ["all_checks", "can_be_checked", "checks_of"]
+__all__ = ["all_checks", "can_be_checked", "checks_of", "subjects_of"]
 
 
 @cache
@@ -51,6 +54,26 @@ def can_be_checked(kind: str, checks: Sequence[Check]) -> Check:
         raise CheckFailedError(f"meets none of the {len(required)} required checks, since none is applicable: {reasons[0]}")
 
     return can_be_checked
+
+
+def subjects_of(catalog: Catalog, distribution: str, kinds: Sequence[str], pyproject: Path | None) -> tuple[list[Subject], dict[str, str]]:
+    """Return the subjects of a distribution, and its expected failures by check.
+
+    Args:
+        catalog: The plugins.
+        distribution: Name of the distribution.
+        kinds: Kinds of subjects; empty for all.
+        pyproject: Its ``pyproject.toml``; None where it is not known.
+
+    Raises:
+        ConfigError, UnknownNameError: As `quark_devkit.subject.subjects`; or an expected failure names no
+            check.
+    """
+    expected = expected_failures(pyproject)
+    everything = list(subjects(catalog, distribution, kinds or KINDS, None if pyproject is None else pyproject.parent))
+    if not kinds:
+        refuse_unknown(expected, (f"{subject.id}:{check.name}" for subject in everything for check in checks_of(subject.kind)))
+    return everything, expected
 
 
 def _defined_in(kind: str) -> Iterator[Check]:

@@ -20,8 +20,7 @@ from quark.models.plan.mixtures import separate_experts
 from quark.plugins import templates
 from quark.plugins.model_records import TemplateRecord
 from quark_devkit.check import NotApplicableError
-from quark_devkit.float64 import InFloat64
-from quark_devkit.small_models import run_config_of
+from quark_devkit.small_models import InFloat64, run_config_of
 from quark_devkit.subject import Subject
 
 __all__ = [

@@ -102,7 +102,7 @@ def _look_in(places: Sequence[str]) -> None:
 
 
 def _work(sources: Sequence[Source], added: bytes, work: Callable[..., T], arguments: Sequence[Any]) -> T:
-    from quark_devkit.quiet import quietly
+    from quark_devkit.runner import quietly
 
     entry_points = [importlib_metadata.EntryPoint(source.entry_point, source.module, GROUP) for source in sources]
     plugins = Catalog(Candidate(source, point) for source, point in zip(sources, entry_points, strict=True))

@@ -83,17 +83,12 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 def _items(session: pytest.Session, distribution: str, kinds: list[str]) -> Iterator[pytest.Item]:
     from quark.errors import QuarkError
     from quark.plugins.catalog import catalog
-    from quark_devkit.catalogue import checks_of
-    from quark_devkit.expected_failures import expected_failures, find_pyproject, refuse_unknown
-    from quark_devkit.subject import KINDS, subjects
+    from quark_devkit.catalogue import checks_of, subjects_of
+    from quark_devkit.expected_failures import find_pyproject
 
     try:
         pyproject = find_pyproject(distribution, session.config.rootpath)
-        expected = expected_failures(pyproject)
-        directory = None if pyproject is None else pyproject.parent
-        everything = list(subjects(catalog(), distribution, kinds or KINDS, directory))
-        if not kinds:
-            refuse_unknown(expected, (f"{subject.id}:{check.name}" for subject in everything for check in checks_of(subject.kind)))
+        everything, expected = subjects_of(catalog(), distribution, kinds, pyproject)
     except QuarkError as error:
         raise pytest.UsageError(str(error)) from None
     for subject in everything:

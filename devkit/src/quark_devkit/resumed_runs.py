@@ -24,7 +24,7 @@ from quark.runs.run import plan_run
 from quark.runs.selected_algorithms import Algorithms
 from quark_devkit.check import NotApplicableError, require
 from quark_devkit.small_models import batches, saved
-from quark_devkit.whole_runs import contents
+from quark_devkit.whole_runs import contents, first_difference
 
 __all__ = ["require_same_when_resumed"]
 
@@ -80,10 +80,9 @@ def require_same_when_resumed(config: QConfig, layout: str, options: ExportOptio
             if damaged:
                 _spoil(partial_output)
             resumed = _quantize(source, out, config, layout, options, resume=True)
-            one, other = contents(once), contents(out)
-            different = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
+            different = first_difference(contents(once), contents(out))
             how = "a damaged block" if damaged else "its finished blocks"
-            require(not different, f"gives another {different[0] if different else ''} when a run is resumed from {how}")
+            require(different is None, f"gives another {different} when a run is resumed from {how}")
             is_again = len(resumed.inputs) == len(whole.inputs)
             require(is_again == damaged, "takes a damaged block for a finished one" if damaged else "forgets the finished blocks")
             same = all(torch.equal(a, b) for a, b in zip(reversed(resumed.inputs), reversed(whole.inputs), strict=False))

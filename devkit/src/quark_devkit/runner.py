@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import attrs
 import torch
 
+from quark.base.log import silenced
 from quark.errors import QuarkError
 from quark.plugins import using
 from quark_devkit.check import Check, CheckFailedError, NotApplicableError
-from quark_devkit.quiet import quietly
 from quark_devkit.subject import Subject
 
-__all__ = ["OUTCOMES", "Result", "is_conformant", "run_check", "run_checks"]
+__all__ = ["OUTCOMES", "Result", "is_conformant", "quietly", "run_check", "run_checks"]
 
 OUTCOMES = {
     "passed": "the requirement is met",
@@ -123,3 +125,18 @@ def _outcome(subject: Subject, check: Check) -> tuple[str, str, str]:
     finally:
         random.setstate(python_state)
     return "passed", "", ""
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Keep what runs of the pipeline log, and progress bars of loading and saving, off the terminal: a report says what matters."""
+    from transformers.utils import logging as transformers_logging
+
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        with silenced(logging.CRITICAL):
+            yield
+    finally:
+        if bars:
+            transformers_logging.enable_progress_bar()

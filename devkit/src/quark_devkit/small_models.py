@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import attrs
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
@@ -21,6 +23,7 @@ from quark.runs import ModelQuantizer
 from quark_devkit.check import NotApplicableError
 
 __all__ = [
+    "InFloat64",
     "batches",
     "coarse_scheme",
     "fitting_schemes",
@@ -215,3 +218,13 @@ def _fits(config: QLayerConfig) -> bool:
     assert config.weight is not None
     shapes = ((HIDDEN, HIDDEN), (HIDDEN, INTERMEDIATE))
     return all(quantizer_for(config.weight, activation=False).shape_error(shape) is None for shape in shapes)
+
+
+class InFloat64(TorchFunctionMode):
+    """A context in which models compute norms, softmax and routers, for which they take float32 whatever they are given, in float64."""
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)
+        named = {name: torch.float64 if value is torch.float32 else value for name, value in (kwargs or {}).items()}
+        function: Callable[..., Any] = Tensor.double if func is Tensor.float else func
+        return function(*args, **named)

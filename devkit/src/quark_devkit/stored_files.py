@@ -6,6 +6,7 @@ import builtins
 import errno
 import io
 import json
+import math
 import os
 import resource
 from collections.abc import Callable, Iterator
@@ -60,11 +61,8 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
         position = 0
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             begin, end = entry["data_offsets"]
-            elements = 1
-            for size in entry["shape"]:
-                elements *= size
             require(entry["dtype"] in BITS, f"writes '{name}' in the dtype {entry['dtype']}, which safetensors does not have")
-            right = begin == position and (end - begin) * 8 == elements * BITS[entry["dtype"]]
+            right = begin == position and (end - begin) * 8 == math.prod(entry["shape"]) * BITS[entry["dtype"]]
             require(right, f"writes '{path.name}' in which the bytes of '{name}' are {begin} to {end}: shape {entry['shape']}")
             require(
                 name not in found,

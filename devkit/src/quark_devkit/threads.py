@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,7 +34,6 @@ def in_threads(work: Callable[[Ranks], T], size: int, *, is_deterministic: bool 
         BaseException: What ``work`` has raised on the first rank that has failed.
     """
     meeting = _Meeting(size)
-    results: list[T] = []
     errors: dict[int, BaseException] = {}
     result_of: dict[int, T] = {}
 
@@ -57,17 +56,15 @@ def in_threads(work: Callable[[Ranks], T], size: int, *, is_deterministic: bool 
     causes = [error for _, error in sorted(errors.items()) if not isinstance(error, RankError)]
     if errors:
         raise (causes or list(errors.values()))[0]
-    results += [result_of[rank] for rank in range(size)]
-    return results
+    return [result_of[rank] for rank in range(size)]
 
 
 class _Meeting:
-    """Where the ranks leave what they exchange."""
+    """The place where ranks leave data for each other."""
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size)
-        self.left: list[bytes] = [b""] * size
-        self.terms: list[Tensor | None] = [None] * size
+        self.left: list[Any] = [None] * size
 
 
 class _Place:
@@ -79,27 +76,23 @@ class _Place:
 
     def gather(self, data: bytes) -> list[bytes]:
         """As `quark.base.ranks.Group.gather`."""
+        return self._exchanged(data)
+
+    def gather_tensors(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        """As `quark.base.ranks.Group.gather_tensors`."""
+        return self._exchanged(x)
+
+    def sum_(self, x: Tensor) -> None:
+        """As `quark.base.ranks.Group.sum_`."""
+        x.copy_(torch.stack(self._exchanged(x.clone())).sum(0))  # a clone: other ranks read it while this one writes
+
+    def _exchanged(self, data: T) -> list[T]:
+        """Return the data of all ranks, by rank."""
         self._meeting.left[self._rank] = data
         self._wait()
         everything = list(self._meeting.left)
         self._wait()
         return everything
-
-    def gather_tensors(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """As `quark.base.ranks.Group.gather_tensors`."""
-        self._meeting.terms[self._rank] = x
-        self._wait()
-        everything = [each for each in self._meeting.terms if each is not None]
-        self._wait()
-        return everything
-
-    def sum_(self, x: Tensor) -> None:
-        """As `quark.base.ranks.Group.sum_`."""
-        self._meeting.terms[self._rank] = x
-        self._wait()
-        total = torch.stack([term for term in self._meeting.terms if term is not None]).sum(0)
-        self._wait()
-        x.copy_(total)
 
     def _wait(self) -> None:
         try:

@@ -15,8 +15,7 @@ from quark.config.algorithm import AlgoConfig
 from quark.config.layer import QLayerConfig
 from quark.runs.quantize_block import quantize_blocks, start_transforms
 from quark.runs.run import StartedRun, plan_run
-from quark_devkit.float64 import InFloat64
-from quark_devkit.small_models import batches, run_config, small_model
+from quark_devkit.small_models import InFloat64, batches, run_config, small_model
 
 __all__ = ["TransformedModel", "distance", "float64_logits", "named_parts", "transformed"]
 

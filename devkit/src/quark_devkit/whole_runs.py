@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,20 +18,23 @@ from quark.checkpoint import ExportOptions, import_model_from_safetensors
 from quark.checkpoint.destination import RUN_FILE
 from quark.checkpoint.export import export_with
 from quark.config.model import QConfig
+from quark.errors import QuarkError
 from quark.models.hf.loading import load_model
+from quark.models.plan.decoder_blocks import Block
 from quark.plugins import ExporterRecord, exporters
 from quark.runs import ModelQuantizer, quantize_checkpoint
 from quark.runs.quantize_run import quantize_run
 from quark.runs.run import plan_run
-from quark.runs.sink import InPlaceSink
+from quark.runs.sink import BlockResult, InPlaceSink, JournaledSink
 from quark_devkit.check import NotApplicableError, require
 from quark_devkit.fresh_process import in_fresh_process
-from quark_devkit.interrupted_runs import interrupted_behind
 from quark_devkit.small_models import batches, logits, saved, small_model
 from quark_devkit.threads import in_threads
 
 __all__ = [
     "contents",
+    "first_difference",
+    "interrupted_behind",
     "readable_layout",
     "require_reload",
     "require_same_after_resume",
@@ -46,6 +49,11 @@ def contents(directory: Path) -> dict[str, bytes]:
     """Return every file of an export by its path relative to it, but for that which says which run has written it."""
     paths = [path for path in sorted(directory.rglob("*")) if path.is_file() and path.name != RUN_FILE]
     return {str(path.relative_to(directory)): path.read_bytes() for path in paths}
+
+
+def first_difference(one: Mapping[str, object], other: Mapping[str, object]) -> str | None:
+    """Return the first key, by name, under which two mappings hold different values; None where they are equal."""
+    return min((name for name in {*one, *other} if one.get(name) != other.get(name)), default=None)
 
 
 def readable_layout() -> str:
@@ -81,9 +89,8 @@ def require_same_from_disk(config: QConfig, layout: str | None = None, options: 
         quantize_checkpoint(source, disk, config, batches(), exporter=layout, options=options)
         model = ModelQuantizer(config).quantize_model(load_model(source), batches())
         export_with(layout, model, memory, options)
-        one, other = contents(disk), contents(memory)
-        different = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
-        require(not different, f"gives another {different[0] if different else ''} when it is run from disk than in memory")
+        different = first_difference(contents(disk), contents(memory))
+        require(different is None, f"gives another {different} when it is run from disk than in memory")
 
 
 def require_same_after_resume(config: QConfig) -> None:
@@ -106,9 +113,8 @@ def require_same_after_resume(config: QConfig) -> None:
         whole, resumed = Path(temporary) / "whole", Path(temporary) / "resumed"
         for out, part in ((whole, "whole"), (resumed, "first"), (resumed, "rest")):
             in_fresh_process(_run_part, source, out, config, layout, part)
-        one, other = contents(whole), contents(resumed)
-        different = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
-        require(not different, f"gives another {different[0] if different else ''} when its run is resumed behind the first block")
+        different = first_difference(contents(whole), contents(resumed))
+        require(different is None, f"gives another {different} when its run is resumed behind the first block")
 
 
 def _run_part(source: Path, out: Path, config: QConfig, layout: str, part: str) -> None:
@@ -185,3 +191,33 @@ def require_same_logits(model: nn.Module, directory: Path, read: Callable[[Path]
     one, other = logits(model), logits(again)
     difference = float((one.float() - other.float()).abs().max())
     require(torch.equal(one, other), f"gives logits that differ by up to {difference:.3g} after its export is read back{how}")
+
+
+class _InterruptedRunError(QuarkError):
+    """Ends a run."""
+
+
+@contextmanager
+def interrupted_behind(blocks: int) -> Iterator[None]:
+    """Let the run of the body fail when it has finished that many blocks, and end quietly.
+
+    Raises:
+        AssertionError: The run has ended before; or it keeps no journal, and so cannot be resumed.
+    """
+    end_block, count = JournaledSink.end_block, 0
+
+    def failing(sink: JournaledSink, block: Block | None, result: BlockResult) -> None:
+        nonlocal count
+        if count == blocks:
+            raise _InterruptedRunError
+        count += 1
+        end_block(sink, block, result)
+
+    JournaledSink.end_block = failing  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    except _InterruptedRunError:
+        return
+    finally:
+        JournaledSink.end_block = end_block  # type: ignore[method-assign]
+    raise AssertionError(f"the run has ended before it had finished {blocks} blocks, or it keeps no journal")

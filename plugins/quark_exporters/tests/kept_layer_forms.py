@@ -20,8 +20,12 @@ DTYPE = torch.bfloat16
 Coder = Callable[[str, Tensor], dict[str, Tensor]]
 
 
-def deepseek() -> Any:
-    """A model of the family of DeepSeek-V3 and Kimi K2, one of whose matrices ends in half a block."""
+def deepseek(rope: int = 64) -> Any:
+    """A model of the family of DeepSeek-V3 and Kimi K2.
+
+    The published models have 64 channels that turn beside those of compressed keys and values: with these,
+    `kv_a_proj_with_mqa` ends in half a block.
+    """
     torch.manual_seed(0)
     config = DeepseekV3Config(
         vocab_size=96,
@@ -33,7 +37,7 @@ def deepseek() -> Any:
         num_key_value_heads=2,
         q_lora_rank=128,
         kv_lora_rank=128,
-        qk_rope_head_dim=64,
+        qk_rope_head_dim=rope,
         qk_nope_head_dim=64,
         v_head_dim=64,
         n_routed_experts=4,

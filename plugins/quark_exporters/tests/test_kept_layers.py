@@ -32,9 +32,9 @@ from quark.models.plan.quant_plan import QuantPlan
 from quark.runs import from_disk, quantize_checkpoint
 from quark.runs.planned_run import plan
 from quark.torch import LLMTemplate, ModelQuantizer
-from quark_devkit.interrupted_runs import interrupted_behind
 from quark_devkit.small_models import batches
 from quark_devkit.threads import in_threads
+from quark_devkit.whole_runs import interrupted_behind
 from quark_tiny_model import tiny_model_dir
 
 from .kept_layer_forms import (  # noqa: F401

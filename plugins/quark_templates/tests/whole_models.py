@@ -14,7 +14,7 @@ import quark
 from quark.config.architecture import Architecture
 from quark.models.plan.mixtures import separate_experts
 from quark.torch import LLMTemplate
-from quark_devkit.float64 import InFloat64
+from quark_devkit.small_models import InFloat64
 from quark_templates.examples import dense
 from quark_templates.plugin import CONVOLUTIONAL, DENSE, MIXTURES, MULTIMODAL, OWN_FORMS, REMOTE_CODE, TEXT_PARTS
 

@@ -13,13 +13,12 @@ from quark.errors import ConfigError, QuarkError
 from quark.plugins import AlgorithmRecord, algorithms
 from quark.plugins.attribution import origin
 from quark.runs.selected_algorithms import in_order
-from quark_devkit import settings_checks
-from quark_devkit.accelerator_runs import require_run_on_accelerator
-from quark_devkit.algorithm_runs import HARM, logit_error, others, schemes, valid_settings
+from quark_devkit.algorithm_runs import HARM, logit_error, others, require_run_on_accelerator, schemes, valid_settings
 from quark_devkit.check import check, require
+from quark_devkit.checks import algorithm_settings
+from quark_devkit.checks.algorithm_settings import processor_of
 from quark_devkit.option_effects import digest
 from quark_devkit.random_states import random_states_kept
-from quark_devkit.settings_checks import processor_of
 from quark_devkit.small_models import batches, coarse_scheme, fitting_schemes, quantized, run_config
 from quark_devkit.subject import Subject
 from quark_devkit.whole_runs import readable_layout, require_reload, require_same_after_resume, require_same_from_disk
@@ -37,28 +36,9 @@ def is_made_of_its_settings(subject: Subject) -> None:
     refuse_strange(processor_of(subject), "block_tuning", origin("algorithms", subject.lookup_name))
 
 
-@check("block_tuning")
-def default_settings_are_valid(subject: Subject) -> None:
-    """There are settings without a user's choices, under the record's name; each option accepts its own default."""
-    settings_checks.default_is_valid(subject)
-
-
-@check("block_tuning")
-def settings_survive_json(subject: Subject) -> None:
-    """Settings, also changed ones, are read back from their JSON form as they were."""
-    settings_checks.survive_json(subject)
-
-
-@check("block_tuning")
-def refuses_unknown_settings(subject: Subject) -> None:
-    """Settings with a key that the algorithm does not have are refused."""
-    settings_checks.refuses_unknown_keys(subject)
-
-
-@check("block_tuning")
-def describes_its_settings(subject: Subject) -> None:
-    """Each option has a line of help, which listings show."""
-    settings_checks.options_have_help(subject)
+default_settings_are_valid, settings_survive_json, refuses_unknown_settings, describes_its_settings = algorithm_settings.checks_of_kind(
+    "block_tuning"
+)
 
 
 @check("block_tuning", level="advisory", since=2)
@@ -68,7 +48,7 @@ def heeds_its_options(subject: Subject) -> None:
     def results(settings: AlgoConfig) -> Iterator[str]:
         yield digest(*quantized(run_config(coarse_scheme(), settings), data=batches(4, 8)).state_dict().values())
 
-    settings_checks.options_have_effects(subject, results)
+    algorithm_settings.options_have_effects(subject, results)
 
 
 @check("block_tuning")

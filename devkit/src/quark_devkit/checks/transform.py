@@ -14,13 +14,12 @@ from quark.errors import ConfigError
 from quark.plugins import AlgorithmRecord
 from quark.plugins.attribution import origin
 from quark.runs.selected_algorithms import in_order
-from quark_devkit import settings_checks
-from quark_devkit.accelerator_runs import require_run_on_accelerator
-from quark_devkit.algorithm_runs import HARM, logit_error, others, schemes, valid_settings
+from quark_devkit.algorithm_runs import HARM, logit_error, others, require_run_on_accelerator, schemes, valid_settings
 from quark_devkit.check import NotApplicableError, check, require
+from quark_devkit.checks import algorithm_settings
+from quark_devkit.checks.algorithm_settings import processor_of, settings_of
 from quark_devkit.option_effects import digest
 from quark_devkit.random_states import random_states_kept
-from quark_devkit.settings_checks import processor_of, settings_of
 from quark_devkit.small_models import logits, quantized, run_config, with_cache
 from quark_devkit.subject import Subject
 from quark_devkit.transformed_models import distance, float64_logits, named_parts, transformed
@@ -53,31 +52,12 @@ def is_made_of_its_settings(subject: Subject) -> None:
 @check("transform", level="advisory", since=2)
 def declares_calibration(subject: Subject) -> None:
     """A transform that needs statistics has the capability ``calibration``, which listings show."""
-    settings_checks.calibration_is_declared(subject)
+    algorithm_settings.calibration_is_declared(subject)
 
 
-@check("transform")
-def default_settings_are_valid(subject: Subject) -> None:
-    """There are settings without a user's choices, under the record's name; each option accepts its own default."""
-    settings_checks.default_is_valid(subject)
-
-
-@check("transform")
-def settings_survive_json(subject: Subject) -> None:
-    """Settings, also changed ones, are read back from their JSON form as they were."""
-    settings_checks.survive_json(subject)
-
-
-@check("transform")
-def refuses_unknown_settings(subject: Subject) -> None:
-    """Settings with a key that the algorithm does not have are refused."""
-    settings_checks.refuses_unknown_keys(subject)
-
-
-@check("transform")
-def describes_its_settings(subject: Subject) -> None:
-    """Each option has a line of help, which listings show."""
-    settings_checks.options_have_help(subject)
+default_settings_are_valid, settings_survive_json, refuses_unknown_settings, describes_its_settings = algorithm_settings.checks_of_kind(
+    "transform"
+)
 
 
 @check("transform", since=2)
@@ -92,7 +72,7 @@ def heeds_its_options(subject: Subject) -> None:
         yield isinstance(transform, ValidatedTransform) and transform.accepts(worse)
         yield digest(logits(quantized(with_cache(run_config(schemes()[0], settings)))))
 
-    settings_checks.options_have_effects(subject, results)
+    algorithm_settings.options_have_effects(subject, results)
 
 
 @check("transform")

@@ -70,15 +70,10 @@ def _selected(
     """
     from quark.errors import ConfigError
     from quark.plugins.catalog import recorded_catalog  # a plugin that fails gets a report instead of an error, in strict mode too
-    from quark_devkit.catalogue import checks_of
-    from quark_devkit.expected_failures import expected_failures, find_pyproject, refuse_unknown
-    from quark_devkit.subject import KINDS, subjects
+    from quark_devkit.catalogue import checks_of, subjects_of
+    from quark_devkit.expected_failures import find_pyproject
 
-    file = pyproject or find_pyproject(distribution)
-    expected = expected_failures(file)
-    everything = list(subjects(recorded_catalog(), distribution, kinds or KINDS, None if file is None else file.parent))
-    if not kinds:
-        refuse_unknown(expected, (f"{subject.id}:{check.name}" for subject in everything for check in checks_of(subject.kind)))
+    everything, expected = subjects_of(recorded_catalog(), distribution, kinds, pyproject or find_pyproject(distribution))
     if unknown := [name for name in names if name not in {subject.name for subject in everything}]:
         raise ConfigError(f"{distribution} registers nothing of the name '{unknown[0]}'{' and that kind' if kinds else ''}")
     chosen = [subject for subject in everything if not names or subject.name in names]

@@ -12,7 +12,7 @@ import quark
 from quark.config.architecture import Architecture
 from quark.models.plan.mixtures import separate_experts
 from quark.torch import LLMTemplate
-from quark_devkit.float64 import InFloat64
+from quark_devkit.small_models import InFloat64
 
 WIDTH, HEADS, HEAD = 32, 4, 8
 SIZES = {

@@ -13,76 +13,39 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from quark.checkpoint import import_model_from_safetensors
 from quark.checkpoint.inspection import inspect_checkpoint
 from quark.runs import quantize_checkpoint
 from quark.torch import LLMTemplate
 
-BLOCK = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
-LATENT = 128
-"""Channels of the compressed keys and values. As published, 64 that turn come with them: `kv_a_proj_with_mqa`
-ends in half a block.
-"""
+from ..kept_layer_forms import DEEPSEEK, DTYPE, contents, deepseek, fp8
+
+PREDICTING = "model.layers.61.eh_proj.weight"
 
 
-def codes_of(name: str, tensor: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """Return codes and scales of a matrix, and its values."""
-    rows, columns = (-(-n // 128) for n in tensor.shape)
-    codes, scale = torch.empty(tensor.shape, dtype=torch.float8_e4m3fn), torch.empty(rows, columns)
-    values = torch.empty(tensor.shape, dtype=torch.float64)
-    for i in range(rows):
-        for j in range(columns):
-            at = slice(128 * i, 128 * i + 128), slice(128 * j, 128 * j + 128)
-            scale[i, j] = tensor[at].float().abs().max() / 448
-            codes[at] = (tensor[at].float() / scale[i, j]).to(torch.float8_e4m3fn)
-            values[at] = codes[at].double() * scale[i, j].double()
-    return {name: codes, f"{name}_scale_inv": scale}, values.to(torch.float32).to(tensor.dtype)
-
-
-def is_coded(name: str, tensor: Tensor) -> bool:
-    return tensor.ndim == 2 and not name.endswith(("embed_tokens.weight", "lm_head.weight", ".gate.weight"))
+def values_of(codes: Tensor, scale: Tensor) -> Tensor:
+    """Return the values of codes in blocks, in bfloat16."""
+    rows, columns = codes.shape
+    spread = scale.repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)[:, :columns]
+    return (codes.double() * spread.double()).to(torch.float32).to(DTYPE)
 
 
 @pytest.fixture(params=[64, 128], ids=["ragged", "whole blocks"])
 def checkpoints(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
     """The checkpoint with codes, and the one with their values in bfloat16."""
-    torch.manual_seed(0)
-    config = DeepseekV3Config(
-        vocab_size=96,
-        hidden_size=128,
-        intermediate_size=256,
-        moe_intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        q_lora_rank=128,
-        kv_lora_rank=LATENT,
-        qk_rope_head_dim=request.param,
-        qk_nope_head_dim=64,
-        v_head_dim=64,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        n_group=1,
-        topk_group=1,
-        first_k_dense_replace=1,
-        max_position_embeddings=64,
-    )
-    config.num_nextn_predict_layers = 1
-    DeepseekV3ForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "float")
-    stored = load_file(tmp_path / "float/model.safetensors")
-    predicting = torch.randn(128, 256).to(torch.bfloat16)  # transformers leaves this layer out
-    stored["model.layers.61.eh_proj.weight"] = predicting
+    model = deepseek(request.param)
+    model.config.num_nextn_predict_layers = 1
+    model.save_pretrained(tmp_path / "float")
+    values = load_file(tmp_path / "float/model.safetensors")
+    values[PREDICTING] = torch.randn(128, 256).to(DTYPE)  # transformers leaves this layer out
     codes: dict[str, Tensor] = {}
-    for name, tensor in list(stored.items()):
-        if is_coded(name, tensor):
-            own, stored[name] = codes_of(name, tensor)
-            codes |= own
-        else:
-            codes[name] = tensor
+    for name, tensor in values.items():
+        codes |= fp8(name, tensor)
+        if f"{name}_scale_inv" in codes:
+            values[name] = values_of(codes[name], codes[f"{name}_scale_inv"])
     text = json.loads((tmp_path / "float/config.json").read_text())
-    for kind, tensors, more in (("codes", codes, {"quantization_config": BLOCK}), ("values", stored, {})):
+    for kind, tensors, more in (("codes", codes, {"quantization_config": DEEPSEEK}), ("values", values, {})):
         (tmp_path / kind).mkdir()
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / kind / "model.safetensors", {"format": "pt"})
         (tmp_path / kind / "config.json").write_text(json.dumps(text | more))
@@ -94,9 +57,8 @@ def test_as_a_source_it_is_what_its_values_are(checkpoints: tuple[Path, Path], t
     config.keep_prequantized_layers = False
     for source in checkpoints:
         quantize_checkpoint(source, tmp_path / f"{source.name}_out", config)
-    outs = [tmp_path / f"{source.name}_out" for source in checkpoints]
-    contents = [{path.name: path.read_bytes() for path in out.iterdir() if not path.name.startswith("quark_")} for out in outs]
-    assert contents[0] == contents[1]
+    codes, values = (contents(tmp_path / f"{source.name}_out") for source in checkpoints)
+    assert codes == values
 
 
 def test_as_a_quantized_model_it_has_its_values(checkpoints: tuple[Path, Path]) -> None:

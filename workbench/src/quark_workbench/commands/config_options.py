@@ -17,108 +17,108 @@ if TYPE_CHECKING:
 
     from quark.config.model import QConfig
 
-__all__ = ["ConfigOptions", "config_options"]
-
-SchemeOptions = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--scheme-option", help="KEY=VALUE for the scheme, such as block_size=32; `quark schemes NAME` shows its options. May be repeated."
-    ),
-]
-AlgorithmOptions = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--algorithm-option",
-        help="NAME.KEY=VALUE for an algorithm, such as gptq.damp_percent=0.05; `quark algorithms NAME` shows its options. May be repeated.",
-    ),
-]
-PostRope = Annotated[
-    bool | None,
-    typer.Option(
-        "--kv-cache-post-rope/--no-kv-cache-post-rope",
-        help="Quantize keys of the cache as runtimes hold them, after norms and the rotary embedding, or as the projection's output; by "
-        "default the former wherever the model allows it. Needs --kv-cache.",
-    ),
-]
-AllExperts = Annotated[
-    bool,
-    typer.Option("--calibrate-all-experts", help="Calibrate every expert of a mixture on every token, not only on those routed to it."),
-]
-SeparateKv = Annotated[
-    bool, typer.Option("--separate-kv-scales", help="Keys and values keep separate scales; by default they share the larger scale.")
-]
-Exclude = Annotated[
-    list[str] | None,
-    typer.Option(help="Pattern of layers to leave in float, added to those that the model's template leaves in float; may be repeated."),
-]
-ShareFused = Annotated[
-    bool,
-    typer.Option(
-        "--share-fused-scales",
-        help="One scale for layers that runtimes fuse (q/k/v, gate/up). With one scale per tensor, vLLM otherwise requantizes all of "
-        "them to the largest, which loses precision.",
-    ),
-]
-KeepPrequantized = Annotated[
-    bool,
-    typer.Option(
-        "--keep-prequantized/--no-keep-prequantized",
-        help="Layers that come quantized and are not to be quantized stay as they are stored, or are written dequantized.",
-    ),
-]
-Strict = Annotated[bool, typer.Option("--strict", help="A pattern that matches no layer is an error, not a warning.")]
-ActivationMemory = Annotated[
-    str | None,
-    typer.Option(
-        help="Memory that activations of waiting calibration samples may take, such as 8GB, beyond which each block is passed twice; half "
-        "of what is free by default."
-    ),
-]
-SpillDirectory = Annotated[
-    str | None,
-    typer.Option(help="Directory for files with what samples keep in front of a block, as far as it is more than --activation-memory."),
-]
-
-
-TemplateFile = Annotated[
-    Path | None,
-    typer.Option(help="JSON file with the template of the model's family: names of its modules and patterns; for families without one."),
-]
+__all__ = ["ConfigOptions"]
 
 
 @attrs.frozen(kw_only=True)
 class ConfigOptions:
-    """What was asked of each layer; attributes as the options of these names.
+    """Options of the command line that say how each layer is quantized; a template file is read and registered.
 
     Attributes:
         template: Model type of the template in ``--template-file``, which is registered; None without one.
     """
 
-    scheme: str | None
-    scheme_option: list[str] | None
-    algorithm: list[str] | None
-    algorithm_option: list[str] | None
-    kv_cache: str | None
-    kv_cache_post_rope: bool | None
-    attention_scheme: str | None
-    exclude: list[str] | None
-    layer: list[str] | None
-    separate_kv_scales: bool
-    calibrate_all_experts: bool
-    share_fused_scales: bool
-    activation_memory: str | None
-    spill_directory: str | None
-    keep_prequantized: bool
-    strict: bool
-    template: str | None = None
+    scheme: Annotated[str | None, typer.Option(help="Scheme of all linear layers; `quark schemes` lists them.")] = None
+    scheme_option: Annotated[
+        list[str] | None,
+        typer.Option(help="KEY=VALUE for the scheme, such as block_size=32; `quark schemes NAME` shows its options. May be repeated."),
+    ] = None
+    algorithm: Annotated[list[str] | None, typer.Option(help="Algorithm to apply; may be repeated, in order.")] = None
+    algorithm_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME.KEY=VALUE for an algorithm, such as gptq.damp_percent=0.05; `quark algorithms NAME` "
+            "shows its options. May be repeated."
+        ),
+    ] = None
+    kv_cache: Annotated[str | None, typer.Option(help="Scheme of the key-value cache, such as fp8.")] = None
+    kv_cache_post_rope: Annotated[
+        bool | None,
+        typer.Option(
+            "--kv-cache-post-rope/--no-kv-cache-post-rope",
+            help="Quantize keys of the cache as runtimes hold them, after norms and the rotary embedding, "
+            "or as the projection's output; by "
+            "default the former wherever the model allows it. Needs --kv-cache.",
+        ),
+    ] = None
+    attention_scheme: Annotated[str | None, typer.Option(help="Scheme of attention probabilities and queries, such as fp8.")] = None
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Pattern of layers to leave in float, added to those that the model's template leaves in float; may be repeated."
+        ),
+    ] = None
+    layer: Annotated[list[str] | None, typer.Option(help="PATTERN=SCHEME for some layers; may be repeated.")] = None
+    separate_kv_scales: Annotated[
+        bool, typer.Option("--separate-kv-scales", help="Keys and values keep separate scales; by default they share the larger scale.")
+    ] = False
+    calibrate_all_experts: Annotated[
+        bool,
+        typer.Option("--calibrate-all-experts", help="Calibrate every expert of a mixture on every token, not only on those routed to it."),
+    ] = False
+    share_fused_scales: Annotated[
+        bool,
+        typer.Option(
+            "--share-fused-scales",
+            help="One scale for layers that runtimes fuse (q/k/v, gate/up). With one scale per tensor, vLLM otherwise requantizes all of "
+            "them to the largest, which loses precision.",
+        ),
+    ] = False
+    activation_memory: Annotated[
+        str | None,
+        typer.Option(
+            help="Memory that activations of waiting calibration samples may take, such as 8GB, beyond "
+            "which each block is passed twice; half "
+            "of what is free by default."
+        ),
+    ] = None
+    spill_directory: Annotated[
+        str | None,
+        typer.Option(help="Directory for files with what samples keep in front of a block, as far as it is more than --activation-memory."),
+    ] = None
+    keep_prequantized: Annotated[
+        bool,
+        typer.Option(
+            "--keep-prequantized/--no-keep-prequantized",
+            help="Layers that come quantized and are not to be quantized stay as they are stored, or are written dequantized.",
+        ),
+    ] = True
+    strict: Annotated[bool, typer.Option("--strict", help="A pattern that matches no layer is an error, not a warning.")] = False
+    template_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON file with the template of the model's family: names of its modules and patterns; for families without one."
+        ),
+    ] = None
+    template: str | None = attrs.field(init=False)
+
+    @template.default
+    def _registered(self) -> str | None:
+        from quark.config.templates import register_template_file
+
+        return None if self.template_file is None else register_template_file(self.template_file).model_type
 
     @property
     def named_layers(self) -> dict[str, str]:
         """The scheme of each pattern of ``--layer``."""
         return dict(_pair(text) for text in self.layer or [])
 
-    def config_for(self, model: nn.Module) -> QConfig:
+    def config_for(self, model: nn.Module, scheme: str | None = None) -> QConfig:
         """Return the configuration for a model, from the template of its family; meta tensors will do.
+
+        Args:
+            model: The float model.
+            scheme: The scheme from which a selection starts; None for that of ``--scheme``.
 
         Raises:
             ConfigError: No scheme is named, or an option cannot be read.
@@ -126,7 +126,8 @@ class ConfigOptions:
         """
         from quark.models.plan.family import template_of
 
-        if self.scheme is None:
+        scheme = self.scheme if scheme is None else scheme
+        if scheme is None:
             raise ConfigError("name a scheme, as in --scheme int4_wo_128 (`quark schemes` lists them), or several with --mixed")
         template = template_of(model)
         if self.template not in (None, template.model_type):
@@ -136,7 +137,7 @@ class ConfigOptions:
             )
         fused = template.architecture.fused if self.share_fused_scales and template.architecture else None
         config = template.get_config(
-            scheme=self.scheme,
+            scheme=scheme,
             algorithm=self.algorithm or None,
             kv_cache_scheme=self.kv_cache,
             attention_scheme=self.attention_scheme,
@@ -156,49 +157,6 @@ class ConfigOptions:
             keep_prequantized_layers=self.keep_prequantized,
             strict=self.strict,
         )
-
-
-def config_options(
-    scheme: Annotated[str | None, typer.Option(help="Scheme of all linear layers; `quark schemes` lists them.")] = None,
-    scheme_option: SchemeOptions = None,
-    algorithm: Annotated[list[str] | None, typer.Option(help="Algorithm to apply; may be repeated, in order.")] = None,
-    algorithm_option: AlgorithmOptions = None,
-    kv_cache: Annotated[str | None, typer.Option(help="Scheme of the key-value cache, such as fp8.")] = None,
-    kv_cache_post_rope: PostRope = None,
-    attention_scheme: Annotated[str | None, typer.Option(help="Scheme of attention probabilities and queries, such as fp8.")] = None,
-    exclude: Exclude = None,
-    layer: Annotated[list[str] | None, typer.Option(help="PATTERN=SCHEME for some layers; may be repeated.")] = None,
-    separate_kv_scales: SeparateKv = False,
-    calibrate_all_experts: AllExperts = False,
-    share_fused_scales: ShareFused = False,
-    activation_memory: ActivationMemory = None,
-    spill_directory: SpillDirectory = None,
-    keep_prequantized: KeepPrequantized = True,
-    strict: Strict = False,
-    template_file: TemplateFile = None,
-) -> ConfigOptions:
-    """Return what was asked of each layer; a template file is read and registered."""
-    from quark.config.templates import register_template_file
-
-    return ConfigOptions(
-        scheme=scheme,
-        scheme_option=scheme_option,
-        algorithm=algorithm,
-        algorithm_option=algorithm_option,
-        kv_cache=kv_cache,
-        kv_cache_post_rope=kv_cache_post_rope,
-        attention_scheme=attention_scheme,
-        exclude=exclude,
-        layer=layer,
-        separate_kv_scales=separate_kv_scales,
-        calibrate_all_experts=calibrate_all_experts,
-        share_fused_scales=share_fused_scales,
-        activation_memory=activation_memory,
-        spill_directory=spill_directory,
-        keep_prequantized=keep_prequantized,
-        strict=strict,
-        template=None if template_file is None else register_template_file(template_file).model_type,
-    )
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -33,9 +33,7 @@ Text = Annotated[
 ByBlock = Annotated[
     bool, typer.Option("--by-block", help="Read the checkpoints block by block, for models larger than memory; the figures are the same.")
 ]
-TextOptions = Annotated[
-    list[str] | None, typer.Option("--text-option", help="KEY=VALUE for the source of the text; `quark datasets NAME` shows them.")
-]
+TextOptions = Annotated[list[str] | None, typer.Option(help="KEY=VALUE for the source of the text; `quark datasets NAME` shows them.")]
 Tasks = Annotated[str | None, typer.Option(help="Tasks of lm-evaluation-harness, separated by commas, in place of a text.")]
 TaskPath = Annotated[Path | None, typer.Option(help="Directory of task files of your own.")]
 NumFewshot = Annotated[int | None, typer.Option(help="Examples in the context of each question; the default is each task's.")]
@@ -43,8 +41,7 @@ BatchSize = Annotated[str, typer.Option(help="Questions at a time, or auto.")]
 ChatTemplate = Annotated[bool, typer.Option("--apply-chat-template", help="Put questions as chats.")]
 Backend = Annotated[str, typer.Option(help="What runs the model in tasks: transformers, or vllm where it is installed.")]
 BackendOptions = Annotated[
-    list[str] | None,
-    typer.Option("--backend-option", help="KEY=VALUE for the engine of vllm, such as max_model_len=4096 or enforce_eager=true."),
+    list[str] | None, typer.Option(help="KEY=VALUE for the engine of vllm, such as max_model_len=4096 or enforce_eager=true.")
 ]
 
 _TOKENS_AT_A_TIME = 2048  # tokens of a batch: enough for good utilization, few enough for the logits of a large vocabulary

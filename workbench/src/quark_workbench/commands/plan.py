@@ -84,7 +84,7 @@ def print_planned(
     from quark.runs.workload import Calibration
 
     options, errors = _checked(out, calibration, export)
-    size = Calibration(calibration.count, calibration.length)
+    size = Calibration(calibration.num_calib, calibration.seq_len)
     where: Any = {"device": device, "dtype": dtype, "exporter": export.exporter, "trust_remote_code": trust_remote_code}
     planned = planned_run(source, config, calibration=size, options=options, probing=probe, **where).with_errors(errors)
     if as_json:

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import attrs
 import typer
 
 from quark.base.log import get_logger
@@ -26,7 +25,6 @@ from quark_workbench.commands.run_options import (
     Probe,
     TrustRemoteCode,
     WritingChoices,
-    writing_choices,
 )
 from quark_workbench.commands.selection import SelectionOptions, selection_options
 
@@ -52,7 +50,7 @@ AsJson = Annotated[
 
 
 @partial(with_event_lines, "quantize")
-@with_groups(**GROUPS, writing=writing_choices, selection=selection_options)
+@with_groups(**GROUPS, writing=WritingChoices, selection=selection_options)
 def quantize(
     model: Annotated[Path, typer.Argument(help="Directory of a checkpoint: float, or in a layout that can be dequantized.")],
     out: Output,
@@ -86,18 +84,17 @@ def quantize(
     assert out is not None
     refuse_used_directory(out, export.exporter, resume=writing.resume)
     export.options()  # an option that is wrong is refused before anything is read
-    config = _with_base_scheme(config, selection)
-    quant_config = config.config_for(meta_model(model, trust_remote_code=trust_remote_code))
+    base = _base_scheme(config, selection)
+    quant_config = config.config_for(meta_model(model, trust_remote_code=trust_remote_code), base)
     data, chosen = calibration.of(model, trust_remote_code=trust_remote_code), None
     if selection is not None:
         chosen = selection.run(model, quant_config, config.named_layers, data, device, dtype, is_quiet=as_json)
         quant_config = chosen.config
-        writing = attrs.evolve(writing, selection=chosen.to_dict())
     if dry_run:
         own = quant_config
         print_planned(model, out, lambda _: own, calibration, export, probe=probe, as_json=as_json, chosen=chosen, **where)
         return
-    arguments = writing.arguments(started) | where | {"exporter": export.exporter, "options": export.options(data.tokenizer)}
+    arguments = writing.arguments(started, chosen) | where | {"exporter": export.exporter, "options": export.options(data.tokenizer)}
     with _ranks(device, deterministic) as (ranks, device):
         plan = quantize_checkpoint(model, out, quant_config, data, **arguments | {"device": device, "ranks": ranks})
     if ranks.is_first:
@@ -105,14 +102,14 @@ def quantize(
         _print_result(out, scheme, len(plan.quantized), time.perf_counter() - started, as_json, chosen)
 
 
-def _with_base_scheme(config: ConfigOptions, selection: SelectionOptions | None) -> ConfigOptions:
-    """Return the options with the scheme from which a selection starts; unchanged without a selection.
+def _base_scheme(config: ConfigOptions, selection: SelectionOptions | None) -> str | None:
+    """Return the scheme from which a selection starts; None without a selection.
 
     Raises:
         ConfigError: A selection has a scheme beside it, or options of a scheme.
     """
     if selection is None:
-        return config
+        return None
     from quark.base.process_group import is_one_of_many
 
     if config.scheme is not None:
@@ -121,7 +118,7 @@ def _with_base_scheme(config: ConfigOptions, selection: SelectionOptions | None)
         raise ConfigError("--scheme-option is of the one scheme of --scheme: leave it out, since --mixed takes schemes as they are")
     if is_one_of_many():
         raise ConfigError("--mixed measures and chooses in one process: run it without torchrun")
-    return attrs.evolve(config, scheme=selection.base_scheme)
+    return selection.base_scheme
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from quark.cli.event_lines import print_result, with_event_lines
-from quark_workbench.commands.run_options import calibration_batches
+from quark_workbench.commands.run_options import CalibrationChoices
 
 __all__ = ["report"]
 
@@ -40,7 +40,8 @@ def report(
 
     samples = None
     if calib is not None and float_model is not None:
-        samples = calibration_batches(load_tokenizer(float_model), "hidden states", (calib, None), num_calib, seq_len)
+        data = CalibrationChoices(calib=calib, num_calib=num_calib, seq_len=seq_len)
+        samples = data.batches(load_tokenizer(float_model), "hidden states")
     elif calib is not None:
         raise typer.BadParameter("--calib compares hidden states with the float model: give --float MODEL too")
     contents = export_report(out, float_model, samples)

@@ -14,8 +14,8 @@ from quark.config.model import QConfig
 from quark.errors import QuarkError
 from quark.numbers import WeightGrid
 from quark.torch import ModelQuantizer
-from quark_devkit.check import NotApplicableError, check, require
-from quark_devkit.checks.format.cases import Case, weight_cases
+from quark_devkit.check import check, require
+from quark_devkit.checks.format.cases import scaled, weight_cases
 from quark_devkit.example_specs import SHAPE
 from quark_devkit.subject import Subject
 from quark_tiny_model import tiny_template
@@ -45,13 +45,6 @@ class _Model(nn.Module):
         return y
 
 
-def _scaled_weight_cases(subject: Subject) -> list[Case]:
-    found = [case for case in weight_cases(subject) if not case.quantizer.is_float]
-    if not found:
-        raise NotApplicableError("the format casts, without scales")
-    return found
-
-
 def _roundings(subject: Subject) -> Iterator[tuple[str, AlgoConfig]]:
     """Registered roundings with settings for the tiny model's family; those that have none are left out."""
     algorithms, scheme = subject.catalog.algorithms, next(iter(subject.catalog.schemes.names()), "")
@@ -70,7 +63,7 @@ def _roundings(subject: Subject) -> Iterator[tuple[str, AlgoConfig]]:
 @check("format")
 def serves_columns(subject: Subject) -> None:
     """Algorithms that choose codes column by column get the values of round-to-nearest by `quark.numbers.WeightGrid`."""
-    for case in _scaled_weight_cases(subject):
+    for case in scaled(weight_cases(subject)):
         weight = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
         transposed = weight.t().contiguous()
         grid = WeightGrid([case.quantizer], [SHAPE[0]], transposed)
@@ -86,7 +79,7 @@ def serves_columns(subject: Subject) -> None:
 @check("format")
 def is_rounded_by_every_algorithm(subject: Subject) -> None:
     """Each registered rounding leaves weights for which there are codes, near those of round-to-nearest, in every granularity."""
-    by_kind = {type(case.quantizer.granularity): case for case in _scaled_weight_cases(subject)}
+    by_kind = {type(case.quantizer.granularity): case for case in scaled(weight_cases(subject))}
     for name, settings in _roundings(subject):
         for case in by_kind.values():
             torch.manual_seed(0)

@@ -14,7 +14,19 @@ from quark_devkit.check import NotApplicableError
 from quark_devkit.example_specs import Example, examples
 from quark_devkit.subject import Subject
 
-__all__ = ["COLUMNS", "Case", "all_codes", "all_values", "cases", "first_case", "numbers", "same_bits", "shares_bits", "weight_cases"]
+__all__ = [
+    "COLUMNS",
+    "Case",
+    "all_codes",
+    "all_values",
+    "cases",
+    "first_case",
+    "numbers",
+    "same_bits",
+    "scaled",
+    "shares_bits",
+    "weight_cases",
+]
 
 COLUMNS = 64
 """Length of a row of values: every group size of the example specs divides it."""
@@ -94,6 +106,18 @@ def weight_cases(subject: Subject) -> list[Case]:
     found = [case for case in cases(subject) if not case.is_scale]
     if not found:
         raise NotApplicableError("the format holds scales only")
+    return found
+
+
+def scaled(cases: list[Case]) -> list[Case]:
+    """Return the cases with scales.
+
+    Raises:
+        NotApplicableError: There is none.
+    """
+    found = [case for case in cases if not case.quantizer.is_float]
+    if not found:
+        raise NotApplicableError("the format casts, without scales")
     return found
 
 

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from quark.config.enums import ScaleType
 from quark.numbers import QParams
-from quark_devkit.accelerator_runs import accelerator
+from quark_devkit.algorithm_runs import accelerator
 from quark_devkit.check import NotApplicableError, check, require
-from quark_devkit.checks.format.cases import Case, cases, same_bits, weight_cases
+from quark_devkit.checks.format.cases import Case, cases, same_bits, scaled, weight_cases
 from quark_devkit.example_specs import SHAPE
 from quark_devkit.subject import Subject
 
@@ -36,17 +36,10 @@ def _data(seed: int = 0) -> Tensor:
     return x
 
 
-def _scaled_cases(subject: Subject) -> list[Case]:
-    found = [case for case in cases(subject) if not case.quantizer.is_float]
-    if not found:
-        raise NotApplicableError("the format casts, without scales")
-    return found
-
-
 @check("format")
 def gives_usable_scales(subject: Subject) -> None:
     """``qparams`` gives finite positive scales of the shape of the ranges for ranges of any kind: empty, one-sided, tiny, huge."""
-    for case in _scaled_cases(subject):
+    for case in scaled(cases(subject)):
         is_wide = case.spec.scale_type in _WIDE and case.spec.scale_format in (None, "float32", "e8m0")
         for name, ends in {**_RANGES, **(_HUGE if is_wide else {})}.items():
             low, high = (torch.full((3, 5), end) for end in ends)
@@ -66,7 +59,7 @@ def gives_usable_scales(subject: Subject) -> None:
 @check("format")
 def has_scales_that_fit_the_range(subject: Subject) -> None:
     """``max_magnitude`` times the scale is the larger end of the range, within a factor of two for scales that are powers of two."""
-    for case in _scaled_cases(subject):
+    for case in scaled(cases(subject)):
         for low, high in ((-1.0, 2.0), (-3.0, 3.0), (-5.5, 0.5)):
             qparams = case.format.qparams(torch.full((4,), low), torch.full((4,), high), case.spec)
             wanted = (high - low) / 2 if qparams.zero_point is not None else max(-low, high)
@@ -239,7 +232,7 @@ def has_no_undeclared_zero_points(subject: Subject) -> None:
     """A format without the capability ``zero_point`` gives none, whatever the spec."""
     if "zero_point" in subject.record.capabilities:  # type: ignore[union-attr]
         raise NotApplicableError("it declares the capability zero_point")
-    for case in _scaled_cases(subject):
+    for case in scaled(cases(subject)):
         low, high = torch.full((4,), 0.3), torch.full((4,), 2.0)
         has_zero = case.format.qparams(low, high, case.spec).zero_point is not None
         require(not has_zero, f"gives a zero point, and its record does not declare the capability zero_point ({case})")

@@ -29,7 +29,7 @@ from quark_devkit.small_models import fitting_schemes, quantized, run_config, sm
 from quark_devkit.stored_files import failing_open, largest_file, stored_tensors, wrong_index
 from quark_devkit.subject import Subject
 from quark_devkit.transformed_models import named_parts
-from quark_devkit.whole_runs import contents, require_same_from_disk
+from quark_devkit.whole_runs import contents, first_difference, require_same_from_disk
 
 PARTS = ("reading",)
 REFUSALS = (UnsupportedError, ConfigError)
@@ -143,9 +143,8 @@ def writes_the_same_twice(subject: Subject) -> None:
     with temporary() as parent:
         for name in ("one", "two"):
             export_with(subject.lookup_name, model, parent / name)
-        one, two = contents(parent / "one"), contents(parent / "two")
-        different = sorted(file for file in {*one, *two} if one.get(file) != two.get(file))
-        require(not different, f"writes another '{different[0] if different else ''}' the second time")
+        different = first_difference(contents(parent / "one"), contents(parent / "two"))
+        require(different is None, f"writes another '{different}' the second time")
 
 
 @check("layout")
@@ -259,8 +258,8 @@ def announces_what_it_writes(subject: Subject) -> None:
             export_with(subject.lookup_name, model, parent / "out", options)
             written = {name: tensor.shape for name, tensor in stored_tensors(parent / "out").items()}
             sizes = {path.name: path.stat().st_size for path in (parent / "out").iterdir()}
-        other = sorted(name for name in {*announced, *written} if announced.get(name) != written.get(name))
-        require(not other, f"does not write '{other[0] if other else ''}' as it announces it")
+        other = first_difference(announced, written)
+        require(other is None, f"does not write '{other}' as it announces it")
         laid_out = ShardLayout.of(parts, options.max_shard_bytes).file_sizes()
         wrong = sorted(file for file, size in laid_out.items() if sizes.get(file) != size)
         require(not wrong, f"announces tensors that make '{wrong[0] if wrong else ''}' another size than it has")
@@ -287,9 +286,8 @@ def is_written_by_two_processes(subject: Subject) -> None:
             first.write(None)
             first.count_as_written(second.written())
             first.finish(content)
-        one, two = contents(parent / "one"), contents(out)
-        different = sorted(file for file in {*one, *two} if one.get(file) != two.get(file))
-        require(not different, f"writes another '{different[0] if different else ''}' where two processes write the blocks")
+        different = first_difference(contents(parent / "one"), contents(out))
+        require(different is None, f"writes another '{different}' where two processes write the blocks")
 
 
 @check("layout", needs="resumable", level="optional")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quark.errors import CalibrationError, ConfigError, QuarkError
 from quark.numbers import Observer
-from quark_devkit.accelerator_runs import accelerator
+from quark_devkit.algorithm_runs import accelerator
 from quark_devkit.check import NotApplicableError, check, require
 from quark_devkit.example_specs import SHAPE, Example, examples, registered_formats
 from quark_devkit.random_states import random_states_kept
@@ -326,14 +326,19 @@ def keeps_no_graph(subject: Subject) -> None:
     _for_each(subject, detached, "gives a range that requires gradients for a tensor that does")
 
 
+def _reach(example: Example) -> Tensor:
+    """Return how far from zero each range reaches, relative to the data."""
+    granularity = example.quantizer.granularity
+    largest = granularity.rows(data_of()).abs().amax(1).view(granularity.scale_shape(SHAPE))
+    low, high = observed(example, data_of()).range()
+    return torch.maximum(-low, high) / largest
+
+
 @check("observer")
 def reaches_not_far_beyond_the_data(subject: Subject) -> None:
     """The range reaches at most eight times as far from zero as the data do: a search may prefer wide ranges, and no more."""
     for example in examples_of(subject):
-        rows = example.quantizer.granularity.rows(data_of())
-        largest = rows.abs().amax(1).view(example.quantizer.granularity.scale_shape(SHAPE))
-        low, high = observed(example, data_of()).range()
-        worst = float((torch.maximum(-low, high) / largest).max())
+        worst = float(_reach(example).max())
         require(worst <= _WIDEST, f"gives a range {worst:.3g} times as far from zero as the data ({example})")
 
 
@@ -341,10 +346,7 @@ def reaches_not_far_beyond_the_data(subject: Subject) -> None:
 def reaches_some_of_the_data(subject: Subject) -> None:
     """The range is nowhere empty, and reaches at least a hundredth as far from zero as the data do."""
     for example in examples_of(subject):
-        rows = example.quantizer.granularity.rows(data_of())
-        largest = rows.abs().amax(1).view(example.quantizer.granularity.scale_shape(SHAPE))
-        low, high = observed(example, data_of()).range()
-        least = float((torch.maximum(-low, high) / largest).min())
+        least = float(_reach(example).min())
         require(least >= _NARROWEST, f"gives a range {least:.3g} times as far from zero as the data ({example})")
 
 

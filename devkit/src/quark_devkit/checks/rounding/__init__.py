@@ -17,8 +17,8 @@ from quark.errors import QuarkError, RoundingError
 from quark.models.layers import QuantizedLayer
 from quark.plugins import schemes
 from quark.plugins.attribution import origin
-from quark_devkit import settings_checks
 from quark_devkit.check import check, require
+from quark_devkit.checks import algorithm_settings
 from quark_devkit.option_effects import digest
 from quark_devkit.random_states import random_states_kept
 from quark_devkit.subject import Subject
@@ -43,7 +43,7 @@ MARGIN = 3
 
 
 def _made(subject: Subject) -> Rounding:
-    rounding: Rounding = settings_checks.processor_of(subject)
+    rounding: Rounding = algorithm_settings.processor_of(subject)
     return rounding
 
 
@@ -81,31 +81,12 @@ def is_made_of_its_settings(subject: Subject) -> None:
 @check("rounding", level="advisory", since=2)
 def declares_calibration(subject: Subject) -> None:
     """A rounding that needs statistics has the capability ``calibration``, which listings show."""
-    settings_checks.calibration_is_declared(subject)
+    algorithm_settings.calibration_is_declared(subject)
 
 
-@check("rounding")
-def default_settings_are_valid(subject: Subject) -> None:
-    """There are settings without a user's choices, under the record's name; each option accepts its own default."""
-    settings_checks.default_is_valid(subject)
-
-
-@check("rounding")
-def settings_survive_json(subject: Subject) -> None:
-    """Settings, also changed ones, are read back from their JSON form as they were."""
-    settings_checks.survive_json(subject)
-
-
-@check("rounding")
-def refuses_unknown_settings(subject: Subject) -> None:
-    """Settings with a key that the algorithm does not have are refused."""
-    settings_checks.refuses_unknown_keys(subject)
-
-
-@check("rounding")
-def describes_its_settings(subject: Subject) -> None:
-    """Each option has a line of help, which listings show."""
-    settings_checks.options_have_help(subject)
+default_settings_are_valid, settings_survive_json, refuses_unknown_settings, describes_its_settings = algorithm_settings.checks_of_kind(
+    "rounding"
+)
 
 
 @check("rounding", since=2)
@@ -115,14 +96,14 @@ def heeds_its_options(subject: Subject) -> None:
     def results(settings: AlgoConfig) -> Iterator[str]:
         data, held_out = (Inputs(one.x, 1.25 * one.reference) for one in (inputs(0), inputs(1, 32)))  # as if inputs had been made smaller
         for config in one_scheme_of_each_kind(subject).values():
-            rounding, layers = settings_checks.processor_of(subject, settings), layers_of(config, count=1)
+            rounding, layers = algorithm_settings.processor_of(subject, settings), layers_of(config, count=1)
             rounded(rounding, layers, data, held_out)
             yield digest(
                 list(map(rounding.applies_to, (*layers, "self_attn.q_proj", "mlp.down_proj"))),
                 *(layer.weight for layer in layers.values()),
             )
 
-    settings_checks.options_have_effects(subject, results)
+    algorithm_settings.options_have_effects(subject, results)
 
 
 @check("rounding")

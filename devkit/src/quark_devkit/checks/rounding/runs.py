@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from quark.algorithms import Rounding
-from quark_devkit.accelerator_runs import require_run_on_accelerator
+from quark_devkit.algorithm_runs import require_run_on_accelerator
 from quark_devkit.check import NotApplicableError, check, require
-from quark_devkit.settings_checks import processor_of, settings_of
+from quark_devkit.checks.algorithm_settings import processor_of, settings_of
 from quark_devkit.small_models import coarse_scheme, logits, quantized, run_config, scheme_with_inputs, small_model
 from quark_devkit.subject import Subject
 from quark_devkit.weight_tasks import schemes_to_round

@@ -1,4 +1,4 @@
-"""What holds for the settings of every algorithm, rounding, transform or tuning; the checks of these kinds ask it here."""
+"""Checks of the settings of every algorithm: a rounding, a transform or a tuning."""
 
 from __future__ import annotations
 
@@ -11,20 +11,17 @@ from quark.config.templates.algorithms import algo_config_from_dict, derived_con
 from quark.errors import QuarkError
 from quark.plugins import algorithms
 from quark.plugins.options import Option
-from quark_devkit.check import CheckFailedError, NotApplicableError, require
+from quark_devkit.check import Check, CheckFailedError, NotApplicableError, check, require
 from quark_devkit.option_effects import require_effects
 from quark_devkit.small_models import small_family
 from quark_devkit.subject import Subject
 
 __all__ = [
     "calibration_is_declared",
-    "default_is_valid",
+    "checks_of_kind",
     "options_have_effects",
-    "options_have_help",
     "processor_of",
-    "refuses_unknown_keys",
     "settings_of",
-    "survive_json",
 ]
 
 UNKNOWN = "a_setting_that_no_algorithm_has"
@@ -71,8 +68,8 @@ def calibration_is_declared(subject: Subject) -> None:
     require(declares or not processor_of(subject).needs, "needs statistics, and its record does not declare the capability 'calibration'")
 
 
-def default_is_valid(subject: Subject) -> None:
-    """Raise where default settings are missing, have another name than the record, or cannot be given back as options."""
+def default_settings_are_valid(subject: Subject) -> None:
+    """There are settings without a user's choices, under the record's name; each option accepts its own default."""
     settings = settings_of(subject)
     names = (subject.record.name, *subject.record.aliases)  # type: ignore[union-attr]
     require(settings.name in names, f"has settings of the name '{settings.name}', and its record the name '{subject.name}'")
@@ -84,8 +81,8 @@ def default_is_valid(subject: Subject) -> None:
             require(False, f"refuses the value that its option '{option.name}' has by default: {error}")
 
 
-def survive_json(subject: Subject) -> None:
-    """Raise where settings, the default ones or with one option changed, are not read back from JSON as they were."""
+def settings_survive_json(subject: Subject) -> None:
+    """Settings, also changed ones, are read back from their JSON form as they were."""
     for settings in (settings_of(subject), *_changed(subject)):
         try:
             text = json.dumps(settings.to_dict())
@@ -96,8 +93,8 @@ def survive_json(subject: Subject) -> None:
         require(again == settings, f"reads settings back from JSON as {again}, which were {settings}")
 
 
-def refuses_unknown_keys(subject: Subject) -> None:
-    """Raise where a key that the settings do not have is taken."""
+def refuses_unknown_settings(subject: Subject) -> None:
+    """Settings with a key that the algorithm does not have are refused."""
     kind = algorithms().load_config(subject.lookup_name)
     data = {**settings_of(subject).to_dict(), UNKNOWN: 1}
     for what, make in (("from_dict", lambda: kind.from_dict(data)), ("its class", lambda: kind(**data))):
@@ -108,12 +105,18 @@ def refuses_unknown_keys(subject: Subject) -> None:
         require(False, f"takes settings with the key '{UNKNOWN}' by {what}: keys that it does not have are to be refused")
 
 
-def options_have_help(subject: Subject) -> None:
-    """Raise where an option has no line of help."""
+def describes_its_settings(subject: Subject) -> None:
+    """Each option has a line of help, which listings show."""
     silent = [option.name for option in _options(subject) if not option.help.strip()]
     require(
         not silent, f"says nothing of the options {', '.join(silent)}: describe them under 'Attributes:' in the docstring of its settings"
     )
+
+
+def checks_of_kind(kind: str) -> tuple[Check, ...]:
+    """Return the checks of settings for one kind of algorithm."""
+    functions = (default_settings_are_valid, settings_survive_json, refuses_unknown_settings, describes_its_settings)
+    return tuple(check(kind)(function) for function in functions)
 
 
 def options_have_effects(subject: Subject, results: Callable[[AlgoConfig], Iterable[Any]]) -> None:
