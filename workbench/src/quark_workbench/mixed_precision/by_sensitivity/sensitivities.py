@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from quark.calibration.batches import Call
-from quark.calibration.lockstep import current_forward
+from quark.calibration.forwards import current_forward
 from quark.calibration.pause_points import tokens_of
 from quark.runs.memory import tokens_in
 from quark_workbench.mixed_precision import Candidate, SelectionProblem
