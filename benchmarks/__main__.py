@@ -3,22 +3,22 @@
     python -m benchmarks [--results docs/data/benchmarks.json] [--only startup,formats] [--model MODEL]
                          [--text TEXT_DIR] [--amd-quark PYTHON] [--llm-compressor PYTHON]
 
-==========  =========  ====================================================================================================
+==========  =========  ===================================================================================
 benchmark   needs      measures
-==========  =========  ====================================================================================================
+==========  =========  ===================================================================================
 startup                listing every scheme, and importing ``quark.torch``
-formats                fake-quantize, quantize, pack … of every number format; with --amd-quark, its fake-quantize beside ours
-kernels     a GPU      rounding and encoding by kernels beside a copy of as many bytes on the GPU; the column loop
+formats                operations of every number format; with --amd-quark, its fake-quantize beside ours
+kernels     a GPU      rounding and encoding by kernels beside a copy on the GPU; the column loop
 layers                 peak memory from disk to disk by the number of layers
 copy                   rounding to nearest from disk to disk, beside loading and saving the same shards
 evaluate               peak memory of a comparison of two checkpoints, by block and in memory
 rtn         --model    rounding to nearest from load to finished export, beside a copy
 calibrated  and --text GPTQ, AWQ, Qronos: time in forwards, alone and beside a busy process
 ranks       and --text two processes of one core beside one
-mixed       and --text divergence of chosen schemes beside that of one scheme of the same size, and of a heuristic
+mixed       and --text divergence of chosen schemes beside one scheme of that size, and a heuristic
 tuning      and --text accuracy of a tuned model, and its time
 peers       and --text the same work in AMD Quark and llm-compressor, where their interpreters are given
-==========  =========  ====================================================================================================
+==========  =========  ===================================================================================
 
 ``--only tuned`` measures the accuracy of tuned models in MXFP4 and NVFP4, ``--only rotated`` that of a
 rotated one in INT8, ``--only large`` an 8B model (21 GB of disk); these and ``evaluate`` run only where they

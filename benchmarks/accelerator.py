@@ -1,4 +1,4 @@
-"""Quantize a random Llama-3-8B on an accelerator, from disk, block by block: ``python -m benchmarks.accelerator``.
+"""Quantize a random Llama-3-8B on an accelerator, block by block: ``python -m benchmarks.accelerator``.
 
     python -m benchmarks.accelerator [--device cuda] [--shape 8b] [--layers 32] [--samples 128] [--length
     2048] [--runs gptq awq+gptq …]

@@ -1,4 +1,4 @@
-"""Busy loops: other programs that want a processor, to see what a measurement is worth on a machine that is shared."""
+"""Busy loops: other programs that want a processor, as on a machine that is shared."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def busy_loops(count: int) -> Iterator[None]:
-    """While the body runs, ``count`` processes compute without end; each has come to its loop before the body begins."""
+    """While the body runs, ``count`` processes compute without end; each is in its loop before it."""
     program = "print(flush=True)\nwhile True: pass"
     loops = [subprocess.Popen([sys.executable, "-S", "-c", program], stdout=subprocess.PIPE) for _ in range(count)]
     try:

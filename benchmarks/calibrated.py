@@ -118,7 +118,7 @@ def _peak() -> float:
 
 
 def _allowed_bytes(model: torch.nn.Module, tokens: int) -> float:
-    """Of one block, all in float32: its weights, one Hessian for each input, and what goes into and comes out of its layers."""
+    """Bytes of one block in float32: its weights, a Hessian for each input, inputs and outputs of layers."""
     block = next(iter(model.get_submodule("model.layers").children()))
     linears = {n.rsplit(".", 1)[-1]: m for n, m in block.named_modules() if isinstance(m, torch.nn.Linear)}
     inputs = [m.in_features for n, m in linears.items() if n not in ("k_proj", "v_proj", "up_proj")]  # those read what others read
@@ -191,7 +191,7 @@ def _in_own_process(arguments: list[str]) -> str:
 
 
 def _table(results: list[dict[str, Any]]) -> Iterator[str]:
-    """Markdown: an algorithm in each row, a scheme in each column; perplexity, mean divergence, share of equal best tokens."""
+    """Markdown: algorithms in rows, schemes in columns; perplexity, divergence, top-1 agreement."""
     found = {(r["algorithm"], r["scheme"]): "{perplexity:.2f} / {mean_kl:.3f} / {top1:.3f}".format(**r) for r in results}
     schemes = list(dict.fromkeys(scheme for _, scheme in found))
     yield " | ".join(["|", *schemes, ""]).strip()

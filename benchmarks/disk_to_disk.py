@@ -1,4 +1,6 @@
-"""Bars of the route from checkpoint to checkpoint, on random Llamas that are written for it and removed: memory, throughput, a large model.
+"""Bars of the route from checkpoint to checkpoint, on random Llamas: memory, throughput, a large model.
+
+The models are written for it and removed.
 
     python -m benchmarks.disk_to_disk layers [--layers 15] [--samples 8] [--length 512] python -m
     benchmarks.disk_to_disk copy [--shape 1b] [--schemes fp8,int4_wo_128,mxfp4_weight_only] [--runs 5] python
@@ -133,7 +135,7 @@ def layers(args: argparse.Namespace, directory: Path) -> list[Measurement]:
 
 
 def copying(source: Path, *, to_the_disk: bool = False) -> Callable[[Path], None]:
-    """Return what loads and saves every shard of a checkpoint, and, if asked for, waits until it is on the disk."""
+    """Return a function that loads and saves every shard of a checkpoint, and may wait for the disk."""
 
     def copied(out: Path) -> None:
         out.mkdir()
@@ -156,7 +158,7 @@ def quantizing(source: Path, scheme: str) -> Callable[[Path], None]:
 
 
 def saving(source: Path, scheme: str, directory: Path) -> Callable[[Path], None]:
-    """Return what loads and saves the shards that a scheme makes of a checkpoint, and waits until they are on the disk."""
+    """Return a function that loads and saves the shards of a quantized checkpoint, and waits for the disk."""
     quantizing(source, scheme)(directory)
     return copying(directory, to_the_disk=True)
 

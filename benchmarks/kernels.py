@@ -1,4 +1,4 @@
-"""Bandwidth of the kernels on a GPU: rounding, encoding and packing beside a copy of as many bytes, and the column loop.
+"""Bandwidth of the kernels on a GPU: rounding, encoding and packing beside a copy, and the column loop.
 
     python -m benchmarks.kernels [--runs 50] [--side 8192]
 

@@ -1,4 +1,4 @@
-"""Automatic mixed precision on a real model: divergence and perplexity at equal size, beside uniform schemes and a heuristic.
+"""Mixed precision on a real model: divergence and perplexity beside schemes and a heuristic of equal size.
 
     python -m benchmarks.mixed_precision MODEL TEXT_DIR [--sets
                                          fp8,mxfp6_e2m3,mxfp4/ptpc_fp8,uint4_wo_32,uint4_wo_64] [--bits 5,6]
@@ -61,7 +61,7 @@ class Uniform:
 
 
 class Ends:
-    """Larger candidates for the first and the last blocks: groups in the order of their distance from an end, as large as they may be."""
+    """Give larger candidates to the groups nearest to the first and the last block, within the size."""
 
     def select(self, problem: SelectionProblem) -> Selection:
         last = max(_block(group.name) for group in problem.groups)
@@ -137,7 +137,7 @@ class Measured:
 
 
 def wanted_rows(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Sequence[str], float, Any]]:
-    """Yield what names a row, the candidates and the size that are chosen from, and what chooses: each scheme alone, then each set."""
+    """Yield name, candidates, size and selector of each row: each scheme, then each set of candidates."""
     sets = [names.split(",") for names in args.sets.split("/")]
     named = [name for names in sets for name in names] + list(filter(None, args.uniform.split(",")))
     for name in dict.fromkeys(name for name in named if name != "bf16"):
@@ -154,7 +154,7 @@ def wanted_rows(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Sequ
 
 
 def measured_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return a row for each scheme alone, and for each choice from each set of candidates at each size that they reach."""
+    """Return a row for each scheme alone, and for each choice from each set of candidates at each size."""
     measured = Measured(args)
     rows: list[dict[str, Any]] = json.loads(args.out.read_text(encoding="utf-8"))["rows"] if args.out and args.out.exists() else []
     for row, names, bits, selector in wanted_rows(args):
@@ -176,7 +176,7 @@ def write(args: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def best_alone(rows: Sequence[dict[str, Any]], bits: float) -> dict[str, Any] | None:
-    """Return the row of the scheme with the smallest divergence of those that take at most so many bits alone."""
+    """Return the row of the scheme with the smallest divergence among those of at most that many bits."""
     fitting = [row for row in rows if row["choice"] == UNIFORM_CHOICE and row["bits"] <= bits]
     return min(fitting, key=lambda row: row["kl"], default=None)
 
@@ -187,7 +187,7 @@ def is_heuristic(row: Mapping[str, Any], chosen: Mapping[str, Any]) -> bool:
 
 
 def measurements(rows: Sequence[dict[str, Any]]) -> list[Measurement]:
-    """Return the divergence of each choice ÷ that of the best scheme of at most its size, and ÷ that of ``ends``."""
+    """Return the divergence of each choice ÷ that of the best scheme of its size, and ÷ that of ``ends``."""
     found = []
     for row in (row for row in rows if row["choice"] not in (UNIFORM_CHOICE, ENDS)):
         alone = best_alone(rows, row["target"])

@@ -1,4 +1,4 @@
-"""The same work in other programs, each in an environment of its own: time and memory beside a forward of the float model, and accuracy.
+"""The same work in other programs, each in its own environment: time, memory and accuracy.
 
     python -m benchmarks.peers MODEL TEXT_DIR [--auto-round PYTHON] [--llm-compressor PYTHON] [--amd-quark
                                PYTHON] [--runs gptq/int4_wo_64,autoround/int3_wo_64,…] [--programs
@@ -82,7 +82,10 @@ def run(python: str, script: str, arguments: list[str], limit: float) -> Row | N
 
 
 def windows(tokenizer: Any, path: Path, start: int) -> Tensor:
-    """Return 8 windows of 512 tokens, ``[8, 512]``, from character ``start`` on; each begins with what the tokenizer begins a text with."""
+    """Return 8 windows of 512 tokens, ``[8, 512]``, from character ``start`` on.
+
+    Each begins with the token that the tokenizer puts before a text.
+    """
     text = path.read_text(encoding="utf-8", errors="replace")[start : start + 8 * 512 * 8]
     begin = torch.tensor(tokenizer("")["input_ids"], dtype=torch.int64)
     tokens = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.int64)
@@ -91,7 +94,7 @@ def windows(tokenizer: Any, path: Path, start: int) -> Tensor:
 
 
 def write_tokens(model: Path, text: Path, directory: str) -> None:
-    """Write what every program reads: the tokens, and what the float model predicts for them, a file for each window."""
+    """Write the input of every program: the tokens, and the float model's predictions for each window."""
     tokenizer, float_model = load_tokenizer(model), load_model(model, "float32")
     tokens = {name: torch.cat([windows(tokenizer, text / file, at) for file, at in places]) for name, places in PLACES.items()}
     save_file(tokens, f"{directory}/tokens.safetensors")
@@ -133,7 +136,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def asked(args: argparse.Namespace, pythons: Mapping[str, str | None]) -> Iterator[dict[str, str]]:
-    """Yield what identifies each run of each program that has its algorithm and whose interpreter is known, programs in alternation."""
+    """Yield the key of each run of each program whose interpreter is known, programs in alternation."""
     for one in args.runs.split(","):
         algorithm, scheme = one.split("/")
         for name in args.programs.split(","):
@@ -155,7 +158,7 @@ def keep(path: Path, row: Row) -> None:
 
 
 def measurements(rows: Sequence[Row]) -> list[Measurement]:
-    """Return the figures of some runs of one model; ours are held to the bars of `benchmarks.calibrated`, and to those of `bars`."""
+    """Return the figures of some runs of one model; ours are held to bars."""
     measured = []
     for row in rows:
         case = "{program} {version}, {algorithm}, {scheme}".format(**row)
@@ -168,7 +171,7 @@ def measurements(rows: Sequence[Row]) -> list[Measurement]:
 
 
 def bars(row: Row, rows: Sequence[Row]) -> tuple[float | None, float | None]:
-    """Return the most forwards and perplexity that a run may have: tuning takes a fifth of auto-round's time, and is better."""
+    """Return the most forwards and perplexity of a run: a fifth of auto-round's time, and better."""
     if row["program"] != OURS:
         return None, None
     rival = next((r for r in rows if r["program"] == "auto-round" and r["scheme"] == row["scheme"]), None)

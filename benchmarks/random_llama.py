@@ -1,4 +1,4 @@
-"""Write a Llama checkpoint of random bfloat16 weights, of any size, without holding it: ``python -m benchmarks.random_llama OUT``.
+"""Write a Llama of random bfloat16 weights, of any size: ``python -m benchmarks.random_llama OUT``.
 
     python -m benchmarks.random_llama OUT [--shape smollm2|1b|8b] [--layers 30] [--shard-bytes 5000000000]
 

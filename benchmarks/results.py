@@ -1,4 +1,4 @@
-"""Results of benchmarks: what was measured, against which floor, on which machine and when; one file holds all runs, the newest last."""
+"""Results of benchmarks: figure, floor, machine and date; one file holds all runs, the newest last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Round-to-nearest from load to finished export, beside the floor: copying the checkpoint tensor by tensor through safetensors.
+"""Round-to-nearest from load to finished export, beside the floor: copying all tensors through safetensors.
 
     python -m benchmarks.rtn MODEL [--schemes int4_wo_64,mxfp4_weight_only] [--routes memory,disk] [--runs 5]
 
@@ -64,7 +64,7 @@ def seconds(action: Callable[[Path], None]) -> float:
 
 
 def weights_only(scheme: str) -> Callable[[str], QConfig]:
-    """A configuration of the scheme's weights, its activations left in float: round-to-nearest needs no data then."""
+    """A configuration of the scheme's weights with float activations: round-to-nearest then needs no data."""
 
     def make(model_type: str) -> QConfig:
         from dataclasses import replace

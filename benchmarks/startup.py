@@ -1,4 +1,4 @@
-"""Start-up: listing every scheme beside importing what discovery needs, and ``import quark.torch`` beside ``import torch``.
+"""Start-up: listing every scheme, and ``import quark.torch`` beside ``import torch``.
 
     python -m benchmarks.startup [--runs 11]
 

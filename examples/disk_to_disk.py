@@ -1,4 +1,4 @@
-"""From a checkpoint to a checkpoint, one block in memory at a time: ``python examples/disk_to_disk.py OUT [MODEL]``.
+"""From a checkpoint to a checkpoint, block by block: ``python examples/disk_to_disk.py OUT [MODEL]``.
 
 This is what ``quark quantize`` does. A run that is killed goes on with the blocks that it has finished when
 it is started again.

@@ -1,4 +1,4 @@
-"""How good is it? Compare an export with its float model, and look at its report: ``python examples/evaluate_and_report.py OUT [MODEL]``.
+"""Compare an export with its float model: ``python examples/evaluate_and_report.py OUT [MODEL]``.
 
 ``quark evaluate`` and ``quark report`` do the same from the command line.
 """

@@ -1,4 +1,4 @@
-"""Let each layer have the scheme that costs least under a budget: ``python examples/mixed_precision.py OUT [MODEL TEXT]``.
+"""A scheme for each layer under a budget: ``python examples/mixed_precision.py OUT [MODEL TEXT]``.
 
 OUT gets a report, quark_report.html, with the curve of sizes and losses, and a map of which layers got what.
 """
@@ -19,7 +19,7 @@ __all__ = ["main"]
 
 
 def main(out: Path, source: Path | None = None, text: Path | None = None, count: int = 8, length: int = 128) -> dict[str, int]:
-    """Choose among FP8, MXFP4 and float for 6 bits, quantize by the choice, and return how many groups of layers got each scheme."""
+    """Choose among FP8, MXFP4 and float for 6 bits, quantize, and return the number of groups by scheme."""
     source = source or tiny_model_dir()
     samples = iter([held_out_text()]) if text is None else read_samples(text)
     batches = token_sequences(load_tokenizer(source), samples, count, length)

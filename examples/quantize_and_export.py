@@ -1,4 +1,4 @@
-"""Quantize a model and write a checkpoint that transformers and vLLM load: ``python examples/quantize_and_export.py OUT [MODEL]``.
+"""Quantize and export for transformers and vLLM: ``python examples/quantize_and_export.py OUT [MODEL]``.
 
 MODEL is a directory in Hugging Face form; without one, the tiny model that comes with quark is taken.
 """

@@ -1,7 +1,7 @@
 """Digests of what runs write, so that a change that should change nothing can be shown to change nothing.
 
     python -m tools.checkpoint_digests record FILE      # before the change
-    python -m tools.checkpoint_digests compare FILE     # after it: lists what differs; the exit status is 0 if nothing does
+    python -m tools.checkpoint_digests compare FILE     # after it: lists differences; exit status 0: none
 
 Every scheme with each algorithm of `ALGORITHMS` quantizes the bundled tiny model: in memory, where each
 layout that holds the result writes it; from disk to disk; killed behind its first block and resumed; and by
@@ -129,7 +129,7 @@ def dying(work: Callable[[], object]) -> None:
 
 
 def in_memory(out: Path, scheme: str, algorithms: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return digests of a model that was quantized in memory, by layout; layouts that cannot hold it are left out."""
+    """Return digests of a model quantized in memory, by layout; layouts that cannot hold it are left out."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

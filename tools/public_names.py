@@ -1,7 +1,7 @@
-"""Lists the modules of the distributions that do not say in ``__all__`` what is public; with ``--write``, adds it.
+"""Lists modules that do not say in ``__all__`` what is public; with ``--write``, adds it.
 
-    python -m tools.public_names             # modules without it, and names in it that do not exist; exit status 1 for any
-    python -m tools.public_names --write     # adds it, with every name that has no underscore: a first version, to shorten by hand
+    python -m tools.public_names            # modules without it, and wrong names in it; exit status 1 for any
+    python -m tools.public_names --write    # adds it, with all names without underscore, to shorten by hand
 
 A module that defines nothing and re-exports nothing needs none. Names are those of functions, classes and
 constants at the top of a module, and explicit re-exports, ``from a import b as b``. Run ``ruff check --fix``

@@ -1,4 +1,4 @@
-"""Records golden files from AutoAWQ: a small checkpoint in its layout, and the logits of the weights that it dequantizes.
+"""Records golden files from AutoAWQ: a small checkpoint, and the logits of its dequantized weights.
 
     python tools/record_autoawq.py SOURCES plugins/quark_exporters/tests/awq/golden
 
@@ -34,7 +34,7 @@ SIZES = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidd
 
 
 def autoawq(sources: Path) -> tuple[Any, Any, Any, Any]:
-    """Return ``pseudo_quantize_tensor``, ``WQLinear_GEMM``, ``AwqConfig`` and ``dequantize_gemm`` of the unpacked distribution."""
+    """Return ``pseudo_quantize_tensor``, ``WQLinear_GEMM``, ``AwqConfig``, ``dequantize_gemm``."""
     # Their packages import everything; as plain folders they give single modules.
     for name in ("awq", "awq.quantize", "awq.modules", "awq.modules.linear", "awq.models", "awq.utils"):
         package = types.ModuleType(name)

@@ -1,4 +1,4 @@
-"""Records golden files from compressed-tensors: weights that the package compresses, and what it makes of them when it decompresses.
+"""Records golden files from compressed-tensors: compressed weights, and their decompressed values.
 
     python tools/record_compressed_tensors.py plugins/quark_exporters/tests/compressed_tensors/golden
 
@@ -41,7 +41,7 @@ SHAPE = (20, 96)
 
 
 def scales_and_zero_points(weight: Tensor, arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Return scales and zero points by the range of each tensor, row, group or block, with a zero point off the middle."""
+    """Return scales and zero points by the range of each tensor, row, group or block."""
     rows, columns = weight.shape
     row_blocks, column_blocks = {
         "tensor": (1, 1),
@@ -60,7 +60,7 @@ def scales_and_zero_points(weight: Tensor, arguments: dict[str, Any]) -> tuple[T
 
 
 def recorded(case: str, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the tensors of one case by name, compressed by the package, and ``decompressed``, which is what it decompresses them to."""
+    """Return the tensors of one case, compressed by the package, and ``decompressed``, their values."""
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 

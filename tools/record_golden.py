@@ -1,12 +1,13 @@
-"""Records the golden files from AMD Quark: what it makes of one awkward model under each scheme, and of one tensor under each tensor spec.
+"""Records the golden files from AMD Quark: one awkward model under each scheme, one tensor under each spec.
 
-    python tools/record_golden.py OUT                                 # record everything, and write OUT/MANIFEST.json
-    python tools/record_golden.py OUT --only fp8 specs/BFP16Spec      # record some of it, without a manifest
-    python tools/record_golden.py OUT --compare tests/golden          # record, then compare with the stored files, tensor by tensor
+    python tools/record_golden.py OUT                             # record everything, write OUT/MANIFEST.json
+    python tools/record_golden.py OUT --only fp8 specs/BFP16Spec  # record some of it, without a manifest
+    python tools/record_golden.py OUT --compare tests/golden      # record, then compare with the stored files
 
-Run it in an environment of its own that has ``amd-quark==0.13`` and none of this repository's packages, since both are imported as
-``quark``. The manifest holds the versions of the packages, the seed, and the SHA-256 of every file; `tests/repository/test_golden_files.py`
-holds them to it. Everything is float32, on a CPU, in one thread; ``tests/golden/README.md`` says what each file holds.
+Run it in an environment of its own that has ``amd-quark==0.13`` and none of this repository's packages, since
+both are imported as ``quark``. The manifest holds the versions of the packages, the seed, and the SHA-256 of
+every file; `tests/repository/test_golden_files.py` holds them to it. Everything is float32, on a CPU, in one
+thread; ``tests/golden/README.md`` says what each file holds.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ WITH_FP8_KV_CACHE = ("fp8", "mxfp4", "ptpc_fp8")
 
 
 def awkward_values(rows: int, columns: int, generator: torch.Generator) -> Tensor:
-    """A matrix of small random values with outliers, whose rows 3 to 17 hold what quantizers stumble over. Needs 18 rows, columns ÷ 16."""
+    """A matrix of small random values with outliers; rows 3 to 17 are hard. 18 rows, columns ÷ 16."""
     values = torch.randn(rows, columns, generator=generator) * 0.05
     outlier_rows = torch.randint(0, rows, (8,), generator=generator)
     outlier_columns = torch.randint(0, columns, (8,), generator=generator)
@@ -128,7 +129,7 @@ def record_inputs(out: Path, seed: int) -> str:
 
 @torch.no_grad()
 def record_scheme(out: Path, scheme: str, seed: int) -> str:
-    """Fake-quantized weights and inputs, logits, and the tensors and configuration of the export, where the reference can export."""
+    """Fake-quantized weights and inputs, logits, and the export's tensors and configuration."""
     from quark.torch import LLMTemplate, ModelQuantizer
 
     (out / scheme).mkdir(parents=True, exist_ok=True)
@@ -153,7 +154,7 @@ def record_scheme(out: Path, scheme: str, seed: int) -> str:
 
 
 def _export(model: Any) -> tuple[dict[str, Tensor], dict[str, Any] | None, str]:
-    """Tensors of the reference's export, its ``quantization_config``, and whether it could export; mx6 and bfp16 it cannot."""
+    """Tensors of the export, its ``quantization_config``, and whether it could export (mx6, bfp16: no)."""
     from quark.torch import export_safetensors
 
     with tempfile.TemporaryDirectory() as folder:
@@ -217,7 +218,7 @@ def record_spec(out: Path, name: str, spec: Any, seed: int) -> str:
 
 
 def layer_cases() -> Iterator[tuple[str, torch.nn.Module, Tensor, dict[str, Any]]]:
-    """Name of a recording, a float layer, its input, and the reference's spec of each of its tensors, for layers that are not linear."""
+    """Name of a recording, a float layer, its input, and its tensors' specs; layers are not linear."""
     from quark.torch.quantization.config import config as reference
 
     int8 = reference.Int8PerTensorSpec()
@@ -244,7 +245,7 @@ def layer_cases() -> Iterator[tuple[str, torch.nn.Module, Tensor, dict[str, Any]
 
 @torch.no_grad()
 def record_layer(out: Path, name: str, seed: int) -> str:
-    """A float layer, its input, and what the reference's quantized layer makes of its weight, its input, and in all."""
+    """A float layer, its input, and the weight, input and output of the reference's quantized layer."""
     from quark.torch import ModelQuantizer
     from quark.torch.quantization.config.config import QConfig, QLayerConfig
 
@@ -274,11 +275,11 @@ OBSERVERS = {
     "power_of_two": "PerTensorPowOf2MinMaxObserver",
     "power_of_two_mse": "PerTensorPowOf2MinMSEObserver",
 }
-"""Observers of static activations, which see one batch after another, by the name of their recording; symmetric int8."""
+"""Observers of static activations, which see several batches, by name of recording; symmetric int8."""
 
 
 def activation_batches(seed: int) -> list[Tensor]:
-    """Three batches of activations, the first with outliers: the reference's bins grow without bound where a later one is wider."""
+    """Three batches of activations, the first with outliers: bins would grow without bound otherwise."""
     generator = torch.Generator().manual_seed(seed + 3)
     batches = [torch.randn(4, 32, 8, generator=generator) for _ in range(3)]
     batches[0].view(-1)[::257] *= 10

@@ -1,4 +1,4 @@
-"""Records golden files from llm-compressor: small checkpoints that it writes, and the logits that transformers and compressed-tensors give.
+"""Records golden files from llm-compressor: small checkpoints, and their logits in transformers.
 
     python tools/record_llm_compressor.py plugins/quark_exporters/tests/compressed_tensors/golden_checkpoints
 

@@ -1,4 +1,4 @@
-"""Trains the tiny Llama that comes with the package: tokenizer, weights, held-out text and their provenance, from plain-text files.
+"""Trains the bundled tiny Llama: tokenizer, weights, held-out text and provenance, from text files.
 
     python tools/train_tiny_model.py kjv.txt devils_dictionary.txt --out tiny_model/src/quark_tiny_model/llama
 
@@ -52,7 +52,7 @@ class Recipe:
 
 
 def split(texts: Sequence[str]) -> tuple[str, str]:
-    """Training and held-out text: blocks that end at the end of a line, one in `HELD_OUT_EVERY` held out, across all texts evenly."""
+    """Training and held-out text: blocks of whole lines, one in `HELD_OUT_EVERY` held out, evenly."""
     kept: list[str] = []
     held_out: list[str] = []
     count = 0
@@ -66,7 +66,7 @@ def split(texts: Sequence[str]) -> tuple[str, str]:
 
 
 def make_tokenizer(text: str, size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of ``size`` tokens, token 0 the end of a text; it adds nothing on its own."""
+    """A byte-level BPE tokenizer of ``size`` tokens, token 0 the end of a text; it adds no tokens."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
@@ -97,7 +97,7 @@ def make_model(recipe: Recipe) -> LlamaForCausalLM:
 
 
 def batches(tokens: Tensor, recipe: Recipe) -> Iterator[Tensor]:
-    """Endless batches ``[batch, length + 1]`` of windows: each pass over the text starts at another offset, in another order."""
+    """Endless batches ``[batch, length + 1]`` of windows: each pass has another offset and order."""
     generator = torch.Generator().manual_seed(recipe.seed)
     span = recipe.length + 1
     while True:
@@ -151,7 +151,7 @@ def perplexity(model: LlamaForCausalLM, tokens: Tensor, length: int) -> float:
 
 
 def unigram_perplexity(train_tokens: Tensor, tokens: Tensor, size: int) -> float:
-    """Of a model that knows only how frequent each token is in the training text, one added to every count."""
+    """Perplexity of a model of token frequencies in the training text, one added to every count."""
     counts = torch.bincount(train_tokens, minlength=size).double() + 1
     return math.exp(-float((counts / counts.sum()).log()[tokens].mean()))
 

@@ -1,4 +1,7 @@
-"""Quantize through the API that AMD Quark and quark share: ``python amd_quark.py MODEL ALGORITHM SCHEME TOKENS`` (`measuring.measured`)."""
+"""Quantize through the API that AMD Quark and quark share (`measuring.measured`).
+
+``python amd_quark.py MODEL ALGORITHM SCHEME TOKENS``
+"""
 
 from __future__ import annotations
 

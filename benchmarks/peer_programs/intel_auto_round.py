@@ -1,4 +1,7 @@
-"""Quantize by auto-round at its default settings: ``python intel_auto_round.py MODEL autoround SCHEME TOKENS`` (`measuring.measured`)."""
+"""Quantize by auto-round at its default settings (`measuring.measured`).
+
+``python intel_auto_round.py MODEL autoround SCHEME TOKENS``
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Quantize by llm-compressor: ``python llm_compressor.py MODEL ALGORITHM SCHEME TOKENS`` (`measuring.measured`)."""
+"""Quantize by llm-compressor (`measuring.measured`).
+
+``python llm_compressor.py MODEL ALGORITHM SCHEME TOKENS``
+"""
 
 from __future__ import annotations
 

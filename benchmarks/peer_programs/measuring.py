@@ -1,4 +1,4 @@
-"""What every program measures of a model, whichever environment it runs in: time, memory, perplexity, divergence from the float model."""
+"""Measurements that every program makes of a model: time, memory, perplexity, divergence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 
 def measured(version: str, path: str, tokens: str, quantize: Callable[[nn.Module, Tensor], nn.Module]) -> None:
-    """Load a model, quantize it, and print a line of JSON: the version, what quantization and a forward took, and `accuracy`.
+    """Load a model, quantize it, and print a line of JSON: version, time, memory and `accuracy`.
 
     ``seconds`` and ``cpu`` are wall and processor time of quantization, ``forward`` and ``forward_cpu`` those
     of the float model over the calibration tokens, ``peak`` the bytes by which resident memory grew beyond
@@ -65,14 +65,14 @@ def peak() -> int:
 
 @torch.no_grad()
 def log_probabilities(model: nn.Module, row: Tensor) -> Tensor:
-    """Return the logarithms of the probabilities of all next tokens of a sequence, ``[length - 1, vocabulary]``."""
+    """Return the log-probabilities of all next tokens of a sequence, ``[length - 1, vocabulary]``."""
     logits: Tensor = model(row[None, :-1]).logits[0]
     return logits.float().log_softmax(-1)
 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, tokens: str) -> dict[str, float]:
-    """Return ``perplexity`` of next tokens, ``float_perplexity`` of the reference, ``mean_kl`` in nats and ``top1`` agreement, 0 to 1.
+    """Return ``perplexity``, ``float_perplexity``, ``mean_kl`` in nats and ``top1`` agreement, 0 to 1.
 
     The figures are those of `quark_workbench.evaluate.compare`, which an environment of another program does
     not have.

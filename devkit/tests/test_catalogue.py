@@ -1,4 +1,4 @@
-"""Where no required check of a kind is applicable, that is a failure; where one is, its outcome is another's to say."""
+"""A kind without an applicable required check fails; where one applies, its outcome decides."""
 
 from __future__ import annotations
 

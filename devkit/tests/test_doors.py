@@ -1,4 +1,4 @@
-"""The command line and pytest's option run the same checks, with the expected failures of the author's pyproject.toml."""
+"""The command line and pytest's option run the same checks, with the author's expected failures."""
 
 from __future__ import annotations
 

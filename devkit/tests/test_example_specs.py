@@ -1,4 +1,4 @@
-"""Example specs: found for every registered format, up to date with what is registered, valid for the tensor that they are for."""
+"""Example specs: found for every registered format, up to date with the registry, valid for their tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expected failures come from the author's pyproject.toml, each with a reason, and name checks that there are."""
+"""Expected failures come from the author's pyproject.toml, with reasons, and name existing checks."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ OPTIONS = options_of(Settings)
 
 
 def heeding(*names: str) -> Any:
-    """Results that depend on these options; of a target on one value of it alone, and of a seed only where it is used."""
+    """Results that depend on these options: of a target on one value, of a seed where it is used."""
 
     def results(values: Mapping[str, Any]) -> Iterator[object]:
         settings = Settings(**values)

@@ -1,4 +1,4 @@
-"""The simulated accelerator: it computes what the CPU computes, refuses what a GPU refuses, and counts what makes the host wait."""
+"""The simulated accelerator computes as the CPU, refuses what a GPU refuses, and counts waits of the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tries acme_nf3_g64, alone and with acme_weighted, on quark's bundled tiny model: quantize, export, load, compare. Prints a line of JSON.
+"""Tries acme_nf3_g64, alone and with acme_weighted, on quark's tiny model. Prints a line of JSON.
+
+The model is quantized, exported, loaded and compared.
 
 Usage: ``python try_it.py OUT``, where OUT is a directory that does not exist: ``plain`` and ``weighted`` will
 be in it. The plugin is named and never imported here.
@@ -57,7 +59,7 @@ def tried(algorithm: str | None, out: Path, tokens: Tensor) -> tuple[nn.Module, 
 
 
 def main(out: Path) -> None:
-    """Quantize with the scheme, alone and with the algorithm, and for comparison with two-bit integers; print what was found."""
+    """Quantize with the scheme, alone and with the algorithm, and with two-bit integers; print figures."""
     windows = token_windows(tiny_tokenizer(), held_out_text(), 256, limit=16)
     plain, found = tried(None, out / "plain", windows[:2])
     weighted, found_weighted = tried("acme_weighted", out / "weighted", windows[:2])

@@ -1,4 +1,4 @@
-"""Calibrate on data of your own: plain text, JSON lines (chats among them) and Parquet, each quantizing the tiny model by GPTQ.
+"""Calibrate on data of your own: plain text, JSON lines (chats too) and Parquet, each by GPTQ.
 
 Run it with ``python examples/calibration_data/calibrate.py``. Parquet is left out where ``quark-core[data]``
 is not installed.

@@ -1,4 +1,4 @@
-"""The tiny Llama is what it claims to be: small, complete, and good enough to show what quantization costs."""
+"""The tiny Llama is small, complete, and good enough to show the cost of quantization."""
 
 from __future__ import annotations
 

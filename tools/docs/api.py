@@ -63,7 +63,7 @@ def pages() -> tuple[Page, ...]:
 
 @functools.cache
 def targets() -> dict[str, str]:
-    """Return what a name in a docstring links to: the identifier of the one place that describes it, by its name and by its full names."""
+    """Return the identifier that a name in a docstring links to, by its name and by its full names."""
     found: dict[str, str] = {}
     for path in _described().values():
         package, _, name = path.rpartition(".")
@@ -78,7 +78,7 @@ def targets() -> dict[str, str]:
 
 @functools.cache
 def _described() -> dict[object, str]:
-    """Return the identifier under which each public object is described: that of the package nearest to its definition."""
+    """Return the identifier under which each public object is described: in the package nearest to it."""
     found: dict[object, str] = {}
     for package in PUBLIC:
         for name in _public(package):
@@ -92,7 +92,7 @@ def _value(package: str, name: str) -> object:
 
 
 def _key(package: str, name: str) -> object:
-    """Return what is equal for two names of one class or function; other values, such as numbers, are described wherever they are named."""
+    """Return a key that two names of one class or function share; other values have a key for each name."""
     value = _value(package, name)
     return id(value) if inspect.isclass(value) or inspect.isfunction(value) else (package, name)
 

@@ -1,4 +1,4 @@
-"""The page of benchmarks, from the file to which ``make bench`` adds its runs: the last run in full, earlier ones in a line each."""
+"""The page of benchmarks, from the results of ``make bench``: the last run in full, others in a line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RESULTS = ROOT / "docs/data/benchmarks.json"
 
 
 def page(path: Path = RESULTS) -> str:
-    """Return when and on what was measured, a table for each benchmark of the last run, and a line for each earlier run."""
+    """Return date and machine, a table for each benchmark of the last run, and a line for others."""
     runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
     if not runs:
         return "No run has been recorded yet."

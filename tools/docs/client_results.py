@@ -48,7 +48,7 @@ def schemes() -> list[str]:
 
 
 def tables(data: Mapping[str, Any] | None = None) -> str:
-    """Return both tables, by client and by client and layout, with what their cells mean, the reasons of refusals, and versions.
+    """Return tables by client and by layout, with a legend, the reasons of refusals, and versions.
 
     Args:
         data: Content of the file; by default that of the repository.

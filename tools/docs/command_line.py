@@ -51,7 +51,7 @@ def _default(parameter: Any) -> str:
 
 
 def plan_of_the_tiny_model(arguments: str) -> str:
-    """Return what ``quark quantize MODEL OUT ARGUMENTS --dry-run`` prints for the tiny model, below the command."""
+    """Return the output of ``quark quantize MODEL OUT ARGUMENTS --dry-run`` for the tiny model."""
     command = ["quantize", str(tiny_model_dir()), "OUT", *shlex.split(arguments), "--dry-run"]
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):

@@ -1,4 +1,4 @@
-"""What MkDocs calls while it builds the site: pages of the Python API are added, marks are expanded, equations become MathML."""
+"""Hooks of MkDocs: pages of the Python API are added, marks are expanded, equations become MathML."""
 
 from __future__ import annotations
 

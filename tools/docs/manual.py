@@ -28,6 +28,6 @@ def hook(name: str) -> str:
 
 
 def as_markdown(docstring: str) -> str:
-    """Return a docstring as Markdown: reStructuredText's double backticks and literal blocks, which docstrings here use, are replaced."""
+    """Return a docstring as Markdown: without double backticks and literal blocks of reStructuredText."""
     text = re.sub(r"``(.+?)``", r"`\1`", docstring)
     return re.sub(r"::$", ":", text, flags=re.MULTILINE)

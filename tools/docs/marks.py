@@ -1,4 +1,4 @@
-"""Marks in the sources of the documentation: a line ``{{ word argument }}`` stands for something that the code knows.
+"""Marks in the documentation's sources: a line ``{{ word argument }}`` stands for text from the code.
 
 ========================  ==========================================================================
 ``{{ table KIND }}``      the records of a kind, such as ``schemes``
@@ -10,7 +10,7 @@
 ``{{ hook NAME }}``       what the docstring of a hook says, with its example
 ``{{ events }}``          what listeners hear of a run: each event with its fields
 ``{{ commands }}``        the command line: each command with its arguments
-``{{ plan ARGUMENTS }}``  the plan that ``quark quantize MODEL OUT ARGUMENTS --dry-run`` prints for the tiny model
+``{{ plan ARGUMENTS }}``  the plan by ``quark quantize MODEL OUT ARGUMENTS --dry-run`` for the tiny model
 ``{{ section FILE: HEADING }}``  a section of another document of the repository
 ``{{ new_plugin KIND FILE }}``  a file of what ``quark new-plugin acme-quant`` writes for a kind of plugin
 ``{{ conformance }}``     the checks of the conformance suite

@@ -1,4 +1,4 @@
-"""Measure the perplexity of every scheme with round-to-nearest, for the page that shows accuracy against bits.
+"""Measure the perplexity of every scheme with round-to-nearest, for the page on accuracy and bits.
 
     python -m tools.docs.measure MODEL TEXT_DIR docs/data/round_to_nearest.json [--schemes NAME,…]
 

@@ -1,4 +1,4 @@
-"""Measured accuracy: what `tools.docs.measure` has stored for round-to-nearest, and `benchmarks.calibrated` for the algorithms."""
+"""Measured accuracy: by `tools.docs.measure` to nearest, by `benchmarks.calibrated` for algorithms."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ def schemes() -> dict[str, dict[str, Any]]:
 
 
 def calibrated() -> dict[str, dict[str, dict[str, float]]]:
-    """Return what `benchmarks.calibrated` has stored: perplexity and mean divergence by algorithm, ``"none"`` for none, then by scheme."""
+    """Return the results of `benchmarks.calibrated`: perplexity and mean divergence by algorithm and scheme.
+
+    ``"none"`` stands for no algorithm.
+    """
     data: dict[str, Any] = json.loads((ROOT / "docs/data/calibrated.json").read_text(encoding="utf-8"))
     return dict(data["accuracy"])
 

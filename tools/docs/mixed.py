@@ -16,13 +16,13 @@ Row = dict[str, Any]
 
 
 def measured() -> dict[str, Any]:
-    """Return what the measurement has stored: a row for each scheme alone, and for each choice from a set of candidates at a size."""
+    """Return the stored rows: each scheme alone, and each choice from a set of candidates at a size."""
     data: dict[str, Any] = json.loads((ROOT / "docs/data/mixed_precision.json").read_text(encoding="utf-8"))
     return data
 
 
 def choices(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
-    """Return each choice by predicted losses, with the best one of the heuristic from the same candidates at the same size."""
+    """Return each choice by predicted losses, with the best one of the heuristic at the same size."""
     return [(row, min((r for r in rows if is_heuristic(r, row)), key=lambda r: r["kl"])) for row in rows if row["choice"] == "fisher"]
 
 

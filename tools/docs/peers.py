@@ -15,18 +15,18 @@ Row = dict[str, Any]
 
 
 def measured() -> list[Row]:
-    """Return what the measurement has stored: a row for each algorithm of a program with a scheme on a model."""
+    """Return the stored rows: each algorithm of a program with a scheme on a model."""
     rows: list[Row] = json.loads((ROOT / "docs/data/peers.json").read_text(encoding="utf-8"))["rows"]
     return rows
 
 
 def cost(row: Row) -> float:
-    """Return the processor time of quantization in forwards of the float model over the calibration tokens."""
+    """Return the processor time of quantization in forwards of the float model over the same tokens."""
     return float(row["cpu"] / row["forward_cpu"])
 
 
 def table() -> str:
-    """Return a table for each model: schemes in the order in which they were measured, the programs by perplexity."""
+    """Return a table for each model: schemes as they were measured, programs by perplexity."""
     rows = measured()
     parts = []
     for model in dict.fromkeys(row["model"] for row in rows):

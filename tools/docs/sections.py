@@ -1,4 +1,4 @@
-"""Sections of other documents of the repository, for the pages that show them: each text stays in the one file that owns it."""
+"""Sections of the repository's documents, for the pages that show them: each text has one file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LINK = re.compile(r"\[([^\]]+)\]\((?!https?://)([^)\s]+)\)")
 
 
 def section(reference: str, page: str) -> str:
-    """Return a section of a document without its heading; headings inside it move up or down to those of a page.
+    """Return a section of a document without its heading; inner headings move to the page's level.
 
     Args:
         reference: ``"FILE: HEADING"``, the file relative to the root of the repository.
@@ -36,7 +36,7 @@ def section(reference: str, page: str) -> str:
 
 
 def new_plugin_file(kind: str, file: str) -> str:
-    """Return a file that ``quark new-plugin acme-quant`` writes for a kind of plugin, as a block of code with its path as title.
+    """Return a file that ``quark new-plugin acme-quant`` writes for a kind of plugin, as a block of code.
 
     Args:
         kind: Name of one of `PLUGIN_KINDS`, such as ``"layout"``.
@@ -48,7 +48,7 @@ def new_plugin_file(kind: str, file: str) -> str:
 
 
 def _link(text: str, target: str, file: str, page: str) -> str:
-    """Return a link for the page: to a page of the site where there is one, else only its text, since the site has no other files."""
+    """Return a link for the page: to a page of the site where there is one, else only its text."""
     path, hash_sign, anchor = target.partition("#")
     path = posixpath.normpath(posixpath.join(posixpath.dirname(file), path)) if path else file
     own = _PAGES.get(f"{path}{hash_sign}{anchor}") or _PAGES.get(path)

@@ -58,7 +58,7 @@ _CODE = (
 
 
 def cell(text: object) -> str:
-    """Return a text as the cell of a table: what has a meaning in Markdown or HTML is escaped, since records hold anybody's text."""
+    """Return a text as the cell of a table: Markdown and HTML are escaped, since records hold any text."""
     return re.sub(r"([\\`*_\[\]|{}~])", r"\\\1", html.escape(" ".join(str(text).split()), quote=False))
 
 
@@ -69,7 +69,7 @@ def code(text: object) -> str:
 
 
 def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown without the columns that are empty in every row; cells are Markdown already."""
+    """Return a table in Markdown without the columns that are empty in every row; cells are Markdown."""
     used = [i for i in range(len(titles)) if any(row[i] for row in rows)]
     lines = [[titles[i] for i in used], ["---"] * len(used), *([row[i] for i in used] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -109,7 +109,7 @@ def options_of(kind: str) -> str:
 
 
 def clients() -> str:
-    """Return the table of the programs that load checkpoints: a scheme in each row, a program in each column."""
+    """Return the table of clients: a scheme in each row, a program in each column."""
     rows: list[dict[str, Any]] = kind_report(catalog(), "schemes")["schemes"]
     claims = {row["name"]: dict(_client(text) for text in row["clients"]) for row in rows}
     programs = list(dict.fromkeys(program for claim in claims.values() for program in claim))

@@ -1,1 +1,1 @@
-"""Fuzzing of checkpoints: deterministic damage to their files, the routes that read them, and counts of how runs end."""
+"""Fuzzing of checkpoints: deterministic damage to their files, routes that read them, and outcomes."""

@@ -1,4 +1,4 @@
-"""Damage to the files of a checkpoint, drawn from a random generator: one seed always gives the same damage."""
+"""Damage to the files of a checkpoint from a random generator: one seed gives the same damage."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def chosen(mutants: Sequence[Mutant], prefixes: Sequence[str]) -> list[Mutant]:
 
 
 def copy_of_the_tree(root: Path, target: Path) -> Path:
-    """Copies the files of `root` that git tracks or does not ignore to `target`, as they lie there now, and returns `target`."""
+    """Copies files of `root` that git tracks or does not ignore to `target`; returns `target`."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=root, check=True, capture_output=True, text=True
     )
@@ -125,7 +125,7 @@ def copy_of_the_tree(root: Path, target: Path) -> Path:
 
 
 def stale_edit(tree: Path, mutant: Mutant) -> str | None:
-    """Returns why the change cannot be applied to `tree`, or None where each text occurs exactly once in its file."""
+    """Returns why the change cannot be applied to `tree`; None if each text occurs once in its file."""
     for edit in mutant.edits:
         path = tree / edit.file
         if not path.is_file():
@@ -150,7 +150,7 @@ def applied(tree: Path, mutant: Mutant) -> Iterator[None]:
 
 
 def run_tests(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
-    """Runs `tests` (the whole suite, if there are none) with the sources of `tree`; returns pytest's exit status and its last lines.
+    """Runs `tests`, or the whole suite, with the sources of `tree`; returns exit status and last lines.
 
     No compiled file is written: a changed file of the same length, restored within the same second, would
     look unchanged to Python.
@@ -167,7 +167,7 @@ def run_tests(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
 
 
 def outcome(tree: Path, mutant: Mutant, *, whole: bool) -> Outcome:
-    """Applies one change and runs its tests; with `whole`, a change that they do not notice meets the whole suite."""
+    """Applies one change and runs its tests; with `whole`, then also the suite where they pass."""
     if (stale := stale_edit(tree, mutant)) is not None:
         return Outcome(Verdict.STALE, stale)
     with applied(tree, mutant):

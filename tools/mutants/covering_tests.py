@@ -1,4 +1,4 @@
-"""Which tests run which line: measured once for each test file, and kept until that file or a source that it runs changes.
+"""Which tests run which line: measured for each test file, and kept until its sources change.
 
 Each statement of the sources writes a byte when it runs, into memory that forks share; so that greenlets,
 threads and forked processes are counted, and a test costs little more than without. What a subprocess does is
@@ -71,7 +71,7 @@ class Statements:
         }
 
     def install(self) -> None:
-        """Lets Python run the sources with their notes from now on, which it writes into memory of this process and its forks."""
+        """Lets Python run the sources with their notes from now on, in this process and its forks."""
         self.ran = mmap.mmap(-1, SIZE)
         setattr(builtins, HITS, self.ran)
         original = importlib.machinery.SourceFileLoader.get_code
@@ -196,7 +196,7 @@ def record_path(cache: Path, file: str) -> Path:
 def measure_all(
     files: Sequence[str], tree: Path, cache: Path, arguments: Sequence[str], *, at_once: int
 ) -> Iterator[tuple[str, int, float]]:
-    """Measures the test files whose record is missing or out of date; yields each with the status of pytest and its seconds."""
+    """Measures test files without a current record; yields each with pytest's status and its seconds."""
     cache.mkdir(parents=True, exist_ok=True)
     stale = []
     for file in files:

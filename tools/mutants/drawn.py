@@ -1,8 +1,8 @@
-"""Breaks the code in ways that nobody chose: changes drawn from all that there are, each run against the tests of its line.
+"""Breaks the code in ways that nobody chose: random changes, each run against the tests of its line.
 
-    python -m tools.mutants.drawn                              # 400 changes, over all packages; the score of each
+    python -m tools.mutants.drawn                # 400 changes, over all packages; the score of each
     python -m tools.mutants.drawn --packages core/runs --count 60 --seed 1
-    python -m tools.mutants.drawn --again                      # only those that the last run left
+    python -m tools.mutants.drawn --again        # only those that the last run left
 
 A package is a folder directly under the sources of the core (its loose modules are one more), or a plugin
 distribution. Each has a share of the changes in proportion to its lines, and no less than a few. The same
@@ -93,7 +93,7 @@ def packages_of(tree: Path) -> dict[str, list[str]]:
 
 
 def drawn(tree: Path, files: dict[str, list[str]], *, count: int, seed: int, known: set[tuple[str, ...]]) -> dict[str, list[Mutation]]:
-    """Returns the changes of each package: its share of `count`, and `LEAST` where it has so many, without those that are `known`."""
+    """Returns the changes of each package: its share of `count`, at least `LEAST`, without `known` ones."""
     whole, numbers = skipped(HERE / "equivalent.toml")
     marked = {file for file, *_ in known}
 
@@ -119,7 +119,7 @@ def stale_marks(tree: Path, known: set[tuple[str, ...]]) -> list[str]:
 
 
 def key(tree: Path, mutation: Mutation) -> tuple[str, ...]:
-    """Returns what a change is known by in `equivalent.toml`: file, function, and its lines before and after, without indentation."""
+    """Returns the key of a change in `equivalent.toml`: file, function, and lines before and after."""
     before, after = changed_lines(tree, mutation)
     return mutation.file, mutation.function, before, after
 
@@ -134,7 +134,7 @@ def changed_lines(tree: Path, mutation: Mutation) -> tuple[str, str]:
 
 
 def skipped(table: Path) -> tuple[list[str], list[str]]:
-    """Returns the files of which nothing is drawn here, and those of which no number is: pictures, whose numbers are places on a page."""
+    """Returns the files that are skipped, and those whose numbers are: pictures, with places on a page."""
     entries = tomllib.loads(table.read_text(encoding="utf-8")).get("skipped", [])
     needed = [entry for entry in entries if "needs" in entry and importlib.util.find_spec(entry["needs"]) is None]
     return [entry["file"] for entry in needed], [entry["file"] for entry in entries if entry.get("numbers")]
@@ -202,7 +202,7 @@ def _is_in_a_function(mutation: Mutation) -> bool:
 
 
 def mirrors(test: str, source: str) -> bool:
-    """Whether a test file is that of a source, or of a folder of sources: by its name, and its place in the distribution."""
+    """Returns whether a test file belongs to a source or a folder, by its name and its place."""
     if _distribution(test) != _distribution(source):
         return False
     path, name = Path(source), Path(test).stem.removeprefix("test_")
@@ -235,7 +235,7 @@ class _FirstFailure:
 
 
 def _run_tests(tree: Path, rounds: Sequence[Sequence[str]], output: Path) -> int:
-    """Runs the tests of a change, in a fork, one round after another until one fails; writes which that was."""
+    """Runs the tests of a change, in a fork, round by round until one fails; writes its number."""
     forks.quiet(output.with_suffix(".log"))
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
@@ -364,7 +364,7 @@ def _run(options: argparse.Namespace, pristine: Path) -> int:
 
 
 def test_files(tree: Path, paths: Sequence[str] | None) -> list[str]:
-    """Returns the test files under `paths`, or those that may run a source: all but those of other programs and of the repository."""
+    """Returns the test files under `paths`, or all that may run a source: not those of other programs."""
     distributions = sorted([*tree.glob("*/tests"), *tree.glob("plugins/*/tests")])
     roots = paths or [*(str(path.relative_to(tree)) for path in distributions), "tests"]
     found = [path for root in roots for path in ([tree / root] if (tree / root).is_file() else sorted((tree / root).rglob("test_*.py")))]

@@ -1,4 +1,4 @@
-"""Forks of one process that has imported torch, transformers and pytest already, each with a copy of the working tree to itself."""
+"""Forks of one process that has imported torch, transformers and pytest, each with its own working tree."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PRELOADED = ("numpy", "hypothesis", "pytest", "torch", "transformers.models.llam
 
 @attrs.frozen
 class Job:
-    """What one fork does: its tree is prepared before and restored after it, by the parent; its exit status is what `run` returns."""
+    """The work of one fork: the parent prepares its tree and restores it; `run` returns its exit status."""
 
     what: Any
     run: Callable[[Path], int]
@@ -39,13 +39,13 @@ def preload() -> None:
 
 
 def source_folders(tree: Path) -> list[str]:
-    """Returns the folders of `tree` that Python imports from: the tree itself and the sources of each distribution."""
+    """Returns the folders of `tree` on the import path: the tree and the sources of each distribution."""
     found = [path for pattern in ("core/src", "*/src", "*/*/src", "src") for path in sorted(tree.glob(pattern)) if path.is_dir()]
     return [str(tree), *dict.fromkeys(str(path) for path in found)]
 
 
 def run_all(jobs: Iterable[Job], trees: Sequence[Path]) -> Iterator[tuple[Job, int, float]]:
-    """Runs each job in a fork, as many at once as there are trees; yields it with its exit status and its seconds as it ends."""
+    """Runs each job in a fork, one for each tree at a time; yields it with exit status and seconds."""
     waiting, free, running = iter(jobs), list(trees), {}
     while True:
         while free and (job := next(waiting, None)) is not None:

@@ -1,4 +1,4 @@
-"""Single changes of the behaviour of Python code, each a few characters of a file: another comparison, no statement, another return."""
+"""Single changes of Python code, a few characters each: another comparison, no statement, another return."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Mutation:
     new: str
 
     def rank(self, seed: int) -> str:
-        """Returns a text that puts mutations in an order at random, which does not depend on other files, nor on lines before this one."""
+        """Returns a text that orders mutations at random, independent of other files and of earlier lines."""
         return hashlib.sha256(f"{seed} {self.file} {self.function} {self.old} {self.new}".encode()).hexdigest()
 
     def applied(self, source: str) -> str:
@@ -228,7 +228,7 @@ class _Visitor:
                 return
 
     def call(self, node: ast.Call) -> Iterator[Mutation]:
-        """Yields the changes of a call: two arguments exchanged, one with a keyword dropped, and those of its parts."""
+        """Yields the changes of a call: arguments exchanged, a keyword dropped, and those of its parts."""
         name = _name(node.func)
         if name in SPEAKING or name.endswith(("Error", "Warning")):
             return
@@ -253,7 +253,7 @@ def _name(function: ast.expr) -> str:
 
 
 def one_of_each_line(mutations: Sequence[Mutation], seed: int) -> list[Mutation]:
-    """Returns at most one mutation of each line of a file, in an order at random that is the same for the same seed."""
+    """Returns at most one mutation of each line of a file, in a random order given by the seed."""
     first: dict[tuple[str, int], Mutation] = {}
     for mutation in sorted(mutations, key=lambda mutation: mutation.rank(seed)):
         first.setdefault((mutation.file, mutation.line), mutation)

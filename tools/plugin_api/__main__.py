@@ -1,7 +1,7 @@
-"""Says what is gone from the recorded plugin API, and what is not recorded yet; with ``--write``, records that.
+"""Says what is gone from the recorded plugin API, and what is new; with ``--write``, records that.
 
 python -m tools.plugin_api             # exit status 1 for any difference
-python -m tools.plugin_api --write     # adds what is new; what is gone wants an alias, or a higher API_VERSION
+python -m tools.plugin_api --write     # adds new names; a lost name needs an alias, or a higher API_VERSION
 """
 
 from __future__ import annotations

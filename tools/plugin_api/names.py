@@ -24,7 +24,7 @@ __all__ = ["Signature", "breaks", "current", "imports_of", "path_of", "recorded"
 ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("quark", "quark_devkit", "quark_tiny_model", "quark_workbench")
 Signature = str | None
-"""Parameters: ``"x, y="``, of which y has a default, ``"*z"`` by keyword alone; None of what is no function."""
+"""Parameters: ``"x, y="``, of which y has a default, ``"*z"`` by keyword alone; None for other objects."""
 
 
 def path_of(version: int) -> Path:
@@ -39,7 +39,7 @@ def recorded(version: int) -> dict[str, Signature]:
 
 
 def current() -> dict[str, Signature]:
-    """Return the signatures of what is there of the names that are shown, or were once: ``"module.Name"`` and ``"module.Name.member"``."""
+    """Return the signatures of public names: ``"module.Name"`` and ``"module.Name.member"``."""
     found: dict[str, Signature] = {}
     for module, name in sorted(_shown() | _recorded_objects()):
         value = getattr(import_module(module), name, None)
@@ -52,7 +52,7 @@ def current() -> dict[str, Signature]:
 
 
 def breaks(before: Mapping[str, Signature], now: Mapping[str, Signature]) -> list[str]:
-    """Return what a plugin that was written for ``before`` does not find any more, or can no longer call; a sentence for each."""
+    """Return, in a sentence each, the names that a plugin written for ``before`` misses or cannot call."""
     broken = []
     for name, old in before.items():
         if name not in now:
@@ -87,7 +87,7 @@ def _shown() -> set[tuple[str, str]]:
 
 
 def _recorded_objects() -> set[tuple[str, str]]:
-    """Return what is recorded of this version, but members: it stays part of it, also where no page shows it any more."""
+    """Return the names recorded for this version, without members: they stay public on or off a page."""
     names = (name for name in recorded(API_VERSION) if _is_module(name.rpartition(".")[0]))
     return {(module, name) for module, _, name in (text.rpartition(".") for text in names)}
 
@@ -101,7 +101,7 @@ def _is_module(module: str) -> bool:
 
 
 def _members(kind: type) -> Iterator[tuple[str, Any]]:
-    """Yield the public attributes that a class and its bases within quark define; but checks, which have a policy of their own."""
+    """Yield the public attributes of a class and its bases within quark, but for checks."""
     names = {name for base in kind.__mro__ if base.__module__.partition(".")[0] in _PACKAGES for name in (*vars(base), *_annotated(base))}
     yield from ((name, getattr(kind, name, None)) for name in sorted(names) if not name.startswith(("_", "test_")))
 

@@ -1,4 +1,4 @@
-"""What checks of algorithms that change a model run: schemes, settings of an algorithm and of others for the small model, its error."""
+"""Settings of algorithms for runs on the small model, on an accelerator too, and the error of its logits."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def schemes() -> list[str]:
 
 
 def valid_settings(subject: Subject, *, is_fused: bool = False) -> AlgoConfig:
-    """Return the settings of an algorithm for the small model, after a check that its processor takes them."""
+    """Return an algorithm's settings for the small model, after a check that its processor takes them."""
     processor_of(subject)
     return settings_of(subject, is_fused=is_fused)
 
 
 def others(subject: Subject, kind: str) -> Iterator[tuple[AlgorithmRecord, AlgoConfig]]:
-    """Yield the other registered algorithms of a kind that may be in a run with this one, with settings for the small model."""
+    """Yield the other algorithms of a kind that go into a run with this one, with their settings."""
     for record in algorithms():
         excluded = record.role is not None and record.role == subject.record.role  # type: ignore[union-attr]
         if record.kind != kind or record.name == subject.name or excluded or record.processor is None:
@@ -71,7 +71,7 @@ def accelerator() -> Iterator[SimulatedDevice]:
 
 
 def require_run_on_accelerator(scheme: str, *settings: AlgoConfig) -> None:
-    """Require that a run on a model of an accelerator finishes, leaves all tensors there, and comes as near the float model as on a CPU."""
+    """Require that a run on an accelerator finishes, leaves all tensors there, and is as good as on a CPU."""
     config, expected = run_config(scheme, *settings), logits(small_model())
     with accelerator() as device:
         model: Any = ModelQuantizer(config).quantize_model(small_model().to(device.name), batches())

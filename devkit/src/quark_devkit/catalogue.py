@@ -27,7 +27,10 @@ def all_checks() -> Mapping[str, Check]:
 
 @cache
 def checks_of(kind: str) -> tuple[Check, ...]:
-    """Return the checks of one kind of subject, without importing those of the others; the last one asks whether another is applicable."""
+    """Return the checks of one kind of subject; the last one asks whether another is applicable.
+
+    Checks of other kinds are not imported.
+    """
     defined = tuple(_defined_in(kind))
     return (*defined, can_be_checked(kind, defined))
 
@@ -77,7 +80,7 @@ def subjects_of(catalog: Catalog, distribution: str, kinds: Sequence[str], pypro
 
 
 def _defined_in(kind: str) -> Iterator[Check]:
-    """Yield the checks of a kind: those of the module of the same name in `quark_devkit.checks`, or in the modules of its folder."""
+    """Yield the checks of a kind, from the module or folder of its name in `quark_devkit.checks`."""
     module = import_module(f"quark_devkit.checks.{kind}")
     parts = [module, *(import_module(f"{module.__name__}.{name}") for name in getattr(module, "PARTS", ()))]
     for part in parts:

@@ -13,7 +13,8 @@ from quark_devkit.subject import Subject
 __all__ = ["LEVELS", "Check", "CheckFailedError", "NotApplicableError", "NotHereError", "check", "require"]
 
 LEVELS = ("required", "optional", "advisory")
-"""``required``: everything of the kind has to pass. ``optional``: only what declares the capability has to pass; the check is left out for
+"""``required``: everything of the kind has to pass. ``optional``: only what declares the capability has to
+pass; the check is left out for
 the rest. ``advisory``: a failure is reported and is no failure of the suite; so new checks begin."""
 
 
@@ -26,7 +27,7 @@ class NotApplicableError(QuarkError):
 
 
 class NotHereError(NotApplicableError):
-    """A check cannot look at this subject on this machine: data are downloaded, or a package is not installed."""
+    """A check cannot look at this subject here: data are downloaded, or a package is not installed."""
 
 
 @attrs.frozen(eq=False)
@@ -63,7 +64,7 @@ class Check:
 
 
 def check(kind: str, *, level: str = "required", needs: str | None = None, since: int = 1) -> Callable[[Callable[[Subject], None]], Check]:
-    """Make a `Check` of a function, whose docstring begins with what is required; the decorated name becomes the check.
+    """Return a decorator that makes a `Check` of a function, whose docstring begins with the requirement.
 
     Example:
         >>> @check("observer")

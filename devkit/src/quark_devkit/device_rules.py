@@ -90,7 +90,7 @@ def _copied(target: Tensor, source: Tensor, non_blocking: bool) -> WaitKind | No
 
 
 def _indexed(args: Any, *, is_written: bool) -> WaitKind | None:
-    """Return how indexing waits: for the shape of what a mask chooses, or for indices that come from the host."""
+    """Return how indexing waits: for the elements of a mask, or for indices from the host."""
     indices = [x for x in args[1] if isinstance(x, Tensor)]
     if any(x.dtype in (torch.bool, torch.uint8) for x in indices):
         is_filled = is_written and len(indices) == 1 and args[2].numel() == 1  # then torch fills in place of indexing
@@ -109,7 +109,7 @@ _PASSED_OVER = (
 
 
 def _place() -> str:
-    """Return the innermost place outside of torch and of the device: the last two parts of its path, its line and its function."""
+    """Return the innermost place outside of torch and the device: end of path, line and function."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename

@@ -1,4 +1,4 @@
-"""Tiny models of families: what a template's example gives, or one of a small configuration; and what runs through them."""
+"""Tiny models of families, from a template's example or a small configuration; and tokens for them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def example_of(subject: Subject) -> Any:
 
 
 def separated(subject: Subject, dtype: torch.dtype = torch.float64) -> Any:
-    """Return the example with its experts as separate layers, as a run has it, its parameters of another dtype."""
+    """Return the example with experts as separate layers, as in a run, and parameters of another dtype."""
     model = example_of(subject)
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.is_floating_point():
@@ -92,7 +92,7 @@ def blocks_of(model: nn.Module, facts: Architecture) -> list[nn.Module]:
 
 
 def named_by(module: nn.Module, pattern: str) -> list[str]:
-    """Return the names of submodules that a name, or a pattern with a star for the number of an expert, stands for."""
+    """Return the names of submodules that match a name, or a pattern with a star for an expert."""
     return [name for name, _ in module.named_modules() if fnmatchcase(name, pattern) and name.count(".") == pattern.count(".")]
 
 

@@ -1,4 +1,4 @@
-"""Example specs: the configurations of a tensor that a number format or an observer accepts, found by trying."""
+"""Example specs: configurations of a tensor that a number format or an observer accepts, found by trying."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Example:
 
 
 def example_specs(dtype: str) -> Iterator[QTensorConfig]:
-    """Yield specs of a number format to try, of every granularity, with and without zero points; not all of them are valid.
+    """Yield specs of a number format to try, of every granularity, with and without zero points.
 
     The first ones are those of registered schemes, whose authors know which further fields the format needs.
     The last one is of scales, for formats that hold nothing else.
@@ -74,7 +74,7 @@ def examples(dtypes: Iterable[str], observer_cls: str | None = None) -> tuple[Ex
 
 
 def odd_specs(dtypes: Iterable[str]) -> Iterator[QTensorConfig]:
-    """Yield specs that somebody may write and few formats or observers accept: fields missing, contradictory or unknown to them."""
+    """Yield specs with missing, contradictory or unknown fields, which few formats or observers accept."""
     odd: tuple[dict[str, Any], ...] = (
         {},
         {"is_dynamic": True},
@@ -104,7 +104,7 @@ def registered_formats() -> list[str]:
 
 
 def _state() -> tuple[Catalog, tuple[object, ...]]:
-    """Return the plugins of this process, and a value that differs whenever what they have registered differs."""
+    """Return the plugins of this process, and a value that changes whenever their records do."""
     return catalog(), (formats().revision, observers().revision, schemes().revision)
 
 

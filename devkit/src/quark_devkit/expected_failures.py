@@ -1,4 +1,4 @@
-"""Expected failures: checks that an author declares as failing, with the reason, in the ``pyproject.toml`` of the distribution.
+"""Expected failures: checks that an author declares as failing, with reasons, in ``pyproject.toml``.
 
 ::
 
@@ -29,7 +29,7 @@ _TABLE = "tool.quark.conformance.expected-failures"
 
 
 def find_pyproject(distribution: str, start: Path | None = None) -> Path | None:
-    """Return the ``pyproject.toml`` of a distribution: in ``start`` or a directory above it, else where it is installed from.
+    """Return the ``pyproject.toml`` of a distribution: in ``start`` or above it, else from its installation.
 
     Args:
         distribution: Name of the distribution, in any spelling.

@@ -1,4 +1,4 @@
-"""Work in a fresh process with this one's plugins: what code keeps in classes and modules is there as after an import, and lost afterwards.
+"""Work in a fresh process with this one's plugins: classes and modules are as after an import.
 
 One server for the life of this process has torch and transformers imported, and is forked for each piece of
 work.
@@ -34,7 +34,7 @@ _TIMEOUT = 600
 
 
 def in_fresh_process(work: Callable[..., T], *arguments: Any) -> T:
-    """Return what a function gives in a process in which nothing has been run before, with the plugins of this one.
+    """Return the result of a function in a process that has run nothing before, with the plugins of this one.
 
     Args:
         work: A function of a module; it, its arguments and its result are pickled.
@@ -71,7 +71,7 @@ ForkingPickler.register(MappingProxyType, _reduced)
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """Let processes that are started in the body not import the program of this one, which may do its work when it is imported."""
+    """Let processes that the body starts not import this program's main module, which may do work."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -81,7 +81,7 @@ def _without_main() -> Iterator[None]:
 
 
 def _added(plugins: Catalog) -> list[tuple[Source, list[Record]]]:
-    """Return the records of plugins that no distribution announces: those that the running program has added."""
+    """Return the records of plugins that the running program has added, which no distribution announces."""
     by_source: dict[Source, list[Record]] = {}
     for registry in plugins.registries.values():
         for claim in registry.claims():
@@ -91,7 +91,7 @@ def _added(plugins: Catalog) -> list[tuple[Source, list[Record]]]:
 
 
 def _places() -> list[str]:
-    """Return the directories in which this process looks for packages, and those of packages that it has imported from elsewhere."""
+    """Return the directories of this process's import path, and of packages imported from elsewhere."""
     packages = [module for name, module in list(sys.modules.items()) if "." not in name]
     places = {str(Path(place).parent) for module in packages for place in getattr(module, "__path__", ())}
     return [*sys.path, *sorted(places.difference(sys.path))]

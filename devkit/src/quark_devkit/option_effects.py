@@ -27,7 +27,7 @@ _NAME = "a_name_of_nothing"
 def require_effects(
     options: Iterable[Option], results: Callable[[Mapping[str, Any]], Iterable[Any]], current: Mapping[str, Any] | None = None
 ) -> None:
-    """Require that some value of each option, other than its current one, is accepted and changes a result, or that none is accepted.
+    """Require that another value of each option is accepted and changes a result, or that none is accepted.
 
     Options that are declared to change speed or memory alone are left out
     (`quark.plugins.options.OptionNote`).

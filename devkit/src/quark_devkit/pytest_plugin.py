@@ -1,4 +1,6 @@
-"""pytest plugin: ``pytest --quark-conformance acme-quant`` runs every check of an installed distribution, without a test file.
+"""pytest plugin: ``pytest --quark-conformance acme-quant`` runs every check of an installed distribution.
+
+No test file is needed.
 
 pytest imports this module in every session, so it imports nothing heavy before the option is used.
 """

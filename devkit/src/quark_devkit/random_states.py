@@ -1,4 +1,4 @@
-"""The random states that all code of a process shares: who draws from one, or seeds it, changes what everybody else draws."""
+"""Random states that all code of a process shares: drawing from one changes what everybody else draws."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["random_states_kept"]
 
 @contextmanager
 def random_states_kept() -> Iterator[None]:
-    """Require that the body leaves the random states of torch, Python and numpy as they were; puts them back."""
+    """Require that the body leaves the random states of torch, Python and numpy as they were."""
     before, python = _states(), random.getstate()
     with torch.random.fork_rng(devices=[]):
         yield

@@ -18,7 +18,7 @@ _XML_CONTROLS = dict.fromkeys((*range(9), 11, 12, *range(14, 32)), "?")
 
 
 def lines_of(results: Iterable[Result], *, verbose: bool = False) -> list[str]:
-    """Return a line for each subject with its counts, and below it a line for each check that did not just pass.
+    """Return a line for each subject with its counts, and below it a line for each check that did not pass.
 
     Checks that fail in the same words share a line.
 
@@ -48,7 +48,7 @@ def lines_of(results: Iterable[Result], *, verbose: bool = False) -> list[str]:
 
 
 def summary(results: Sequence[Result]) -> str:
-    """Return one line on all results: ``"not conformant: 1 failed, 23 passed, 2 not applicable, in 3 subjects"``."""
+    """Return one line on all results: ``"conformant: 23 passed, 2 not applicable, in 3 subjects"``."""
     answer = "conformant" if is_conformant(results) else "not conformant"
     count = len({result.subject.id for result in results})
     return f"{answer}: {_counts(results)}, in {count} subject{'s' if count != 1 else ''}"
@@ -66,7 +66,7 @@ def badge(distribution: str, results: Sequence[Result]) -> str:
 
 
 def as_json(distribution: str, results: Sequence[Result]) -> dict[str, Any]:
-    """Return everything as JSON values: the answer, counts, and every result with the requirement in words."""
+    """Return everything as JSON values: the answer, counts, and every result with its requirement."""
     return {
         "distribution": distribution,
         "version": results[0].subject.version if results else "",
@@ -93,7 +93,7 @@ def as_json(distribution: str, results: Sequence[Result]) -> dict[str, Any]:
 
 
 def as_junit(distribution: str, results: Sequence[Result]) -> str:
-    """Return JUnit XML: a test case for each result; expected failures and what is not applicable are skipped ones, with the reason."""
+    """Return JUnit XML: a test case for each result; expected failures are skipped ones."""
     failures = sum(result.is_failure for result in results)
     skipped = sum(result.outcome in ("expected", "not applicable") for result in results)
     suite = ElementTree.Element(

@@ -57,7 +57,9 @@ class _Interrupted(RoundToNearest):
 
 
 def require_same_when_resumed(config: QConfig, layout: str, options: ExportOptions | None = None) -> None:
-    """Require that a run that fails in its last block and is resumed writes the bytes of one that does not, and that damage is noticed.
+    """Require that a run that fails in its last block and is resumed writes the bytes of one that does not.
+
+    A finished block whose bytes are damaged is noticed and quantized again.
 
     Args:
         config: Of the run.
@@ -101,7 +103,7 @@ def _interrupted(source: Path, out: Path, config: QConfig, layout: str, options:
 def _quantize(
     source: Path, out: Path, config: QConfig, layout: str, options: ExportOptions, most: int | None = None, *, resume: bool = False
 ) -> _Interrupted:
-    """Quantize a checkpoint as `quark.runs.quantize_checkpoint` does, with a rounding that may fail, and return that."""
+    """Quantize a checkpoint as `quark.runs.quantize_checkpoint` does; return the rounding, which may fail."""
     output = Output.of(out, layout, options, resume=resume)
     if not output.writer.resumes:
         raise NotApplicableError("it does not resume: its runs start from the beginning")

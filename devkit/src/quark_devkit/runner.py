@@ -1,4 +1,4 @@
-"""Runs checks: each by itself, with a random state of its own, so that its outcome does not depend on the others."""
+"""Runs checks: each with a random state of its own, so that its outcome does not depend on the others."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Result:
 
     @property
     def id(self) -> str:
-        """The subject's id and the check's name: ``"scheme:acme_int3:export_reloads"``; by it a failure is declared as expected."""
+        """The subject's id and the check's name: ``"scheme:acme_int3:export_reloads"``."""
         return f"{self.subject.id}:{self.check.name}"
 
     @property
@@ -129,7 +129,7 @@ def _outcome(subject: Subject, check: Check) -> tuple[str, str, str]:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Keep what runs of the pipeline log, and progress bars of loading and saving, off the terminal: a report says what matters."""
+    """Keep logs of the pipeline, and progress bars of loading and saving, off the terminal."""
     from transformers.utils import logging as transformers_logging
 
     bars = transformers_logging.is_progress_bar_enabled()

@@ -91,7 +91,7 @@ class SimulatedDevice:
 
 @contextmanager
 def simulated_device() -> Iterator[SimulatedDevice]:
-    """Yield the record of a fresh device ``"simulated"``; tensors may be on it while the body runs, and after.
+    """Yield the record of a fresh device ``"simulated"``; tensors may be on it during the body, and after.
 
     Raises:
         UnsupportedError: A package has registered a device of its own with torch, which has a place for one.
@@ -289,7 +289,7 @@ def _in_lower_precision(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _dispatched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return what an operator returns, computed on the CPU; refuse what no GPU computes, and count what waits."""
+    """Return an operator's result, computed on the CPU; refuse what no GPU computes, and count waits."""
     tensors: list[Tensor] = []
     _map(tensors.append, (args, tuple(kwargs.values())))
     own = [x for x in tensors if isinstance(x, SimulatedTensor)]
@@ -323,7 +323,7 @@ def _dispatched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _map(function: Callable[[Tensor], Any], value: Any) -> Any:
-    """Return a value with what a function makes of the tensors in it, which are by themselves, in lists or in tuples."""
+    """Return a value with a function applied to each tensor in it, also in lists and tuples."""
     if isinstance(value, Tensor):
         return function(value)
     return type(value)([_map(function, item) for item in value]) if type(value) in (list, tuple) else value

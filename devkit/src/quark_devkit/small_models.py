@@ -1,4 +1,4 @@
-"""A small language model of random weights, what it is run on, and configurations that quantize it: for checks that need a whole model."""
+"""A small language model of random weights, its tokens, and configurations that quantize it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OUTLIERS = (3, 17, 40)
 
 
 def small_model(dtype: torch.dtype = torch.float32, *, is_fused: bool = False) -> nn.Module:
-    """Return a model of two decoder blocks, with grouped queries, norms far from 1 and a few channels of large activations.
+    """Return a model of two decoder blocks, with grouped queries and a few channels of large activations.
 
     Its layers have biases, and its head is tied to the embedding. The other one has fused q/k/v and gate/up
     projections without biases, and a head of its own.
@@ -75,7 +75,7 @@ def small_model(dtype: torch.dtype = torch.float32, *, is_fused: bool = False) -
 
 
 def _small_config(is_fused: bool = False) -> tuple[Any, Any]:
-    """Return the configuration of the small model, or of that with fused projections, and the class of the model."""
+    """Return the configuration and the class of the small model, or of the one with fused projections."""
     from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
 
     config: Any
@@ -113,7 +113,7 @@ def saved(directory: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
 
 
 def coarse_scheme() -> str:
-    """Return the name of the registered scheme that quantizes weights alone, to the fewest bits, of all that fit the small model.
+    """Return the name of the scheme with the fewest bits, of weights alone, that fits the small model.
 
     Raises:
         NotApplicableError: There is none.
@@ -125,13 +125,13 @@ def coarse_scheme() -> str:
 
 
 def scheme_with_inputs() -> str | None:
-    """Return the name of a registered scheme that quantizes inputs with static scales, and fits the small model; None if there is none."""
+    """Return the name of a fitting scheme with static input scales; None if there is none."""
     found = ((name, levels(config.input_tensors)) for name, config in _fitting())
     return next((name for name, specs in found if len(specs) == 1 and specs[0].is_dynamic is False), None)
 
 
 def fitting_schemes() -> list[str]:
-    """Return one registered scheme of weights that fit the small model for each number format, granularity and way of storing scales.
+    """Return a fitting scheme of weights for each number format, granularity and way of storing scales.
 
     Those with float inputs come first, and those with codes of few bits before others.
     """
@@ -144,7 +144,9 @@ def fitting_schemes() -> list[str]:
 
 
 def run_config_of(facts: Architecture, columns: int = 32) -> QConfig:
-    """Return a configuration of everything but what a family excludes, in the coarsest scheme of weights alone that fits so many columns.
+    """Return a configuration in the coarsest scheme of weights alone that fits ``columns`` input channels.
+
+    Everything is quantized but the layers that the family excludes.
 
     Raises:
         NotApplicableError: There is none.
@@ -170,14 +172,14 @@ def small_family(*, is_fused: bool = False) -> Architecture:
 
 
 def run_config(scheme: str | QLayerConfig, *algorithms: AlgoConfig, exclude: tuple[str, ...] = ()) -> QConfig:
-    """Return the configuration of a run on the small model: everything in one scheme but its head, and further layers to leave out."""
+    """Return the configuration of a run on the small model: one scheme, without its head."""
     layer = schemes().load_config(scheme)() if isinstance(scheme, str) else scheme
     head = small_family().exclude_layers_name
     return QConfig(global_quant_config=layer, exclude=[*head, *exclude], algo_config=list(algorithms) or None)
 
 
 def with_cache(config: QConfig) -> QConfig:
-    """Return a configuration in which keys and values are quantized too, as attention gets them, where a scheme offers that."""
+    """Return a configuration that also quantizes keys and values, where a scheme offers that."""
     name = next((record.name for record in schemes() if record.kv_cache is not None), None)
     if name is None:
         return config
@@ -221,7 +223,7 @@ def _fits(config: QLayerConfig) -> bool:
 
 
 class InFloat64(TorchFunctionMode):
-    """A context in which models compute norms, softmax and routers, for which they take float32 whatever they are given, in float64."""
+    """A context in which models compute in float64 also norms, softmax and routers."""
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)

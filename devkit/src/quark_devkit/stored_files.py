@@ -1,4 +1,4 @@
-"""What lies in a checkpoint's safetensors files, read without safetensors; and writes that fail, to see what an exporter leaves."""
+"""Tensors of a checkpoint's safetensors files, read without safetensors; and writes that fail."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
 
 
 def wrong_index(directory: Path, tensors: dict[str, StoredTensor]) -> str | None:
-    """Return what is wrong with the index of the shards in a directory, as a predicate; None where nothing is."""
+    """Return an error in the index of the shards in a directory, as a predicate; None where it is right."""
     files = {tensor.file for tensor in tensors.values()}
     path = directory / "model.safetensors.index.json"
     if not path.is_file():
@@ -94,7 +94,9 @@ def wrong_index(directory: Path, tensors: dict[str, StoredTensor]) -> str | None
 
 @contextmanager
 def failing_open(below: Path, number: int) -> Iterator[list[Path]]:
-    """Let Python's opening of files for writing below a directory fail from one call on, as on a full disk; yields the files that it saw.
+    """Let Python's opening of files for writing below a directory fail from one call on, as on a full disk.
+
+    Yields the files that it saw.
 
     Args:
         below: The directory.

@@ -71,7 +71,7 @@ class Subject:
 
     @property
     def lookup_name(self) -> str:
-        """The name by which its registry gives this record and no other: with the distribution, where several claim the name."""
+        """The name by which its registry gives this record alone: full where several claim it."""
         registry = self.catalog.registries[_REGISTRIES[self.kind]]
         full = f"{self.distribution}:{self.name}"
         return full if self.name in registry.conflicts() or registry.get(self.name) is not self.record else self.name
@@ -81,7 +81,7 @@ class Subject:
 
 
 def distributions(catalog: Catalog) -> dict[str, str]:
-    """Return the distributions that bring plugins, also those that failed or are left out, with their versions."""
+    """Return the distributions that bring plugins, failed and left-out ones too, with their versions."""
     sources = [*catalog.sources(), *(failure.source for failure in catalog.failures()), *catalog.left_out]
     return {source.distribution: source.version for source in sources}
 
@@ -146,7 +146,7 @@ def find_subject(catalog: Catalog, kind: str, name: str) -> Subject:
 
 
 def _among_its_own(catalog: Catalog, distribution: str) -> Catalog:
-    """Return the plugins of a distribution, of what it requires, also for an extra, the built-in ones and the suite."""
+    """Return the plugins of a distribution, of its requirements, the built-in ones and the suite."""
     new = list(dict.fromkeys((distribution, SUITE)))
     names = {*BUILT_IN, *new}
     while new and not distributions(catalog).keys() <= names | {CORE}:

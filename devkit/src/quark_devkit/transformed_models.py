@@ -1,4 +1,4 @@
-"""A small model that transforms have changed and nothing has been rounded in, in float64: whether it computes what it did can be seen."""
+"""A small float64 model after transforms, with nothing rounded: whether it computes the same can be seen."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def transformed(
 
 
 def _with_biases(is_fused: bool) -> nn.Module:
-    """Return the small model in float64, with biases in the layers of its blocks also where its family has none."""
+    """Return the small model in float64, with biases in its blocks also where its family has none."""
     model = small_model(torch.float64, is_fused=is_fused)
     generator = torch.Generator().manual_seed(1)
     layers: dict[str, Any] = {n: layer for n, layer in model.named_modules() if isinstance(layer, nn.Linear) and ".layers." in n}
@@ -118,7 +118,7 @@ def _with_biases(is_fused: bool) -> nn.Module:
 
 @torch.no_grad()
 def float64_logits(model: nn.Module) -> Tensor:
-    """Return the logits of a float64 model on tokens that it was not calibrated on, computed in float64 throughout."""
+    """Return the logits of a float64 model on tokens outside its calibration, in float64 throughout."""
     with InFloat64():
         return torch.cat([model(x).logits[0] for x in batches(3, seed=2)])
 
@@ -129,7 +129,10 @@ def distance(one: Tensor, other: Tensor) -> float:
 
 
 def named_parts(model: nn.Module) -> dict[str, list[str]]:
-    """Return names of all modules, parameters (a tied one by each name) and buffers, and of modules with hooks, once for each hook."""
+    """Return names of all modules, parameters, buffers and hooks.
+
+    A tied parameter is there by each name; a module with hooks once for each hook.
+    """
     return {
         "module": [f"{name} ({type(module).__name__})" for name, module in model.named_modules()],
         "parameter": [f"{name} {list(p.shape)} {p.dtype}" for name, p in model.named_parameters(remove_duplicate=False)],

@@ -1,4 +1,4 @@
-"""Rounding tasks by themselves: a few layers, statistics of their input, and tokens that these have not seen."""
+"""Rounding tasks by themselves: a few layers, statistics of their input, and held-out tokens."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def one_scheme_of_each_kind(subject: Subject) -> dict[str, QLayerConfig]:
 
 
 def mean_square_of(layers: Mapping[str, QuantizedLayer], weights: Iterable[Tensor], data: Inputs) -> Tensor:
-    """Return the squared error of each token's outputs, summed over the layers, ``[tokens]``, against float ``weights``."""
+    """Return the squared error of each token's outputs, summed over layers, ``[tokens]``."""
     held_out = HeldOut(data.x, data.reference)
     errors = [held_out.output_error(w, layer.weight.detach()) for layer, w in zip(layers.values(), weights, strict=True)]  # type: ignore[operator]
     return torch.stack(errors).sum(0)

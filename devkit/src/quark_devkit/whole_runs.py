@@ -1,4 +1,4 @@
-"""Whole runs on the small model: from disk or in memory, by one rank or two, at once or resumed; and through a checkpoint and back."""
+"""Whole runs on the small model: from disk or in memory, on one rank or two, interrupted or resumed."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ __all__ = [
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """Return every file of an export by its path relative to it, but for that which says which run has written it."""
+    """Return every file of an export by its relative path, but for the file that identifies the run."""
     paths = [path for path in sorted(directory.rglob("*")) if path.is_file() and path.name != RUN_FILE]
     return {str(path.relative_to(directory)): path.read_bytes() for path in paths}
 
 
 def first_difference(one: Mapping[str, object], other: Mapping[str, object]) -> str | None:
-    """Return the first key, by name, under which two mappings hold different values; None where they are equal."""
+    """Return the first key under which two mappings hold different values; None if they are equal."""
     return min((name for name in {*one, *other} if one.get(name) != other.get(name)), default=None)
 
 
@@ -75,7 +75,7 @@ def readable_layout() -> str:
 
 
 def require_same_from_disk(config: QConfig, layout: str | None = None, options: ExportOptions | None = None) -> None:
-    """Require that a checkpoint that is quantized block by block has the bytes of one that is quantized in memory.
+    """Require that a checkpoint quantized block by block has the bytes of one quantized in memory.
 
     Args:
         config: Of the run.
@@ -94,7 +94,7 @@ def require_same_from_disk(config: QConfig, layout: str | None = None, options: 
 
 
 def require_same_after_resume(config: QConfig) -> None:
-    """Require that a run from disk that fails behind its first block, and is resumed, gives the bytes of one that does not.
+    """Require that a run that fails behind its first block, and is resumed, gives the same bytes.
 
     Each of the three is a process of its own: what code has kept in a class or a module is lost where a run
     stops.
@@ -118,13 +118,13 @@ def require_same_after_resume(config: QConfig) -> None:
 
 
 def _run_part(source: Path, out: Path, config: QConfig, layout: str, part: str) -> None:
-    """Quantize a checkpoint: ``"whole"``; ``"first"``, up to a failure behind the first block; or ``"rest"``, what that has left."""
+    """Quantize a checkpoint: ``"whole"``; ``"first"``, to a failure behind the first block; or ``"rest"``."""
     with interrupted_behind(1) if part == "first" else nullcontext():
         quantize_checkpoint(source, out, config, batches(), exporter=layout, resume=part == "rest")
 
 
 def require_same_by_two_ranks(config: QConfig) -> None:
-    """Require that two ranks, each with half of the data, come to the tensors and the report of one, to the bit.
+    """Require that two ranks, each with half of the data, give the tensors and the report of one, to the bit.
 
     Args:
         config: Of the run, which is deterministic.
@@ -146,7 +146,7 @@ def require_same_by_two_ranks(config: QConfig) -> None:
 
 
 def shared_report(report: CalibrationReport) -> dict[str, Any]:
-    """Return what the reports of all ranks agree on: without times, and without figures of a rank's own samples."""
+    """Return the part of a report that all ranks agree on: no times, no figures of own samples."""
     of_a_rank = ("weights", "histograms", "blocks", "seconds")
     return {**{name: value for name, value in report.to_dict().items() if name not in of_a_rank}, "figures of": sorted(report.weights)}
 

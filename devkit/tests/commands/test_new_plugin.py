@@ -1,4 +1,4 @@
-"""``quark new-plugin``: each option writes the kind of its name; what is wrong is one sentence, and nothing is written."""
+"""``quark new-plugin``: each option writes the kind of its name; an error is one sentence."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ STEPS = 8
 
 
 class Nudges:
-    """Moves norms and biases against the signs of their gradients: the healthy tuning from which the mutants differ in one thing."""
+    """Moves norms and biases against the signs of their gradients: the healthy tuning that mutants change."""
 
     wants_float = False
 

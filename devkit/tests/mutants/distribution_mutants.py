@@ -1,4 +1,4 @@
-"""Distributions with one thing wrong each: what `quark new-plugin` writes, with one file changed, beside what an installer would leave."""
+"""Distributions with one thing wrong each: those of `quark new-plugin` with one file changed."""
 
 from __future__ import annotations
 

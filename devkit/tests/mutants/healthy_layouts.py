@@ -1,4 +1,4 @@
-"""Healthy layouts that wrap the built-in one, method by method: the layouts of `layout_mutants` differ from them in one thing."""
+"""Healthy layouts that wrap the built-in one; the layouts of `layout_mutants` change one thing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def changed_json(path: Path, change: Any) -> None:
 
 
 class Plain(Exporter):
-    """The built-in layout under another ``quant_method``: the healthy layout from which the mutants differ in one thing."""
+    """The built-in layout under another ``quant_method``: a healthy layout that mutants change."""
 
     method = METHOD
 

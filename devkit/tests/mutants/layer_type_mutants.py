@@ -135,7 +135,7 @@ class LosesGain(QuantGained):
 
 
 class ByInput(QuantizedLayer, OwnTransposed):  # type: ignore[misc]
-    """Has scales of axis 0 of the weight as torch keeps it: the input channels of a transposed convolution."""
+    """Has scales of axis 0 of the weight as torch keeps it: input channels of a transposed convolution."""
 
 
 class QuantStrided(QuantizedConvolution, OwnStrided):  # type: ignore[misc]

@@ -35,7 +35,7 @@ class Settings(AlgoConfig):
 
 
 class Plain:
-    """Round to nearest with a statistic that it does not use: the healthy rounding from which the mutants differ in one thing."""
+    """Round to nearest with a statistic that it does not use: the healthy rounding that mutants change."""
 
     needs: Any = (AbsMax,)
 

@@ -16,7 +16,7 @@ __all__ = ["HEALTHY", "MUTANTS"]
 
 
 class LastFirst:
-    """Gives the last groups the larger candidate, as far as the budget goes: the healthy selector from which the mutants differ."""
+    """Gives the last groups the larger candidate within the budget; mutants change one thing."""
 
     def select(self, problem: SelectionProblem) -> Any:
         choices = {name: min(sizes, key=lambda one: sizes[one]) for name, sizes in problem.sizes.items()}

@@ -1,4 +1,4 @@
-"""The checks of distributions pass a healthy one, and say what they cannot look at; nothing of a denied plugin is run."""
+"""Checks of distributions pass a healthy one, say what they skip, and run nothing of a denied plugin."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_nothing_of_a_denied_distribution_is_run(check: Check, tmp_path: Path) -
 
 
 def report_of(directory: Path, *arguments: str, **environment: str) -> tuple[int, dict[str, Any]]:
-    """Exit code and JSON report of ``quark check`` in a process of its own, with the distribution in ``directory`` installed."""
+    """Return exit code and JSON report of ``quark check`` in a fresh process, for a ``directory``."""
     path = os.pathsep.join([str(directory / "site"), str(directory / "source" / "src"), *sys.path])
     command = [sys.executable, "-c", "from quark.cli.main import main; main()", "check", DISTRIBUTION, "--json", *arguments]
     done = subprocess.run(

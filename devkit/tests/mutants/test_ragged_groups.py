@@ -1,4 +1,4 @@
-"""Groups that do not divide a row are either refused by the plan or served, and a tail that is served has to be served like the rest."""
+"""Groups that do not divide a row are refused by the plan, or their tail is served like the rest."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ TEMPLATE = template_mutants.HEALTHY[0]
 
 
 class Fails(Plain):
-    """A format of fewer bits than any other, so that the suite would take it for coarse weights; no run survives it."""
+    """A format of fewer bits than any other, which the suite takes for coarse weights; no run survives it."""
 
     name = "stranger_format"
     bits = 0.5

@@ -39,7 +39,7 @@ def scale(module: nn.Module, by: Tensor | float) -> None:
 
 
 class Moves:
-    """Moves a power of two from each attention norm into its readers: from which the mutants differ in one thing."""
+    """Moves a power of two from each attention norm into its readers; mutants change one thing."""
 
     works_by_block = True
     needs: Any = ()
@@ -139,7 +139,7 @@ class CountsStarts(Moves):
 
 
 class Overwrites(Moves):
-    """Assumes that no other transform has touched the norm: its weights are those it saw when it was started."""
+    """Assumes that no other transform has touched the norm: its weights are those at the start."""
 
     def start(self, model: nn.Module, plan: object) -> Any:
         weights = {name: p.detach().clone() for name, p in model.named_parameters() if "norm" in name}
@@ -235,7 +235,7 @@ class StartedCounting:
 
 
 class RemembersBlocks(Moves):
-    """Moves more with each new block, and keeps on its class what it has moved, which is lost with the process."""
+    """Moves more with each new block, and keeps the sum on its class, which is lost with the process."""
 
     exponents: ClassVar[dict[str, int]] = {}
 

@@ -1,4 +1,4 @@
-"""What is written: a distribution that is small, whole, formatted, typed, and registers what it was asked for."""
+"""A generated distribution is small, whole, formatted, typed, and registers the chosen kinds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A new distribution is installed by pip into an environment of its own, where its own tests pass and `quark check` finds nothing wrong."""
+"""A new distribution installs by pip into an environment of its own, passes its tests and `quark check`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What acme_nf3 and AcmeRmsObserver promise beyond what every format and observer does (test_conformance.py), in numbers."""
+"""What acme_nf3 and AcmeRmsObserver promise beyond the laws of every format and observer, in numbers."""
 
 from __future__ import annotations
 

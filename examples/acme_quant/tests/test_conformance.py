@@ -1,4 +1,4 @@
-"""What acme-quant registers keeps the contracts of quark's plugin API: the conformance suite, one class for each record."""
+"""The conformance suite on acme-quant: one class for each of its records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The import paths that AMD Quark's example scripts know, and what is said where this distribution is not installed."""
+"""Import paths of AMD Quark's example scripts, and messages where this distribution is not installed."""
 
 from __future__ import annotations
 

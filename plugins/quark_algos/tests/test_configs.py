@@ -52,7 +52,7 @@ def test_a_configuration_is_read_back_from_json_as_it_was(config: AlgoConfig, tm
     assert load_quant_algo_config_from_file(path) == config
 
 
-@pytest.mark.parametrize("kind", [GPTQConfig, AWQConfig, SmoothQuantConfig])
+@pytest.mark.parametrize("kind", [GPTQConfig, AWQConfig, SmoothQuantConfig, AutoSmoothQuantConfig])
 def test_fields_that_only_older_configurations_have_are_no_options(kind: Any) -> None:
     names = {option.name for option in settings_options(kind)}
     assert names

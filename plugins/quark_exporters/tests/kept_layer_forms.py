@@ -1,4 +1,4 @@
-"""Checkpoints with layers that come quantized, of three forms: DeepSeek-V3, Kimi K2 and gpt-oss; and their codes."""
+"""Checkpoints with layers that come quantized: DeepSeek-V3, Kimi K2 and gpt-oss; and their codes."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def nibbles(tensor: Tensor) -> Tensor:
 
 
 def stored_codes(stored: dict[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-    """The bytes of codes and scales of each layer of a source; of integers, codes from −8 and float32 scales."""
+    """Return codes and scales of each layer of a source, as bytes; of integers, codes from −8."""
     found: dict[str, tuple[Tensor, Tensor]] = {}
     for name, tensor in stored.items():
         if name.endswith("weight_scale_inv"):

@@ -1,4 +1,6 @@
-"""A Llama of 1.7 million parameters with tokenizer and held-out text: real weights without a network, for demonstrations and tests.
+"""A Llama of 1.7 million parameters with tokenizer and held-out text, for demonstrations and tests.
+
+Its weights are trained, and need no network.
 
 torch and transformers are imported inside the functions: paths and text do without them.
 """
@@ -65,7 +67,9 @@ def held_out_text() -> str:
 
 
 def calibration_batches(n: int = 8, length: int = 128) -> list[Tensor]:
-    """Return ``n`` sequences of tokens, each ``[1, length]``, from the end of the held-out text; evaluation uses its beginning.
+    """Return ``n`` sequences of tokens, each ``[1, length]``, from the end of the held-out text.
+
+    Evaluation uses its beginning.
 
     Raises:
         ConfigError: (a ValueError) The text does not have that many tokens.

@@ -1,4 +1,4 @@
-"""``quark demo``: quantize, export, reload and evaluate a small language model with every installed scheme."""
+"""``quark demo``: quantize, export, reload and evaluate a small language model with every scheme."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def demo(
     out: Annotated[Path | None, typer.Option(help="Keep the exported checkpoints here; must not exist or be empty.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON and nothing else.")] = False,
 ) -> None:
-    """Quantize the bundled tiny model with every scheme, export it, load it again and compare it with the original."""
+    """Quantize the bundled tiny model with every scheme, export it, load it again and compare it with the
+    original."""
     # Rich, torch and transformers are imported here, not above: `quark --help` and the listings do without
     # them.
     from rich.console import Console
@@ -64,7 +65,7 @@ def _introduce(console: Console, bench: Bench) -> None:
 
 
 def _run(console: Console, bench: Bench, folder: Path) -> tuple[list[Row], list[Refusal]]:
-    """Return all rows, the float model's first, then by decreasing bits, and the refused or failed schemes."""
+    """Return all rows, the float model's first, then by falling bits, and the refused or failed schemes."""
     from quark_tiny_model.demo_run import Refusal, job_name
 
     rows: list[Row] = []

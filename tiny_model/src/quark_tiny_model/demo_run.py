@@ -43,7 +43,7 @@ PROMPT = "And God said, Let there be"
 
 @attrs.frozen
 class Size:
-    """The size of a checkpoint: bytes of the given layers' weights and of all tensors, and bits per weight of those layers."""
+    """Sizes of a checkpoint: bytes of some layers' weights and of all tensors, and bits per weight."""
 
     weight_bytes: int
     total_bytes: int
@@ -89,7 +89,7 @@ class Refusal:
 
 @attrs.frozen(eq=False)
 class Bench:
-    """The float model, the tokens for calibration and evaluation of every scheme, and how many tokens each model goes on for."""
+    """The float model, tokens for calibration and evaluation, and the number of tokens to generate."""
 
     tokenizer: Any
     reference: nn.Module
@@ -99,14 +99,14 @@ class Bench:
 
     @classmethod
     def bundled(cls, count: int = 16, length: int = 256, new_tokens: int = 24) -> Bench:
-        """Return the bundled model with ``count`` windows of ``length`` tokens for evaluation, and other tokens for calibration."""
+        """Return the bundled model with ``count`` windows of ``length`` tokens, and calibration data."""
         tokenizer = tiny.tiny_tokenizer()
         windows = token_windows(tokenizer, tiny.held_out_text(), length, limit=count)
         with quiet():
             return cls(tokenizer, tiny.tiny_model(DTYPE), windows, tiny.calibration_batches(8, 128), new_tokens)
 
     def jobs(self) -> list[tuple[str, str | None]]:
-        """Return scheme and cache scheme of each run: every registered scheme, and the first that supports a KV cache again with one."""
+        """Return scheme and cache scheme of each run: every scheme, one of them also with a KV cache."""
         names = schemes().names()
         caching = [name for name in names if schemes().get(name).kv_cache is not None][:1]
         return [(name, None) for name in names] + [(name, name) for name in caching]
@@ -118,7 +118,7 @@ class Bench:
         return Row(name="float", size=size, comparison=comparison, seconds=0.0, reload_equal=True, words=self._words(self.reference))
 
     def try_scheme(self, scheme: str, cache: str | None, folder: Path) -> tuple[Row | Refusal, tuple[PlanRow, ...]]:
-        """Quantize, export to ``folder``, load and compare; return the row or refusal, and the layers with quantized weights."""
+        """Quantize, export to ``folder``, load and compare; return a row or refusal, and the layers."""
         name = job_name(scheme, cache)
         planned = False
         try:
@@ -160,7 +160,7 @@ def job_name(scheme: str, cache: str | None) -> str:
 
 
 def stored_size(folder: Path, layers: Sequence[PlanRow]) -> Size:
-    """Return the sizes from the headers of a checkpoint's files; a weight's scales and zero points count as part of it."""
+    """Return the sizes from the headers of a checkpoint's files; a weight has its scales and zero points."""
     stored = {name: _bytes(*entry) for shard in check_shards(folder) for name, entry in shard.tensors.items()}
     prefixes = tuple(f"{layer.name}.weight" for layer in layers)
     weights = sum(size for name, size in stored.items() if name.startswith(prefixes))
@@ -168,7 +168,10 @@ def stored_size(folder: Path, layers: Sequence[PlanRow]) -> Size:
 
 
 def _bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Return the bytes of a tensor with a dtype in safetensors' notation: ``BF16``, ``I32``, ``F8_E4M3``; a ``BOOL`` takes one byte."""
+    """Return the bytes of a tensor with a dtype in safetensors' notation: ``BF16``, ``I32``, ``F8_E4M3``.
+
+    A ``BOOL`` takes one byte.
+    """
     digits = re.search(r"\d+", dtype)
     return prod(shape) * (8 if digits is None else int(digits.group())) // 8
 
@@ -180,7 +183,7 @@ def _same_logits(model: nn.Module, other: nn.Module, tokens: Tensor) -> bool:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch on one thread while the body runs: for matrices this small, synchronizing threads costs more than they save."""
+    """Run torch on one thread while the body runs: matrices this small gain nothing by more."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -191,7 +194,7 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress log lines below WARNING and transformers' progress bars while the body runs: the demo prints its own progress."""
+    """Suppress log lines below WARNING and transformers' progress bars: the demo prints its own progress."""
     log = get_logger()
     level, bars = log.level, transformers_logging.is_progress_bar_enabled()
     log.setLevel(logging.WARNING)

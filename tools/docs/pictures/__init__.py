@@ -1,4 +1,4 @@
-"""The pictures of the documentation, drawn from the code: ``python -m tools.docs.pictures FOLDER`` writes each as a file."""
+"""The pictures of the documentation, drawn from the code: ``python -m tools.docs.pictures FOLDER``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accuracy against bits: a point for each scheme, measured with round-to-nearest, and for some with calibrated rounding."""
+"""Accuracy against bits: a point for each scheme with round-to-nearest, and for some calibrated ones."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _axes(drawing: Drawing, y_of, reference: float, top: float) -> None:  # type
 
 
 def _label(drawing: Drawing, taken: list[Rectangle], x: float, y: float, text: str, color: str) -> None:
-    """Write a label beside a point where it covers nothing; with a line to the point where it is further away."""
+    """Write a label beside a point where it covers nothing, with a line to the point where it is far."""
     width = len(text) * _SIZE * TEXT_WIDTH
     for distance in range(0, 200, 6):
         for dy in (distance, -distance):

@@ -1,4 +1,4 @@
-"""Number formats, drawn from what the registered formats decode: number lines, dynamic ranges, bit fields, bits per weight."""
+"""Number formats, from their decoded values: number lines, dynamic ranges, bit fields, bits per weight."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LEFT, _WIDTH = 150, 860
 
 
 def values_of(number_format: NumberFormat) -> list[float]:
-    """Return all finite values of a format whose elements do not share bits, ascending, in units of the scale."""
+    """Return all finite values of a format without shared bits, ascending, in units of the scale."""
     count = 2 ** int(number_format.bits)
     storage = number_format.storage_dtype
     if storage.is_floating_point:
@@ -44,7 +44,7 @@ def _example() -> NumberFormat:
 
 
 def number_lines() -> Drawing:
-    """Each format's values between its smallest and its largest: where a format is fine and where it is coarse."""
+    """Draw each format's values between its smallest and its largest: where it is fine, where coarse."""
     names = ["int2", "int3", "int4", "fp4", "fp6_e2m3", "fp6_e3m2", "fp8_e4m3"]
     rows = [("acme_nf3", _example()), *((name, formats().load_format(name)) for name in names)]
     drawing = Drawing(_WIDTH, 46 + 44 * len(rows))
@@ -66,7 +66,7 @@ def number_lines() -> Drawing:
 
 
 def dynamic_range() -> Drawing:
-    """Each format's positive values on a scale of powers of two: how far it reaches, and how many values a doubling has."""
+    """Draw each format's positive values on a scale of powers of two: its reach, and values per doubling."""
     names = ["int4", "int8", "fp4", "fp6_e2m3", "fp6_e3m2", "fp8_e4m3", "fp8_e5m2", "fp8_e5m3"]
     lowest, highest = -18, 18
     drawing = Drawing(_WIDTH, 60 + 40 * len(names))

@@ -41,7 +41,7 @@ def block_pipeline() -> Drawing:
 
 
 def lock_step() -> Drawing:
-    """The forwards of three samples through one block: they pause at each input group until its layers are rounded."""
+    """Draw the forwards of three samples through one block, which pause at each input group."""
     llama = templates().load_architecture("llama")
     groups = [llama.attention_inputs, (llama.attention_output,), llama.mlp_inputs, (llama.mlp_output,)]
     titles = [", ".join(str(name).rpartition(".")[2].removesuffix("_proj") for name in group) for group in groups]

@@ -1,1 +1,1 @@
-"""Commands that work on models and checkpoints; evaluation, reports and mixed precision, which look at runs from above."""
+"""Commands that work on models and checkpoints; evaluation, reports and mixed precision of their runs."""

@@ -1,4 +1,4 @@
-"""Evaluation block by block gives the figures of the evaluation in memory, bit for bit, and holds one block."""
+"""Evaluation block by block gives the figures of one in memory, bit for bit, and holds one block."""
 
 from __future__ import annotations
 

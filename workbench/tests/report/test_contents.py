@@ -1,4 +1,4 @@
-"""The contents of a report: they follow the schema, and its numbers are those of another way to compute them."""
+"""The contents of a report follow the schema, and equal numbers that are computed in another way."""
 
 from __future__ import annotations
 

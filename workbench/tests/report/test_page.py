@@ -1,4 +1,4 @@
-"""The page: one file without anything from elsewhere, whose plots have names and tables, and in which nothing of a model is markup."""
+"""The page is one file, its plots have names and tables, and nothing of a model in it is markup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plots: what is larger is drawn further along, equal steps are equal distances, and colours, classes and words go with their values."""
+"""Plots: larger values are drawn further along, with the colours and words of their values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section on a selection: the curve, the choice on it, whether losses add up, and what each group got, as the JSON has it."""
+"""The section on a selection: curve, choice, additivity and each group's scheme, as in the JSON."""
 
 from __future__ import annotations
 

@@ -63,13 +63,14 @@ def processor_of(subject: Subject, settings: AlgoConfig | None = None) -> Any:
 
 
 def calibration_is_declared(subject: Subject) -> None:
-    """Raise where a processor needs statistics, and the record does not have the capability ``calibration``."""
+    """Raise where a processor needs statistics and the record does not say ``calibration``."""
     declares = "calibration" in subject.record.capabilities  # type: ignore[union-attr]
     require(declares or not processor_of(subject).needs, "needs statistics, and its record does not declare the capability 'calibration'")
 
 
 def default_settings_are_valid(subject: Subject) -> None:
-    """There are settings without a user's choices, under the record's name; each option accepts its own default."""
+    """There are settings without a user's choices, under the record's name; each option accepts its own
+    default."""
     settings = settings_of(subject)
     names = (subject.record.name, *subject.record.aliases)  # type: ignore[union-attr]
     require(settings.name in names, f"has settings of the name '{settings.name}', and its record the name '{subject.name}'")
@@ -139,7 +140,7 @@ def _options(subject: Subject) -> tuple[Option, ...]:
 
 
 def _changed(subject: Subject) -> Iterator[AlgoConfig]:
-    """Yield settings that differ from the default ones in one option each, as far as they accept another value."""
+    """Yield settings that differ from the default ones in one option each."""
     settings = settings_of(subject)
     for option in _options(subject):
         value = getattr(settings, option.name)

@@ -1,4 +1,4 @@
-"""Checks of tunings: what they make of a rounded block can be stored, does no harm, and is the same each time and however it is run."""
+"""Checks of tunings: tuned blocks can be stored, are no worse, and are the same on every route."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ default_settings_are_valid, settings_survive_json, refuses_unknown_settings, des
 
 @check("block_tuning", level="advisory", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Another value of each option changes what it makes of the small model, is refused, or is declared to change cost alone."""
+    """Another value of each option changes what it makes of the small model, is refused, or is declared to
+    change cost alone."""
 
     def results(settings: AlgoConfig) -> Iterator[str]:
         yield digest(*quantized(run_config(coarse_scheme(), settings), data=batches(4, 8)).state_dict().values())
@@ -66,14 +67,16 @@ def has_a_place_among_the_others(subject: Subject) -> None:
 
 @check("block_tuning", level="advisory")
 def changes_something(subject: Subject) -> None:
-    """It changes the small model, behind round-to-nearest, for at least one scheme, to a smaller error on held-out tokens."""
+    """It changes the small model, behind round-to-nearest, for at least one scheme, to a smaller error on
+    held-out tokens."""
     changed = any(_different(quantized(run_config(s, valid_settings(subject))), quantized(run_config(s))) for s in schemes())
     require(changed, f"leaves {' and '.join(schemes())} as they are, or its changes are taken back: other checks show little of it")
 
 
 @check("block_tuning")
 def tunes_every_format(subject: Subject) -> None:
-    """Of each kind of weights, it leaves codes and scales that stand for the weights, and finite parameters: a run with it finishes."""
+    """Of each kind of weights, it leaves codes and scales that stand for the weights, and finite parameters:
+    a run with it finishes."""
     for scheme in fitting_schemes():
         try:
             quantized(run_config(scheme, valid_settings(subject)), data=batches(2, 16))
@@ -91,7 +94,8 @@ def does_no_harm(subject: Subject) -> None:
 
 @check("block_tuning")
 def composes_with_roundings(subject: Subject) -> None:
-    """A run with it and each registered rounding finishes, and comes as near the float model's logits as that rounding alone."""
+    """A run with it and each registered rounding finishes, and comes as near the float model's logits as that
+    rounding alone."""
     scheme = coarse_scheme()
     for _, rounding in others(subject, "rounding"):
         ratio = logit_error(scheme, rounding, valid_settings(subject)) / logit_error(scheme, rounding)
@@ -100,7 +104,8 @@ def composes_with_roundings(subject: Subject) -> None:
 
 @check("block_tuning")
 def is_deterministic(subject: Subject) -> None:
-    """Two runs give the same parameters, to the bit, and leave the random states of the process as they are."""
+    """Two runs give the same parameters, to the bit, and leave the random states of the process
+    as they are."""
     config = run_config(coarse_scheme(), valid_settings(subject))
     with random_states_kept():
         different = _different(quantized(config), quantized(config))
@@ -109,7 +114,8 @@ def is_deterministic(subject: Subject) -> None:
 
 @check("block_tuning", level="advisory")
 def works_on_an_accelerator(subject: Subject) -> None:
-    """A run on a model of an accelerator, here a simulated one, finishes, leaves all tensors there, and is as good as on a CPU."""
+    """A run on a model of an accelerator, here a simulated one, finishes, leaves all tensors there, and is as
+    good as on a CPU."""
     for scheme in schemes():
         require_run_on_accelerator(scheme, valid_settings(subject))
 
@@ -122,7 +128,8 @@ def reloads_to_the_same_logits(subject: Subject) -> None:
 
 @check("block_tuning")
 def streams_to_the_same_bytes(subject: Subject) -> None:
-    """A checkpoint that is quantized from disk, one block in memory at a time, has the bytes of one that is quantized in memory."""
+    """A checkpoint that is quantized from disk, one block in memory at a time, has the bytes of one that is
+    quantized in memory."""
     require_same_from_disk(run_config(coarse_scheme(), valid_settings(subject)))
 
 

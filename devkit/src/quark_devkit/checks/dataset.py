@@ -1,4 +1,4 @@
-"""Checks of sources of text: what they yield are samples, the same each time; damaged files are refused with a sentence.
+"""Checks of sources of text: samples are valid and the same each time; damaged files are refused.
 
 A source that reads files is tried on the file that its record's ``example`` writes. Data that are downloaded
 are not read.
@@ -44,7 +44,7 @@ def _read(subject: Subject, *path: Path) -> list[Any]:
 
 @contextmanager
 def _files(subject: Subject) -> Iterator[tuple[Path, ...]]:
-    """The example file of a source that reads files, as a tuple of one; an empty one for data with a name of their own."""
+    """Yield the example file of a source that reads files, as a tuple of one; else an empty tuple."""
     record = _record(subject)
     if record.is_online:
         raise NotHereError("its data are downloaded")

@@ -124,7 +124,8 @@ def moves_values_if_it_says_so(subject: Subject) -> None:
 
 @check("graph_op")
 def is_quantized(subject: Subject) -> None:
-    """With 8 bits for all its tensors, the example computes nearly what it did, and each quantizer has its scale."""
+    """With 8 bits for all its tensors, the example computes nearly what it did, and each quantizer has its
+    scale."""
     if Dtype.int8.name not in registered_formats():
         raise NotApplicableError("no number format of 8-bit integers is installed")
     spec = QTensorConfig(dtype=Dtype.int8, qscheme="per_tensor", symmetric=True, is_dynamic=False)

@@ -1,4 +1,4 @@
-"""Checks of layer types: what a float layer becomes computes the same, keeps everything, and is quantized, exported and loaded.
+"""Checks of layer types: quantized layers compute the same, keep everything, and are exported and loaded.
 
 A layer of the class is made by calling it with a size for each argument that it needs; inputs are found by
 trying.
@@ -30,7 +30,8 @@ from quark_devkit.subject import Subject
 _SIZES = (32, 48, 3, 1, 1)
 """Values of the first arguments of a class: two sizes that differ, a kernel size, and more."""
 _TOLERANCE = 1e-12
-"""Of outputs in float64 in two orders of their sums: 2 K u times the sum of magnitudes of the products, for K = 48 inputs and a sum of 100.
+"""Of outputs in float64 in two orders of their sums: 2 K u times the sum of magnitudes of the products, for K
+= 48 inputs and a sum of 100.
 Another allocation or other strides may be another order: bits of products say nothing about a layer."""
 _SINGLE = 2.0**-15
 """Relative error in norm of an output in float32 in another order of its sums: 2 K u = 2^-17, times 4 as the
@@ -68,7 +69,7 @@ def _float_layer(subject: Subject, *, groups: int = 1) -> nn.Module:
 
 
 def _made(layer_class: type[nn.Module], groups: int = 1) -> nn.Module:
-    """A layer made with a size for each argument without a default; with ``*args``, with as many sizes as it takes."""
+    """Return a layer, made with a size for each argument that has no default."""
     named = {} if groups == 1 else {"groups": groups}
     parameters = inspect.signature(layer_class).parameters.values()
     needed = sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
@@ -159,7 +160,8 @@ def is_found_by_its_class(subject: Subject) -> None:
 
 @check("layer_type")
 def is_planned_as_a_known_type(subject: Subject) -> None:
-    """``planned_as`` names a layer type that is planned as itself and can be quantized, and takes indices where this one does."""
+    """``planned_as`` names a layer type that is planned as itself and can be quantized, and takes indices
+    where this one does."""
     record = _record(subject)
     if record.planned_as is None:
         raise NotApplicableError("it is planned as itself")
@@ -189,7 +191,8 @@ def computes_what_the_layer_computes(subject: Subject) -> None:
 
 @check("layer_type")
 def keeps_what_the_layer_has(subject: Subject) -> None:
-    """Other parameters and buffers, attributes, hooks and the mode of the float layer are the quantized layer's."""
+    """Other parameters and buffers, attributes, hooks and the mode of the float layer are the quantized
+    layer's."""
     layer = _float_layer(subject)
     calls: list[object] = []
     layer.register_forward_hook(lambda *_: calls.append(None))
@@ -209,7 +212,8 @@ def keeps_what_the_layer_has(subject: Subject) -> None:
 
 @check("layer_type")
 def keeps_dtype_and_device(subject: Subject) -> None:
-    """The quantized layer of a bfloat16 layer, or of one on the meta device, is the same, without data being made up."""
+    """The quantized layer of a bfloat16 layer, or of one on the meta device, is the same, without data being
+    made up."""
     for layer in (_float_layer(subject).bfloat16(), _float_layer(subject).to("meta")):
         weight: Any = layer.weight
         quantized: Any = _quantized(subject, QLayerConfig(), layer)
@@ -219,7 +223,8 @@ def keeps_dtype_and_device(subject: Subject) -> None:
 
 @check("layer_type")
 def has_the_layout_it_says(subject: Subject) -> None:
-    """The weight is ``[out, in]`` for layers planned as linear, else as in the float class; ``transposed`` says where those differ."""
+    """The weight is ``[out, in]`` for layers planned as linear, else as in the float class; ``transposed``
+    says where those differ."""
     layer = _float_layer(subject).double()
     quantized: Any = _quantized(subject, QLayerConfig(), layer)
     require(quantized.weight.shape == linear_weight(layer).shape, "has a weight of another shape than `transposed` makes of the float one")
@@ -238,7 +243,8 @@ def has_the_layout_it_says(subject: Subject) -> None:
 
 @check("layer_type")
 def has_a_scale_for_each_output(subject: Subject) -> None:
-    """With ``ch_axis=0`` its weight has a scale for each output, also with ``groups``; that of a lookup for each token."""
+    """With ``ch_axis=0`` its weight has a scale for each output, also with ``groups``; that of a lookup for
+    each token."""
     spec = _int8(is_dynamic=False).set(qscheme="per_channel", ch_axis=0)
     for layer in _grouped_layers(subject):
         x = _input(layer.float())
@@ -264,14 +270,18 @@ def _with_one_scale_doubled(quantized: Any) -> tuple[Tensor, Tensor]:
 
 
 def _outputs(quantized: Any, weight: Tensor, x: Tensor) -> Tensor:
-    """The output for some weight as ``[channels, values]``: channels are last in a linear layer, else before the kernel's axes."""
+    """Return the output for some weight as ``[channels, values]``.
+
+    Channels are last in a linear layer, else before the kernel's axes.
+    """
     quantized.weight = nn.Parameter(weight, requires_grad=False)
     return _output(quantized, x).movedim(1 - weight.ndim, 0).flatten(1)
 
 
 @check("layer_type")
 def saves_what_the_float_layer_loads(subject: Subject) -> None:
-    """Without quantizers, its state dict has the names, shapes and values of the float layer's, and loads back."""
+    """Without quantizers, its state dict has the names, shapes and values of the float layer's, and loads
+    back."""
     layer = _float_layer(subject)
     quantized = _quantized(subject, QLayerConfig(), layer)
     expected, state = layer.state_dict(), quantized.state_dict()
@@ -300,7 +310,8 @@ def applies_its_quantizers(subject: Subject) -> None:
 
 @check("layer_type")
 def is_quantized_exported_and_loaded(subject: Subject) -> None:
-    """In a model, its weight is rounded, its output stays near, and after export and loading it computes the same."""
+    """In a model, its weight is rounded, its output stays near, and after export and loading it computes the
+    same."""
     if _record(subject).quantized is None:
         raise NotApplicableError("layers of this type stay float")
     model, x = _Small(_float_layer(subject)), _input(_float_layer(subject))

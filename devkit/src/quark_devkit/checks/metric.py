@@ -1,4 +1,4 @@
-"""Checks of metrics: one finite number for each token, of that token alone; nothing is changed, nothing is random."""
+"""Checks of metrics: one finite number for each token alone; nothing is changed, nothing is random."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def gives_a_number_for_each_token(subject: Subject) -> None:
 
 @check("metric")
 def takes_excluded_tokens(subject: Subject) -> None:
-    """A token of the vocabulary that a model excludes, with the log-probability −Inf, leaves the result finite."""
+    """A token of the vocabulary that a model excludes, with the log-probability −Inf, leaves the result
+    finite."""
     log_q, targets, log_p = _example()
     for log in (log_q, log_p):
         log[:, 0] = -torch.inf

@@ -1,4 +1,4 @@
-"""Checks of selectors: they choose for every group, within the budget, the same each time, and leave the model as it was."""
+"""Checks of selectors: a choice for every group, within the budget, repeatable, without side effects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHARES = (0.0, 0.3, 0.7, 1.0)
 
 @attrs.define
 class _Asked:
-    """Stands between the selection and the selector: keeps what is asked and answered, and passes on a choice that is valid."""
+    """A selector that asks another one: keeps problem and answer, and returns a choice that is valid."""
 
     selector: Any
     problem: SelectionProblem | None = None
@@ -77,7 +77,8 @@ def chooses_for_every_group(subject: Subject) -> None:
 
 @check("selector")
 def keeps_the_budget(subject: Subject) -> None:
-    """What it chooses takes no more bytes than the budget allows, from the fewest bytes that can be reached to the most."""
+    """What it chooses takes no more bytes than the budget allows, from the fewest bytes that can be reached
+    to the most."""
     for share in SHARES:
         problem, selection = _asked(subject, share)
         most, taken = problem.most_bytes or 0, problem.bytes_of(selection.choices)
@@ -106,7 +107,8 @@ def leaves_the_model_as_it_was(subject: Subject) -> None:
 
 @check("selector")
 def chooses_the_same_from_disk(subject: Subject) -> None:
-    """From a checkpoint, whose tensors it loads block by block, it chooses what it does for the model in memory."""
+    """From a checkpoint, whose tensors it loads block by block, it chooses what it does for the model in
+    memory."""
     with tempfile.TemporaryDirectory() as directory:
         path = saved(Path(directory), torch.float32)
         from_disk = _asked(subject, model=path)[1].choices
@@ -117,7 +119,8 @@ def chooses_the_same_from_disk(subject: Subject) -> None:
 
 @check("selector")
 def gives_an_ordered_curve(subject: Subject) -> None:
-    """Points of its curve, where it gives one, have rising sizes, falling losses, and the bytes that their choices take."""
+    """Points of its curve, where it gives one, have rising sizes, falling losses, and the bytes that their
+    choices take."""
     problem, selection = _asked(subject)
     if not selection.curve:
         raise NotApplicableError("it gives no curve")

@@ -1,4 +1,4 @@
-"""Checks of templates: every fact about a family holds on a tiny model of it, every algorithm runs or says why not, exports reload."""
+"""Checks of templates: facts hold on a tiny model, algorithms run or say why not, exports reload."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _linears(module: nn.Module) -> list[str]:
 
 
 def _in_a_block(subject: Subject) -> Iterator[tuple[str, str]]:
-    """Names in a block that the facts state, each with the fact that does; patterns of experts have a star."""
+    """Yield names in a block that the facts state, each with its fact; patterns of experts have a star."""
     facts = facts_of(subject)
     stated: dict[str, str | tuple[str, ...] | None] = {
         "attention_inputs": facts.attention_inputs,
@@ -148,7 +148,8 @@ def names_modules_that_there_are(subject: Subject) -> None:
 
 @check("template")
 def names_every_projection(subject: Subject) -> None:
-    """Each linear layer of a block is named by a fact, and each linear layer that is neither is excluded from quantization or named."""
+    """Each linear layer of a block is named by a fact, and each linear layer that is neither is excluded from
+    quantization or named."""
     facts, model = facts_of(subject), separated(subject)
     patterns = [name for _, name in _in_a_block(subject)]
     excluded = facts.with_modules(facts.exclude_layers_name)
@@ -162,7 +163,8 @@ def names_every_projection(subject: Subject) -> None:
 
 @check("template")
 def patterns_match_layers(subject: Subject) -> None:
-    """Each pattern of ``kv_layers_name`` and ``q_layer_name``, or its pair in ``module_patterns``, matches a layer of a decoder block."""
+    """Each pattern of ``kv_layers_name`` and ``q_layer_name``, or its pair in ``module_patterns``, matches a
+    layer of a decoder block."""
     facts, model = facts_of(subject), separated(subject)
     inside = f"{facts.decoder_blocks}." if facts.decoder_blocks else ""
     names = [name for name in _linears(model) if name.startswith(inside)]
@@ -176,7 +178,8 @@ def patterns_match_layers(subject: Subject) -> None:
 
 @check("template")
 def caches_no_queries(subject: Subject) -> None:
-    """A layer that both ``kv_layers_name`` and ``q_layer_name`` match is fused: it puts out more than the attention's output reads."""
+    """A layer that both ``kv_layers_name`` and ``q_layer_name`` match is fused: it puts out more than the
+    attention's output reads."""
     facts, model = facts_of(subject), separated(subject)
     queries = (facts.q_layer_name,) if isinstance(facts.q_layer_name, str) else facts.q_layer_name or ()
     both = [facts.with_modules(patterns) for patterns in (facts.kv_layers_name or (), queries)]
@@ -193,7 +196,8 @@ def caches_no_queries(subject: Subject) -> None:
 
 @check("template")
 def excludes_head_and_routers(subject: Subject) -> None:
-    """The output head, routers and gates of shared experts match a pattern of ``exclude_layers_name``: in few bits they cost most."""
+    """The output head, routers and gates of shared experts match a pattern of ``exclude_layers_name``: in few
+    bits they cost most."""
     facts, model = facts_of(subject), separated(subject)
     patterns = facts.with_modules(facts.exclude_layers_name)
     own = {facts.head, *(f"{facts.decoder_blocks}.*.{name}" for name in (facts.router, facts.shared_expert_gate) if name)}
@@ -204,7 +208,8 @@ def excludes_head_and_routers(subject: Subject) -> None:
 
 @check("template")
 def input_groups_read_one_tensor(subject: Subject) -> None:
-    """Layers of an input group (``attention_inputs``, ``mlp_inputs``, ``expert_inputs`` of each expert) receive the same tensor."""
+    """Layers of an input group (``attention_inputs``, ``mlp_inputs``, ``expert_inputs`` of each expert)
+    receive the same tensor."""
     facts, model = facts_of(subject), separated(subject)
     groups: list[list[nn.Module]] = []
     for block in blocks_of(model, facts):
@@ -225,7 +230,8 @@ def input_groups_read_one_tensor(subject: Subject) -> None:
 
 @check("template")
 def norms_feed_what_is_said(subject: Subject) -> None:
-    """A scale taken from a norm and given to the layers that are said to read it leaves the logits as they are; given to none it does not.
+    """A scale taken from a norm and given to the layers that are said to read it leaves the logits as they
+    are; given to none it does not.
 
     Scales are powers of two. So no other layer reads the norm, ``norm_has_unit_offset`` is right, and it has
     a weight if that is said.
@@ -261,7 +267,8 @@ def norms_feed_what_is_said(subject: Subject) -> None:
 
 @check("template")
 def values_pass_linearly(subject: Subject) -> None:
-    """A scale taken from the rows of ``attention_value``, ``mlp_value`` or their like is undone by the projection that reads them."""
+    """A scale taken from the rows of ``attention_value``, ``mlp_value`` or their like is undone by the
+    projection that reads them."""
     facts, model = facts_of(subject), separated(subject)
     expected, heads = float_logits(model), int(getattr(text_config(model), "num_attention_heads", 1))
     pairs = [
@@ -321,7 +328,8 @@ def _scale_rows(module: nn.Module, rows: Tensor, by: Tensor, offset: float = 0.0
 
 @check("template")
 def every_algorithm_fits_or_says_why_not(subject: Subject) -> None:
-    """For each registered algorithm there are settings by which a run can be planned and which name layers that there are, or a reason."""
+    """For each registered algorithm there are settings by which a run can be planned and which name layers
+    that there are, or a reason."""
     facts = facts_of(subject)
     for record in algorithms():
         reason = refusal(record.name, facts)
@@ -331,7 +339,7 @@ def every_algorithm_fits_or_says_why_not(subject: Subject) -> None:
 
 
 def _fitting(facts: Architecture) -> Iterator[tuple[str, AlgoConfig]]:
-    """Each algorithm that does not refuse the family, with its settings; one that derives none says nothing of the family.
+    """Yield each algorithm that does not refuse the family, with its settings.
 
     Tunings are left out: they take what the others have made of a block, and ask nothing of the family.
     """
@@ -370,7 +378,8 @@ def every_algorithm_runs(subject: Subject) -> None:
 
 @check("template")
 def quantizes_and_reloads(subject: Subject) -> None:
-    """A model quantized with its template, with a transform of each role and a rounding that fit it, reads back to the same logits."""
+    """A model quantized with its template, with a transform of each role and a rounding that fit it, reads
+    back to the same logits."""
     facts, layout = facts_of(subject), readable_layout()
     model, config = example_of(subject), coarse_config(subject)
     with torch.no_grad():
@@ -388,7 +397,7 @@ def quantizes_and_reloads(subject: Subject) -> None:
 
 
 def _runs_of_all(subject: Subject) -> list[list[AlgoConfig]]:
-    """Settings of all algorithms that fit, in as few runs as hold them: of the first of each kind and role, then of the second ones."""
+    """Return the settings of all algorithms that fit, in as few runs as hold them."""
     by_role: dict[object, list[AlgoConfig]] = {}
     for name, settings in _fitting(facts_of(subject)):
         record = algorithms().get(name)

@@ -1,4 +1,4 @@
-"""Checks of transforms: they keep the function of a small model, leave nothing behind that is not put back, and compose with others."""
+"""Checks of transforms: they keep the function of a small model, and compose with others."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def _keeps_function(scheme: str, *settings: AlgoConfig, exclude: tuple[str, ...]
 
 @check("transform")
 def is_made_of_its_settings(subject: Subject) -> None:
-    """The processor, called with settings, gives an object with the members of a transform, whose ``needs`` are statistics."""
+    """The processor, called with settings, gives an object with the members of a transform, whose ``needs``
+    are statistics."""
     refuse_strange(processor_of(subject), "transform", origin("algorithms", subject.lookup_name))
 
 
@@ -62,7 +63,8 @@ default_settings_are_valid, settings_survive_json, refuses_unknown_settings, des
 
 @check("transform", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Another value of each option changes what it leaves of the small model, is refused, or is declared to change cost alone."""
+    """Another value of each option changes what it leaves of the small model, is refused, or is declared to
+    change cost alone."""
 
     def results(settings: AlgoConfig) -> Iterator[object]:
         for scheme in schemes():
@@ -77,7 +79,8 @@ def heeds_its_options(subject: Subject) -> None:
 
 @check("transform")
 def has_a_place_among_the_others(subject: Subject) -> None:
-    """Its ``role``, ``before`` and ``after`` give an order with each other registered transform, and with all that go together."""
+    """Its ``role``, ``before`` and ``after`` give an order with each other registered transform, and with all
+    that go together."""
     record: AlgorithmRecord = subject.record  # type: ignore[assignment]
     together = {record.name: record}
     for other, _ in others(subject, "transform"):
@@ -91,14 +94,16 @@ def has_a_place_among_the_others(subject: Subject) -> None:
 
 @check("transform", level="advisory")
 def changes_something(subject: Subject) -> None:
-    """It changes parameters of the small model, which has channels of large activations, on the way to at least one scheme."""
+    """It changes parameters of the small model, which has channels of large activations, on the way to at
+    least one scheme."""
     changed = any(transformed(scheme, valid_settings(subject)).changed for scheme in schemes())
     require(changed, f"leaves every parameter as it is on the way to {' and to '.join(schemes())}: other checks show little of it")
 
 
 @check("transform")
 def keeps_the_function(subject: Subject) -> None:
-    """In float64 the changed model gives the logits that it gave before, to rounding; also one of fused q/k/v and gate/up, with biases."""
+    """In float64 the changed model gives the logits that it gave before, to rounding; also one of fused q/k/v
+    and gate/up, with biases."""
     for scheme in schemes():
         _keeps_function(scheme, valid_settings(subject))
     with suppress(NotApplicableError):  # it may refuse a family
@@ -109,14 +114,16 @@ def keeps_the_function(subject: Subject) -> None:
 
 @check("transform")
 def keeps_the_function_with_layers_excluded(subject: Subject) -> None:
-    """It does so too where some layers of each block stay float, whatever the scale or rotation that would pass through them."""
+    """It does so too where some layers of each block stay float, whatever the scale or rotation that would
+    pass through them."""
     for exclude in (("*.q_proj",), ("*.o_proj", "*.down_proj"), ("*.layers.0.*",)):
         _keeps_function(schemes()[0], valid_settings(subject), exclude=exclude)
 
 
 @check("transform")
 def leaves_nothing_behind(subject: Subject) -> None:
-    """Modules, parameters, buffers and hooks of the model are what they were, but for what its restorer puts back in a loaded model."""
+    """Modules, parameters, buffers and hooks of the model are what they were, but for what its restorer puts
+    back in a loaded model."""
     for scheme in schemes():
         result = transformed(scheme, valid_settings(subject))
         runs = any(one.name == settings_of(subject).name and one.runs_with_model() for one in result.settings)
@@ -132,7 +139,8 @@ def leaves_nothing_behind(subject: Subject) -> None:
 
 @check("transform")
 def is_deterministic(subject: Subject) -> None:
-    """Two runs give the same parameters, to the bit, and leave the random states of the process as they are."""
+    """Two runs give the same parameters, to the bit, and leave the random states of the process
+    as they are."""
     scheme = schemes()[0]
     with random_states_kept():
         first, second = (dict(transformed(scheme, valid_settings(subject)).model.named_parameters()) for _ in range(2))
@@ -142,7 +150,8 @@ def is_deterministic(subject: Subject) -> None:
 
 @check("transform")
 def composes_with_other_transforms(subject: Subject) -> None:
-    """With each registered transform of another role it keeps the function, and the order in which they are named does not matter."""
+    """With each registered transform of another role it keeps the function, and the order in which they are
+    named does not matter."""
     scheme = schemes()[-1]
     for _, other in others(subject, "transform"):
         _keeps_function(scheme, valid_settings(subject), other)
@@ -155,7 +164,8 @@ def composes_with_other_transforms(subject: Subject) -> None:
 
 @check("transform")
 def composes_with_roundings(subject: Subject) -> None:
-    """A run with it and each registered rounding finishes, and comes as near the float model's logits as round-to-nearest alone."""
+    """A run with it and each registered rounding finishes, and comes as near the float model's logits as
+    round-to-nearest alone."""
     scheme = schemes()[0]
     nearest = logit_error(scheme)
     for record, rounding in others(subject, "rounding"):
@@ -165,7 +175,8 @@ def composes_with_roundings(subject: Subject) -> None:
 
 @check("transform")
 def does_no_harm(subject: Subject) -> None:
-    """Weights rounded to nearest after it lose no more than without it: what does harm it takes back, or is left out by its validation."""
+    """Weights rounded to nearest after it lose no more than without it: what does harm it takes back, or is
+    left out by its validation."""
     for scheme in schemes():
         ratio = logit_error(scheme, valid_settings(subject)) / logit_error(scheme)
         require(ratio <= HARM, f"makes logits {ratio:.3g} times as wrong as without it ({scheme})")
@@ -173,7 +184,8 @@ def does_no_harm(subject: Subject) -> None:
 
 @check("transform", level="advisory")
 def works_on_an_accelerator(subject: Subject) -> None:
-    """A run on a model of an accelerator, here a simulated one, finishes, leaves all tensors there, and is as good as on a CPU."""
+    """A run on a model of an accelerator, here a simulated one, finishes, leaves all tensors there, and is as
+    good as on a CPU."""
     for scheme in schemes():
         require_run_on_accelerator(scheme, valid_settings(subject))
 
@@ -187,13 +199,15 @@ def reloads_to_the_same_logits(subject: Subject) -> None:
 
 @check("transform")
 def streams_to_the_same_bytes(subject: Subject) -> None:
-    """A checkpoint that is quantized from disk, block by block where it ``works_by_block``, has the bytes of one made in memory."""
+    """A checkpoint that is quantized from disk, block by block where it ``works_by_block``, has the bytes of
+    one made in memory."""
     require_same_from_disk(run_config(schemes()[-1], valid_settings(subject)))
 
 
 @check("transform")
 def resumes_to_the_same_bytes(subject: Subject) -> None:
-    """A run that fails between two blocks and is resumed writes the bytes of one that does not: what goes on to the next block is learned.
+    """A run that fails between two blocks and is resumed writes the bytes of one that does not: what goes on
+    to the next block is learned.
 
     What a transform at work keeps from one block to the next is what its `learned()` gives and its `recall()`
     takes; the blocks that are finished do not pass it again.
@@ -205,13 +219,15 @@ def resumes_to_the_same_bytes(subject: Subject) -> None:
 
 @check("transform")
 def is_the_same_on_two_ranks(subject: Subject) -> None:
-    """Two processes that share a deterministic run, each with half of the data, change weights as one does, to the bit."""
+    """Two processes that share a deterministic run, each with half of the data, change weights as one does,
+    to the bit."""
     require_same_by_two_ranks(run_config(schemes()[-1], valid_settings(subject)))
 
 
 @check("transform")
 def its_rounding_is_one(subject: Subject) -> None:
-    """``rounding()`` gives None, or an object with the members of a rounding, which goes with it where a run names none."""
+    """``rounding()`` gives None, or an object with the members of a rounding, which goes with it where a run
+    names none."""
     rounding = processor_of(subject).rounding()
     if rounding is None or isinstance(rounding, RoundToNearest):
         raise NotApplicableError("it goes with round-to-nearest")

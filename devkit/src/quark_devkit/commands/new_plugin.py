@@ -31,7 +31,8 @@ def new_plugin(
     metric: Annotated[bool, typer.Option("--metric", help=_SUMMARIES["metric"])] = False,
     graph_op: Annotated[bool, typer.Option("--graph-op", help=_SUMMARIES["graph_op"])] = False,
 ) -> None:
-    """Write a distribution with a plugin of each chosen kind: typed code, conformance tests, a README, files for CI."""
+    """Write a distribution with a plugin of each chosen kind: typed code, conformance tests, a README, files
+    for CI."""
     chosen = {
         "scheme": scheme,
         "format": number_format,

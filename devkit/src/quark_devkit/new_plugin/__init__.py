@@ -1,4 +1,4 @@
-"""What `quark new-plugin` writes: a small distribution with a plugin of each chosen kind, from the templates of this package."""
+"""The generator behind ``quark new-plugin``: a distribution from templates, with plugins of some kinds."""
 
 from quark_devkit.new_plugin.distribution import Naming, new_distribution
 from quark_devkit.new_plugin.kinds import PLUGIN_KINDS, PluginKind

@@ -1,4 +1,4 @@
-"""Writes a distribution: its files by path, rendered from the templates of this package, into a directory of its own."""
+"""Writes a distribution into a new directory: its names, then its files from templates."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _test(kind: PluginKind, naming: Naming) -> str:
 
 
 def _requirements(kinds: Sequence[PluginKind]) -> list[str]:
-    """Return the requirements in their order; those of this project from its version on, below the next major one."""
+    """Return the sorted requirements; those of this project from its version to the next major one."""
     bound = f">={VERSION},<{int(VERSION.partition('.')[0]) + 1}"
     names = {"quark-core", *(name for kind in kinds for name in kind.requires)}
     return sorted(f"{name}{bound}" if name.startswith("quark-") else name for name in names)

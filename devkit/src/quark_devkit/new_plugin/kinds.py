@@ -1,4 +1,4 @@
-"""The kinds of plugins that can be written: one row each; the templates of a kind are in the folder of its name."""
+"""The kinds of plugins that can be written, a row each; templates are in the folder of a kind's name."""
 
 from __future__ import annotations
 

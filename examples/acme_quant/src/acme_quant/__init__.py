@@ -1,1 +1,1 @@
-"""acme-quant: a number format, an observer, a scheme and an algorithm for quark, in a distribution of their own."""
+"""acme-quant: a number format, an observer, a scheme and an algorithm for quark, in one distribution."""

@@ -1,4 +1,4 @@
-"""acme_nf3: a code is an index into eight quantiles of the normal distribution; 0 is one of them, ±1 are the ends.
+"""acme_nf3: a code is an index into eight quantiles of the normal distribution; one is 0, the ends are ±1.
 
 Source: the construction of NormalFloat (Dettmers et al., "QLoRA", 2023, §3), for three bits.
 """
@@ -47,7 +47,9 @@ def normal_quantiles(bits: int) -> Tensor:
 
 
 def nearest_boundaries(values: Tensor) -> Tensor:
-    """Return the bounds ``[n - 1]`` between ascending values ``[n]``, float32: above bound *i*, *i + 1* is nearest; up to it, *i*.
+    """Return the bounds ``[n - 1]`` between ascending values ``[n]``, float32.
+
+    Above bound *i*, value *i + 1* is nearest; up to it, *i*.
 
     Midpoints are taken in float64, where they are exact, and rounded down: no float32 number lies between a
     midpoint and its bound. A number that is exactly halfway goes to the even code.
@@ -64,7 +66,10 @@ BOUNDS = nearest_boundaries(VALUES)
 
 
 def pack_three(codes: Tensor) -> Tensor:
-    """Return 3-bit codes packed, eight in three bytes, little endian: ``[…, K] → […, 3 ceil(K / 8)]`` uint8; missing codes are 0."""
+    """Return 3-bit codes packed, eight in three bytes, little endian: ``[…, K] → […, 3 ceil(K / 8)]`` uint8.
+
+    Missing codes are 0.
+    """
     whole = torch.nn.functional.pad(codes, (0, -codes.shape[-1] % 8)).to(torch.int32)
     places = torch.arange(0, 24, 3, dtype=torch.int32, device=codes.device)
     words = (whole.reshape(*codes.shape[:-1], -1, 8) << places).sum(-1, keepdim=True, dtype=torch.int32)

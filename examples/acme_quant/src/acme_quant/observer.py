@@ -23,7 +23,7 @@ near it (2.1 to 2.2).
 
 
 class AcmeRmsObserver(Observer):
-    """Keeps the sum of squares, the number of elements and the largest magnitude of each set of elements that share a scale.
+    """Keeps the sum of squares, the count and the largest magnitude of each set of elements with one scale.
 
     Observers of the same tensor merge: sums and counts are added, and the larger magnitude is kept. Sums are
     float64, in which the square of a float32 value neither underflows nor overflows.

@@ -75,7 +75,10 @@ class AcmeWeighted:
         return {name: {"error_share": float(part.mean())} for name, part in weights.by_layer(share).items()}
 
     def _search(self, wt: Tensor, grid: WeightGrid, importance: Tensor) -> tuple[GroupScales, Tensor]:
-        """Return the best scales of all groups and the remaining share of each row's error, ``[N]``; not for scales that span rows."""
+        """Return the best scales of all groups and the remaining share of each row's error, ``[N]``.
+
+        Not for scales that span rows.
+        """
         if grid.fixed is not None:
             return grid.fixed, torch.ones_like(wt[0])
         low, high = grid.ranges(wt)

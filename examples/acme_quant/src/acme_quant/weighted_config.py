@@ -16,7 +16,7 @@ __all__ = ["AcmeWeightedConfig"]
 
 @attrs.define(kw_only=True)
 class AcmeWeightedConfig(AlgoConfig):
-    """Settings of acme_weighted: the ranges that it tries for each group, besides that of the spec's observer.
+    """Settings of acme_weighted: the ranges that it tries for each group, besides the observer's.
 
     Attributes:
         narrowest: Narrowest range as a multiple of the observer's range, above 0.

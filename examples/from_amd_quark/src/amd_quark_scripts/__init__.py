@@ -1,1 +1,1 @@
-"""What AMD Quark's example scripts import besides its library, and its script ``quantize_quark``, on the public API of this project."""
+"""Imports of AMD Quark's example scripts besides its library, and its script ``quantize_quark``."""

@@ -1,4 +1,4 @@
-"""The flags of AMD Quark's script ``quantize_quark.py``: names, defaults and choices; and those that are refused, with what to use."""
+"""The flags of AMD Quark's script ``quantize_quark.py``: names, defaults, choices; and refused ones."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _refuse_missing_packages(args: argparse.Namespace) -> None:
 
 
 def exporter_named(name: str, args: argparse.Namespace) -> str:
-    """Return the name of the exporter for a value of ``--model_export``: of a checkpoint, the one that ``--custom_mode`` names."""
+    """Return the name of the exporter for a value of ``--model_export``, with ``--custom_mode``."""
     return str(args.custom_mode) if EXPORTERS[name] == "quark" else EXPORTERS[name]
 
 

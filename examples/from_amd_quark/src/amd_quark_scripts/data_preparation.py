@@ -1,4 +1,4 @@
-"""``quark.torch.utils.llm.data_preparation``: calibration data by AMD Quark's names, or from any source of `quark.datasets`."""
+"""``quark.torch.utils.llm.data_preparation``: calibration data by AMD Quark's names, or by ours."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ def get_calib_dataloader(
     device: str | torch.device | None = None,
     **kwargs: Any,
 ) -> DataLoader[Any]:
-    """Return calibration data: of AMD Quark's names each sequence is one sample, cut at ``seqlen``, but for benchmarks; others are packed.
+    """Return calibration data by AMD Quark's names, or of any source.
+
+    Of AMD Quark's names each sequence is one sample, cut at ``seqlen``, but for benchmarks; others are
+    packed.
 
     Unlike AMD Quark's, a batch with padding has an attention mask, so padding is in no statistic.
 
@@ -78,7 +81,9 @@ def calibration_data(name: str, tokenizer: Any, batch_size: int, count: int, len
 def get_pile10k_dataloader(
     tokenizer: Any, train_size: int = 512, seqlen: int = 2048, seed: int = 0, batch_size: int = 8
 ) -> tuple[DataLoader[Any], None]:
-    """Return calibration data of the Pile in windows of ``seqlen`` tokens, packed, and None; errors as for `get_calib_dataloader`.
+    """Return calibration data of the Pile in packed windows of ``seqlen`` tokens, and None.
+
+    Errors as for `get_calib_dataloader`.
 
     AMD Quark's samples are of the data set NeelNanda/pile-10k; here they are of ``pileval``.
     """
@@ -88,6 +93,6 @@ def get_pile10k_dataloader(
 
 
 def get_wikitext2(tokenizer: Any, nsamples: int, seqlen: int, device: str | None = None, seed: int = 0) -> Tensor:
-    """Return windows of WikiText-2, drawn at random, ``[nsamples, seqlen]``; errors as for `get_calib_dataloader`."""
+    """Return random windows of WikiText-2, ``[nsamples, seqlen]``; errors as for `get_calib_dataloader`."""
     batches = token_sequences(tokenizer, read_samples("wikitext"), nsamples, seqlen, seed=seed)
     return torch.cat([batch for batch in batches if batch.shape[1] == seqlen]).to(available_device(device))

@@ -1,4 +1,4 @@
-"""``quark.contrib.llm_eval``: perplexity and tasks as AMD Quark's scripts call them, by `quark_workbench.evaluate`."""
+"""``quark.contrib.llm_eval``: perplexity and tasks as AMD Quark's scripts call them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ rouge_meteor_generations = not_offered("rouge_meteor_generations", _TASKS)
 
 
 def ppl_eval(model: nn.Module, testenc: Any, dev: str | torch.device | None = None, file_format: str = "hf_format") -> Tensor:
-    """Return the perplexity over windows of 2048 tokens without overlap, a scalar; the protocol of GPTQ's paper.
+    """Return the perplexity over windows of 2048 tokens without overlap, a scalar: GPTQ's protocol.
 
     Args:
         model: A model that returns logits.
@@ -66,7 +66,7 @@ def ppl_eval(model: nn.Module, testenc: Any, dev: str | torch.device | None = No
 def ppl_eval_for_kv_cache(
     model: nn.Module, testenc: Any, context_size: int, sample_size: int, patch_size: int | None = None, dev: str | None = None
 ) -> float:
-    """Print and return the perplexity of ``sample_size`` tokens after each context of ``context_size`` tokens.
+    """Print and return the perplexity of ``sample_size`` tokens after each ``context_size`` tokens.
 
     They are computed in one forward: the keys and values that a token reads are quantized there as they are
     in the cache.
@@ -142,7 +142,7 @@ def eval_model(
     output_dir: Path | str = "metrics_output_dir",
     multimodal: bool = False,
 ) -> None:
-    """Print the perplexity on WikiText-2's test split, and the scores of the tasks in ``args.tasks``, of a model in memory.
+    """Print the perplexity of a model in memory on WikiText-2, and its scores in ``args.tasks``.
 
     Args:
         args: The arguments of AMD Quark's script `quantize_quark.py`.

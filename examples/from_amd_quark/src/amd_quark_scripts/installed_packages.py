@@ -1,4 +1,4 @@
-"""``quark.common.utils.import_utils``: AMD Quark's questions about what is installed, such as ``is_accelerate_available()``."""
+"""``quark.common.utils.import_utils``: AMD Quark's questions about installed packages."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def is_transformers_version_lower(target_version: str) -> bool:
 
 
 def export_for_training(mod: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, dynamic_shapes: Any = None) -> Any:
-    """Return the program that `torch.export.export` captures, on which FX graph mode works; arguments and errors as there."""
+    """Return the program that `torch.export.export` captures, for FX graph mode; arguments as there."""
     import torch
 
     return torch.export.export(mod=mod, args=args, kwargs=kwargs, dynamic_shapes=dynamic_shapes)

@@ -1,4 +1,4 @@
-"""``quark.torch.utils.llm``: AMD Quark's preparation of models and data, by the loaders and data sources of this project."""
+"""``quark.torch.utils.llm``: AMD Quark's preparation of models and data, by this project's loaders."""
 
 from __future__ import annotations
 

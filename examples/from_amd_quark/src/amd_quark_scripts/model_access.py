@@ -1,4 +1,4 @@
-"""``quark.torch.utils``: attributes of models by dotted paths, and devices, as AMD Quark's scripts reach them."""
+"""``quark.torch.utils``: attributes of models by dotted paths, and devices, for AMD Quark's scripts."""
 
 from __future__ import annotations
 

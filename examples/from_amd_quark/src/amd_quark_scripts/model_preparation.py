@@ -42,7 +42,7 @@ def available_device(device: str | torch.device | None) -> str:
 
 
 def local_checkpoint(name: str | Path, revision: str | None = None) -> Path:
-    """Return the directory of a checkpoint: a local one, or one of the Hugging Face Hub, which is fetched into its cache.
+    """Return the directory of a checkpoint: a local one, or one of the Hugging Face Hub, which is fetched.
 
     Raises:
         CheckpointError: It is neither.
@@ -152,7 +152,10 @@ def check_compatibility_before_quantization(model: nn.Module, raise_on_error: bo
 
 
 def create_model_skeleton(model_dir: str | Path, trust_remote_code: bool = False, attn_implementation: str = "eager") -> nn.Module:
-    """Return the model of a checkpoint on the meta device, without its weights; errors as for `quark.models.hf.skeleton.meta_model`."""
+    """Return the model of a checkpoint on the meta device, without its weights.
+
+    Errors as for `quark.models.hf.skeleton.meta_model`.
+    """
     model: Any = meta_model(local_checkpoint(model_dir))
     model.set_attn_implementation(attn_implementation)
     return model
@@ -169,7 +172,7 @@ def save_model(model: nn.Module, tokenizer: Any, save_dir: str | Path) -> None:
 def maybe_save_preprocessors(
     src_name_or_path: str | Path, dest_dir: str | Path, src_subfolder: str = "", trust_remote_code: bool = False
 ) -> None:
-    """Copy the tokenizer and the processor of a checkpoint, as far as it has them, into a directory, which is created.
+    """Copy the tokenizer and the processor of a checkpoint, where there are any, into a new directory.
 
     Args:
         src_name_or_path: Directory of the checkpoint, or its name on the Hub.

@@ -1,4 +1,7 @@
-"""``quark.common.profiler``: AMD Quark's clock of the steps of a script. With ``QUARK_PROFILING=1`` it writes what they take to a file."""
+"""``quark.common.profiler``: AMD Quark's clock of the steps of a script.
+
+With ``QUARK_PROFILING=1`` it writes their times to a file.
+"""
 
 from __future__ import annotations
 
@@ -202,7 +205,7 @@ DiskWriteMbMetric = _metric(_C, "disk_write_mb", "MiB written since the beginnin
 
 
 class GlobalProfiler:
-    """Measures steps, the same object wherever it is asked for; without the environment variable ``QUARK_PROFILING=1`` it does nothing.
+    """Measures steps: one object for a process; it does nothing without ``QUARK_PROFILING=1``.
 
     Args:
         output_path: File that gets an entry of YAML for the beginning and the end of each step, and a summary
@@ -272,7 +275,7 @@ class GlobalProfiler:
 
 
 def profile_scope(step: str, user_msg: str | None = None) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Return a decorator that measures each call of a function as one step; arguments as of `GlobalProfiler.scope`."""
+    """Return a decorator that measures each call as one step; arguments as of `GlobalProfiler.scope`."""
 
     def decorator(function: Callable[_P, _R]) -> Callable[_P, _R]:
         @functools.wraps(function)

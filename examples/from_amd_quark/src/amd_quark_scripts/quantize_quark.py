@@ -1,4 +1,4 @@
-"""``python -m quark.scripts.quantize_quark``: AMD Quark's script of that name with its flags, on the public API of this project."""
+"""``python -m quark.scripts.quantize_quark``: AMD Quark's script with its flags, on the public API."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _config(model: nn.Module, args: argparse.Namespace) -> QConfig:
 
 
 def with_group_size(scheme: str, size: int | None) -> str:
-    """Return the scheme that is the given one with groups of another size; the scheme itself where its groups have that size.
+    """Return the scheme with groups of another size; the scheme itself where its groups have that size.
 
     Schemes of several sizes are named ``NAME_SIZE``.
 

@@ -1,4 +1,4 @@
-"""`quark_exporters.fp8`: values against transformers and a formula in float64, and checkpoints that are refused."""
+"""`quark_exporters.fp8`: values against transformers and a float64 formula; refusals."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from quark.config.layer import QLayerConfig
 from quark.config.templates import QuantizationScheme
@@ -323,3 +323,7 @@ def _scheme(name: str, build: Callable[..., QLayerConfig]) -> type[_Scheme]:
 
 
 globals().update({name: _scheme(name, build) for name, build in CONFIGURATIONS.items()})
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> type[_Scheme]: ...  # type checkers do not see what is made of the table

@@ -1,4 +1,4 @@
-"""Options of the command line that say what each layer of a model gets, in which memory; and the configuration that follows."""
+"""Options of the command line for the quantization of each layer, and the configuration that follows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["ConfigOptions"]
 
 @attrs.frozen(kw_only=True)
 class ConfigOptions:
-    """Options of the command line that say how each layer is quantized; a template file is read and registered.
+    """Options of the command line for the quantization of each layer; a template file is read and registered.
 
     Attributes:
         template: Model type of the template in ``--template-file``, which is registered; None without one.

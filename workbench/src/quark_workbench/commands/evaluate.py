@@ -1,4 +1,4 @@
-"""``quark evaluate``: perplexity of a checkpoint, its KL divergence from a reference, or its scores in tasks."""
+"""``quark evaluate``: perplexity of a checkpoint, its KL divergence from a reference, or scores in tasks."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ def evaluate(
     trust_remote_code: TrustRemoteCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines: what happens, and the result on the last line.")] = False,
 ) -> None:
-    """Print the perplexity of MODEL on a text; with --reference also the KL divergence from it; with --tasks its scores in tasks."""
+    """Print the perplexity of MODEL on a text; with --reference also the KL divergence from it; with --tasks
+    its scores in tasks."""
     # Torch and transformers are imported here, not above: `quark --help` and the listings do without them.
     from quark_workbench.evaluate import protocol_of
 
@@ -100,7 +101,10 @@ def evaluate(
 def _measured(
     paths: tuple[Path, Path | None], windows: Windows, metric: list[str], where: dict[str, Any], by_block: bool
 ) -> dict[str, Any]:
-    """Return what the model says of the windows, and how it differs from the reference; ``paths`` are those of the two."""
+    """Return the metrics of the model over the windows, and its comparison with the reference.
+
+    ``paths`` are the directories of model and reference; the latter may be None.
+    """
     from quark.checkpoint.transformers_loading import register_layouts
     from quark.models.hf.loading import load_model
     from quark.models.hf.model_config import model_config
@@ -133,7 +137,7 @@ def _measured(
 
 
 def _within_context(protocol: Protocol, model: Path, trust_remote_code: bool, *, is_default: bool) -> Protocol:
-    """Return the protocol with windows that the model can read: a default length is cut to its context, a chosen one is refused."""
+    """Return the protocol with windows within the model's context: only a default length is cut."""
     from quark.models.hf.model_config import model_config
 
     context = getattr(model_config(model, trust_remote_code=trust_remote_code).get_text_config(), "max_position_embeddings", None)

@@ -22,7 +22,8 @@ def inspect(
     trust_remote_code: TrustRemoteCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the inspection as JSON.")] = False,
 ) -> None:
-    """Print whether a quantized checkpoint is whole, which runtimes would load it, by which of their methods, and why others refuse.
+    """Print whether a quantized checkpoint is whole, which runtimes would load it, by which of their methods,
+    and why others refuse.
 
     The runtimes are not needed: the rules of their readers are applied. No weight is read.
     """

@@ -1,4 +1,4 @@
-"""``quark plan``: what ``quark quantize`` with the same options would do, write and need, and what would refuse it."""
+"""``quark plan``: plan, output and needs of ``quark quantize`` with the same options; refusals."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def plan(
     probe: Probe = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Print what `quark quantize MODEL` would do with these options, write and need, and what would refuse it.
+    """Print what `quark quantize MODEL` would do with these options, write and need, and what would refuse
+    it.
 
     MODEL is a checkpoint, or a directory with its config.json alone. No weight is read, and nothing is
     written.
@@ -96,7 +97,10 @@ def print_planned(
 
 
 def _checked(out: Path | None, calibration: CalibrationChoices, export: ExportChoices) -> tuple[ExportOptions | None, list[QuarkError]]:
-    """Return the options of the export, None where they cannot be read, and the errors of options that a plan of the run does not find."""
+    """Return the options of the export, and errors that a plan of the run does not find.
+
+    The options are None where they cannot be read.
+    """
     from quark.checkpoint.destination import refuse_used_directory
 
     errors: list[QuarkError] = []

@@ -1,4 +1,4 @@
-"""Options that several commands have: the data to calibrate on, how a checkpoint is written, and the groups of these."""
+"""Options that several commands have: calibration data and the writing of a checkpoint, as groups."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class CalibrationChoices:
                 f"calibration text is needed by {wanted_by}: give --calib FILE, DIR or NAME (`quark datasets` lists names)"
             )
         samples = read_samples(self.calib, given_options("--calib-option", self.calib_option))
-        choices = {"packing": not self.one_sample_per_sequence, "batch_size": self.calib_batch_size, "seed": self.calib_seed}
-        return token_sequences(tokenizer, samples, self.num_calib, self.seq_len, **choices)
+        packing, size, seed = not self.one_sample_per_sequence, self.calib_batch_size, self.calib_seed
+        return token_sequences(tokenizer, samples, self.num_calib, self.seq_len, packing=packing, batch_size=size, seed=seed)
 
 
 class CalibrationData:
@@ -185,4 +185,6 @@ class WritingChoices:
 
 
 GROUPS: dict[str, Callable[..., Any]] = {"config": ConfigOptions, "calibration": CalibrationChoices, "export": ExportChoices}
-"""Groups of options that ``quark plan`` and ``quark quantize`` have: name of the argument → class that reads it."""
+"""Groups of options that ``quark plan`` and ``quark quantize`` have: name of the argument → class that reads
+it.
+"""

@@ -57,7 +57,7 @@ class SelectionOptions:
     def run(
         self, model: Path, base: QConfig, fixed: Iterable[str], data: Callable[[str], Any], device: str, dtype: str, *, is_quiet: bool
     ) -> SelectionResult:
-        """Choose the schemes, print what was chosen unless ``is_quiet``, write the curve, and return the result."""
+        """Choose the schemes, print them unless ``is_quiet``, write the curve, and return the result."""
         from quark_workbench.mixed_precision import Budget, select_schemes
         from quark_workbench.report.selection_plots import curve_svg
 

@@ -1,4 +1,4 @@
-"""Evaluation: perplexity of a model by a named protocol, and KL divergence from a reference model, over windows of tokens."""
+"""Evaluation over windows of tokens: perplexity by a named protocol, KL divergence from a reference model."""
 
 from quark_workbench.evaluate.comparison import Comparison, compare
 from quark_workbench.evaluate.perplexity import Likelihood, likelihood, perplexity

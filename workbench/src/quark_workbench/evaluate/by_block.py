@@ -1,4 +1,6 @@
-"""Evaluation of checkpoints larger than memory: all windows pass one block at a time, and its weights are released before the next is read.
+"""Evaluation of checkpoints larger than memory: all windows pass one block at a time.
+
+The weights of a block are released before the next is read.
 
 In memory are what lies outside the blocks, one block, and the hidden states of all windows; of a comparison,
 of one model after the other. The figures are those of `quark_workbench.evaluate.likelihood` and
@@ -62,7 +64,7 @@ def likelihood_by_block(
     dtype: str = "auto",
     trust_remote_code: bool = False,
 ) -> Likelihood:
-    """Return what `quark_workbench.evaluate.likelihood` returns for the model of a checkpoint, with one block of it in memory at a time.
+    """Return the `Likelihood` of a checkpoint, with one block of it in memory at a time.
 
     Args:
         checkpoint: Directory of a checkpoint, float or quantized.
@@ -100,7 +102,7 @@ def compare_by_block(
     dtype: str = "auto",
     trust_remote_code: bool = False,
 ) -> Comparison:
-    """Return what `quark_workbench.evaluate.compare` returns for the models of two checkpoints, with one block of them in memory at a time.
+    """Return the `Comparison` of two checkpoints, with one block of each in memory at a time.
 
     Arguments and errors are those of `likelihood_by_block`, and ``reference``, the directory of the
     checkpoint to compare with.
@@ -123,7 +125,7 @@ def compare_by_block(
 def _before_the_head(
     path: Path, windows: Sequence[Windows], device: str, dtype: str, trust_remote_code: bool, events: RunEvents
 ) -> Iterator[Any]:
-    """Bring the forwards of all windows behind the last block, and yield what lets the one of a number predict its tokens."""
+    """Run the forwards of all windows through the blocks; yield a function that predicts one's tokens."""
     events.phase("plan")
     model, source = _opened(path, device, dtype, trust_remote_code)
     blocks = source.blocks

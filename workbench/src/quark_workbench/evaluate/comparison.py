@@ -1,4 +1,4 @@
-"""Comparison of a model with its reference over the same tokens: divergence of the next-token distributions, and both perplexities."""
+"""Comparison of a model with its reference over the same tokens: divergence and perplexities."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ class Predictions:
     words: int | None = None
 
     def add(self, logits: Tensor, expected: Tensor, targets: Tensor, index: Tensor, words: int | None) -> None:
-        """Add the tokens of one batch: logits of model and reference ``[N, V]``, right tokens, their windows, the words of the text.
+        """Add the tokens of one batch.
+
+        Arguments: logits of model and reference ``[N, V]``, right tokens, their windows, words of the text.
 
         Raises:
             ConfigError: The vocabularies differ.
@@ -143,7 +145,7 @@ class Predictions:
 
 
 def compare(model: nn.Module, reference: nn.Module, token_batches: Iterable[Tensor | Windows], metrics: Sequence[str] = ()) -> Comparison:
-    """Return a comparison of next-token predictions, made batch by batch; a few numbers per token are kept in memory.
+    """Return a comparison of next-token predictions, batch by batch; a few numbers per token are in memory.
 
     Args:
         model: As for `quark_workbench.evaluate.perplexity`.
@@ -166,7 +168,10 @@ def compare(model: nn.Module, reference: nn.Module, token_batches: Iterable[Tens
 
 
 def kl_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """Return KL(p ‖ q) of each row, in nats, float64, at least 0, for log-probabilities ``[N, V]``; a token with p = 0 adds 0."""
+    """Return KL(p ‖ q) of each row, in nats, float64, for log-probabilities ``[N, V]``.
+
+    It is at least 0; a token with p = 0 adds 0.
+    """
     p = log_p.exp()
     terms = torch.where(p > 0, p * (log_p - log_q), 0.0)
     # Rounding errors can make the sum slightly negative, which no divergence is.

@@ -20,7 +20,7 @@ _CHUNK_ELEMENTS = 1 << 24  # logits processed at a time: 64 MiB in float32, what
 
 @contextmanager
 def evaluating(*models: nn.Module) -> Iterator[None]:
-    """Set models to evaluation mode without gradients while the body runs, and restore each module's mode afterwards."""
+    """Set models to evaluation mode without gradients in the body, and restore each module's mode."""
     training = [module for model in models for module in model.modules() if module.training]
     try:
         for model in models:
@@ -65,7 +65,7 @@ def next_token_logits(model: nn.Module, windows: Windows) -> tuple[Tensor, Tenso
 
 
 def in_chunks(*rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield chunks of the tensors along their first axis; a chunk of the first tensor has at most `_CHUNK_ELEMENTS` elements."""
+    """Yield chunks of the tensors along axis 0, of at most `_CHUNK_ELEMENTS` elements of the first."""
     size = max(1, _CHUNK_ELEMENTS // max(1, rows[0][0].numel()))
     yield from zip(*(r.split(size) for r in rows), strict=True)
 

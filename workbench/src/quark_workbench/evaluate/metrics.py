@@ -1,4 +1,4 @@
-"""Metrics: numbers for each predicted token, beside those of `Likelihood` and `Comparison`; an evaluation gives their means.
+"""Metrics: numbers for each predicted token, whose means an evaluation gives; and means with their errors.
 
 Each takes log-probabilities ``log_q`` of the model, ``[N, V]``; the right tokens, ``[N]``; and
 log-probabilities ``log_p`` of the reference, ``[N, V]``, or None. It changes none of them, and the value of a
@@ -33,7 +33,7 @@ def entropy(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> Tens
 
 
 def total_variation(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> Tensor:
-    """Return ½ Σ |q − p| of each token, ``[N]``, 0 to 1: the largest difference of the two models' probabilities of any event."""
+    """Return ½ Σ |q − p| of each token, ``[N]``, 0 to 1: the most that an event's probabilities differ."""
     assert log_p is not None
     return (log_q.exp() - log_p.exp()).abs().sum(-1, dtype=torch.float64) / 2
 
@@ -82,7 +82,7 @@ class TokenMetrics:
             self.columns[name].append(values.double().cpu())
 
     def means(self, window: Tensor) -> dict[str, Mean]:
-        """Return the mean of each metric, with its standard error over the windows that the tokens are in, ``[N]``."""
+        """Return the mean of each metric, with its standard error; ``window`` is each token's, ``[N]``."""
         return {name: mean_over(torch.cat(values), window) for name, values in self.columns.items()}
 
 
@@ -99,7 +99,7 @@ class Mean:
     error: float | None
 
     def exp(self) -> Mean:
-        """Return the exponential of the mean, with the error that follows to first order; infinity where it overflows."""
+        """Return the exponential of the mean, with its error to first order; infinity where it overflows."""
         try:
             value = math.exp(self.value)
         except OverflowError:
@@ -108,7 +108,7 @@ class Mean:
 
 
 def mean_over(values: Tensor, window: Tensor) -> Mean:
-    """Return the mean of values and its standard error, for values that depend on each other within a window and not between windows.
+    """Return the mean and its standard error, for values that are dependent within a window, and not between.
 
     Tokens of one window are alike, so that an error that takes them for independent is too small. Source:
     cluster-robust standard errors, Liang and Zeger 1986, with the correction W / (W − 1) for W windows.
@@ -127,5 +127,8 @@ def mean_over(values: Tensor, window: Tensor) -> Mean:
 
 
 def percentile(values: Tensor, percent: float) -> float:
-    """Return the smallest value that at least ``percent`` % of the values do not exceed; `torch.quantile` limits their number."""
+    """Return the smallest value that at least ``percent`` % of the values do not exceed.
+
+    `torch.quantile` limits the number of values.
+    """
     return float(values.kthvalue(max(1, math.ceil(values.numel() * percent / 100 - 1e-9))).values)

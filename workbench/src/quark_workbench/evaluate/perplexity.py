@@ -49,7 +49,7 @@ class Scores:
     _words: int | None = attrs.field(default=None, init=False)
 
     def add(self, logits: Tensor, targets: Tensor, index: Tensor, words: int | None) -> None:
-        """Add the tokens of one batch, as `next_token_logits` gives them, and the number of words of the text."""
+        """Add the tokens of one batch, as from `next_token_logits`, and the number of words of the text."""
         for part, chosen in in_chunks(logits, targets.to(logits.device)):
             log_q = log_probabilities(part, "model")
             self.metrics.add(log_q, chosen)
@@ -87,7 +87,7 @@ def perplexity(model: nn.Module, token_batches: Iterable[Tensor | Windows]) -> f
 
 
 def likelihood(model: nn.Module, token_batches: Iterable[Tensor | Windows], metrics: Sequence[str] = ()) -> Likelihood:
-    """Return the perplexity of a model with its standard error, and the means of metrics, which are names of `quark.metrics`.
+    """Return the perplexity of a model with its standard error, and the means of metrics of `quark.metrics`.
 
     The other arguments and the errors are those of `perplexity`; an unknown metric is an UnknownNameError.
     """
@@ -108,7 +108,7 @@ def log_likelihood(log_p: Tensor, targets: Tensor) -> Tensor:
 
 
 def perplexity_of(nats: Tensor, window: Tensor, words: int | None = None) -> Mean:
-    """Return the perplexity per token, or per word, for negative log-likelihoods ``[N]`` of tokens and the windows that they are in."""
+    """Return the perplexity per token or word, for negative log-likelihoods ``[N]`` and windows."""
     mean = mean_over(nats, window)
     if words is None:
         return mean.exp()

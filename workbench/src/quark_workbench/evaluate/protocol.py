@@ -68,7 +68,7 @@ class Protocol:
 
     @property
     def first_scored(self) -> int:
-        """Position in a window of the first token that may be scored; 0 where there is no limit but the first token itself."""
+        """Position in a window of the first token that may be scored; 0 where there is no limit."""
         if self.score_from < 1:
             # llama.cpp scores what follows the token in the middle.
             return int(self.seq_len * self.score_from) + 1 if self.score_from > 0 else 0

@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness: its own by name, and task files of yours, on a model in memory or in vLLM."""
+"""Tasks of lm-evaluation-harness: its own by name, or task files, on a model in memory or in vLLM."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class TaskResult:
 
 
 def prepare_tasks(options: TaskOptions, backend: str = "transformers") -> Any:
-    """Return the task manager of lm-evaluation-harness, after everything that can be checked before a model is loaded.
+    """Return the task manager of lm-evaluation-harness, after all checks that need no model.
 
     Raises:
         ConfigError: There is no such backend or directory, or no task is named.
@@ -97,7 +97,7 @@ def prepare_tasks(options: TaskOptions, backend: str = "transformers") -> Any:
 
 
 def _refuse_no_vllm() -> None:
-    """Raise if vLLM is not installed, or in a distribution by which lm-evaluation-harness does not find it."""
+    """Raise if vLLM is not installed, or under a name that lm-evaluation-harness does not find."""
     if find_spec("vllm") is None:
         extra("vllm", "evaluations with --backend vllm")
     try:
@@ -152,7 +152,7 @@ def evaluate_tasks(
 
 
 def _result(values: Mapping[str, Any], samples: int | None) -> TaskResult:
-    """Return the numbers of one task: metrics are keyed ``"acc,none"``, their errors ``"acc_stderr,none"``."""
+    """Return the numbers of one task: metrics by ``"acc,none"``, their errors by ``"acc_stderr,none"``."""
     numbers = {key: float(value) for key, value in values.items() if "," in key and isinstance(value, int | float)}
     errors = {key.replace("_stderr,", ","): value for key, value in numbers.items() if "_stderr," in key}
     return TaskResult({key: value for key, value in numbers.items() if "_stderr," not in key}, errors, samples)
@@ -164,7 +164,7 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _quiet_environment() -> Iterator[None]:
-    """Let tokenizers run in one thread, which forked workers of `datasets` ask for; the variable is restored."""
+    """Let tokenizers run in one thread, as forked workers of `datasets` need; the variable is restored."""
     before = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:

@@ -48,7 +48,7 @@ class Windows:
 
 
 def token_windows(tokenizer: Any, text: str, length: int, limit: int | None = None) -> Tensor:
-    """Return consecutive windows of a text without overlap, ``[N, length]``, int64: those of the protocol ``"quark"``.
+    """Return consecutive windows of a text without overlap, protocol ``"quark"``, ``[N, length]``, int64.
 
     Args and errors as for `scored_windows`.
     """
@@ -100,7 +100,7 @@ def _overlapping(tokenizer: Any, text: str, protocol: Protocol, limit: int | Non
 
 
 def _rolling(tokenizer: Any, text: str, protocol: Protocol) -> Windows:
-    """Return windows that score each token once, the first after a BOS or EOS token; the last one reaches back to be full.
+    """Return windows that score each token once, the first after a BOS or EOS token; the last one is full.
 
     Source: ``get_rolling_token_windows`` with ``context_len=1`` and ``word_perplexity`` of
     lm-evaluation-harness.

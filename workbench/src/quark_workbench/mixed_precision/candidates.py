@@ -42,13 +42,13 @@ class Candidate:
         return self.name == FLOAT
 
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
-        """Return why a layer with a weight of that shape, ``[out, in]``, cannot have the scheme; None where it can."""
+        """Return why a layer with a weight ``[out, in]`` cannot have the scheme; None if it can."""
         slots = ((self.config.weight, shape, False), (self.config.input_tensors, (1, *shape[1:2]), True))
         errors = (quantizer_for(spec, activation=is_input).shape_error(of) for spec, of, is_input in slots if spec is not None)
         return next((error for error in errors if error is not None), None)
 
     def stored_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-        """Return the bytes of a layer's weight in a checkpoint: codes and scales, and the static scales of its input.
+        """Return the bytes of a layer's weight in a checkpoint: codes, scales, static input scales.
 
         Args:
             shape: Of the weight, ``[out, in]``.
@@ -109,7 +109,7 @@ def _candidate(name: str) -> Candidate:
 
 
 def _loads(runtime: str, clients: Sequence[str]) -> bool:
-    """Return whether a runtime is among the clients; ``vLLM`` alone stands for ``vLLM (CPU, CUDA, ROCm)`` too."""
+    """Return whether a runtime is among the clients; ``vLLM`` stands for ``vLLM (CPU, CUDA, ROCm)`` too."""
     wanted = runtime.lower()
     return any(client.lower() == wanted or client.lower().startswith(f"{wanted} (") for client in clients)
 

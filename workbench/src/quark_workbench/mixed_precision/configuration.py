@@ -1,4 +1,4 @@
-"""From choices to a configuration: the scheme of most layers is global, others have patterns or exact names, float layers are excluded."""
+"""Configurations from choices: a global scheme, patterns or names for others, exclusions for float."""
 
 from __future__ import annotations
 

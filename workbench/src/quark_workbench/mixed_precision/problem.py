@@ -1,4 +1,4 @@
-"""SelectionProblem: what a selector chooses from: groups, candidates, the bytes of each choice, a budget, and the model with its data."""
+"""SelectionProblem: groups, candidates, the bytes of each choice, a budget, and the model with its data."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def layer_groups(rows: Sequence[PlanRow], architecture: Architecture | None) -> 
 
 
 def _key(name: str, fused: Sequence[Sequence[str]], experts: ExpertNames) -> tuple[str, str]:
-    """Return what all layers of a group have in common: the module above them, and which of its groups they are."""
+    """Return the key that all layers of a group share: the module above them, and their group in it."""
     if experts.projection(name) is not None:
         return experts.expert(name).rpartition(".")[0], ""
     parent, _, suffix = name.rpartition(".")

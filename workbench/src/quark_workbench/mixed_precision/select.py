@@ -1,4 +1,4 @@
-"""select_schemes: choose a scheme for each layer of a model under a budget, and return the configuration that says so."""
+"""select_schemes: choose a scheme for each layer under a budget; return the configuration that says so."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _WANTED_BY = "a selection of schemes"
 
 
 def base_scheme(names: Sequence[str]) -> str:
-    """Return the candidate whose settings of the whole model a selection starts from: one that shares global scales, else the first.
+    """Return the candidate for settings of the whole model: with shared global scales, else the first.
 
     Raises:
         ConfigError, UnknownNameError: As `candidates_of`.
@@ -64,7 +64,7 @@ def select_schemes(
     device: str = "cpu",
     dtype: str = "auto",
 ) -> SelectionResult:
-    """Return a choice of one scheme for each group of layers, and the configuration that follows; no weight is changed.
+    """Return a scheme for each group of layers, and the configuration that follows; no weight is changed.
 
     Chosen for are the linear layers that ``base`` gives its global scheme. Layers that runtimes fuse get one
     scheme.
@@ -92,8 +92,8 @@ def select_schemes(
 
     Example:
         >>> from quark_workbench.mixed_precision import Budget, select_schemes
-        >>> result = select_schemes("Llama-3-8B", ["fp8", "mxfp4"], Budget(bits=5), batches)   # doctest: +SKIP
-        >>> result.bits, result.config.layer_quant_config                                     # doctest: +SKIP
+        >>> result = select_schemes("Llama-3-8B", ["fp8", "mxfp4"], Budget(bits=5), batches)  # doctest: +SKIP
+        >>> result.bits, result.config.layer_quant_config  # doctest: +SKIP
     """
     with running("select", source=type(model).__name__ if isinstance(model, nn.Module) else str(model)) as events:
         events.phase("plan")
@@ -127,7 +127,10 @@ def _selected(problem: SelectionProblem, chooser: SchemeSelector, name: str | No
 
 
 def _planned(model: nn.Module, source: BlockSource, base: QConfig) -> tuple[PlanRow, ...]:
-    """Return what every layer gets under ``base``; experts that it quantizes are separate layers then, and the source knows the blocks."""
+    """Return the plan of every layer under ``base``.
+
+    Experts that it quantizes are separate layers then, and the source knows the blocks.
+    """
     separate_experts(model, base)
     architecture = architecture_of(model)
     rows = plan_rows(model, base, architecture)
@@ -170,13 +173,13 @@ def problem_of(
 
 
 def _is_free(row: PlanRow, base: QConfig, fixed: Sequence[str]) -> bool:
-    """Return whether a selection chooses for the layer: a linear one with the weights of the global scheme."""
+    """Return whether a selection chooses for the layer: a linear one with weights of the global scheme."""
     has_global = row.has_quantized_matrix and row.quantized_to.weight == base.global_quant_config.weight
     return has_global and first_match(row.name, fixed) is None
 
 
 def _other_bytes(model: nn.Module, rows: Sequence[PlanRow], free: Sequence[PlanRow], base: QConfig) -> int:
-    """Return the bytes of all tensors but the weights that are chosen for; those of fixed layers as they will be stored."""
+    """Return the bytes of all tensors but weights that are chosen for; those of fixed layers as stored."""
     replaced = {id(_weight(model, row)): 0 for row in free}
     for row in rows:
         if row.has_quantized_matrix and id(_weight(model, row)) not in replaced:

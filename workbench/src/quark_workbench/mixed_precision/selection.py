@@ -1,4 +1,4 @@
-"""Selection: what a selector has chosen, the curve of what it could have chosen, and the configuration that follows."""
+"""Selection: a selector's choice and curve, the result with a configuration, and the protocol."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class SelectionResult:
         return sum(losses[group][name] for group, name in self.selection.choices.items()) if losses else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form: what was asked for and chosen, the losses, and the curve, for reports and pictures."""
+        """Return the JSON form: problem, choices, losses and curve, for reports and pictures."""
         problem, selection = self.problem, self.selection
         points = [_point(problem, point) for point in selection.curve]
         return {
@@ -136,7 +136,7 @@ class SchemeSelector(Protocol):
     """
 
     def select(self, problem: SelectionProblem) -> Selection:
-        """Return one candidate for each group, among those that ``problem.sizes`` has for it, within the budget.
+        """Return one of a group's candidates in ``problem.sizes`` for each group, within the budget.
 
         The model is left as it was. The same problem gives the same choice.
 

@@ -1,4 +1,4 @@
-"""Contents of a report, as JSON values: `contents_of` gathers what a run has measured and what its checkpoint shows.
+"""Contents of a report as JSON values: `contents_of` gathers a run's measurements and its checkpoint's sizes.
 
 `schema.json` describes every field.
 """
@@ -133,7 +133,7 @@ def with_flags(contents: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_ties(model: torch.nn.Module, rows: tuple[PlanRow, ...]) -> tuple[PlanRow, ...]:
-    """Return rows that name the layer whose weight theirs is; a plan that was read from a checkpoint does not know of ties."""
+    """Return rows with the owner of tied weights; a plan that was read from a checkpoint has no ties."""
     owners: dict[int, str] = {}
     tied = []
     for row in rows:
@@ -144,7 +144,7 @@ def _with_ties(model: torch.nn.Module, rows: tuple[PlanRow, ...]) -> tuple[PlanR
 
 
 def _float_bytes(model: torch.nn.Module, rows: tuple[PlanRow, ...], element: int) -> int:
-    """Return the bytes of the float model: its layers by their shapes, once where they are tied, and all other parameters."""
+    """Return the bytes of the float model: layers by their shapes, once where tied, and other parameters."""
     layers = {row.name for row in rows}
     others = {id(p): p for n, p in model.named_parameters() if n.rpartition(".")[0] not in layers or n.endswith(".bias")}
     return sum(prod(row.shape) * element for row in rows if row.tied_to is None) + sum(p.numel() * element for p in others.values())
@@ -219,7 +219,7 @@ def _transforms(report: CalibrationReport) -> Iterator[dict[str, Any]]:
 
 
 def _tunings(report: CalibrationReport) -> Iterator[dict[str, Any]]:
-    """Yield the comparison of each block before and after each tuning, with what the tuning itself reports of the block."""
+    """Yield the comparison of each block before and after each tuning, with the tuning's own figures."""
     for name, of_block in report.tuned.items():
         for tuning, metrics in of_block.items():
             if "error_before" in metrics:
@@ -291,7 +291,7 @@ def probe(device: str = "cpu", dtype: torch.dtype = torch.float32) -> dict[str, 
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:
-    """Return facts about the machine: processor, cores, threads, memory, device; no name of a host or a user."""
+    """Return facts about the machine: processor, cores, threads, memory, device; no name of host or user."""
     is_cuda = device.startswith("cuda") and torch.cuda.is_available()
     return {
         "system": f"{platform.system()} {platform.machine()}",

@@ -1,4 +1,4 @@
-"""Sections of the page on errors: of layers, through depth, of blocks before and after a change, and the layers behind them."""
+"""Sections of the page on errors: of layers, through depth, of changed blocks, of experts."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _layer_table(report: Report) -> Markup:
 
 
 def gain_section(report: Report) -> list[Markup]:
-    """Return the section on what the algorithm gains over round-to-nearest; empty where it was not measured."""
+    """Return the section on the gain over round-to-nearest; empty where it was not measured."""
     pairs: dict[str, list[tuple[float, float]]] = {}
     for layer in report["layers"]:
         if layer.get("output_snr_db") is not None and layer.get("nearest_snr_db") is not None:

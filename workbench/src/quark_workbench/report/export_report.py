@@ -1,4 +1,4 @@
-"""The report of an existing export: from its files, from the report of its run, and from its float checkpoint, block by block."""
+"""The report of an existing export: from its files, its run's report, and its float checkpoint."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _merged(earlier: Mapping[str, Any], contents: Mapping[str, Any]) -> dict[str
 
 
 def _opened(float_model: Path, content: CheckpointContent) -> CheckpointSource:
-    """Return the float checkpoint with its model on the meta device, its experts apart where the export's are."""
+    """Return the float checkpoint on the meta device; experts are separate as in the export."""
     model = skeleton(float_model, "auto", torch.device("cpu"))
     source = CheckpointSource(
         model, StoredTensors(model, check_shards(float_model), float_model, weight_converters_of(model)), torch.device("cpu")
@@ -101,7 +101,10 @@ def _opened(float_model: Path, content: CheckpointContent) -> CheckpointSource:
 
 
 def _is_transformed(config: QConfig) -> bool:
-    """Return whether an algorithm of the export changes weights before they are rounded: they differ from the float checkpoint's then."""
+    """Return whether an algorithm of the export changes weights before they are rounded.
+
+    They differ from the float checkpoint's then.
+    """
     known = algorithms()
     return any(a.name not in known or known.get(a.name).kind == "transform" for a in config.algo_config or ())
 

@@ -23,7 +23,7 @@ _JSON, _HTML = REPORT_FILES
 
 
 def write_report(content: CheckpointContent, report: CalibrationReport, directory: Path, facts: Facts) -> dict[str, Any]:
-    """Write both files of a report into a checkpoint, and return the contents; arguments as of `contents_of`."""
+    """Write both files of a report into a checkpoint, and return the contents; arguments of `contents_of`."""
     contents = contents_of(content, report, directory, facts)
     write_contents(contents, directory)
     return contents

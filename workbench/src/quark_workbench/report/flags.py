@@ -42,7 +42,9 @@ DEAD_AMBER = 0.01
 says that data are too few.
 """
 DEAD_RED = 0.1
-"""Share of input channels that were always 0: the layer is rounded without regard to a tenth of its inputs."""
+"""Share of input channels that were always 0: the layer is rounded without regard to a tenth of
+its inputs.
+"""
 FEW_TOKENS = 0.05
 """Share of the mean number of tokens of an expert's layer below which it counts as starved: as the warning in
 the log.

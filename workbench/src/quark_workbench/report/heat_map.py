@@ -36,7 +36,7 @@ Cells = Mapping[str, Sequence[Cell | None]]
 
 
 def ratio_cells(layers: Sequence[Mapping[str, Any]], blocks: Sequence[str], key: str) -> dict[str, list[Cell | None]]:
-    """Return a row of cells for each kind of layer, with the lowest ratio of that kind in each block (experts share a kind)."""
+    """Return a row of cells for each kind of layer: the lowest ratio in each block (experts share a kind)."""
     of_kind: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
     for layer in layers:
         if layer["block"] is not None and layer.get(key) is not None:
@@ -56,7 +56,7 @@ def ratio_cells(layers: Sequence[Mapping[str, Any]], blocks: Sequence[str], key:
 
 
 def expert_cells(tokens: Mapping[str, int]) -> dict[str, list[Cell | None]]:
-    """Return a row for each mixture, with the fewest tokens of a layer of each expert; an expert is the last number in a name."""
+    """Return a row for each mixture: the fewest tokens of each expert, the last number in a name."""
     fewest: dict[str, dict[int, int]] = {}
     for name, count in tokens.items():
         parts = name.split(".")

@@ -1,4 +1,4 @@
-"""Hidden states of a float checkpoint and of its quantized model, compared block by block on a few samples, after a run."""
+"""Hidden states of a float checkpoint and its quantized model, compared block by block after a run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ two random ones have 2.
 
 
 def hidden_errors(source: BlockSource, float_model: nn.Module, quantized: nn.Module, calls: Sequence[Call]) -> dict[str, dict[str, Any]]:
-    """Return the figures of each block (`quark.calibration.depth.depth_figures`), by name; empty where the two cannot be compared.
+    """Return the `depth_figures` of each block, by name; empty where the two cannot be compared.
 
     One float block is in memory at a time, and the quantized model as a whole.
 

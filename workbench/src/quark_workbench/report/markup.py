@@ -1,4 +1,4 @@
-"""Elements of HTML and inline SVG as strings: everything that is put into them is escaped, and numbers are short."""
+"""Elements of HTML and inline SVG as strings, escaped, with short numbers; headings, legends and tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report as one HTML page: no script, no font and no picture from elsewhere; light or dark as the reader's system is."""
+"""The report as one HTML page, without scripts and external files; light or dark as the reader's system."""
 
 from __future__ import annotations
 

@@ -48,7 +48,10 @@ def block_errors(name: str, changes: str, rounded: str, rows: Sequence[Mapping[s
 def _lines(
     name: str, title: str, said: str, lines: Sequence[LineOf], places: Sequence[str], limits: Sequence[tuple[float, str]] = ()
 ) -> Markup:
-    """Return lines over blocks, in dB; the first has an area and dots with tooltips, and limits are drawn where they are near."""
+    """Return lines over blocks, in dB.
+
+    The first has an area and dots with tooltips; limits are drawn where they are near.
+    """
     values = [v for _, line in lines for v in line if v is not None]
     near = [limit for limit, _ in limits if limit > min(values) - 6]
     ticks = nice_ticks(min([*values, *near, 0.0 if min(values) < 12 else min(values) - 2]), max(values) + 1)
@@ -85,7 +88,7 @@ def _lines(
 
 
 def gains(rows: Sequence[tuple[str, float, float, int]]) -> Markup:
-    """Return, for each kind of layer, the ratio of outputs rounded to nearest and by the algorithm, joined by a line.
+    """Return the ratio of outputs to nearest and by the algorithm for each kind of layer, joined by a line.
 
     Args:
         rows: Kind, both ratios in dB, and the number of layers.

@@ -1,4 +1,4 @@
-"""`ReportOptions`: the report of a run from disk, which is told of the finished run and writes it into its checkpoint."""
+"""`ReportOptions`: the report of a run from disk, written into its checkpoint at the end."""
 
 from __future__ import annotations
 

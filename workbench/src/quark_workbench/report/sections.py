@@ -1,4 +1,4 @@
-"""Sections of the page, in the order in which they are read: findings, layers, choice of schemes, sizes, time, settings and others."""
+"""Sections of the page in reading order; those on findings, sizes, time, settings and files are here."""
 
 from __future__ import annotations
 

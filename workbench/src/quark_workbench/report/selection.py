@@ -1,4 +1,4 @@
-"""The section of the page on a selection of schemes: the curve, the choice on it, and whether predictions hold."""
+"""The section of the page on a selection of schemes: the curve, the choice on it, and its predictions."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _lead(selection: Mapping[str, Any]) -> str:
 
 
 def _additivity(selection: Mapping[str, Any]) -> list[Markup]:
-    """Return the comparison of predicted and measured divergences, where both are in nats and some were measured."""
+    """Return the comparison of predicted and measured divergences, where both are known in nats."""
     points = [p for p in selection["curve"] if p["measured_kl"] and p["loss"] > 0]
     if not points or not str(selection["unit"]).startswith(_NATS):
         return []

@@ -1,4 +1,4 @@
-"""Plots of a selection of schemes: size against loss, measured against predicted divergence, which layers got what."""
+"""Plots of a selection of schemes: loss against size, measured against predicted, the choice by layer."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ def curve_plot(selection: Selection) -> tuple[Any, ...]:
 
 
 def curve_svg(selection: Selection) -> str:
-    """Return the curve as a picture in a file of its own: losses as a line, measured divergences as dots, the choice as a ring."""
+    """Return the curve as a picture: losses as a line, measurements as dots, the choice as a ring."""
     style = (files("quark_workbench.report") / "style.css").read_text(encoding="utf-8")
     return picture(style, *curve_plot(selection))
 
 
 def additivity(selection: Selection) -> Markup:
-    """Return predicted losses against measured divergences; on the dashed line the two are equal, and losses add up."""
+    """Return predicted losses against measured divergences; on the dashed line the two are equal."""
     points = [p for p in selection["curve"] if (p["measured_kl"] or 0.0) > _SMALLEST and p["loss"] > _SMALLEST]
     low, high = _powers([v for p in points for v in (p["loss"], p["measured_kl"])])
     scale = (_SIDE - _LEFT - _RIGHT) / (high - low)
@@ -119,7 +119,7 @@ def additivity(selection: Selection) -> Markup:
 
 
 def choice_map(selection: Selection, blocks: Sequence[str]) -> Markup:
-    """Return which candidate each group of layers got: a row for each kind of group, a column for each block."""
+    """Return each group's candidate: a row for each kind of group, a column for each block."""
     order = candidates_in_order(selection)
     rows: dict[str, dict[int, str]] = {}
     for group in selection["choices"]:

@@ -1,4 +1,4 @@
-"""Sizes: bytes and bits per weight of a checkpoint, by kind of layer, from the headers of its files; and its files with their hashes."""
+"""Sizes: bytes and bits per weight by kind of layer, from the headers of files; and files with hashes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMALL = 32 << 20
 
 
 def kind_of(name: str, blocks: Iterable[str]) -> str:
-    """Return the kind of a layer: its name in its block, with ``*`` for each number; its full name outside of all blocks."""
+    """Return the kind of a layer: its name in its block, with ``*`` for numbers, else its full name."""
     block = block_of(name, blocks)
     return without_numbers(name if block is None else name.removeprefix(f"{block}."))
 
@@ -35,7 +35,7 @@ def block_of(name: str, blocks: Iterable[str]) -> str | None:
 
 
 def stored_bytes(directory: Path) -> dict[str, int] | None:
-    """Return the bytes of each tensor of a checkpoint, from the headers of its files; None where it has no safetensors files."""
+    """Return the bytes of each tensor, from the headers of files; None without safetensors files."""
     try:
         return {name: _bytes(*entry) for shard in check_shards(directory) for name, entry in shard.tensors.items()}
     except CheckpointError:
@@ -123,6 +123,9 @@ def _bits(size: int, weights: int) -> float | None:
 
 
 def _bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Return the bytes of a tensor with a dtype in safetensors' notation: ``BF16``, ``I32``, ``F8_E4M3``; a ``BOOL`` takes one byte."""
+    """Return the bytes of a tensor with a dtype in safetensors' notation: ``BF16``, ``I32``, ``F8_E4M3``.
+
+    A ``BOOL`` takes one byte.
+    """
     digits = re.search(r"\d+", dtype)
     return prod(shape) * (8 if digits is None else int(digits.group())) // 8

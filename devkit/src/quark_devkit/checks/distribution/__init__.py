@@ -1,3 +1,3 @@
-"""Checks of a distribution as a whole: how it registers, what its records say and point at, how it listens, what its wheel holds."""
+"""Checks of a distribution as a whole: registration, records, event hook, wheel."""
 
 PARTS = ("registration", "records", "listening", "wheel")

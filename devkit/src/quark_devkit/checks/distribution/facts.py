@@ -48,7 +48,7 @@ def sources_of(subject: Subject) -> list[Source]:
 
 
 def refuse_failures(subject: Subject, *stages: str) -> None:
-    """Raise CheckFailedError where its plugins failed at one of these stages (`quark.plugins.failures.STAGES`), with the first failure."""
+    """Raise CheckFailedError with the first failure at some stages (`quark.plugins.failures.STAGES`)."""
     catalog = subject.catalog
     failures = [f for f in catalog.failures() if f.source.distribution == subject.distribution and f.stage in stages]
     if failures:

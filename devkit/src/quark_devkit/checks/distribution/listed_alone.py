@@ -1,4 +1,4 @@
-"""Lists what plugins register, in a process of its own: by that it is known what importing them loads, prints and costs.
+"""Lists what plugins register in a process of its own, to see what that imports, prints and costs.
 
 The process imports this module as ``__main__``; nothing here may import torch.
 """

@@ -1,4 +1,4 @@
-"""Checks of all records of a distribution: where they point, what they are called, and how they are described."""
+"""Checks of all records of a distribution: their references, names and descriptions."""
 
 from __future__ import annotations
 
@@ -55,14 +55,16 @@ def _bad_references(registry: Registry[Any], claim: Registered) -> Iterator[str]
 
 @check("distribution")
 def claims_no_name_of_another(subject: Subject) -> None:
-    """No other third party claims one of its names, of its observers' or layers' classes, or of the checkpoints that it reads."""
+    """No other third party claims one of its names, of its observers' or layers' classes, or of the
+    checkpoints that it reads."""
     if subject.distribution not in _BUILT_IN:  # else it is the other one that has to give way
         _refuse_contested(subject, lambda distribution: distribution not in _BUILT_IN)
 
 
 @check("distribution")
 def replaces_a_built_in_only_by_saying_so(subject: Subject) -> None:
-    """What has the name, the class or the checkpoints of something built in says so by ``replaces``, which names what is there."""
+    """What has the name, the class or the checkpoints of something built in says so by ``replaces``, which
+    names what is there."""
     _refuse_contested(subject, lambda distribution: distribution in _BUILT_IN)
     installed = {source.distribution for source in subject.catalog.sources()}
     for registry, claim in claims_of(subject):
@@ -73,7 +75,7 @@ def replaces_a_built_in_only_by_saying_so(subject: Subject) -> None:
 
 
 def _refuse_contested(subject: Subject, counts: Callable[[str], bool]) -> None:
-    """Raise CheckFailedError for the first record that cannot be told from one of a distribution that counts."""
+    """Raise CheckFailedError for the first record that cannot be told from one of another distribution."""
     for registry, claim in claims_of(subject):
         for other in registry.claims():
             owner = other.source.distribution
@@ -92,7 +94,7 @@ def _replaces(claim: Registered, other: Registered) -> bool:
 
 
 def _identities(record: Record) -> set[str]:
-    """Return by what a record is found: two records of one kind with one of these in common cannot be told apart."""
+    """Return the keys by which a record is found: two records of a kind may not share one."""
     found_by = {f"the name '{name}'" for name in (record.name, *record.aliases)}
     if isinstance(record, ObserverRecord):
         found_by.add(f"the class name '{record.class_name}'")

@@ -1,4 +1,4 @@
-"""Checks of how a distribution registers: by which entry points and hooks, for which core, and what importing them costs."""
+"""Checks of registration: entry points, hooks, the range of cores, and the cost of an import."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from quark_devkit.checks.distribution.listed_alone import Listing, listed_alone
 from quark_devkit.subject import Subject
 
 MOST_SECONDS, MOST_CPU_SECONDS = 5.0, 1.5
-"""Longest that importing and listing the plugins of one distribution may take, wall-clock and processor time."""
+"""Longest that importing and listing the plugins of one distribution may take, wall-clock and
+processor time.
+"""
 
 
 def _listing(subject: Subject) -> Listing:
@@ -46,7 +48,8 @@ def _listing(subject: Subject) -> Listing:
 
 @check("distribution")
 def is_found_by_an_entry_point(subject: Subject) -> None:
-    """The installed distribution has an entry point of the group quark, and each of them leads to an object that can be imported."""
+    """The installed distribution has an entry point of the group quark, and each of them leads to an object
+    that can be imported."""
     refuse_core(subject)
     denied = [variable for source, variable in subject.catalog.left_out.items() if source.distribution == subject.distribution]
     if denied:
@@ -58,14 +61,16 @@ def is_found_by_an_entry_point(subject: Subject) -> None:
 
 @check("distribution")
 def fits_this_core(subject: Subject) -> None:
-    """The installed core is one that the distribution requires, and its plugin API has a version that the plugins were written for."""
+    """The installed core is one that the distribution requires, and its plugin API has a version that the
+    plugins were written for."""
     refuse_left_out(subject)
     refuse_failures(subject, "require")
 
 
 @check("distribution")
 def requires_the_core_within_bounds(subject: Subject) -> None:
-    """The distribution requires quark-core from a lowest version on and below a next one: a major version may change protocols."""
+    """The distribution requires quark-core from a lowest version on and below a next one: a major version may
+    change protocols."""
     refuse_core(subject)
     texts = [text for text in requirements_of(subject) if name_in(text) == CORE]
     try:
@@ -86,7 +91,8 @@ def _is_extra(requirement: Requirement) -> bool:
 
 @check("distribution")
 def declares_its_range_of_api_versions(subject: Subject) -> None:
-    """Every record says for which versions of the plugin API it was written, by QUARK_API of its plugin or by itself."""
+    """Every record says for which versions of the plugin API it was written, by QUARK_API of its plugin or by
+    itself."""
     refuse_core(subject)
     for _, claim in claims_of(subject):
         if claim.record.api is None:
@@ -96,7 +102,8 @@ def declares_its_range_of_api_versions(subject: Subject) -> None:
 
 @check("distribution")
 def has_hooks_that_are_called(subject: Subject) -> None:
-    """Each of its plugins has a hook, and every function with the name of a hook, or nearly so, is marked and spelt as one."""
+    """Each of its plugins has a hook, and every function with the name of a hook, or nearly so, is marked and
+    spelt as one."""
     refuse_left_out(subject)
     refuse_failures(subject, "register")
 
@@ -110,7 +117,8 @@ def registers_records_that_are_kept(subject: Subject) -> None:
 
 @check("distribution")
 def registers_a_bounded_number_of_records(subject: Subject) -> None:
-    """A hook yields fewer records than the most that are taken of one hook; names that follow a rule are one record with options."""
+    """A hook yields fewer records than the most that are taken of one hook; names that follow a rule are one
+    record with options."""
     counts = Counter(registry.kind.hook for registry, _ in claims_of(subject))
     for hook, count in counts.items():
         require(count < MOST_RECORDS, f"yields {count} records from '{hook}', and no more than {MOST_RECORDS} are taken")
@@ -118,7 +126,8 @@ def registers_a_bounded_number_of_records(subject: Subject) -> None:
 
 @check("distribution")
 def registers_without_torch(subject: Subject) -> None:
-    """Listing what it registers, with schemes and settings, imports neither torch nor transformers, which take seconds."""
+    """Listing what it registers, with schemes and settings, imports neither torch nor transformers, which
+    take seconds."""
     heavy = _listing(subject).heavy
     fix = "import it in the modules that records point at, not in the plugin module, the schemes or the settings"
     require(not heavy, f"imports {' and '.join(heavy)} when it is listed: {fix}")
@@ -126,7 +135,8 @@ def registers_without_torch(subject: Subject) -> None:
 
 @check("distribution")
 def registers_quickly(subject: Subject) -> None:
-    """Importing and listing it takes next to no time, since every listing and every completion of a command line waits for it."""
+    """Importing and listing it takes next to no time, since every listing and every completion of a command
+    line waits for it."""
     listing = _listing(subject)
     took = f"takes {listing.cpu_seconds:.1f} s of processor time, {listing.seconds:.1f} s in all, to be listed"
     quick = listing.cpu_seconds <= MOST_CPU_SECONDS and listing.seconds <= MOST_SECONDS
@@ -142,6 +152,7 @@ def prints_nothing_when_it_is_listed(subject: Subject) -> None:
 
 @check("distribution")
 def does_nothing_else_when_it_is_listed(subject: Subject) -> None:
-    """Importing and listing it opens no connection, starts no program or thread, writes no file, and leaves the process as it is."""
+    """Importing and listing it opens no connection, starts no program or thread, writes no file, and leaves
+    the process as it is."""
     effects = _listing(subject).effects
     require(not effects, f"{' and '.join(effects[:3])} when it is listed: do that where it is used")

@@ -1,4 +1,4 @@
-"""What code does besides what it returns, to its process and outside: told by Python's audit events, and by comparing before and after."""
+"""Side effects of code on its process and outside, from Python's audit events and a comparison of states."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC
 
 @contextmanager
 def side_effects() -> Iterator[list[str]]:
-    """Yield a list that holds, after the body, what the body did, each as a predicate: ``"starts a program"``.
+    """Yield a list that holds, after the body, its side effects as predicates: ``"starts a program"``.
 
     An audit hook stays for the life of the process, so this is for a process of its own.
     """

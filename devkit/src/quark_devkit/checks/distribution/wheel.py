@@ -1,4 +1,4 @@
-"""Checks of the wheel of a distribution, which is built of a copy of its source and installed into an empty directory, offline."""
+"""Checks of a distribution's wheel, built from a copy of its source and installed, offline."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def has_a_wheel_with_all_that_records_point_at(subject: Subject) -> None:
 
 @check("distribution")
 def has_a_typed_wheel(subject: Subject) -> None:
-    """Every package in the wheel has the marker py.typed, without which type checkers do not read its annotations."""
+    """Every package in the wheel has the marker py.typed, without which type checkers do not read its
+    annotations."""
     files = _files(_built(subject))
     for package in sorted(name.partition("/")[0] for name in files if name.endswith("/__init__.py") and name.count("/") == 1):
         fix = "add the file, and name it under package-data"
@@ -55,7 +56,8 @@ def has_a_typed_wheel(subject: Subject) -> None:
 
 @check("distribution")
 def registers_the_same_once_it_is_installed(subject: Subject) -> None:
-    """Installed from its wheel into an empty directory, it registers the same records, and all that they point at can be imported."""
+    """Installed from its wheel into an empty directory, it registers the same records, and all that they
+    point at can be imported."""
     refuse_core(subject)
     target = _installed(_built(subject))
     if isinstance(target, str):

@@ -33,7 +33,7 @@ class _Block(nn.Module):
 
 
 class _Model(nn.Module):
-    """One linear layer with the name that it would have in the tiny model, for whose family algorithms have settings."""
+    """One linear layer with a name of the tiny model, for whose family algorithms have settings."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,8 @@ def _roundings(subject: Subject) -> Iterator[tuple[str, AlgoConfig]]:
 
 @check("format")
 def serves_columns(subject: Subject) -> None:
-    """Algorithms that choose codes column by column get the values of round-to-nearest by `quark.numbers.WeightGrid`."""
+    """Algorithms that choose codes column by column get the values of round-to-nearest by
+    `quark.numbers.WeightGrid`."""
     for case in scaled(weight_cases(subject)):
         weight = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
         transposed = weight.t().contiguous()
@@ -78,7 +79,8 @@ def serves_columns(subject: Subject) -> None:
 
 @check("format")
 def is_rounded_by_every_algorithm(subject: Subject) -> None:
-    """Each registered rounding leaves weights for which there are codes, near those of round-to-nearest, in every granularity."""
+    """Each registered rounding leaves weights for which there are codes, near those of round-to-nearest, in
+    every granularity."""
     by_kind = {type(case.quantizer.granularity): case for case in scaled(weight_cases(subject))}
     for name, settings in _roundings(subject):
         for case in by_kind.values():

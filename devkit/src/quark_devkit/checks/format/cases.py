@@ -127,7 +127,7 @@ def shares_bits(number_format: NumberFormat) -> bool:
 
 
 def all_codes(number_format: NumberFormat) -> Tensor | None:
-    """Every code, in the storage dtype; None where neighbours share bits, or where there are more than 2^16."""
+    """Return every code, in the storage dtype; None where neighbours share bits, or above 2^16 codes."""
     dtype, count = number_format.storage_dtype, int(2**number_format.bits + 1e-6)
     if shares_bits(number_format) or number_format.bits > _MOST_BITS:
         return None
@@ -148,7 +148,7 @@ def all_values(number_format: NumberFormat) -> Tensor | None:
 
 
 def numbers(case: Case, *, beyond: float = 1.0) -> Tensor:
-    """Numbers to round, float32 ``[rows, COLUMNS]``: evenly spaced, of all sizes, and on and around values and midpoints; ascending.
+    """Return numbers to round, float32 ``[rows, COLUMNS]``, ascending: also on and around midpoints.
 
     Args:
         case: Formats of scales get positive numbers only.

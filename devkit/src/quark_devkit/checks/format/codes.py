@@ -45,7 +45,8 @@ def encodes_in_the_storage_dtype(subject: Subject) -> None:
 
 @check("format")
 def decodes_what_it_encodes(subject: Subject) -> None:
-    """Every value that rounding gives, also of numbers far beyond the range, has a code that decodes to it."""
+    """Every value that rounding gives, also of numbers far beyond the range, has a code that
+    decodes to it."""
     for case in cases(subject):
         values = torch.cat([_values(case), _values(case, beyond=100.0)])
         decoded = case.format.decode(case.format.encode(values.clone()))
@@ -88,7 +89,8 @@ def _shapes(case: Case) -> Iterator[tuple[int, ...]]:
 
 @check("format")
 def packs_without_loss(subject: Subject) -> None:
-    """Codes come back from their packing to the bit: all of them, rows of any length that the spec accepts, in both orders."""
+    """Codes come back from their packing to the bit: all of them, rows of any length that the spec accepts,
+    in both orders."""
     for case in cases(subject):
         pool = _codes(case)
         for shape in _shapes(case):
@@ -115,7 +117,8 @@ def _taken(pool: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 @check("format")
 def packs_meta_tensors(subject: Subject) -> None:
-    """Packing works on meta tensors, codes and scales, and gives the shapes and dtypes that data have: it looks at no value."""
+    """Packing works on meta tensors, codes and scales, and gives the shapes and dtypes that data have: it
+    looks at no value."""
     for case in cases(subject):
         pool = _codes(case)
         for shape in [s for s in _shapes(case) if len(s) == 2][::5]:

@@ -44,7 +44,8 @@ def rounds_in_place(subject: Subject) -> None:
 
 @check("format")
 def rounds_the_same_each_time(subject: Subject) -> None:
-    """The same numbers are rounded to the same values each time, after many calls too, and no random state of the process is changed."""
+    """The same numbers are rounded to the same values each time, after many calls too, and no random state of
+    the process is changed."""
     case = first_case(subject)
     t = numbers(case)
     few = t[:1]
@@ -68,7 +69,8 @@ def keeps_rounded_values(subject: Subject) -> None:
 
 @check("format")
 def rounds_to_the_nearest_value(subject: Subject) -> None:
-    """Up to ``max_magnitude`` a number is rounded to the nearest value of all codes, or as near as the record's ``error_bound``."""
+    """Up to ``max_magnitude`` a number is rounded to the nearest value of all codes, or as near as the
+    record's ``error_bound``."""
     case, bound = first_case(subject), subject.record.error_bound  # type: ignore[union-attr]
     t = numbers(case)
     error = (_rounded(case, t).double() - t.double()).abs()
@@ -108,7 +110,8 @@ def rounds_in_order(subject: Subject) -> None:
 
 @check("format")
 def saturates(subject: Subject) -> None:
-    """Numbers beyond the largest value, infinite ones too, are rounded to the largest value; likewise below the smallest."""
+    """Numbers beyond the largest value, infinite ones too, are rounded to the largest value; likewise below
+    the smallest."""
     for case in cases(subject):
         if case.quantizer.is_float:
             raise NotApplicableError("the format casts, and a cast makes infinity of what is too large")
@@ -123,7 +126,8 @@ def saturates(subject: Subject) -> None:
 
 @check("format")
 def reaches_max_magnitude(subject: Subject) -> None:
-    """``max_magnitude`` is what the format says it is: it is rounded to a value at most half a step of the largest values away."""
+    """``max_magnitude`` is what the format says it is: it is rounded to a value at most half a step of the
+    largest values away."""
     case = first_case(subject)
     top = case.max_magnitude
     require(0 < top < float("inf"), f"says max_magnitude={top}, where a positive number is wanted")
@@ -186,7 +190,8 @@ def rounds_parts_in_threads(subject: Subject) -> None:
 
 @check("format")
 def rounds_by_the_method_of_the_spec(subject: Subject) -> None:
-    """Under every ``round_method`` that it accepts, a number is rounded to a value next to it, by floor to none above it, once for all."""
+    """Under every ``round_method`` that it accepts, a number is rounded to a value next to it, by floor to
+    none above it, once for all."""
     case = first_case(subject)
     values = all_values(case.format)
     if values is None or case.quantizer.is_float or subject.record.error_bound is not None:  # type: ignore[union-attr]
@@ -216,7 +221,8 @@ def _refusal(spec: object) -> str | None:
 
 @check("format")
 def splits_into_subscales_and_elements(subject: Subject) -> None:
-    """Where neighbours share bits, an element divided by its subscale, rounded by ``element_format``, times the subscale is what it was."""
+    """Where neighbours share bits, an element divided by its subscale, rounded by ``element_format``, times
+    the subscale is what it was."""
     if not shares_bits(loaded(subject)):
         raise NotApplicableError("no neighbours share bits")
     case = first_case(subject)

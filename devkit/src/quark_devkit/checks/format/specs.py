@@ -18,7 +18,8 @@ from quark_devkit.subject import Subject
 
 @check("format")
 def is_what_its_record_says(subject: Subject) -> None:
-    """The record points at a NumberFormat value with the record's name and bits, a torch storage dtype, a packing and a known observer."""
+    """The record points at a NumberFormat value with the record's name and bits, a torch storage dtype, a
+    packing and a known observer."""
     record, value = subject.record, loaded(subject)
     assert isinstance(record, FormatRecord)
     require(isinstance(value, NumberFormat), f"is {value!r} where a NumberFormat value is wanted")
@@ -53,7 +54,8 @@ def answers_odd_specs(subject: Subject) -> None:
 
 @check("format")
 def refuses_unknown_scales(subject: Subject) -> None:
-    """A scale format, and a way of choosing scales, that the format does not know is refused and not ignored."""
+    """A scale format, and a way of choosing scales, that the format does not know is refused
+    and not ignored."""
     for case in weight_cases(subject):
         if case.quantizer.is_float:
             raise NotApplicableError("the format casts, without scales")
@@ -65,7 +67,8 @@ def refuses_unknown_scales(subject: Subject) -> None:
 
 @check("format")
 def canonicalizes_once(subject: Subject) -> None:
-    """``canonicalize`` changes nothing in a spec that it has returned, and does not change the spec that it is given."""
+    """``canonicalize`` changes nothing in a spec that it has returned, and does not change the spec that it
+    is given."""
     value = loaded(subject)
     for spec in example_specs(subject.name):
         before = spec.copied()

@@ -38,7 +38,8 @@ def _data(seed: int = 0) -> Tensor:
 
 @check("format")
 def gives_usable_scales(subject: Subject) -> None:
-    """``qparams`` gives finite positive scales of the shape of the ranges for ranges of any kind: empty, one-sided, tiny, huge."""
+    """``qparams`` gives finite positive scales of the shape of the ranges for ranges of any kind: empty,
+    one-sided, tiny, huge."""
     for case in scaled(cases(subject)):
         is_wide = case.spec.scale_type in _WIDE and case.spec.scale_format in (None, "float32", "e8m0")
         for name, ends in {**_RANGES, **(_HUGE if is_wide else {})}.items():
@@ -58,7 +59,8 @@ def gives_usable_scales(subject: Subject) -> None:
 
 @check("format")
 def has_scales_that_fit_the_range(subject: Subject) -> None:
-    """``max_magnitude`` times the scale is the larger end of the range, within a factor of two for scales that are powers of two."""
+    """``max_magnitude`` times the scale is the larger end of the range, within a factor of two for scales
+    that are powers of two."""
     for case in scaled(cases(subject)):
         for low, high in ((-1.0, 2.0), (-3.0, 3.0), (-5.5, 0.5)):
             qparams = case.format.qparams(torch.full((4,), low), torch.full((4,), high), case.spec)
@@ -72,7 +74,8 @@ def has_scales_that_fit_the_range(subject: Subject) -> None:
 
 @check("format")
 def simulates_what_it_exports(subject: Subject) -> None:
-    """Rounded values equal the dequantized codes, before and after packing, to the bit, in float32 and in 16-bit models."""
+    """Rounded values equal the dequantized codes, before and after packing, to the bit, in float32 and in
+    16-bit models."""
     for case in weight_cases(subject):
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             x = _data().to(dtype)
@@ -91,7 +94,8 @@ def simulates_what_it_exports(subject: Subject) -> None:
 
 @check("format")
 def knows_which_codes_survive(subject: Subject) -> None:
-    """Where ``spacing`` says that codes survive a cast of the values, codes of a tensor are the codes of its rounded values."""
+    """Where ``spacing`` says that codes survive a cast of the values, codes of a tensor are the codes of its
+    rounded values."""
     found = 0
     for case in weight_cases(subject):
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -108,7 +112,8 @@ def knows_which_codes_survive(subject: Subject) -> None:
 
 @check("format", level="advisory")
 def works_on_an_accelerator(subject: Subject) -> None:
-    """Values, codes and packed codes of a tensor on an accelerator, here a simulated one, are those of a CPU, to the bit, and lie there."""
+    """Values, codes and packed codes of a tensor on an accelerator, here a simulated one, are those of a CPU,
+    to the bit, and lie there."""
     for case in weight_cases(subject):
         with accelerator() as device:
             results = [_all_of(case, _data().to(place)) for place in (device.name, "cpu")]
@@ -132,7 +137,8 @@ def _all_of(case: Case, x: Tensor) -> dict[str, Tensor | None]:
 
 @check("format")
 def serves_a_vector(subject: Subject) -> None:
-    """A bias, a tensor of one dimension, is quantized, exported and read back wherever the spec accepts its shape."""
+    """A bias, a tensor of one dimension, is quantized, exported and read back wherever the spec accepts its
+    shape."""
     for case in weight_cases(subject):
         x = _data()[5]
         if case.quantizer.shape_error((64,)) is not None:
@@ -145,7 +151,8 @@ def serves_a_vector(subject: Subject) -> None:
 
 @check("format")
 def does_not_change_the_tensor(subject: Subject) -> None:
-    """Quantizing a tensor, or finding its scales, does not change it, and does not depend on its memory layout."""
+    """Quantizing a tensor, or finding its scales, does not change it, and does not depend on its memory
+    layout."""
     for case in weight_cases(subject):
         x = _data()
         values, qparams = case.quantizer.round_to_nearest(x)
@@ -158,7 +165,8 @@ def does_not_change_the_tensor(subject: Subject) -> None:
 
 @check("format")
 def serves_hard_tensors(subject: Subject) -> None:
-    """Zeros stay zeros; constants, outliers, subnormal and huge values give finite values no more than three times as large."""
+    """Zeros stay zeros; constants, outliers, subnormal and huge values give finite values no more than three
+    times as large."""
     outlier = _data()
     outlier[7, 9] = 1e4
     hard = {
@@ -182,7 +190,8 @@ def serves_hard_tensors(subject: Subject) -> None:
 
 @check("format")
 def keeps_broken_values_visible(subject: Subject) -> None:
-    """A tensor with NaN or infinity is not rounded to finite values, and rows that share no scale with it are rounded as without it."""
+    """A tensor with NaN or infinity is not rounded to finite values, and rows that share no scale with it are
+    rounded as without it."""
     for case in weight_cases(subject):
         clean = case.quantizer.fake_quantize(_data())
         for bad in (torch.nan, torch.inf, -torch.inf):
@@ -208,7 +217,8 @@ def serves_empty_tensors(subject: Subject) -> None:
 
 @check("format", needs="zero_point", level="optional")
 def has_zero_points(subject: Subject) -> None:
-    """Asymmetric specs have zero points, whole ones in int32, with which one-sided data have a smaller error than without."""
+    """Asymmetric specs have zero points, whole ones in int32, with which one-sided data have a smaller error
+    than without."""
     asymmetric = [case for case in weight_cases(subject) if case.spec.symmetric is False]
     require(asymmetric, "declares the capability zero_point, and accepts no asymmetric spec")
     symmetric = {case.quantizer.granularity: case for case in weight_cases(subject) if case.spec.symmetric is not False}

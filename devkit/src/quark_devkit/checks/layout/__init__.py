@@ -1,4 +1,4 @@
-"""Checks of checkpoint layouts: what an exporter writes, and that nothing is left where it fails; and reading it back (`reading`)."""
+"""Checks of checkpoint layouts: written files, failures, and reading back (`reading`)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def temporary() -> Iterator[Path]:
 
 
 def stored_exports(subject: Subject) -> Iterator[tuple[str, nn.Module, Path]]:
-    """Yield schemes that the layout stores, one for each way in which codes and scales are kept; those that it refuses are left out.
+    """Yield each scheme that the layout stores, one for each way in which codes and scales are kept.
 
     With each come the small model in that scheme, and the directory of its export, which is there until the
     next one.
@@ -88,7 +88,8 @@ def first_stored(subject: Subject) -> str:
 
 @check("layout")
 def stores_or_refuses_every_scheme(subject: Subject) -> None:
-    """It stores at least one registered scheme, and refuses what it cannot store with a reason, before it writes a file.
+    """It stores at least one registered scheme, and refuses what it cannot store with a reason, before it
+    writes a file.
 
     Its method ``check`` refuses the same: a plan shows it.
     """
@@ -124,7 +125,8 @@ def _refuses_in_a_check(subject: Subject, model: Any) -> bool:
 
 @check("layout")
 def writes_sound_files(subject: Subject) -> None:
-    """Safetensors files hold what their headers and their index say, each tensor once, also in several shards."""
+    """Safetensors files hold what their headers and their index say, each tensor once, also in several
+    shards."""
     model = stored_model(subject)
     for size in (ExportOptions().max_shard_bytes, SHARD):
         with temporary() as parent:
@@ -149,7 +151,8 @@ def writes_the_same_twice(subject: Subject) -> None:
 
 @check("layout")
 def leaves_nothing_after_a_failure(subject: Subject) -> None:
-    """Where a file cannot be written, whichever it is and wherever writing stops, the export raises and leaves nothing behind."""
+    """Where a file cannot be written, whichever it is and wherever writing stops, the export raises and
+    leaves nothing behind."""
     model = stored_model(subject)
     with temporary() as parent, failing_open(parent, 1_000_000) as seen:
         export_with(subject.lookup_name, model, parent / "out")
@@ -212,7 +215,8 @@ def leaves_the_model_as_it_is(subject: Subject) -> None:
 
 @check("layout")
 def declares_its_files(subject: Subject) -> None:
-    """``files`` of its record covers what it writes beside ``config.json``, safetensors files and companions such as a tokenizer."""
+    """``files`` of its record covers what it writes beside ``config.json``, safetensors files and companions
+    such as a tokenizer."""
     patterns = ("config.json", "model*.safetensors", "model.safetensors.index.json", *COMPANIONS, *subject.record.files)  # type: ignore[union-attr]
     with temporary() as parent:
         export_with(subject.lookup_name, stored_model(subject), parent / "out", ExportOptions(max_shard_bytes=SHARD))
@@ -225,7 +229,8 @@ def declares_its_files(subject: Subject) -> None:
 
 @check("layout")
 def declares_streaming(subject: Subject) -> None:
-    """It has the capabilities ``streaming`` and ``resumable`` if, and only if, its class says so by ``streams`` and ``resumes``."""
+    """It has the capabilities ``streaming`` and ``resumable`` if, and only if, its class says so by
+    ``streams`` and ``resumes``."""
     exporter = exporter_of(subject.lookup_name)
     for capability, attribute in (("streaming", "streams"), ("resumable", "resumes")):
         does, declares = bool(getattr(exporter, attribute)), capability in subject.record.capabilities  # type: ignore[union-attr]
@@ -235,7 +240,8 @@ def declares_streaming(subject: Subject) -> None:
 
 @check("layout")
 def writes_the_same_from_disk(subject: Subject) -> None:
-    """A checkpoint that is quantized from disk, block by block where it streams, has the bytes of an export from memory, in shards too."""
+    """A checkpoint that is quantized from disk, block by block where it streams, has the bytes of an export
+    from memory, in shards too."""
     scheme = first_stored(subject)
     for options in (None, ExportOptions(max_shard_bytes=SHARD)):
         require_same_from_disk(run_config(scheme), subject.lookup_name, options)
@@ -243,7 +249,8 @@ def writes_the_same_from_disk(subject: Subject) -> None:
 
 @check("layout")
 def announces_what_it_writes(subject: Subject) -> None:
-    """What it announces are the tensors that it writes, and the sizes of the files that follow, in shards too."""
+    """What it announces are the tensors that it writes, and the sizes of the files that follow, in shards
+    too."""
     exporter = exporter_of(subject.lookup_name)
     config = run_config(first_stored(subject))
     floats, model = small_model(), quantized(config)
@@ -267,7 +274,8 @@ def announces_what_it_writes(subject: Subject) -> None:
 
 @check("layout", since=2)
 def is_written_by_two_processes(subject: Subject) -> None:
-    """Where its class says that several processes can write to one export, that has the bytes of an export by one."""
+    """Where its class says that several processes can write to one export, that has the bytes of an export by
+    one."""
     exporter = exporter_of(subject.lookup_name)
     if not exporter.shares:
         raise NotApplicableError("it does not say shares = True: one process writes all blocks")
@@ -292,7 +300,8 @@ def is_written_by_two_processes(subject: Subject) -> None:
 
 @check("layout", needs="resumable", level="optional")
 def resumes(subject: Subject) -> None:
-    """A run from disk that fails and is resumed writes the bytes of one that does not, and quantizes a damaged block again."""
+    """A run from disk that fails and is resumed writes the bytes of one that does not, and quantizes a
+    damaged block again."""
     scheme = first_stored(subject)
     for options in (None, ExportOptions(max_shard_bytes=SHARD)):
         require_same_when_resumed(run_config(scheme), subject.lookup_name, options)
@@ -300,7 +309,8 @@ def resumes(subject: Subject) -> None:
 
 @check("layout")
 def refuses_unknown_options(subject: Subject) -> None:
-    """An option that it does not have is refused, by its class too, and the default of each own option is accepted."""
+    """An option that it does not have is refused, by its class too, and the default of each own option is
+    accepted."""
     name, unknown = subject.lookup_name, "an_option_that_no_exporter_has"
     try:
         export_options(name, {unknown: 1})

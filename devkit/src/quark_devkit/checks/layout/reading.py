@@ -1,4 +1,4 @@
-"""Checks of checkpoint layouts: what they wrote is recognized, and loads again; what lies beside the tensors is there."""
+"""Checks of checkpoint layouts: their files are recognized, complete, and load again."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def _from_pretrained(directory: Path) -> nn.Module:
 
 @check("layout")
 def is_recognized(subject: Subject) -> None:
-    """By ``quant_methods`` and ``marks`` of its record its checkpoints are told from those of all other registered layouts."""
+    """By ``quant_methods`` and ``marks`` of its record its checkpoints are told from those of all other
+    registered layouts."""
     _with_reader(subject)
     with temporary() as parent:
         export_with(subject.lookup_name, stored_model(subject), parent / "out")
@@ -60,7 +61,8 @@ def is_recognized(subject: Subject) -> None:
 
 @check("layout")
 def reloads_to_the_same_logits(subject: Subject) -> None:
-    """What it wrote is read back to a model with the same logits, to the bit, in every scheme that it stores, and in 16 bits.
+    """What it wrote is read back to a model with the same logits, to the bit, in every scheme that it stores,
+    and in 16 bits.
 
     One model has biases and a head that is tied to its embedding; another one has fused projections and a
     head of its own. A layout with the capability ``rounds_scales`` does so once its scales are rounded: with
@@ -83,7 +85,8 @@ def reloads_to_the_same_logits(subject: Subject) -> None:
 
 @check("layout", needs="rounds_scales", level="optional")
 def keeps_codes_and_rounds_scales(subject: Subject) -> None:
-    """Of the weights that are read back each is off by no more than a scale that is rounded to 8 bits, in every scheme that it stores."""
+    """Of the weights that are read back each is off by no more than a scale that is rounded to 8 bits, in
+    every scheme that it stores."""
     _with_reader(subject)
     for scheme, model, out in stored_exports(subject):
         one, other = model.state_dict(), import_model_from_safetensors(None, out, device="cpu").state_dict()
@@ -97,7 +100,7 @@ def _rounds_scales(subject: Subject) -> bool:
 
 
 def _with_scales_as_stored(subject: Subject, model: nn.Module) -> nn.Module:
-    """Return a model whose scales the layout keeps to the bit: itself, or where the layout rounds them, as it is read back."""
+    """Return the model, or where the layout rounds scales, the model as it is read back."""
     if not _rounds_scales(subject):
         return model
     with temporary() as parent:
@@ -107,7 +110,8 @@ def _with_scales_as_stored(subject: Subject, model: nn.Module) -> nn.Module:
 
 @check("layout")
 def dequantizes_what_it_wrote(subject: Subject) -> None:
-    """What its dequantizer makes of a checkpoint are the weights of the model that is read back, to the bit, in every scheme."""
+    """What its dequantizer makes of a checkpoint are the weights of the model that is read back, to the bit,
+    in every scheme."""
     _with_reader(subject)
     if subject.record.dequantizer is None:  # type: ignore[union-attr]
         raise NotApplicableError("its record names no dequantizer")
@@ -126,7 +130,8 @@ def dequantizes_what_it_wrote(subject: Subject) -> None:
 
 @check("layout")
 def is_inspected(subject: Subject) -> None:
-    """Its inspector finds nothing missing in what it wrote, and says for each runtime what computes its layers, or why it refuses them."""
+    """Its inspector finds nothing missing in what it wrote, and says for each runtime what computes its
+    layers, or why it refuses them."""
     if subject.record.inspector is None:  # type: ignore[union-attr]
         raise NotApplicableError("its record names no inspector")
     for scheme, _, out in stored_exports(subject):
@@ -140,7 +145,8 @@ def is_inspected(subject: Subject) -> None:
 
 @check("layout")
 def transformers_reads_it(subject: Subject) -> None:
-    """``from_pretrained`` of transformers gives the same logits too, where it calls the reader: not for files or methods of its own."""
+    """``from_pretrained`` of transformers gives the same logits too, where it calls the reader: not for files
+    or methods of its own."""
     _with_reader(subject)
     if isinstance(reader_of(subject.lookup_name), ReadsOwnFiles):
         raise NotApplicableError("its reader reads files of its own, which transformers cannot")
@@ -167,7 +173,8 @@ def honours_or_refuses_common_options(subject: Subject) -> None:
 
 @check("layout")
 def keeps_the_configuration(subject: Subject) -> None:
-    """``config.json`` says of the model what its float checkpoint says; only the quantization, and how it was written, are new."""
+    """``config.json`` says of the model what its float checkpoint says; only the quantization, and how it was
+    written, are new."""
     with temporary() as parent:
         source = saved(parent / "float")
         model = ModelQuantizer(run_config(first_stored(subject))).quantize_model(load_model(source), batches())
@@ -184,7 +191,8 @@ def keeps_the_configuration(subject: Subject) -> None:
 
 @check("layout", level="advisory")
 def brings_the_tokenizer(subject: Subject) -> None:
-    """Tokenizer files beside the float checkpoint lie beside the quantized one, or a tokenizer that is passed is saved there."""
+    """Tokenizer files beside the float checkpoint lie beside the quantized one, or a tokenizer that is passed
+    is saved there."""
     if "tokenizer_inside" in subject.record.capabilities:  # type: ignore[union-attr]
         raise NotApplicableError("it writes the tokenizer into its own file")
     with temporary() as parent:

@@ -1,4 +1,4 @@
-"""Checks of observers: the range that they give is that of the data they were shown, alone or merged; and their options (`options`)."""
+"""Checks of observers: ranges are those of the data, alone or merged; and their options (`options`)."""
 
 from __future__ import annotations
 
@@ -90,7 +90,8 @@ def serves_a_spec(subject: Subject) -> None:
 
 @check("observer")
 def gives_float32_ranges_of_the_shape_of_the_scales(subject: Subject) -> None:
-    """Both ends of the range are finite float32 tensors of the granularity's scale shape, the low end not above the high one."""
+    """Both ends of the range are finite float32 tensors of the granularity's scale shape, the low end not
+    above the high one."""
     for example in examples_of(subject):
         low, high = observed(example, data_of()).range()
         wanted = example.quantizer.granularity.scale_shape(SHAPE)
@@ -153,7 +154,8 @@ def starts_afresh(subject: Subject) -> None:
 
 @check("observer", since=2)
 def gives_the_same_each_time(subject: Subject) -> None:
-    """The same tensor gives the same range each time, also after many observers, and no random state of the process is changed."""
+    """The same tensor gives the same range each time, also after many observers, and no random state of the
+    process is changed."""
     x = data_of()
     for example in examples_of(subject):
         with random_states_kept():
@@ -165,7 +167,8 @@ def gives_the_same_each_time(subject: Subject) -> None:
 
 @check("observer")
 def merges_to_what_one_observer_sees(subject: Subject) -> None:
-    """Two merged observers give the range of one that has seen both data sets, up to float32 rounding; or neither is possible."""
+    """Two merged observers give the range of one that has seen both data sets, up to float32 rounding; or
+    neither is possible."""
     for example in examples_of(subject):
         merged = observed(example, data_of(1))
         if _observes_once(example):
@@ -192,7 +195,8 @@ def does_not_depend_on_the_order_of_data(subject: Subject) -> None:
 
 @check("observer")
 def refuses_to_merge_another_kind(subject: Subject) -> None:
-    """Merging an observer of an unrelated class raises ConfigError (`quark.numbers.Observer.of_same_kind`)."""
+    """Merging an observer of an unrelated class raises ConfigError
+    (`quark.numbers.Observer.of_same_kind`)."""
 
     class Unrelated(Observer):
         def observe(self, x: Tensor) -> None: ...
@@ -254,7 +258,8 @@ def empty_tensors_do_not_count(subject: Subject) -> None:
 
 @check("observer")
 def extremes_are_extremes(subject: Subject) -> None:
-    """An observer that says ``is_extremes`` gives the smallest and the largest value of the elements with one scale, exactly.
+    """An observer that says ``is_extremes`` gives the smallest and the largest value of the elements with one
+    scale, exactly.
 
     Specs without zero points may have ∓ the largest magnitude instead.
     """
@@ -277,7 +282,8 @@ def extremes_are_extremes(subject: Subject) -> None:
 
 @check("observer")
 def serves_hard_tensors(subject: Subject) -> None:
-    """Zeros, constants, values of one sign, tiny and huge values give finite ranges whose low end is not above the high one."""
+    """Zeros, constants, values of one sign, tiny and huge values give finite ranges whose low end is not
+    above the high one."""
     hard = {
         "zeros": torch.zeros(SHAPE),
         "a constant": torch.full(SHAPE, -0.7),
@@ -307,7 +313,8 @@ def does_not_depend_on_the_memory_layout(subject: Subject) -> None:
 
 @check("observer", level="advisory")
 def works_on_an_accelerator(subject: Subject) -> None:
-    """Of tensors on an accelerator, here a simulated one, it gives the range that it gives on a CPU, and gives it there."""
+    """Of tensors on an accelerator, here a simulated one, it gives the range that it gives on a CPU, and
+    gives it there."""
     for example in examples_of(subject):
         with accelerator() as device:
             ranges = observed(example, data_of().to(device.name)).range()
@@ -318,7 +325,8 @@ def works_on_an_accelerator(subject: Subject) -> None:
 
 @check("observer")
 def keeps_no_graph(subject: Subject) -> None:
-    """Observing a tensor that requires gradients gives a range that does not: it would keep the graph of a whole forward alive."""
+    """Observing a tensor that requires gradients gives a range that does not: it would keep the graph of a
+    whole forward alive."""
 
     def detached(example: Example) -> bool:
         return not any(end.requires_grad for end in observed(example, data_of().requires_grad_()).range())
@@ -336,7 +344,8 @@ def _reach(example: Example) -> Tensor:
 
 @check("observer")
 def reaches_not_far_beyond_the_data(subject: Subject) -> None:
-    """The range reaches at most eight times as far from zero as the data do: a search may prefer wide ranges, and no more."""
+    """The range reaches at most eight times as far from zero as the data do: a search may prefer wide ranges,
+    and no more."""
     for example in examples_of(subject):
         worst = float(_reach(example).max())
         require(worst <= _WIDEST, f"gives a range {worst:.3g} times as far from zero as the data ({example})")
@@ -363,7 +372,8 @@ def serves_16_bit_tensors(subject: Subject) -> None:
 
 @check("observer")
 def does_not_hide_nan_or_inf(subject: Subject) -> None:
-    """NaN or Inf among the data makes the range NaN or infinite, or raises a QuarkError; it is not left out in silence."""
+    """NaN or Inf among the data makes the range NaN or infinite, or raises a QuarkError; it is not left out
+    in silence."""
     for example in examples_of(subject):
         for bad in (torch.nan, torch.inf, -torch.inf):
             x = data_of()

@@ -25,7 +25,8 @@ def refuses_unknown_options(subject: Subject) -> None:
 
 @check("observer")
 def accepts_the_defaults_of_its_options(subject: Subject) -> None:
-    """Each option that it lists is accepted with its default, and gives the range that leaving it out gives."""
+    """Each option that it lists is accepted with its default, and gives the range that leaving
+    it out gives."""
     observer = subject.catalog.observers.load_observer(subject.lookup_name)
     options = observer_options(observer)
     if not options:
@@ -46,7 +47,8 @@ def accepts_the_defaults_of_its_options(subject: Subject) -> None:
 
 @check("observer", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Another value of each option changes the range of some spec, is refused, or is declared to change cost alone."""
+    """Another value of each option changes the range of some spec, is refused, or is declared to change cost
+    alone."""
     observer = subject.catalog.observers.load_observer(subject.lookup_name)
 
     def results(values: Mapping[str, Any]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Checks of roundings: what they do with a few layers, with every kind of scheme; and in whole runs (`runs`)."""
+"""Checks of roundings: on a few layers, with every kind of scheme; and in whole runs (`runs`)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def _survives(subject: Subject, config: QLayerConfig, where: str, data: Inputs, 
 
 @check("rounding")
 def is_made_of_its_settings(subject: Subject) -> None:
-    """The processor, called with settings, gives an object with the members of a rounding, whose ``needs`` are statistics."""
+    """The processor, called with settings, gives an object with the members of a rounding, whose ``needs``
+    are statistics."""
     refuse_strange(_made(subject), "rounding", origin("algorithms", subject.lookup_name))
 
 
@@ -91,7 +92,8 @@ default_settings_are_valid, settings_survive_json, refuses_unknown_settings, des
 
 @check("rounding", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Another value of each option changes weights or the layers that it applies to, is refused, or is declared to change cost alone."""
+    """Another value of each option changes weights or the layers that it applies to, is refused, or is
+    declared to change cost alone."""
 
     def results(settings: AlgoConfig) -> Iterator[str]:
         data, held_out = (Inputs(one.x, 1.25 * one.reference) for one in (inputs(0), inputs(1, 32)))  # as if inputs had been made smaller
@@ -118,7 +120,8 @@ def says_to_which_layers_it_applies(subject: Subject) -> None:
 
 @check("rounding")
 def rounds_every_scheme(subject: Subject) -> None:
-    """It rounds layers in every registered scheme that its record does not exclude, to finite values on the grid."""
+    """It rounds layers in every registered scheme that its record does not exclude, to finite values on the
+    grid."""
     rounding = _made(subject)
     for name, config in schemes_to_round(subject).items():
         layers = layers_of(config, count=1)
@@ -140,14 +143,16 @@ def excludes_schemes_that_there_are(subject: Subject) -> None:
 
 @check("rounding")
 def leaves_finite_weights_on_the_grid(subject: Subject) -> None:
-    """Every rounded weight is finite, and exactly a value that its scales allow; it rounds all layers that it is given."""
+    """Every rounded weight is finite, and exactly a value that its scales allow; it rounds all layers that it
+    is given."""
     for name, layers, _ in _rounded_by_kind(subject, count=3):
         _right(layers, name)
 
 
 @check("rounding")
 def keeps_shapes_and_dtypes(subject: Subject) -> None:
-    """A rounded weight is a parameter of the shape, the dtype and the device of the float one, also in 16 bits."""
+    """A rounded weight is a parameter of the shape, the dtype and the device of the float one, also in 16
+    bits."""
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for name, layers, before in _rounded_by_kind(subject, count=1, dtype=dtype):
             for layer, old in zip(layers.values(), before.values(), strict=True):
@@ -159,7 +164,8 @@ def keeps_shapes_and_dtypes(subject: Subject) -> None:
 
 @check("rounding")
 def leaves_the_float_parameter_alone(subject: Subject) -> None:
-    """Rounded values go to a new parameter: the float one may be shared with another module, or mapped from a file."""
+    """Rounded values go to a new parameter: the float one may be shared with another module, or mapped from a
+    file."""
     rounding = _made(subject)
     for name, config in one_scheme_of_each_kind(subject).items():
         layers = layers_of(config)
@@ -203,7 +209,8 @@ def uses_declared_statistics_alone(subject: Subject) -> None:
 
 @check("rounding")
 def is_deterministic(subject: Subject) -> None:
-    """The same layers and statistics give the same weights, in another order and after many calls too, and by another object of it.
+    """The same layers and statistics give the same weights, in another order and after many calls too, and by
+    another object of it.
 
     It leaves the random states of the process as they are.
     """
@@ -224,7 +231,8 @@ def is_deterministic(subject: Subject) -> None:
 
 @check("rounding")
 def merged_statistics_give_the_same(subject: Subject) -> None:
-    """Statistics of two halves of the data, merged, lead to the weights of those of all data: so that ranks can share the work."""
+    """Statistics of two halves of the data, merged, lead to the weights of those of all data: so that ranks
+    can share the work."""
     config = next(iter(one_scheme_of_each_kind(subject).values()))
     data, half = inputs(0), len(inputs(0).x) // 2
     results = []
@@ -263,7 +271,8 @@ def statistics_leave_inputs_alone(subject: Subject) -> None:
 
 @check("rounding")
 def is_no_worse_than_round_to_nearest(subject: Subject) -> None:
-    """On tokens that it has not seen, outputs are at most ``worst_ratio`` times as wrong as by rounding to nearest, but for chance."""
+    """On tokens that it has not seen, outputs are at most ``worst_ratio`` times as wrong as by rounding to
+    nearest, but for chance."""
     allowed, other = subject.record.worst_ratio, inputs(2, 1024)  # type: ignore[union-attr]
     for name, config in one_scheme_of_each_kind(subject).items():
         layers, nearest = layers_of(config), layers_of(config)
@@ -287,7 +296,8 @@ def survives_few_tokens(subject: Subject) -> None:
 
 @check("rounding")
 def survives_dead_channels(subject: Subject) -> None:
-    """Where channels of the input are always 0, or all of it is, it gives weights on the grid or raises RoundingError."""
+    """Where channels of the input are always 0, or all of it is, it gives weights on the grid or raises
+    RoundingError."""
     for name, config in one_scheme_of_each_kind(subject).items():
         for what, channels in (("a dead channel in three", slice(None, None, 3)), ("dead channels alone", slice(None))):
             data = inputs(0)
@@ -298,7 +308,8 @@ def survives_dead_channels(subject: Subject) -> None:
 
 @check("rounding")
 def survives_odd_layers(subject: Subject) -> None:
-    """A layer with one output channel or one input channel, and one of zeros, gets weights on the grid or a RoundingError."""
+    """A layer with one output channel or one input channel, and one of zeros, gets weights on the grid or a
+    RoundingError."""
     for name, config in one_scheme_of_each_kind(subject).items():
         _survives(subject, config, f"{name}, one output channel", inputs(0), rows=1)
         layers = layers_of(config, count=1)

@@ -37,7 +37,8 @@ def _schemes(subject: Subject) -> list[str]:
 
 @check("rounding")
 def quantizes_a_model(subject: Subject) -> None:
-    """A run finishes without a warning of the pipeline's own checks, and the model's logits are about as near as by round-to-nearest."""
+    """A run finishes without a warning of the pipeline's own checks, and the model's logits are about as near
+    as by round-to-nearest."""
     expected = logits(small_model())
     for scheme in _schemes(subject):
         model, nearest = quantized(run_config(scheme, settings_of(subject))), quantized(run_config(scheme))
@@ -51,7 +52,8 @@ def quantizes_a_model(subject: Subject) -> None:
 
 @check("rounding")
 def leaves_other_layers_to_round_to_nearest(subject: Subject) -> None:
-    """Layers that it does not apply to are as in a run without it, and the plan and the report name only those that it does apply to."""
+    """Layers that it does not apply to are as in a run without it, and the plan and the report name only
+    those that it does apply to."""
     rounding: Rounding = processor_of(subject)
     scheme = _schemes(subject)[0]
     model, nearest = quantized(run_config(scheme, settings_of(subject))), quantized(run_config(scheme))
@@ -66,7 +68,8 @@ def leaves_other_layers_to_round_to_nearest(subject: Subject) -> None:
 
 @check("rounding", level="advisory")
 def works_on_an_accelerator(subject: Subject) -> None:
-    """A run on a model of an accelerator, here a simulated one, finishes, leaves all tensors there, and is as good as on a CPU."""
+    """A run on a model of an accelerator, here a simulated one, finishes, leaves all tensors there, and is as
+    good as on a CPU."""
     for scheme in _schemes(subject):
         require_run_on_accelerator(scheme, settings_of(subject))
 
@@ -79,13 +82,15 @@ def reloads_to_the_same_logits(subject: Subject) -> None:
 
 @check("rounding")
 def streams_to_the_same_bytes(subject: Subject) -> None:
-    """A checkpoint that is quantized from disk, one block in memory at a time, has the bytes of one that is quantized in memory."""
+    """A checkpoint that is quantized from disk, one block in memory at a time, has the bytes of one that is
+    quantized in memory."""
     require_same_from_disk(run_config(_schemes(subject)[0], settings_of(subject)))
 
 
 @check("rounding")
 def is_the_same_on_two_ranks(subject: Subject) -> None:
-    """Two processes that share a deterministic run, each with half of the data, round to the weights and metrics of one, to the bit."""
+    """Two processes that share a deterministic run, each with half of the data, round to the weights and
+    metrics of one, to the bit."""
     require_same_by_two_ranks(run_config(_schemes(subject)[-1], settings_of(subject)))
 
 

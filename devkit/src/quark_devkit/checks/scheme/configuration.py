@@ -46,7 +46,8 @@ def _specs(built: Any) -> list[TensorSpec]:
 
 @check("scheme")
 def builds_a_configuration(subject: Subject) -> None:
-    """Called without arguments, its functions build a QLayerConfig that quantizes something, and a QTensorConfig for parts of attention."""
+    """Called without arguments, its functions build a QLayerConfig that quantizes something, and a
+    QTensorConfig for parts of attention."""
     for field, build in _builds(subject).items():
         built = build()
         wanted = QLayerConfig if field == "config" else QTensorConfig
@@ -56,7 +57,8 @@ def builds_a_configuration(subject: Subject) -> None:
 
 @check("scheme")
 def builds_it_afresh(subject: Subject) -> None:
-    """Each call builds an equal configuration of its own, after many calls too: what happens to one does not reach the next."""
+    """Each call builds an equal configuration of its own, after many calls too: what happens to one does not
+    reach the next."""
     for field, build in _builds(subject).items():
         first = build()
         for _ in range(_CALLS):
@@ -110,7 +112,8 @@ def refuses_unknown_options(subject: Subject) -> None:
 
 @check("scheme")
 def lists_its_options(subject: Subject) -> None:
-    """Every option has a default; passing it by its default builds the configuration that leaving it out builds."""
+    """Every option has a default; passing it by its default builds the configuration that leaving it out
+    builds."""
     options = subject.catalog.schemes.options(subject.lookup_name)
     build = subject.catalog.schemes.load_config(subject.lookup_name)
     for option in options:
@@ -124,7 +127,8 @@ def lists_its_options(subject: Subject) -> None:
 
 @check("scheme", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Another value of each option builds another configuration, is refused, or is declared to change cost alone."""
+    """Another value of each option builds another configuration, is refused, or is declared to change cost
+    alone."""
     registry, name = subject.catalog.schemes, subject.lookup_name
     build = registry.load_config(name)
     require_effects(registry.options(name), lambda values: [build(**values)])

@@ -104,7 +104,8 @@ def _loaded(path: Path) -> Any:
 
 @check("scheme")
 def quantizes_a_model(subject: Subject) -> None:
-    """The tiny model is quantized by it: every planned layer has that configuration, and logits are finite and not the float model's."""
+    """The tiny model is quantized by it: every planned layer has that configuration, and logits are finite
+    and not the float model's."""
     finished = _finished(subject)
     require(bool(finished.logits.isfinite().all()), "gives logits that are NaN or infinite")
     plan: Any = finished.model.quark_plan
@@ -124,7 +125,8 @@ def loads_to_the_same_logits(subject: Subject) -> None:
 
 @check("scheme")
 def streams_to_the_same_bytes(subject: Subject) -> None:
-    """Quantized from disk, block by block, the model becomes the checkpoint that an export from memory writes, byte for byte."""
+    """Quantized from disk, block by block, the model becomes the checkpoint that an export from memory
+    writes, byte for byte."""
     finished = _finished(subject)
     out = finished.path.with_name("streamed")
     shutil.rmtree(out, ignore_errors=True)
@@ -137,7 +139,8 @@ def streams_to_the_same_bytes(subject: Subject) -> None:
 
 @check("scheme")
 def stores_its_effective_bits(subject: Subject) -> None:
-    """A stored weight takes the bits for an element that listings say, but for scales of whole tensors and channels."""
+    """A stored weight takes the bits for an element that listings say, but for scales of whole tensors and
+    channels."""
     weight, formats = config_of(subject).weight, subject.catalog.formats
     said = effective_bits(weight, lambda name: float(formats.get(name).bits))
     if said is None:
@@ -184,7 +187,8 @@ def calibrates_static_activations(subject: Subject) -> None:
 
 @check("scheme")
 def serves_parts_of_attention(subject: Subject) -> None:
-    """A cache or attention in this scheme, where its record offers one, is quantized, exported and loaded to the same logits."""
+    """A cache or attention in this scheme, where its record offers one, is quantized, exported and loaded to
+    the same logits."""
     record = subject.record
     assert isinstance(record, SchemeRecord)
     offered = {"kv_cache_scheme": record.kv_cache, "attention_scheme": record.attention}

@@ -1,4 +1,4 @@
-"""Checks of tensors quantized by a scheme: weights and activations, of whatever formats and levels it is made."""
+"""Checks of tensors quantized by a scheme: weights and activations, of any formats and levels."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _fitting(quantizer: TensorQuantizer, rows: int) -> tuple[int, int]:
 
 
 def _most_error(quantizer: TensorQuantizer) -> float:
-    """Relative error of normal values that steps of a format's bits allow, uniform ones or logarithmic ones."""
+    """Return the relative error of normal values that a format's bits allow."""
     return min(_MOST_ERROR, max(_LEAST_ERROR, _ERROR_OF_ONE_BIT * 2.0 ** -float(quantizer.stored_level.format.bits)))
 
 
@@ -72,7 +72,8 @@ def says_the_same_in_values_codes_and_bytes(subject: Subject) -> None:
 
 @check("scheme")
 def serves_hard_weights(subject: Subject) -> None:
-    """Zeros stay zeros, empty weights empty, tiny and one-sided values give finite values of their size, NaN and infinity stay visible."""
+    """Zeros stay zeros, empty weights empty, tiny and one-sided values give finite values of their size, NaN
+    and infinity stay visible."""
     quantizer = _weight_quantizer(subject)
     shape = _fitting(quantizer, 16)
     require(not bool(quantizer.fake_quantize(torch.zeros(shape)).any()), "rounds a weight of zeros to something else")
@@ -96,7 +97,8 @@ def serves_hard_weights(subject: Subject) -> None:
 
 @check("scheme")
 def rounds_weights(subject: Subject) -> None:
-    """A normal weight is not left as it was, and keeps a part of itself: the relative error is below 1 and not nothing."""
+    """A normal weight is not left as it was, and keeps a part of itself: the relative error is below 1 and
+    not nothing."""
     error = _error_of_weights(_weight_quantizer(subject))
     require(error > 1e-6, "does not round at all")  # what a division and a product leave in float32
     require(error < 1, f"rounds a normal weight with a relative error of {error:.3g}: zeros are as near")
@@ -117,7 +119,8 @@ def _error_of_weights(quantizer: TensorQuantizer) -> float:
 
 @check("scheme")
 def serves_activations(subject: Subject) -> None:
-    """Inputs of any rank, dtype and memory layout, empty ones too, are quantized to the same shape and dtype, near what they were."""
+    """Inputs of any rank, dtype and memory layout, empty ones too, are quantized to the same shape and dtype,
+    near what they were."""
     spec = config_of(subject).input_tensors
     if spec is None:
         raise NotApplicableError("it leaves activations float")
@@ -149,7 +152,8 @@ def _input_module(spec: object, x: Tensor) -> QuantizerModule:
 
 @check("scheme")
 def refuses_or_serves_ragged_groups(subject: Subject) -> None:
-    """A layer whose width the groups or blocks do not divide is refused when the plan is made, with its name and both numbers; or rounded.
+    """A layer whose width the groups or blocks do not divide is refused when the plan is made, with its name
+    and both numbers; or rounded.
 
     Its ragged columns are then as near to what they were as the others, in values, codes and bytes alike.
     """

@@ -1,4 +1,4 @@
-"""Automatic mixed precision: which scheme each layer gets, by predicted divergence, solved exactly under a budget."""
+"""Automatic mixed precision: a scheme for each layer, by predicted divergence, exact under a budget."""
 
 from quark_workbench.mixed_precision.by_sensitivity.knapsack import pareto_curve, smallest_loss
 from quark_workbench.mixed_precision.by_sensitivity.measure import measured_kl

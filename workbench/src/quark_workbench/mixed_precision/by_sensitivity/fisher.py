@@ -1,4 +1,4 @@
-"""The divergence that a small output error causes, predicted by the Fisher information: one backward pass for each batch.
+"""The divergence that a small output error causes, predicted by the Fisher information in one backward pass.
 
 For errors ``δy_t`` of the outputs of one layer at tokens t::
 
@@ -85,7 +85,7 @@ class _Layer:
 
 
 def divergences(problem: SelectionProblem, calls: Sequence[Call], seed: int = 0, room: int | None = None) -> dict[str, dict[str, float]]:
-    """Return the predicted KL divergence in nats per token by full name of layer, then by candidate that quantizes it.
+    """Return the predicted KL divergence in nats per token, by full name of layer, then by candidate.
 
     All tensors of the model are in memory while this works, and the activations of one batch; the model is
     left as it was.
@@ -121,7 +121,7 @@ def divergences(problem: SelectionProblem, calls: Sequence[Call], seed: int = 0,
 
 
 def _room(model: nn.Module) -> int | None:
-    """Return the bytes that rounded weights may take beside a model that is in memory; None where it is not known what is free."""
+    """Return the bytes that rounded weights may take beside a model; None where that is not known."""
     free = free_bytes(next(model.parameters()).device)
     return None if free is None else int(SHARE * free)
 
@@ -134,7 +134,7 @@ class _Current:
 
 
 def _backward(model: nn.Module, call: Call, generator: torch.Generator) -> int:
-    """Run a forward, draw a next token at each position, and go back from their log-likelihood; returns the number of positions."""
+    """Run a forward, draw next tokens, and go back from their log-likelihood; return their number."""
     with torch.enable_grad():
         output = call.run(model)
         log_p = torch.log_softmax(tokens_of(getattr(output, "logits", output), call).float(), -1)  # [tokens, V]

@@ -1,4 +1,4 @@
-"""Multiple-choice knapsack: one option of each group, the smallest sum of losses within a size; solved exactly, to the byte.
+"""Multiple-choice knapsack: an option of each group, the least loss within a size; exact to the byte.
 
     minimize    Σ_g loss[g][o_g]
     subject to  Σ_g size[g][o_g] ≤ most
@@ -28,7 +28,9 @@ from quark_workbench.mixed_precision import CurvePoint
 __all__ = ["best_choice", "loss_of", "pareto_curve", "smallest_loss"]
 
 _ROUNDING = 1e-12
-"""Share of the sum of all losses by which bounds may be wrong, since they are sums of floating-point numbers."""
+"""Share of the sum of all losses by which bounds may be wrong, since they are sums of
+floating-point numbers.
+"""
 
 Losses = Mapping[str, Mapping[str, float]]
 Sizes = Mapping[str, Mapping[str, int]]
@@ -78,7 +80,7 @@ class _Group:
         return cls(kept, [sizes[o] - sizes[kept[0]] for o in kept], [losses[o] for o in kept])
 
     def steps(self) -> list[tuple[float, int, int]]:
-        """Return the steps along the lower convex hull: what a byte saves, and from which option to which; the best step first."""
+        """Return the steps along the lower convex hull, the best first: saving, first and second option."""
         steps, at = [], 0
         while at < len(self.options) - 1:
             saved = {o: (self.losses[at] - self.losses[o]) / (self.extra[o] - self.extra[at]) for o in range(at + 1, len(self.options))}
@@ -89,7 +91,7 @@ class _Group:
 
 
 def _relaxed(groups: Sequence[_Group], room: int) -> tuple[list[int], float]:
-    """Return a solution, and the price of a byte, from steps in the order of what a byte saves; steps that do not fit are left out."""
+    """Return a solution and the price of a byte, by the steps that save most and fit."""
     taken, price = [0] * len(groups), 0.0
     for saved, g, start, end in sorted(((s, g, a, b) for g, group in enumerate(groups) for s, a, b in group.steps()), reverse=True):
         size = groups[g].extra[end] - groups[g].extra[start]
@@ -129,7 +131,7 @@ def _better(groups: Sequence[_Group], room: int, known: Sequence[int], price: fl
 
 
 def _undominated(sizes: Tensor, losses: Tensor) -> Tensor:
-    """Return the places of the sums for which no smaller one has so small a loss, in the order of their sizes."""
+    """Return the positions of sums that no smaller one beats in loss, in the order of their sizes."""
     order = losses.argsort(stable=True)
     order = order[sizes[order].argsort(stable=True)]  # by size, and of one size by loss
     sorted_losses = losses[order]
@@ -140,7 +142,7 @@ def _undominated(sizes: Tensor, losses: Tensor) -> Tensor:
 
 
 def best_choice(losses: Losses, sizes: Sizes, most: int) -> dict[str, str]:
-    """Return the candidate of each group whose losses have the smallest sum, of all choices of at most so many bytes.
+    """Return the candidate of each group: the smallest sum of losses in at most ``most`` bytes.
 
     Raises:
         ConfigError: There is none.
@@ -159,7 +161,7 @@ def loss_of(losses: Losses, choices: Mapping[str, str]) -> float:
 
 
 def pareto_curve(losses: Losses, sizes: Sizes, points: int) -> tuple[CurvePoint, ...]:
-    """Return points of the curve for sizes at equal distances, from the fewest bytes to the most; equal ones are one point.
+    """Return points of the curve at equal distances of size, from the fewest bytes, without duplicates.
 
     Args:
         losses: By group, then by candidate.

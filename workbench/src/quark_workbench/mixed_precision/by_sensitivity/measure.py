@@ -1,4 +1,4 @@
-"""Measured divergence: KL of the next-token distributions of the model under some choices from those of the float model."""
+"""Measured divergence: KL of next-token distributions under some choices from those of the float model."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def measured_kl(problem: SelectionProblem, choices: Sequence[Mapping[str, str]],
 
 
 def _measured(problem: SelectionProblem, choices: Sequence[Mapping[str, str]], data: Sequence[Call]) -> list[float]:
-    """Return the divergence of each choice, ``candidate by layer``; all forwards wait for each other at each block."""
+    """Return the divergence of each choice, ``candidate by layer``; all pass a block together."""
     reference: dict[int, Tensor] = {}
     sums, count = [0.0] * len(choices), 0
 

@@ -1,4 +1,4 @@
-"""Forwards through the model with layers replaced, block by block: one block's tensors are in memory at a time."""
+"""Forwards with layers replaced, with one block in memory; and layers in a candidate's scheme."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ arguments by place and name.
 def streamed(
     problem: SelectionProblem, calls: Sequence[Call], layers: Sequence[str], replacement: Replacement, *, to_the_end: bool
 ) -> None:
-    """Run forwards through the model with a replacement for the forwards of some layers; the model is left as it was.
+    """Run forwards with a replacement for the forwards of some layers; the model is left as it was.
 
     Args:
         problem: Has the model and the source of its tensors.
@@ -70,7 +70,7 @@ def _standing_in(name: str, layer: nn.Module, replacement: Replacement) -> Calla
 
 
 class QuantizedForm:
-    """A layer in a candidate's scheme: its weight rounded to nearest, its input quantized with scales of that input itself.
+    """A layer in a candidate's scheme: weight rounded to nearest, input with scales of its own values.
 
     Args:
         name: Full name of the layer.

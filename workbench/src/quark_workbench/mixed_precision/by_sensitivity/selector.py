@@ -1,4 +1,4 @@
-"""MixedPrecision: the selector of this distribution: predicted losses, then the exact choice under the budget."""
+"""MixedPrecision, the selector of this distribution: predicted losses, then the exact choice."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _at_least(least: int) -> Callable[[object, attrs.Attribute[int], int], None]
 
 @attrs.frozen(kw_only=True)
 class MixedPrecision:
-    """Chooses the candidates of the smallest predicted loss under a budget: exact, as a multiple-choice knapsack.
+    """Chooses the candidates of the smallest predicted loss under a budget, by an exact knapsack.
 
     Attributes:
         sensitivity: How losses are predicted: ``fisher`` by output errors, weighted by squared gradients of
@@ -84,7 +84,7 @@ class MixedPrecision:
     def _within_divergence(
         self, problem: SelectionProblem, losses: Losses, curve: tuple[CurvePoint, ...]
     ) -> tuple[tuple[CurvePoint, ...], dict[str, str]]:
-        """Return the curve, and the smallest choice on it whose measured divergence is within the budget, found by halving.
+        """Return the curve, and its smallest choice with a measured divergence within the budget, by halving.
 
         Raises:
             ConfigError: Not even the largest choice is; names the range that can be reached.

@@ -1,4 +1,4 @@
-"""Sensitivities: the loss that is predicted for each group of layers in each candidate, comparable between layers."""
+"""Sensitivities: the predicted loss of each group of layers in each candidate, comparable between layers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UNITS: Mapping[str, str] = MappingProxyType(
 
 
 def losses_of(problem: SelectionProblem, sensitivity: str, tokens: int) -> Losses:
-    """Return the losses of all groups in all candidates that fit them; a layer that stays float loses nothing.
+    """Return the losses of all groups in all candidates that fit; a layer that stays float loses nothing.
 
     Args:
         problem: Has the model and the data.
@@ -74,7 +74,7 @@ _TOKENS = 1024
 
 
 def output_errors(problem: SelectionProblem, calls: Sequence[Call]) -> dict[str, dict[str, float]]:
-    """Return the squared output error per token of the data, by full name of layer, then by candidate that quantizes it.
+    """Return the squared output error per token, by full name of layer, then by candidate that quantizes it.
 
     The forward is that of the float model; one block of it is in memory at a time.
 
