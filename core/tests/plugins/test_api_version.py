@@ -1,4 +1,4 @@
-"""A plugin for an older plugin API is told where renamed things are listed, wherever it fails; one that states no version is warned of."""
+"""Plugins for an older plugin API are told where renamed things are listed; none stated is warned of."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ _NAMES = {Mapping: "an object", list: "a list", str: "a string", bool: "true or 
 
 
 def value_of(data: Mapping[str, Any], key: str, kind: type, default: Any = None) -> Any:
-    """Return what stands under ``key``, ``default`` where nothing or null does.
+    """Return the value of ``key``, or ``default`` where it is missing or null.
 
     Args:
         data: From JSON.
@@ -61,7 +61,7 @@ def value_of(data: Mapping[str, Any], key: str, kind: type, default: Any = None)
 
 
 def strings_of(data: Mapping[str, Any], key: str) -> list[str]:
-    """Return the list of strings under ``key``, empty where nothing or null is there.
+    """Return the list of strings of ``key``, empty where it is missing or null.
 
     Raises ConfigError for anything else.
     """
@@ -69,7 +69,7 @@ def strings_of(data: Mapping[str, Any], key: str) -> list[str]:
 
 
 def checked(value: Any, kind: type, key: str) -> Any:
-    """Return ``value``, which stands under ``key`` or in a list there.
+    """Return ``value``, which is the value of ``key`` or an element of it.
 
     Raises ConfigError unless it is of that kind, as in `value_of`.
     """

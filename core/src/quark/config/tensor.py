@@ -102,10 +102,10 @@ def _scale_format(_: Any, attribute: Any, value: Any) -> None:
 @with_dataclass_view
 @attrs.define(unsafe_hash=True)
 class QTensorConfig:
-    """The quantization of one tensor: number format × granularity × symmetry × scale × observer × static or dynamic.
+    """The quantization of one tensor: number format, granularity, symmetry, scale, observer, static or not.
 
     Fields can be assigned to: a value is checked at once, and that the fields agree when the configuration is
-    used. What uses a configuration works on a copy (`copied`). It hashes by its values, so one that is a key
+    used.  A run works on a copy (`copied`). It hashes by its values, so one that is a key
     of a dict should not be changed.
 
     Old name in AMD Quark: ``QuantizationSpec`` (to 0.11).
@@ -208,7 +208,10 @@ class QTensorConfig:
 
 
 def _missing_field(spec: QTensorConfig) -> str | None:
-    """Return the field that a granularity needs and that is not set, with the fix; what each number format needs, it checks itself."""
+    """Return the missing field that a granularity needs, with the fix, or None.
+
+    Fields that number formats need are checked by these.
+    """
     if spec.qscheme is QSchemeType.per_channel and spec.ch_axis is None:
         return "per_channel needs the axis that keeps its own scales; set ch_axis, 0 for the output channels of a weight"
     if spec.qscheme is QSchemeType.per_group and (spec.ch_axis is None or spec.group_size is None):

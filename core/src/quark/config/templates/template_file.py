@@ -1,4 +1,4 @@
-"""Templates of model families from JSON files: facts as data, checked field by field; nothing of a file is run."""
+"""Templates of model families from JSON files: facts as data, checked by field; nothing is executed."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ __all__ = ["read_template_file", "register_template_file"]
 _OWN = ("base", "algorithm_configs")
 """Keys beside those of `Architecture`."""
 _PATTERNS = ("model_type", "kv_layers_name", "q_layer_name", "gate_up_layers_name", "exclude_layers_name")
-"""Facts without which a family's structure is inferred, as for `LLMTemplate` itself: those of AMD Quark's
+"""Keys of AMD Quark's form, which has patterns alone: the family's structure is then inferred.
 form.
 """
 
 
 def register_template_file(path: str | Path) -> LLMTemplate:
-    """Register the template in a JSON file for the rest of this process, and return it; errors as `read_template_file`.
+    """Register the template in a JSON file for the rest of this process, and return it.
+
+    Errors as `read_template_file`.
 
     A resumed run needs the file again: the facts are part of the identity of a run.
     """
@@ -135,7 +137,7 @@ def _value(value: Any, hint: Any, field: str) -> Any:
 
 
 def _wanted(hint: Any) -> str:
-    """Return in words what a field of that type has."""
+    """Return the kind of value that a field takes, in words."""
     kind, arguments = get_origin(hint), get_args(hint)
     if kind in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(map(_wanted, arguments)))
