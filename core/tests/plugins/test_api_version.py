@@ -1,4 +1,4 @@
-"""Plugins for an older plugin API are told where renamed things are listed; none stated is warned of."""
+"""Versions of the plugin API: an older plugin is told where renamed things are listed, wherever it fails."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ Algorithms themselves are plugins.
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from quark.base.log import get_logger
 from quark.base.names import closest
 from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
+from quark.config.fields import json_of
 from quark.errors import ConfigError, UnknownNameError, UnsupportedError
 from quark.plugins import algorithms, templates
 from quark.plugins.options import called, checked, settings_options
@@ -157,12 +157,7 @@ def load_quant_algo_config_from_file(file_path: str | Path) -> AlgoConfig:
             key is none of its fields.
     """
     path = Path(file_path)
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"the algorithm configuration '{path}' cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ConfigError(f"the algorithm configuration '{path}' is not JSON: {error}") from error
+    data = json_of(path, "algorithm configuration")
     if not isinstance(data, dict):
         raise ConfigError(f"the algorithm configuration '{path}' holds a {type(data).__name__}: a JSON object with a 'name' is wanted")
     return algo_config_from_dict(data)

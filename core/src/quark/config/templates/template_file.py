@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ import attrs
 from quark.base.lazy import LazyRef
 from quark.base.names import closest
 from quark.config.architecture import Architecture
+from quark.config.fields import json_of
 from quark.config.templates.algorithms import algo_config_from_dict, canonical_algorithm
 from quark.config.templates.template import LLMTemplate
 from quark.errors import ConfigError, QuarkError
@@ -61,12 +61,7 @@ def read_template_file(path: str | Path) -> LLMTemplate:
             field.
     """
     path = Path(path)
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"the template file '{path}' cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ConfigError(f"the template file '{path}' is not JSON: {error}") from error
+    data = json_of(path, "template file")
     try:
         return _template(data)
     except (QuarkError, TypeError, ValueError) as error:
