@@ -1,4 +1,4 @@
-"""A third party's algorithms are planned, ordered, run, exported and read back; core knows neither them nor their role."""
+"""A third party's algorithms, of a role unknown to core, are planned, run, exported and read back."""
 
 from __future__ import annotations
 

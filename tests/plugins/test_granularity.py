@@ -1,4 +1,4 @@
-"""A granularity that core does not know is planned, described, rounded by every algorithm, stored and read back."""
+"""A granularity unknown to core is planned, described, rounded by every algorithm and read back."""
 
 from __future__ import annotations
 

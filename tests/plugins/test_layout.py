@@ -1,4 +1,4 @@
-"""A third party's checkpoint layouts are written, recognized by config.json, and read back to the same logits."""
+"""A third party's checkpoint layouts are written, recognized, and read back to the same logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A quantizer of a class and a scale structure of its own works with every algorithm, is stored and read back."""
+"""A quantizer with a scale structure of its own works with every algorithm, and is read back."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class UnknownNameError(ConfigError):
     """A name that no installed plugin provides.
 
     Attributes:
-        kind: What was asked for, such as ``"scheme"``.
+        kind: Kind of thing that was asked for, such as ``"scheme"``.
         name: The name that is not there.
         known: The names that are there.
     """
@@ -52,7 +52,7 @@ class AmbiguousNameError(ConfigError):
 
 
 class PluginError(QuarkError):
-    """A plugin is broken: code of it that a run needs cannot be loaded, raised an error, or returned something invalid.
+    """A plugin is broken: its code cannot be loaded, raised an error, or returned something invalid.
 
     The message names the plugin, its distribution and version; an error that the plugin raised is the cause.
     An error while plugins are collected is raised in strict mode only, and otherwise recorded and warned
@@ -61,7 +61,7 @@ class PluginError(QuarkError):
 
 
 class RankError(QuarkError):
-    """Another process of the run has failed or is gone; the message says which and why, where that is known."""
+    """Another process of the run has failed or is gone; the message says which, and why if that is known."""
 
 
 class MissingPluginError(QuarkError, ImportError):
@@ -69,7 +69,7 @@ class MissingPluginError(QuarkError, ImportError):
 
 
 class NotOfferedError(QuarkError, ImportError):
-    """A module or a name of AMD Quark's public API that does not come here; the message says what there is in its place."""
+    """A module or a name of AMD Quark's public API that is not offered; the message says what to use."""
 
 
 class CheckpointError(QuarkError):
@@ -81,7 +81,7 @@ class CalibrationError(QuarkError, ValueError):
 
 
 class RoundingError(QuarkError):
-    """A rounding cannot choose the codes of some layers from their inputs: the pipeline rounds them to nearest, and says so."""
+    """A rounding cannot choose codes for some layers; the pipeline rounds these to nearest, and says so."""
 
 
 class NonFiniteError(QuarkError, ValueError):
@@ -105,10 +105,12 @@ class OutputError(QuarkError, OSError):
 
 
 class ResumeError(OutputError):
-    """Finished blocks of an interrupted run are in the way, or a run cannot go on from them; the message says both ways on.
+    """Finished blocks of an interrupted run are in the way, or the run cannot go on from them.
+
+    The message names both ways out.
 
     Attributes:
-        differences: What is otherwise than in the interrupted run, one line each.
+        differences: Differences from the interrupted run, one line each.
     """
 
     def __init__(self, message: str, *, differences: Sequence[str] = ()) -> None:

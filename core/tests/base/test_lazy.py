@@ -1,4 +1,4 @@
-"""``quark.templates()`` and ``quark.algorithms()`` are registries although a package of the core is named `algorithms`."""
+"""``quark.templates()`` and ``quark.algorithms()`` are registries, though packages have these names."""
 
 from __future__ import annotations
 

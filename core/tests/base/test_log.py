@@ -1,4 +1,4 @@
-"""The log: warnings are silenced while any thread wants it, and texts of plugins are shown on one printable line."""
+"""The log: warnings are silenced while a thread wants it; texts of plugins are printable lines."""
 
 from __future__ import annotations
 

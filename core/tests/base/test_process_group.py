@@ -72,7 +72,7 @@ module.quantize_block = failing
 
 
 class Processes:
-    """Runs of scripts by one process or several, forked from a program that has imported what they need (`forked_processes`)."""
+    """Runs of scripts by one process or several (`forked_processes`), forked from a program with imports."""
 
     def __init__(self, program: subprocess.Popen[str], directory: Path) -> None:
         self._program = program

@@ -1,4 +1,4 @@
-"""Fields of configurations can be assigned to: checked at once, and together when the configuration is used."""
+"""Fields of configurations can be assigned: checked at once, and together when they are used."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_several_fields_may_be_assigned_in_any_order_and_must_agree_in_the_end()
 
 @given(st.sampled_from([16, 32, 64]), st.sampled_from([16, 32, 64]))
 def test_a_quantizer_stays_what_it_was_made_as(first: int, second: int) -> None:
-    """Quantizers are shared by equal specs: one of a spec that is changed afterwards must not be found under other values."""
+    """Quantizers are shared by equal specs, and not by a spec that is changed afterwards."""
     spec = int4(first)
     made = quantizer_for(spec, activation=False)
     spec.group_size = second

@@ -1,4 +1,4 @@
-"""Slot: its members are the fields of a layer's configuration, and its names those of attributes and checkpoint tensors."""
+"""Slot: its members are fields of a layer's configuration, its names those of checkpoint tensors."""
 
 import attrs
 

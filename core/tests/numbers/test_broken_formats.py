@@ -1,4 +1,4 @@
-"""Broken formats and observers: each is refused by name when a plan is made with it, before any weight is touched."""
+"""Broken formats and observers are refused by name when a plan is made, before any weight is touched."""
 
 from __future__ import annotations
 

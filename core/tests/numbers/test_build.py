@@ -1,4 +1,4 @@
-"""quantizer_for: number formats may build quantizers of their own; the core builds those of one and of two levels."""
+"""quantizer_for: formats may build quantizers of their own; the core builds one and two levels."""
 
 from __future__ import annotations
 

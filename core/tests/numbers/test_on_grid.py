@@ -1,4 +1,4 @@
-"""Values beside their codes, and samples of rows, whose scales are those that the rows have in the whole matrix."""
+"""Values and their codes; samples of rows, with the scales that these have in the whole matrix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The grid of rounded weights: neighbours are next to each other on it, and other scales keep what the codes stand for."""
+"""The grid of rounded weights: neighbours are adjacent, and other scales keep the codes."""
 
 from __future__ import annotations
 

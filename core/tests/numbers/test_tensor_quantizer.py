@@ -1,4 +1,4 @@
-"""Laws of every tensor quantizer: codes, values and simulation agree exactly, whatever the format, granularity, dtype and size."""
+"""Laws of every tensor quantizer: codes, values and simulation agree exactly."""
 
 import pytest
 import torch

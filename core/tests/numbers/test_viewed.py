@@ -1,4 +1,4 @@
-"""Quantizers that look through a view: the matrix of a convolution's weight, and activations with their channels last."""
+"""Quantizers with a view: the matrix of a convolution's weight, and activations with channels last."""
 
 from __future__ import annotations
 

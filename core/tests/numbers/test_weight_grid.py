@@ -1,4 +1,4 @@
-"""The grid of stacked weights says what each layer's own quantizer says, for every scheme; column by column too."""
+"""The grid of stacked weights agrees with each layer's own quantizer, for every scheme and column."""
 
 from __future__ import annotations
 

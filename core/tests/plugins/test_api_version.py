@@ -1,4 +1,4 @@
-"""A plugin for an older plugin API is told where renamed things are listed, wherever it fails; one that states no version is warned of."""
+"""Versions of the plugin API: an older plugin is told where renamed things are listed, wherever it fails."""
 
 from __future__ import annotations
 

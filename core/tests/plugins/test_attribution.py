@@ -1,4 +1,4 @@
-"""Errors name the distribution in whose code they were raised: a plugin, or the core where a plugin has called it."""
+"""Errors name the distribution whose code raised them: a plugin, or the core that a plugin called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One broken plugin at a time: the others keep working, and the message names plugin, distribution, version, stage and cure."""
+"""One broken plugin at a time: others keep working; the message names plugin, version, stage and cure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example of each hook's docstring is laid out as a distribution, collected, and everything that it points at is loaded."""
+"""The example of each hook is laid out as a distribution and collected, and its references are loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Listings of plugins that would take the terminal over, or have very many records: everything is shown, in one piece and soon."""
+"""Listings of hostile plugins or very many records: everything is shown, in one piece and soon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One voice for a run: it begins, ends well or by an error, tells the time left, and costs nothing where nobody listens."""
+"""One voice for a run: it begins, ends, tells the time left, and costs nothing without listeners."""
 
 from __future__ import annotations
 

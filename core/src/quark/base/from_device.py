@@ -1,4 +1,4 @@
-"""Numbers from a device: each time that the host reads one, it waits until everything before it is computed."""
+"""Numbers from a device: reading one on the host waits until everything before it is computed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ __all__ = ["numbers"]
 
 
 def numbers(*tensors: Tensor) -> list[float]:
-    """Return the values of tensors without dimensions, at least one, all of one device; the host waits for it once.
+    """Return the values of scalar tensors of one device; the host waits for the device once.
+
+    At least one tensor is given.
 
     Args:
-        tensors: Of any real dtype; those of truth values become 0 and 1.
+        tensors: Of any real dtype, without dimensions; truth values become 0 and 1.
 
     Example:
         >>> numbers(torch.tensor(2), torch.tensor(0.5), torch.tensor(True))

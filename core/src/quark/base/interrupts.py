@@ -1,4 +1,4 @@
-"""Signals that end a program: SIGTERM raises an exception as Ctrl-C does, and critical sections hold both signals back."""
+"""Signals that end a program: SIGTERM raises as Ctrl-C does, and critical sections hold both back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def termination_unwinds() -> Iterator[None]:
-    """Make SIGTERM raise SystemExit(143), the exit code that shells report, so that unfinished output is removed.
+    """Make SIGTERM raise SystemExit(143), the exit code that shells report.
+
+    Unfinished output is then removed as after Ctrl-C.
 
     This has no effect outside the main thread, and where the signal is handled or ignored already.
     """

@@ -1,4 +1,4 @@
-"""LazyRef: a reference to code, ``"module:attr"``, that imports nothing until it is loaded; ObjectRef: one to an object that exists."""
+"""References to code: `LazyRef` imports nothing until it is loaded, `ObjectRef` holds an object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Messages to people: the standard logger ``quark``, shown as ``[QUARK-INFO]: …`` on stderr unless the application configures logging."""
+"""The log: the logger ``quark`` on stderr, lines beside a bar, and texts of plugins made printable.
+
+Lines look like ``[QUARK-INFO]: …``, and are left to the application where it configures logging. Texts of
+plugins may hold anything: characters that a terminal would obey are written out.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ __all__ = ["beside_a_bar", "get_logger", "shown", "silenced", "unprintable", "wr
 
 
 class _StderrUnlessConfigured(logging.Handler):
-    """Writes to the current stderr, and stays silent where the root logger has handlers: then the application decides.
+    """Writes to stderr, unless the root logger has handlers: then the application decides.
 
     Attributes:
         write: Writes a line.
@@ -49,7 +53,7 @@ def writes_to_stderr() -> bool:
 
 @contextmanager
 def beside_a_bar(write: Callable[[str], object], shown: str) -> Iterator[None]:
-    """Let lines for stderr be written above a bar; what is logged elsewhere stays as it is.
+    """Let lines for stderr be written above a bar; other handlers are not changed.
 
     Args:
         write: Writes a line above the bar.
@@ -71,7 +75,7 @@ def beside_a_bar(write: Callable[[str], object], shown: str) -> Iterator[None]:
 
 
 class _Silence:
-    """How many, in whatever threads, want no warnings, and the level of the log before the first of them did."""
+    """Number of open `silenced` contexts in all threads, and the level of the log before the first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -97,7 +101,7 @@ _silence = _Silence()
 
 @contextmanager
 def silenced(level: int = logging.ERROR) -> Iterator[None]:
-    """Log nothing below ``level`` while something is tried that may be done again, with the same warnings then.
+    """Log nothing below ``level`` during a trial that may be repeated with the same warnings.
 
     In several threads at once, or inside each other, the level of the first one counts until the last one
     ends.
@@ -114,7 +118,7 @@ def _own_handler(root: logging.Logger) -> _StderrUnlessConfigured | None:
 
 
 def unprintable(text: str) -> str | None:
-    """Return the first character that a terminal would obey or hide instead of showing it; None where there is none.
+    """Return the first character that a terminal would obey or hide, or None.
 
     Such are control characters, the escape that begins a terminal's commands among them, and marks that turn
     the direction of a text.
@@ -126,7 +130,7 @@ def unprintable(text: str) -> str | None:
 
 
 def shown(text: str) -> str:
-    """Return a text with every such character written out, as Python writes it in a string.
+    """Return a text with every `unprintable` character written out, as Python writes it in a string.
 
     >>> print(shown("red \\x1b[31m and\\nnew"))
     red \\x1b[31m and\\nnew

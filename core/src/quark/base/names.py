@@ -1,4 +1,4 @@
-"""The rule for names of schemes, formats, algorithms and so on; the closest match; names of layers, folded for messages."""
+"""Names: the rule that they follow, the closest match, patterns, and folding for messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAME_RULE = "lower-case letters and digits, in parts joined by '_' or '-'"
 _NAME = re.compile(r"[a-z0-9]+([_-][a-z0-9]+)*")
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 _Part = str | tuple[int, ...]
-"""Of a name between dots: a word, or the numbers that stand there in the names that have become one."""
+"""Part of a name between dots: a word, or the numbers of all names that are folded into one."""
 
 
 def is_valid_name(name: object) -> bool:
@@ -36,7 +36,9 @@ def is_valid_name(name: object) -> bool:
 
 
 def is_vendor_name(name: object) -> bool:
-    """Return whether ``name`` is a string ``vendor.name``, both parts by `NAME_RULE`: what a plugin adds to a vocabulary that core lists.
+    """Return whether ``name`` is a string ``vendor.name``, both parts by `NAME_RULE`.
+
+    A plugin adds to a vocabulary of the core by such names.
 
     The part before the dot keeps the names of two vendors apart, and tells a name of a vendor's own from a
     misspelt one of the list.
@@ -75,7 +77,7 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 
 
 def fold_names(names: Iterable[str]) -> list[str]:
-    """Fold dotted names that differ in their numbers alone; each name is covered exactly once, and nothing else is.
+    """Fold dotted names that differ in their numbers alone; the patterns cover these names exactly.
 
     Args:
         names: Full names of modules or tensors.
@@ -94,7 +96,7 @@ def fold_names(names: Iterable[str]) -> list[str]:
 
 
 def folded(names: Iterable[str], most: int = 8) -> str:
-    """Return the names of a message, folded and joined by commas; of more than ``most`` patterns the rest is counted.
+    """Return names for a message, folded and joined by commas; patterns beyond ``most`` are counted.
 
     >>> folded([f"layers.{i}.{p}" for i in range(80) for p in "qkv"], most=2)
     'layers.{0-79}.q, layers.{0-79}.k and 1 more'
@@ -105,7 +107,7 @@ def folded(names: Iterable[str], most: int = 8) -> str:
 
 
 def without_numbers(name: str) -> str:
-    """Return the name with ``*`` for each of its numbers: what names that may fold into one have in common.
+    """Return the name with ``*`` for each of its numbers; names that fold into one have this in common.
 
     >>> without_numbers("layers.0.mlp.experts.7.up_proj")
     'layers.*.mlp.experts.*.up_proj'

@@ -36,7 +36,9 @@ torch's own.
 
 
 def parallel_map(work: Callable[[Item], Result], items: Sequence[Item], device: torch.device = CPU) -> list[Result]:
-    """Return ``[work(item) for item in items]``, computed by as many threads as ``torch.get_num_threads()``, the caller among them.
+    """Return ``[work(item) for item in items]``, computed by ``torch.get_num_threads()`` threads.
+
+    The calling thread is one of them.
 
     Results do not depend on the number of threads: every item is computed by one torch thread. There should
     be more items than threads, and each should be a few operations on many numbers: two threads never run
@@ -45,7 +47,7 @@ def parallel_map(work: Callable[[Item], Result], items: Sequence[Item], device: 
 
     Args:
         work: Does not depend on other items. It runs in the grad mode and the inference mode of the caller.
-        items: What it is called with.
+        items: Arguments of ``work``.
         device: Where the tensors lie.
 
     Raises:
@@ -105,7 +107,10 @@ def _threads_set(number: int) -> Iterator[None]:
 
 
 def row_slices(rows: int, length: int, elements: int) -> list[slice]:
-    """Return equal slices, of up to ``elements`` elements, of a matrix of that many rows of that length: items for `parallel_map`."""
+    """Return slices of the rows of a matrix, as equal as possible, as items for `parallel_map`.
+
+    Each has up to ``elements`` elements, and at least one row.
+    """
     most = max(1, elements // max(1, length))
     size = max(1, -(-rows // max(1, -(-rows // most))))
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]

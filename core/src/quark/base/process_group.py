@@ -1,8 +1,8 @@
-"""The processes of a run that ``torchrun`` has started: their connection, and how a failure of one reaches the others.
+"""Connection of the processes that ``torchrun`` has started, and how one tells the others of its failure.
 
 ``torchrun`` (torch.distributed.elastic) starts the processes, tells each its number in the environment, keeps
-a store that outlives them, and ends all of them when one has failed. What the processes exchange goes over
-``gloo``, and sums of tensors on GPUs over ``nccl``.
+a store that outlives them, and ends all of them when one has failed. Data go over ``gloo``, and sums of
+tensors on GPUs over ``nccl``.
 """
 
 from __future__ import annotations
@@ -37,12 +37,14 @@ def is_one_of_many() -> bool:
 
 @contextmanager
 def ranks_of_environment(device: torch.device, *, is_deterministic: bool = False) -> Iterator[tuple[Ranks, torch.device]]:
-    """Yield the ranks of the run that this process belongs to, and the device it works on; one rank where ``torchrun`` has not started it.
+    """Yield the `Ranks` of the run that this process belongs to, and the device that it works on.
+
+    There is one rank where ``torchrun`` has not started the process.
 
     An exception that leaves the body is told to the other ranks, which stop with a RankError.
 
     Args:
-        device: What the run works on; "cuda" without a number is divided among the processes of each machine.
+        device: Of the run; "cuda" without a number is divided among the processes of each machine.
         is_deterministic: As of `quark.base.ranks.Ranks`.
 
     Raises:
@@ -125,7 +127,7 @@ class _ProcessGroup:
             raise RankError(self._cause(error)) from error
 
     def _cause(self, error: Exception) -> str:
-        """Return what another rank has reported, or else what can be said of an exchange that has failed."""
+        """Return the error that another rank has reported, or a description of the failed exchange."""
         until = time.monotonic() + _PATIENCE
         while time.monotonic() < until:
             with suppress(RuntimeError, ValueError):

@@ -38,7 +38,10 @@ class Group(Protocol):
         """Return the data of all ranks, in their order."""
 
     def gather_tensors(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """Return the tensors of all ranks, each ``[size]``, uint8, on the device of ``x``, which is this rank's."""
+        """Return the tensors of all ranks, each ``[size]``, uint8, on the device of ``x``.
+
+        ``x`` is the tensor of this rank.
+        """
 
     def sum_(self, x: Tensor) -> None:
         """Replace ``x`` by its sum over all ranks, the same bits on each of them."""
@@ -67,11 +70,13 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank is the one that makes directories, writes what lies outside the blocks, and prints."""
+        """Whether this rank makes directories, writes tensors outside the blocks, and prints."""
         return self.rank == 0
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks, in their order: anything that can be pickled; tensors arrive on the device of this rank.
+        """Return the values of all ranks, in their order.
+
+        A value is anything that can be pickled; tensors arrive on the device of this rank.
 
         Raises:
             UnsupportedError: The value cannot be pickled.
@@ -88,7 +93,7 @@ class Ranks:
         return [value if rank == self.rank else each for rank, each in enumerate(_received(self.group, message))]
 
     def broadcast(self, value: T, source: int = 0) -> T:
-        """Return the value of the rank ``source``; those of the others are ignored."""
+        """Return the value of the rank ``source``; the other ranks' values are ignored."""
         return self.gather(value if self.rank == source else None)[source]  # type: ignore[return-value]
 
     def first(self, value: T | None) -> T | None:
@@ -100,7 +105,10 @@ class Ranks:
         return sum(self.gather(number))
 
     def sum_(self, x: Tensor) -> None:
-        """Replace ``x``, which is contiguous, by its sum over all ranks; in which order the terms are added is not defined."""
+        """Replace ``x``, which is contiguous, by its sum over all ranks.
+
+        The order in which the terms are added is not defined.
+        """
         if self.group is not None:
             self.group.sum_(x)
 
@@ -117,12 +125,12 @@ class Ranks:
         self.gather(None)
 
     def spread(self, work: Callable[[_Item], T], items: Sequence[_Item]) -> list[T]:
-        """Return ``[work(item) for item in items]``, each computed by one rank, consecutive items by the same one."""
+        """Return ``[work(item) for item in items]``; each rank computes a run of consecutive items."""
         parts = self.gather([work(item) for item in items[self.part(len(items))]])
         return [result for part in parts for result in part]
 
     def part(self, count: int) -> slice:
-        """Return which of so many things are this rank's: consecutive ones, about as many for each rank."""
+        """Return the indices of this rank's part of ``count`` things: consecutive, about as many per rank."""
         return slice(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
 
@@ -131,12 +139,14 @@ ALONE = Ranks()
 
 
 def owners(sizes: Sequence[int], ranks: int, first: int = 0) -> list[int]:
-    """Return a rank for each of some pieces of work: the largest first, each to the rank that has least so far.
+    """Return the rank that does each piece of work, so that loads are even.
+
+    The largest piece is assigned first, each to the rank with the least work so far.
 
     Args:
         sizes: Of the pieces, in any unit.
         ranks: How many there are.
-        first: What rank 0 has to do besides.
+        first: Load of rank 0 besides these pieces.
     """
     loads = [first, *[0] * (ranks - 1)]
     owner_of = [0] * len(sizes)
@@ -148,7 +158,10 @@ def owners(sizes: Sequence[int], ranks: int, first: int = 0) -> list[int]:
 
 @attrs.frozen(eq=False)
 class _Place:
-    """Where the bytes of a tensor are in a message, and what they are; ``device`` is a kind: numbers differ from rank to rank."""
+    """Place of a tensor's bytes in a message, with its dtype, shape and kind of device.
+
+    The kind is stored without its number, which differs from rank to rank.
+    """
 
     start: int
     dtype: torch.dtype
@@ -168,8 +181,7 @@ class _Message:
         value: Anything that can be pickled.
 
     Attributes:
-        data: What is pickled: the value, with the number of each tensor in its place, and the places of the
-            tensors.
+        data: Pickled bytes: the value, with a number in place of each tensor, and the places of the tensors.
         tensors: The bytes of all tensors, uint8, on the GPU if one of them is there.
     """
 
@@ -193,7 +205,7 @@ _ALIGNMENT = 16
 
 
 def _numbered(part: object, found: list[Tensor]) -> int | None:
-    """Return the number of a tensor in a message, to which it is added; None for what is none."""
+    """Add a tensor to those of a message and return its number; None for any other object."""
     if type(part) is not Tensor or part.layout is not torch.strided:
         return None
     found.append(part)
@@ -211,7 +223,7 @@ def _received(group: Group, message: _Message) -> Iterator[Any]:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads a value that another rank has sent: of the standard library and of torch it may name data types alone."""
+    """Reads a value from another rank; of the standard library and torch it may name data types alone."""
 
     def __init__(self, body: bytes, tensors: Sequence[Tensor]) -> None:
         super().__init__(io.BytesIO(body))
@@ -222,10 +234,10 @@ class _Unpickler(pickle.Unpickler):
         return self._tensors[number]
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what a message names, if it may name that.
+        """Return the class or function that a message names, if it is allowed.
 
         Raises:
-            RankError: It may not.
+            RankError: It is not allowed.
         """
         package = module.partition(".")[0]
         is_foreign = package in sys.stdlib_module_names or package == "torch" or module not in sys.modules

@@ -1,4 +1,4 @@
-"""The one version number of every distribution in this repository, and the distribution that quark-core cannot run beside."""
+"""The version of every distribution in this repository, and a check that amd-quark is not installed."""
 
 from __future__ import annotations
 

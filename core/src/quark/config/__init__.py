@@ -1,1 +1,1 @@
-"""Configuration, torch-free: how a tensor, a layer and a model are quantized, and the facts about a model family."""
+"""Configuration of tensors, layers and models, and facts about model families. Imports no torch."""

@@ -29,22 +29,25 @@ class AlgoConfig:
     def for_architecture(cls, architecture: Architecture) -> Self | None:
         """Return the settings for a model family, derived from its facts; None where there are none for it.
 
-        By default they are those of the class, which fit every family. Algorithms that name layers override
+        By default they are the class's defaults, which fit every family. Algorithms that name layers override
         this.
         """
         return None if any(field.default is attrs.NOTHING for field in attrs.fields(cls)) else cls()  # type: ignore[call-arg]
 
     @classmethod
     def refusal(cls, architecture: Architecture) -> str | None:
-        """Return why no settings can be derived for a family, for an error message; None where they can, or no reason is known."""
+        """Return why no settings can be derived for a family; None if they can, or if no reason is known."""
         return None
 
     def runs_with_model(self) -> bool:
-        """Return whether the algorithm leaves something that runs with the model, beside the weights: readers must then put it back."""
+        """Return whether the algorithm leaves modules that run with the model, which readers put back."""
         return False
 
     def separates_experts(self) -> bool:
-        """Return whether the algorithm changes matrices of experts: fused experts are then taken apart, those that stay float too."""
+        """Return whether the algorithm changes matrices of experts.
+
+        Fused experts are then taken apart, also where they stay float.
+        """
         return False
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,7 +74,7 @@ class AlgoConfig:
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class StoredAlgoConfig(AlgoConfig):
-    """Settings as a checkpoint stores them, unchanged: reading a checkpoint needs no algorithm to be installed.
+    """Settings as a checkpoint stores them; reading it needs no algorithm to be installed.
 
     `quark.config.templates.algorithms.algo_config_from_dict` makes the algorithm's own class of
     ``to_dict()``.
@@ -85,7 +88,7 @@ class StoredAlgoConfig(AlgoConfig):
     is_run: bool = False
 
     def runs_with_model(self) -> bool:
-        """Return what the checkpoint says; checkpoints of other producers do not say it."""
+        """Return whether the checkpoint says so; checkpoints of other producers do not say it."""
         return self.is_run
 
     def to_dict(self) -> dict[str, Any]:

@@ -12,7 +12,10 @@ from quark.base.lazy import LazyRef
 __all__ = ["FUSED_EXPERTS", "Architecture", "Rows", "WeightConversion"]
 
 WeightConversion = tuple[str, tuple[str, ...], tuple[tuple[str | int, ...], ...]]
-"""A weight converter as data: the end of the stored tensor's name, the ends of the names of the tensors it becomes, and the names of
+"""A weight converter as data: the end of a stored name, the ends of the new names, and operations.
+
+The operations are names in `quark.models.hf.conversion_ops`, each with its arguments. A star in a name stands
+for the number of an expert.
 operations of `quark.models.hf.conversion_ops`, each with its arguments. A star in a name stands for the
 number of an expert.
 
@@ -23,7 +26,10 @@ FUSED_EXPERTS: tuple[WeightConversion, ...] = (
     ("gate_up_proj", ("gate_proj.weight", "up_proj.weight"), (("SplitFusedExperts", 0),)),
     ("down_proj", ("down_proj.weight",), (("SplitFusedExperts", 0),)),
 )
-"""The common layout of fused experts: ``gate_up_proj`` ``[E, 2 I, H]``, gate first, and ``down_proj`` ``[E, H, I]``, for E experts, hidden
+"""The common layout of fused experts.
+
+``gate_up_proj`` is ``[E, 2 I, H]``, gate first, and ``down_proj`` ``[E, H, I]``, for E experts, hidden size H
+and intermediate size I.
 size H and intermediate size I."""
 
 Rows = Literal["all", "last", "last_of_each_head"]
@@ -42,7 +48,7 @@ def _tuple(value: Any) -> tuple[str, ...]:
 
 @attrs.frozen(kw_only=True)
 class Architecture:
-    """The structure of a model family: names of modules, and what their outputs feed.
+    """The structure of a model family: names of modules, and the modules that read their outputs.
 
     Names have three scopes: *full names* are relative to the model; names *in a block* are relative to one
     decoder block; names *in an expert* are relative to one expert, once experts are separate layers.
@@ -80,7 +86,7 @@ class Architecture:
             matrix.
         attention_output_norm: In a block: the norm on the output of ``attention_output``, before it is added
             to the residual stream, such as ``"post_attention_layernorm"`` in Gemma 2.
-        mixer: In blocks without attention: projections of what replaces it, such as
+        mixer: In blocks without attention: projections of the mixer in its place, such as
             ``("mamba.in_proj", "mamba.out_proj")``. The last one is its output projection, the others read
             the output of ``attention_norm``.
         mixer_context: Those of ``mixer`` that read another input, such as ``"cross_attn.k_proj"``, which
@@ -140,8 +146,8 @@ class Architecture:
             ``("*wkv", "*self_attn.kv_proj")``. Configurations list both.
         fused: Suffixes that runtimes such as vLLM fuse into one matrix, and which therefore need the same
             format, such as ``(("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))``.
-        weight_converters: How stored tensors become those of single layers (`WeightConversion`), where AMD
-            Quark's template has converters or the layout is not `FUSED_EXPERTS`.
+        weight_converters: How stored tensors become the tensors of single layers (`WeightConversion`), where
+            AMD Quark's template has converters or the layout is not `FUSED_EXPERTS`.
         algorithm_defaults: Settings by name of algorithm that replace the algorithm's defaults, as AMD
             Quark's templates have them, such as ``{"smoothquant": {"alpha": 0.8}}``.
         unsupported: By name of algorithm, or of a part of one behind a dot, why it cannot be applied to this
@@ -204,7 +210,8 @@ class Architecture:
     def with_modules(self, patterns: Iterable[str]) -> list[str]:
         """Return ``patterns``, each followed by the module pattern of the same layers in `module_patterns`.
 
-        >>> Architecture(model_type="deepseek_v4", module_patterns=(("*wkv", "*self_attn.kv_proj"),)).with_modules(["*wkv", "head"])
+        >>> facts = Architecture(model_type="deepseek_v4", module_patterns=(("*wkv", "*self_attn.kv_proj"),))
+        >>> facts.with_modules(["*wkv", "head"])
         ['*wkv', '*self_attn.kv_proj', 'head']
         """
         pairs = self.module_patterns

@@ -41,7 +41,7 @@ def _describe_level(level: QTensorConfig) -> str:
 
 
 def _describe_own_shape(level: QTensorConfig) -> str:
-    """Return the granularity of a number format's own, by its name, and by the size that the spec gives it."""
+    """Return the qscheme of a number format's own, with the size that the spec gives it."""
     assert level.qscheme is not None
     size = level.group_size if level.block_size is None else level.block_size
     return level.qscheme.name if size is None else f"{level.qscheme.name} {size}"
@@ -57,7 +57,7 @@ def describe_activation(spec: TensorSpec | None) -> str:
 
 
 def describe_layer(layer: QLayerConfig | None) -> str:
-    """Return what of a layer is quantized: weight, input, output."""
+    """Return the quantization of a layer in a few words: weight, input, output, bias."""
     if layer is None:
         return "float"
     parts = [f"W {describe_spec(layer.weight)}"]
@@ -79,7 +79,9 @@ def needs_calibration(layer: QLayerConfig) -> bool:
 
 
 def effective_bits(spec: TensorSpec | None, bits_of: Callable[[str], float]) -> float | None:
-    """Return the stored bits per element, with the scales and zero points of groups and blocks, without those of whole tensors or channels.
+    """Return the stored bits per element, scales and zero points of groups and blocks included.
+
+    Scales of whole tensors and of channels are left out.
 
     Args:
         spec: A tensor's quantization.

@@ -111,7 +111,7 @@ class Dtype(_OpenVocabulary):
         return cls[name]
 
     def to_bitwidth(self) -> int:
-        """Return the whole bits that an element takes, its part of what a block shares included for mx6 and mx9.
+        """Return the bits of an element, rounded up; for mx6 and mx9 with its part of the shared bits.
 
         Raises:
             UnknownNameError: (a ValueError) No installed plugin brings the format.

@@ -1,4 +1,4 @@
-"""Configuration of exports in AMD Quark's public API: arguments of `ModelExporter` and of the checkpoint readers."""
+"""Configuration of exports in AMD Quark's public API: arguments of `ModelExporter` and of readers."""
 
 from __future__ import annotations
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
 
 from quark.errors import ConfigError
 
-__all__ = ["T", "checked", "strings_of", "value_of", "with_dataclass_view"]
+__all__ = ["T", "checked", "json_of", "strings_of", "value_of", "with_dataclass_view"]
 
 T = TypeVar("T")
 
@@ -44,8 +46,22 @@ def with_dataclass_view(cls: type[T]) -> type[T]:
 _NAMES = {Mapping: "an object", list: "a list", str: "a string", bool: "true or false", int: "a whole number", float: "a number"}
 
 
+def json_of(path: Path, what: str) -> Any:
+    """Return the value of a JSON file; ``what`` says in errors which kind of file it is.
+
+    Raises:
+        ConfigError: The file cannot be read, or is not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"the {what} '{path}' cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ConfigError(f"the {what} '{path}' is not JSON: {error}") from error
+
+
 def value_of(data: Mapping[str, Any], key: str, kind: type, default: Any = None) -> Any:
-    """Return what stands under ``key``, ``default`` where nothing or null does.
+    """Return the value of ``key``, or ``default`` where it is missing or null.
 
     Args:
         data: From JSON.
@@ -61,7 +77,7 @@ def value_of(data: Mapping[str, Any], key: str, kind: type, default: Any = None)
 
 
 def strings_of(data: Mapping[str, Any], key: str) -> list[str]:
-    """Return the list of strings under ``key``, empty where nothing or null is there.
+    """Return the list of strings of ``key``, empty where it is missing or null.
 
     Raises ConfigError for anything else.
     """
@@ -69,7 +85,7 @@ def strings_of(data: Mapping[str, Any], key: str) -> list[str]:
 
 
 def checked(value: Any, kind: type, key: str) -> Any:
-    """Return ``value``, which stands under ``key`` or in a list there.
+    """Return ``value``, which is the value of ``key`` or an element of it.
 
     Raises ConfigError unless it is of that kind, as in `value_of`.
     """

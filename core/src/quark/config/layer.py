@@ -19,7 +19,7 @@ from quark.errors import ConfigError
 __all__ = ["QLayerConfig", "TensorSpec", "levels"]
 
 TensorSpec = QTensorConfig | Sequence[QTensorConfig]
-"""One level, or a list of several: the inner scale first, then the quantizer of what it leaves."""
+"""One level, or a list of levels, each of which quantizes the result of the level before it."""
 
 
 def _as_spec(value: Any) -> TensorSpec | None:
@@ -66,7 +66,7 @@ class QLayerConfig:
 
     Old name: ``QuantizationConfig``.
 
-    Its slots can be assigned to, and are checked then. What uses a configuration works on a copy (`copied`).
+    Its slots can be assigned to, and are checked then. A run works on a copy (`copied`).
 
     Attributes:
         input_tensors: Of the activations that come in; None leaves them as they are.

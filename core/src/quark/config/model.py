@@ -90,11 +90,11 @@ class QConfig:
         min_kv_scale: Floor of the cache's scales.
         separate_kv_scales: Keys and values keep scales of their own. By default those of one block share the
             larger, as in AMD Quark.
-        kv_cache_post_rope: Where keys and values of the cache are rounded, and what their exported scales are
-            of. True: as attention gets them, behind norms on single heads and the rotary embedding, which is
-            what runtimes such as vLLM cache. False: as their projections put them out, the convention of AMD
-            Quark. None: True where the attention of the model can be reached. Latent attention is refused but
-            with False: runtimes cache no output of its projections.
+        kv_cache_post_rope: Where keys and values of the cache are rounded, and of which tensors their scales
+            are exported. True: as attention gets them, behind norms on single heads and the rotary embedding,
+            which is what runtimes such as vLLM cache. False: as their projections put them out, the
+            convention of AMD Quark. None: True where the attention of the model can be reached. Latent
+            attention is refused but with False: runtimes cache no output of its projections.
         attention_post_rope: The same for the queries of quantized attention (``softmax_quant_spec``).
         shared_scale_groups: Groups of name suffixes that share one global scale.
         softmax_quant_spec: Of the attention probabilities.
@@ -176,12 +176,12 @@ class QConfig:
 
     @staticmethod
     def with_llm_template(template: Any, scheme: str, **options: Any) -> QConfig:
-        """Return what ``template.get_config(scheme, …)`` returns; ``template`` is an `LLMTemplate`, and its options are these."""
+        """Return ``template.get_config(scheme, …)`` of an `LLMTemplate`, with these options."""
         config: QConfig = template.get_config(scheme=scheme, **options)
         return config
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form, the keys of ``quantization_config`` but for ``export``, which the exporter adds.
+        """Return the JSON form: ``quantization_config`` without ``export``, which the exporter adds.
 
         ``run_time_algorithms`` and ``attention_post_rope`` are keys of our own, there only where an algorithm
         runs with the model, or queries are quantized: other readers pass them over.
@@ -206,7 +206,9 @@ class QConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> QConfig:
-        """Read the JSON form of any generation: missing keys and nulls take their defaults, unknown keys are left alone.
+        """Read the JSON form of any generation.
+
+        Missing keys and nulls take their defaults, and unknown keys are ignored.
 
         Entries of ``algo_config`` are kept as `StoredAlgoConfig`, so that no algorithm need be installed to
         read a checkpoint.
@@ -242,7 +244,10 @@ class QConfig:
 
 
 def _refuse_many_patterns(data: Mapping[str, Any]) -> None:
-    """Raise ConfigError where to match all patterns with all layers would take minutes; full names, as exports have, are not counted."""
+    """Raise ConfigError where matching all patterns with all layers would take minutes.
+
+    Full names, as exports have them, are not counted.
+    """
     for key in ("exclude", "layer_quant_config", "kv_cache_quant_config"):
         values = data.get(key)
         count = sum(isinstance(v, str) and has_wildcard(v) for v in values) if isinstance(values, list | tuple | Mapping) else 0
@@ -253,7 +258,10 @@ def _refuse_many_patterns(data: Mapping[str, Any]) -> None:
 
 
 def _stored_algorithms(value: Any, run: Sequence[str]) -> list[AlgoConfig] | None:
-    """Return ``algo_config`` of a checkpoint: a list, before 0.10 one object, or null; and the names of those that run with the model."""
+    """Return ``algo_config`` of a checkpoint as settings; ``run`` names algorithms that run with the model.
+
+    It is a list, one object (before 0.10), or null.
+    """
     if value is None:
         return None
     entries = [value] if isinstance(value, Mapping) else checked(value, list, "algo_config")

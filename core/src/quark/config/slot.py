@@ -1,4 +1,4 @@
-"""Slot: the four tensors of a layer that can be quantized, and what each is called elsewhere."""
+"""Slot: the four tensors of a layer that can be quantized, and their names elsewhere."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ __all__ = ["ACTIVATIONS", "PARAMETERS", "Slot"]
 
 
 class Slot(StrEnum):
-    """A tensor of a layer; as a string, the field of `quark.config.layer.QLayerConfig` that says how it is quantized.
+    """A tensor of a layer; as a string, its field of `quark.config.layer.QLayerConfig`.
 
-    >>> Slot.input_tensors.quantizer_attribute, Slot.input_tensors.checkpoint_prefix, Slot.input_tensors.is_activation
+    >>> slot = Slot.input_tensors
+    >>> slot.quantizer_attribute, slot.checkpoint_prefix, slot.is_activation
     ('input_quantizer', 'input', True)
     """
 
@@ -26,12 +27,15 @@ class Slot(StrEnum):
 
     @property
     def checkpoint_prefix(self) -> str:
-        """First word of the names of its tensors in a checkpoint: ``"input"`` of ``input_scale``. Source: AMD Quark 0.13."""
+        """First word of the names of its tensors in a checkpoint: ``"input"`` of ``input_scale``.
+
+        Source: AMD Quark 0.13.
+        """
         return self.label
 
     @property
     def quantizer_attribute(self) -> str:
-        """Attribute of a `quark.models.layers.QuantizedLayer` that holds its quantizer: ``"input_quantizer"``."""
+        """Attribute of a `QuantizedLayer` that holds its quantizer: ``"input_quantizer"``."""
         return f"{self.label}_quantizer"
 
     @property

@@ -54,26 +54,6 @@ def _member(enum: type[Enum], value: Any) -> Any:
     raise ConfigError(f"expected a {enum.__name__} or its name, not {value!r}")
 
 
-def _dtype(value: Any) -> Any:
-    return _member(Dtype, value)
-
-
-def _qscheme(value: Any) -> Any:
-    return _member(QSchemeType, value)
-
-
-def _round_type(value: Any) -> Any:
-    return _member(RoundType, value)
-
-
-def _scale_type(value: Any) -> Any:
-    return _member(ScaleType, value)
-
-
-def _zero_point_type(value: Any) -> Any:
-    return _member(ZeroPointType, value)
-
-
 def _options(value: Mapping[str, Any] | Iterable[tuple[str, Any]] | None) -> tuple[tuple[str, Any], ...]:
     return tuple(sorted(dict(value or {}).items()))
 
@@ -102,10 +82,10 @@ def _scale_format(_: Any, attribute: Any, value: Any) -> None:
 @with_dataclass_view
 @attrs.define(unsafe_hash=True)
 class QTensorConfig:
-    """The quantization of one tensor: number format × granularity × symmetry × scale × observer × static or dynamic.
+    """The quantization of one tensor: number format, granularity, symmetry, scale, observer, static or not.
 
     Fields can be assigned to: a value is checked at once, and that the fields agree when the configuration is
-    used. What uses a configuration works on a copy (`copied`). It hashes by its values, so one that is a key
+    used.  A run works on a copy (`copied`). It hashes by its values, so one that is a key
     of a dict should not be changed.
 
     Old name in AMD Quark: ``QuantizationSpec`` (to 0.11).
@@ -139,21 +119,21 @@ class QTensorConfig:
         ConfigError: (a ValueError) A value is out of its range or another is missing beside it.
     """
 
-    dtype: Dtype = attrs.field(converter=_dtype)
+    dtype: Dtype = attrs.field(converter=lambda value: _member(Dtype, value))
     observer_cls: type | str | None = attrs.field(default=None, eq=observer_name, hash=True)
     is_dynamic: bool | None = None
-    qscheme: QSchemeType | None = attrs.field(default=None, converter=_qscheme)
+    qscheme: QSchemeType | None = attrs.field(default=None, converter=lambda value: _member(QSchemeType, value))
     ch_axis: int | None = None
     group_size: int | None = attrs.field(default=None, validator=_size)
     block_size: tuple[int, int] | None = attrs.field(default=None, converter=_pair)
     symmetric: bool | None = None
-    round_method: RoundType | None = attrs.field(default=None, converter=_round_type)
-    scale_type: ScaleType | None = attrs.field(default=None, converter=_scale_type)
+    round_method: RoundType | None = attrs.field(default=None, converter=lambda value: _member(RoundType, value))
+    scale_type: ScaleType | None = attrs.field(default=None, converter=lambda value: _member(ScaleType, value))
     scale_format: str | None = attrs.field(default=None, validator=_scale_format)
     scale_calculation_mode: str | None = None
     qat_spec: object = None
-    mx_element_dtype: Dtype | None = attrs.field(default=None, converter=_dtype)
-    zero_point_type: ZeroPointType = attrs.field(default=ZeroPointType.int32, converter=_zero_point_type)
+    mx_element_dtype: Dtype | None = attrs.field(default=None, converter=lambda value: _member(Dtype, value))
+    zero_point_type: ZeroPointType = attrs.field(default=ZeroPointType.int32, converter=lambda value: _member(ZeroPointType, value))
     is_scale_quant: bool = False
     enable_buffer_reuse: bool = False
     max_input_numel: int = 4 * 1024 * 1024
@@ -208,7 +188,10 @@ class QTensorConfig:
 
 
 def _missing_field(spec: QTensorConfig) -> str | None:
-    """Return the field that a granularity needs and that is not set, with the fix; what each number format needs, it checks itself."""
+    """Return the missing field that a granularity needs, with the fix, or None.
+
+    Fields that number formats need are checked by these.
+    """
     if spec.qscheme is QSchemeType.per_channel and spec.ch_axis is None:
         return "per_channel needs the axis that keeps its own scales; set ch_axis, 0 for the output channels of a weight"
     if spec.qscheme is QSchemeType.per_group and (spec.ch_axis is None or spec.group_size is None):

@@ -1,4 +1,4 @@
-"""Number formats, packing, observers, tensor quantizers and the grid of a weight: protocols, and the engine that serves them all."""
+"""Number formats, packing, observers, tensor quantizers and weight grids: protocols and their engine."""
 
 from quark.numbers.build import canonicalize, format_of, level_quantizer, number_format, observer_class, packed_dtype, quantizer_for
 from quark.numbers.column_rounder import ColumnRounder, GroupScales

@@ -54,7 +54,9 @@ def format_of(spec: QTensorConfig) -> NumberFormat:
 
 
 def observer_class(spec: QTensorConfig) -> type[Observer]:
-    """Return the observer of a spec: its class, or that registered under its name or class name; where it has none, the format's default.
+    """Return the observer class of a spec, by class, registered name or class name.
+
+    Where the spec has none, return the format's default.
 
     Raises:
         UnknownNameError: No installed plugin provides it.
@@ -70,13 +72,15 @@ def observer_class(spec: QTensorConfig) -> type[Observer]:
 
 
 def _registered(name: str) -> object:
-    """Return the observer registered under a name or a class name, else the object that a plugin exports under it."""
+    """Return the observer registered under a name or class name, else a plugin's export of that name."""
     record = next((r for r in observers() if name in (r.class_name, r.name, *r.aliases)), None)
     return documented_object(name) if record is None else observers().load_observer(record.name)
 
 
 def quantizer_for(spec: TensorSpec, *, activation: bool) -> TensorQuantizer:
-    """Return the quantizer of a tensor: that of a number format with a scale structure of its own, else one of the core's.
+    """Return the quantizer of a tensor: one of its number format, or else one of the core.
+
+    A number format has quantizers where it has a scale structure of its own.
 
     Args:
         spec: Of one level, or of several.
@@ -92,7 +96,7 @@ def quantizer_for(spec: TensorSpec, *, activation: bool) -> TensorQuantizer:
 
 @lru_cache(maxsize=1024)
 def _quantizer(spec: TensorSpec, activation: bool, plugins: Catalog) -> TensorQuantizer:
-    """Return the quantizer of a spec, a value: equal specs share one, as long as ``plugins`` are those that names are looked up in."""
+    """Return the quantizer of a spec; equal specs share one while ``plugins`` are the same."""
     # Copies: quantizers outlive the configurations that they are made from, which may be changed.
     specs = tuple(level.copied() for level in canonicalize(spec))
     for level in specs:

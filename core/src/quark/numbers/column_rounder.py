@@ -1,4 +1,7 @@
-"""ColumnRounder: rounds the input channels of stacked weights one at a time, for loops in which each depends on those before it."""
+"""ColumnRounder: rounds the input channels of stacked weights one at a time, with their `GroupScales`.
+
+It serves loops in which the values of a channel depend on the errors of the channels before it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ class GroupScales:
     """Scales of groups of input channels, for every row (output channel).
 
     Attributes:
-        scale: What codes are multiplied by, float32, outer scales included: ``[groups, N]``, or ``[K, N]``
+        scale: Factor of the codes, float32, outer scales included: ``[groups, N]``, or ``[K, N]``
             where elements differ.
         inverse: Its reciprocal, for formats that multiply by it; else None.
         zero: Zero points, ``[groups, N]``, or None.
@@ -46,7 +49,10 @@ class GroupScales:
         return self.map(lambda x: x.repeat_interleave(size, 0))
 
     def where(self, better: Tensor, other: GroupScales) -> GroupScales:
-        """Return ``torch.where(better, other, self)`` for every field; ``better`` is ``[groups, N]``; neither may differ within groups."""
+        """Return ``torch.where(better, other, self)`` for every field.
+
+        ``better`` is ``[groups, N]``; scales may not differ within groups.
+        """
         return _with_all([self, other], lambda parts: torch.where(better, parts[1], parts[0]))
 
     @staticmethod
@@ -65,7 +71,7 @@ class GroupScales:
 
 
 def _with_all(parts: Sequence[GroupScales], change: Callable[[Any], Tensor]) -> GroupScales:
-    """Group scales whose fields are ``change`` of the list of that field in all parts; a field that is None stays None."""
+    """Return `GroupScales` made by ``change`` of each field's tensors; a field that is None stays None."""
 
     def changed(name: str) -> Any:
         fields = [getattr(p, name) for p in parts]
@@ -75,7 +81,7 @@ def _with_all(parts: Sequence[GroupScales], change: Callable[[Any], Tensor]) -> 
 
 
 class ColumnRounder:
-    """A function of ``(t [N], number, out)`` that rounds the input channel of that number into ``out``, by default ``t``.
+    """A function of ``(t [N], number, out)`` that rounds one input channel into ``out``, by default ``t``.
 
     Args:
         element_format: The format of one element.
@@ -108,7 +114,7 @@ class ColumnRounder:
 
     @property
     def device_code(self) -> DeviceCode | None:
-        """The arithmetic of the format, of which a kernel for many channels is made; see `NumberFormat.device_code`."""
+        """The device code of the format, from which a kernel for many channels is made."""
         return self._format.device_code(self._spec)
 
     def __call__(self, t: Tensor, k: int, out: Tensor | None = None) -> Tensor:
@@ -118,7 +124,7 @@ class ColumnRounder:
         return self._round(t, k, out)
 
     def _with_views(self) -> Callable[[Tensor, int, Tensor | None], Tensor]:
-        """Return what rounds; scales are looked up once for a loop over all channels."""
+        """Return the function that rounds a channel; scales are looked up once for all channels."""
         count = self.size * self.scales.scale.shape[0]
         own: Sequence[int] = range(self.first, self.first + count)
         if self.order is not None:

@@ -1,7 +1,7 @@
-"""FusedRounding: rounds a tensor by one kernel, where its device uses kernels and its number format has device code.
+"""FusedRounding: one kernel that rounds a tensor, where the device and the number format have kernels.
 
-`quark.numbers.single_level` asks for it first and is itself what else happens: the same arithmetic by torch's
-operations, whose bits on CPUs are those of the kernels. On the CPU asking costs a look at the device.
+`quark.numbers.single_level` asks for it first, and otherwise does the same arithmetic by torch's operations,
+with the same bits on CPUs. On the CPU asking costs a look at the device.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_RUNS = 1 << 30
 
 @attrs.frozen(eq=False)
 class RelativeScales:
-    """How scales of a two-level quantizer follow from magnitudes: ``round(high / (outer · largest))``, 1 where that is 0.
+    """Arithmetic of two-level scales: ``round(high / (outer · largest))``, and 1 where that is 0.
 
     Attributes:
         level: Quantizes the scales.
@@ -65,7 +65,7 @@ class FusedRounding:
 
     @property
     def finds_scales(self) -> bool:
-        """Whether it finds scales on the way: those of the extremes of runs that fit into a tile."""
+        """Whether it finds scales on the way: from the extremes of runs that fit into a tile."""
         from quark.numbers.kernels.rounding import LONGEST_RUN
 
         is_own = self.runs.have_own_scales and self.runs.length <= LONGEST_RUN
@@ -82,7 +82,7 @@ class FusedRounding:
         return out
 
     def found(self, x: Tensor, out: Tensor | None = None, under: RelativeScales | None = None) -> QParams:
-        """Return the scales of ``x``, and fill ``out`` with its values under them, where it is given; it may be ``x``."""
+        """Return the scales of ``x``, and fill ``out``, which may be ``x``, with its values under them."""
         from quark.numbers.kernels.rounding import Finding
 
         shape = self.level.granularity.scale_shape(tuple(x.shape))

@@ -31,7 +31,10 @@ class Granularity(ABC):
 
     @abstractmethod
     def rows(self, x: Tensor) -> Tensor:
-        """Return ``x`` as ``[scales, elements]``: row *i* holds the elements of scale *i*, in the order of `scale_shape` flattened."""
+        """Return ``x`` as ``[scales, elements]``, whose row *i* holds the elements of scale *i*.
+
+        Scales are in the order of `scale_shape`, flattened.
+        """
 
     @abstractmethod
     def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -43,7 +46,7 @@ class Granularity(ABC):
 
     @abstractmethod
     def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Return the scales of a matrix of that shape, repeated to ``[rows, groups of columns]``; a view where possible.
+        """Return the scales of a matrix, repeated to ``[rows, groups of columns]``; a view where possible.
 
         The groups are runs of columns of one length, as long as possible, that share a scale in each row: of
         groups that do not divide the columns, single columns.
@@ -51,7 +54,7 @@ class Granularity(ABC):
 
     @abstractmethod
     def reduce_scale(self, expanded: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Return the scales of which `expand_scale` made ``expanded`` for a matrix of that shape."""
+        """Undo `expand_scale`: return the scales of a matrix of that shape from ``expanded``."""
 
     def columns_per_scale(self, columns: int) -> int | None:
         """Return how many input channels in a row share a scale in one row of a weight ``[O, columns]``.
@@ -63,7 +66,7 @@ class Granularity(ABC):
 
     @property
     def rows_per_scale(self) -> int:
-        """How many consecutive rows of a matrix share their scales, where more than one and fewer than all of them do; else 1.
+        """Number of consecutive rows of a matrix that share their scales; 1 if each row, or all of them, do.
 
         A part of a matrix that starts at a multiple of it, and has a multiple of it rows, has scales of the
         same granularity.
@@ -71,7 +74,9 @@ class Granularity(ABC):
         return 1
 
     def runs(self, shape: tuple[int, ...]) -> Runs | None:
-        """Return how elements that share a scale lie in a tensor of that shape, by which kernels find the scale of an element.
+        """Return the `Runs` of elements that share a scale in a tensor of that shape.
+
+        Kernels find the scale of an element by them.
 
         None where scales follow no such rule: the tensor is then rounded by torch's operations.
         """
@@ -83,7 +88,7 @@ class Granularity(ABC):
 
     @property
     def is_local(self) -> bool:
-        """Whether no scale spans two vectors along the last axis, so that a tensor can be quantized in parts."""
+        """Whether no scale spans two vectors along the last axis: a tensor can be quantized in parts."""
         return False
 
 

@@ -17,7 +17,7 @@ __all__ = ["MultiLevelQuantizer"]
 
 
 class MultiLevelQuantizer(TensorQuantizer, ABC):
-    """What quantizers of several levels have in common; `quark.numbers.TensorQuantizer` says what each method promises.
+    """Base of quantizers with several levels; `TensorQuantizer` documents the methods.
 
     A subclass with a scale structure of its own owes the abstract methods. It is reached from a spec through
     `quark.numbers.NumberFormat.quantizer`. Its outer scale is one for the whole tensor, or one for each row
@@ -42,17 +42,17 @@ class MultiLevelQuantizer(TensorQuantizer, ABC):
 
     @property
     def is_float(self) -> bool:
-        """Never."""
+        """False."""
         return False
 
     @property
     def has_tensor_scale(self) -> bool:
-        """Whether one scale spans the whole tensor; by default none does."""
+        """Whether one scale spans the whole tensor; False by default."""
         return False
 
     @property
     def has_one_product(self) -> bool:
-        """Never, unless a subclass says so: the product of two scales is rounded once more than the scales are."""
+        """False, unless a subclass says otherwise: the product of two scales is rounded once more."""
         return False
 
     def round_to_nearest(self, x: Tensor, *, out: Tensor | None = None) -> tuple[Tensor, QParams]:

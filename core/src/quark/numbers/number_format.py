@@ -27,7 +27,9 @@ __all__ = ["AS_THEY_ARE", "SMALLEST_SCALE", "NumberFormat", "Packing", "QParams"
 
 @attrs.frozen(eq=False)
 class QParams:
-    """Scales, and zero points where the format has them: ``value = (code − zero_point) · scale · outer_scale``.
+    """Scales, and zero points of formats that have them.
+
+    ``value = (code − zero_point) · scale · outer_scale``.
 
     Attributes:
         scale: Multiplier, float. ``[]`` per tensor, ``[C]`` per channel, ``[…, groups]`` per group, ``[…]``
@@ -149,7 +151,9 @@ class NumberFormat(ABC):
 
     @abstractmethod
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        """Round scaled float32 values in place to the nearest representable ones, ties to the even code, saturating; returns ``t``.
+        """Round scaled float32 values in place to the nearest values, ties to even codes, saturating.
+
+        Returns ``t``.
 
         NaN stays NaN. Formats in which neighbours share bits look at the last axis, which holds whole groups
         of the spec's granularity. ``zero`` is None for formats without zero points; else (int32: whole;
@@ -165,7 +169,10 @@ class NumberFormat(ABC):
         """Return the float32 values of codes; the inverse of `encode`."""
 
     def codes(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        """Return codes of scaled values: `round_`, then `encode`. May overwrite ``t``. Formats override it where one step does both."""
+        """Return codes of scaled values: `round_`, then `encode`.
+
+        It may overwrite ``t``. Formats override it where one step does both.
+        """
         return self.encode(self.round_(t, zero))
 
     def write_codes(self, t: Tensor, zero: Tensor | None, out: Tensor) -> None:
@@ -176,15 +183,15 @@ class NumberFormat(ABC):
         out.copy_(self.codes(t, zero))
 
     def writes_codes_of(self, dtype: torch.dtype) -> bool:
-        """Return whether `write_codes` takes scaled values in that dtype, where they are the same as in float32."""
+        """Return whether `write_codes` takes scaled values in that dtype, with the codes of float32."""
         return dtype is torch.float32
 
     def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
-        """Return scales, and zero points, of ranges ``[low, high]``, float32, of any shape; the shape stays."""
+        """Return scales, and zero points, of ranges ``[low, high]``, float32; the shape stays."""
         return QParams((torch.maximum(-low, high) / self.max_magnitude(spec)).clamp_(min=SMALLEST_SCALE))
 
     def spec_error(self, spec: QTensorConfig) -> str | None:
-        """Return what a spec of this format lacks or contradicts, and the fix; None where it is complete.
+        """Return the missing or contradictory field of a spec of this format, with the fix, or None.
 
         The default is that of a format with the default scales: float32, without zero points, rounding to
         nearest.
@@ -203,18 +210,20 @@ class NumberFormat(ABC):
         return None
 
     def canonicalize(self, spec: QTensorConfig) -> TensorSpec:
-        """Return the spec made explicit: fields that the format implies are filled in, old spellings are replaced.
+        """Return the spec with implied fields filled in and old spellings replaced.
 
         The result may be of another format, or of several levels; it is not canonicalized again.
         """
         return spec
 
     def for_spec(self, spec: QTensorConfig) -> NumberFormat:
-        """Return this format as a canonical spec wants it, where it varies with anything but the scale (a rounding method)."""
+        """Return this format for a canonical spec, where it varies with the rounding method."""
         return self
 
     def quantizer(self, levels: tuple[QTensorConfig, ...], *, activation: bool) -> TensorQuantizer | None:
-        """Return the quantizer of a tensor, for formats with a scale structure of their own; None leaves the choice to the core.
+        """Return the quantizer of a tensor, for formats with a scale structure of their own.
+
+        None leaves the choice to the core.
 
         Args:
             levels: The canonical spec of the tensor. At least one of its levels is of this format.
@@ -223,7 +232,9 @@ class NumberFormat(ABC):
         return None
 
     def granularity(self, spec: QTensorConfig, *, activation: bool) -> Granularity:
-        """Return which elements share a scale, for formats with qschemes of their own; by default what `granularity_of` does.
+        """Return the granularity of a spec, for formats with qschemes of their own.
+
+        By default that of `granularity_of`.
 
         A qscheme of a format's own has its vendor's prefix, ``"acme.diagonal"``, and for its size the spec's
         ``group_size`` or ``block_size``.
@@ -246,14 +257,18 @@ class NumberFormat(ABC):
         return False
 
     def spacing(self, spec: QTensorConfig) -> Spacing | None:
-        """Return how the values lie, by which it is known that codes survive a cast of values to 16 bits; None where that is not known.
+        """Return the spacing of the values, or None where it is not known.
+
+        By it, codes are known to survive a cast of values to 16 bits.
 
         Without it, codes that are stored are always made of rounded values, which takes twice as long.
         """
         return None
 
     def device_code(self, spec: QTensorConfig) -> DeviceCode | None:
-        """Return the arithmetic of this format as Triton functions, of which kernels for GPUs are made; None leaves it to torch.
+        """Return the arithmetic of this format as Triton functions for kernels, or None.
+
+        None leaves it to torch.
 
         It is asked for where kernels are used alone, so that only then Triton is imported. ``spec`` is
         canonical, of one level.
@@ -261,12 +276,14 @@ class NumberFormat(ABC):
         return None
 
     def subscales(self, t: Tensor) -> Tensor | None:
-        """Return factors, one for each scaled value in ``t``, by which bits that neighbours share make their scale finer; None for none.
+        """Return a factor for each scaled value in ``t`` that makes its scale finer, or None.
+
+        Bits that neighbours share hold these factors.
 
         With the factor in its scale, an element is rounded by `element_format`, whatever its neighbours are.
         """
         return None
 
     def element_format(self) -> NumberFormat:
-        """Return the format of one element once `subscales` are part of its scale; this format where there are none."""
+        """Return the format of one element once `subscales` are part of its scale; else this format."""
         return self

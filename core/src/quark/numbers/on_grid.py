@@ -1,4 +1,4 @@
-"""Whether values and scales can be expressed by codes: checks of what algorithms and loaders leave in a model."""
+"""Checks of values, codes and scales that algorithms and loaders leave in a model; samples of rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ __all__ = [
 
 
 def sample_of_rows(granularity: Granularity, shape: tuple[int, ...], elements: int) -> slice | None:
-    """Return rows, spread evenly where that is possible, of about that many elements; None where a tensor is to be taken whole.
+    """Return a slice of rows, evenly spread if possible, of about ``elements`` elements.
+
+    None where the tensor is to be taken whole.
 
     Args:
         granularity: Of the scales. Rows that share them stay together.
@@ -58,7 +60,7 @@ SAMPLE = 1 << 13
 
 @torch.no_grad()
 def grid_error(quantizer: TensorQuantizer, qparams: QParams | None, values: Tensor) -> str | None:
-    """Return why values do not lie on a quantizer's grid, or why their scales are unusable; None where all is well.
+    """Return why values are not on a quantizer's grid, or why their scales are unusable, or None.
 
     Checks every element, in about the time that rounding it takes.
 
@@ -80,7 +82,7 @@ def grid_error(quantizer: TensorQuantizer, qparams: QParams | None, values: Tens
 def codes_error(
     quantizer: TensorQuantizer, qparams: QParams, values: Tensor, codes: Tensor, order: str, *, is_rounded: bool = True
 ) -> str | None:
-    """Return why values and their codes disagree, why the scales are unusable, or `LOSSY`; None where all is well.
+    """Return why values and codes disagree, why the scales are unusable, `LOSSY`, or None.
 
     Checks every scale, and a `SAMPLE` of the codes.
 
@@ -110,7 +112,7 @@ LOSSY = "has codes that do not survive packing: unpack(pack(codes)) differs from
 
 
 def scales_error(quantizer: TensorQuantizer, qparams: QParams | None, shape: tuple[int, ...]) -> str | None:
-    """Return why the scales of a tensor of that shape are unusable, as a predicate; None where they are not."""
+    """Return why the scales of a tensor of that shape are unusable, as a predicate, or None."""
     if quantizer.is_float:
         return None
     if qparams is None:
@@ -131,7 +133,7 @@ def scale_values_error(qparams: QParams) -> str | None:
 
 
 def off_grid(values: Tensor, decoded: Tensor) -> str | None:
-    """Return how values differ from those of their codes, as a predicate; None where they do not.
+    """Return how values differ from dequantized codes, as a predicate, or None.
 
     Args:
         values: In the model's dtype.
@@ -146,14 +148,20 @@ def off_grid(values: Tensor, decoded: Tensor) -> str | None:
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors are equal in shape, dtype and every bit; for some 8-bit floats torch has no other comparison."""
+    """Return whether two tensors are equal in shape, dtype and every bit.
+
+    For some 8-bit floats torch has no other comparison.
+    """
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8)) if one.ndim else bool(one == other)
 
 
 def _are_usable(scales: Tensor) -> bool:
-    """Return whether all are positive and finite, in one pass: aminmax returns NaN for both ends where there is one."""
+    """Return whether all scales are positive and finite, in one pass.
+
+    aminmax returns NaN for both ends where there is one.
+    """
     if scales.numel() == 0:
         return True
     low, high = torch.aminmax(scales.float())

@@ -1,4 +1,4 @@
-"""ProgressiveQuantizer: two levels, of which the second quantizes the codes of the first.
+"""ProgressiveQuantizer: two levels; the second quantizes the codes of the first.
 
 FP8 first and INT4 from there, for instance.
 
@@ -24,7 +24,7 @@ __all__ = ["ProgressiveQuantizer"]
 
 @attrs.frozen(eq=False)
 class ProgressiveQuantizer(MultiLevelQuantizer):
-    """`quark.numbers.TensorQuantizer` says what each method promises.
+    """Quantizer of two levels; `quark.numbers.TensorQuantizer` documents the methods.
 
     `QParams` hold the second level's scale and zero point, and as ``outer_scale`` the first level's scale.
 
@@ -126,12 +126,12 @@ class ProgressiveQuantizer(MultiLevelQuantizer):
         return attrs.evolve(self.second_level.empty_qparams(shape, device), outer_scale=first.scale)
 
     def _first_codes(self, x: Tensor, first: QParams) -> Tensor:
-        """Return the first level's codes as a new float32 tensor: ``x`` in units of the first scale, rounded."""
+        """Return the first level's codes as a new float32 tensor: ``x / first scale``, rounded."""
         return self.first_level.in_scales(x, first)
 
 
 def _by_level(qparams: QParams) -> tuple[QParams, QParams]:
-    """Return the scales of the first level, and those of the second."""
+    """Return the scales of the first level and the scales of the second."""
     assert qparams.outer_scale is not None
     return QParams(qparams.outer_scale), attrs.evolve(qparams, outer_scale=None)
 

@@ -1,4 +1,4 @@
-"""RoundedGrid: the grid of weights that are rounded already: their scales, the next value of each weight, and other scales."""
+"""RoundedGrid: the grid of rounded weights, with their scales and the neighbours of each weight."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ class RoundedGrid(WeightGrid):
         return self.fixed is None and not self.has_subscales
 
     def rescaled(self, factor: Tensor) -> GroupScales:
-        """Return the current scales times ``factor [groups, N]``, as the spec stores them; zero points stay."""
+        """Return the current scales times ``factor [groups, N]``, as the spec stores them.
+
+        Zero points stay.
+        """
         scale = self.current.scale * factor
         if self.current.zero is None:
             high = scale * self.max_magnitude
@@ -59,7 +62,10 @@ class RoundedGrid(WeightGrid):
         return self.scales_of_ranges(low * scale, high * scale)
 
     def neighbours(self, qt: Tensor, toward: Tensor) -> Tensor:
-        """Return the next value of the grid for each of ``qt [K, N]`` on its way to ``toward``; itself where the grid ends there."""
+        """Return the next value of the grid for each of ``qt [K, N]`` on its way to ``toward``.
+
+        At the end of the grid a value is its own neighbour.
+        """
         direction = torch.sign(toward - qt)
         size = qt.shape[0] // self.each.scale.shape[0]
         step = direction * self.each.scale.repeat_interleave(size, 0)
@@ -70,7 +76,7 @@ class RoundedGrid(WeightGrid):
         return result
 
     def _gaps(self) -> list[float]:
-        """Return the distances of neighbouring values of an element, in units of its scale, from the smallest on."""
+        """Return the distances between neighbouring values of an element in units of its scale, ascending."""
         far = torch.finfo(torch.float32).max
         largest = float(self._element_format.round_(torch.tensor([-far, far])).abs().max())
         probes = largest * torch.exp2(-torch.arange(_PROBES * _OCTAVES) / _PROBES)

@@ -1,4 +1,4 @@
-"""Checks of a quantizer on a small tensor before it is used: whether its number format, packing and observer keep their contracts."""
+"""Checks on a small tensor that number format, packing and observer keep their contracts."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _ORDERS = ("reorder", "order")
 _BEYOND = 3.0
 """Factor by which values exceed the range of the scales: they must saturate."""
 _VALUES = 4097
-"""Evenly spaced values that are rounded one by one: enough to tell neighbours of formats up to 9 bits apart."""
+"""Number of evenly spaced values that are rounded: enough for formats up to 9 bits."""
 _FAR = float(torch.finfo(torch.float32).max)
 _SLACK = 1e-6
 """Relative error of float32 arithmetic on such values."""
 
 
 def refuse_broken(quantizer: TensorQuantizer, *, activation: bool) -> None:
-    """Check on a small tensor that the number format, packing and observers of a quantizer keep their contracts; once per quantizer.
+    """Check a quantizer's number format, packing and observers on a small tensor, once per quantizer.
 
     Ranges are finite and scales positive. Rounding is in place, neither makes nor hides NaN, and its results
     have codes, also for inputs far out of range. Codes and scales survive packing. Values are in order up to
@@ -41,7 +41,7 @@ def refuse_broken(quantizer: TensorQuantizer, *, activation: bool) -> None:
 
     Args:
         quantizer: The quantizer of a valid spec.
-        activation: Whether the tensor is an activation, of which no codes are stored.
+        activation: Whether the tensor is an activation, whose codes are never stored.
 
     Raises:
         PluginError: One of them does not; names the plugin, the format or observer, and what is wrong.
@@ -73,7 +73,10 @@ def _check(quantizer: TensorQuantizer, activation: bool) -> None:
 
 
 def _example(shape: tuple[int, ...]) -> Tensor:
-    """Return rows of normal values of many sizes, one of zeros, one of positive and one of negative values; the same each time."""
+    """Return a tensor of normal rows of many sizes, a zero, a positive and a negative row.
+
+    It is the same each time.
+    """
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(shape, generator=generator) * 2.0 ** (torch.arange(shape[0]) % 13 - 6)[:, None]
     x[0], x[1], x[2] = 0.0, x[1].abs(), -x[2].abs()
@@ -117,7 +120,7 @@ def _rounding_error(level: SingleLevelQuantizer, x: Tensor) -> str | None:
 
 
 def _values_of_format_error(level: SingleLevelQuantizer) -> str | None:
-    """Return what is wrong with the values that a format of elements rounds them to, as a predicate; None where nothing is."""
+    """Return the error in the values of a format, as a predicate, or None."""
     if level.is_float or level.spec.is_scale_quant:
         return None
     bits, top = level.format.bits, float(level.format.max_magnitude(level.spec))

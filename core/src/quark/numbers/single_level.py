@@ -1,4 +1,4 @@
-"""SingleLevelQuantizer: quantizes a tensor by a spec of one level, whatever its number format, granularity and observer.
+"""SingleLevelQuantizer: quantizes a tensor by a spec of one level, with any format and granularity.
 
 The arithmetic is ``x / scale``, rounded by the format about its zero point, and back; in float32 whatever the
 tensor's dtype. It runs in tiles that stay in cache, so that memory is read and written once however many
@@ -34,20 +34,20 @@ MOST_STEPS = 256
 """
 
 Tile = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
-"""Source and result ``[rows, elements]``; scales ``[rows, 1]``, what takes a value to its scale, and zero
+"""Source and result ``[rows, elements]``; scales, factors or divisors ``[rows, 1]``; zero points or None.
 points or None.
 """
 
 
 @attrs.frozen(eq=False)
 class SingleLevelQuantizer:
-    """One level. `quark.numbers.TensorQuantizer` says what each method promises.
+    """Quantizer of one level; `quark.numbers.TensorQuantizer` documents the methods.
 
     Attributes:
         spec: The tensor's quantization.
         granularity: Which elements share a scale.
         format: The number format.
-        observer_class: What decides ranges.
+        observer_class: Class that finds ranges.
     """
 
     spec: QTensorConfig
@@ -82,7 +82,7 @@ class SingleLevelQuantizer:
 
     @property
     def has_one_product(self) -> bool:
-        """Always."""
+        """True."""
         return True
 
     def outer_scale(self, x: Tensor, shared: Observer | None = None) -> Tensor | None:
@@ -145,7 +145,7 @@ class SingleLevelQuantizer:
         return self._rounded(x, qparams, result, rescale=True)
 
     def in_scales(self, x: Tensor, qparams: QParams) -> Tensor:
-        """Return the values that codes of ``x`` stand for before they are scaled, float32; of symmetric specs."""
+        """Return the values of codes of ``x`` before they are scaled, float32; for symmetric specs."""
         return self._rounded(x, qparams, torch.empty(x.shape, dtype=torch.float32, device=x.device), rescale=False)
 
     def _rounded(self, x: Tensor, qparams: QParams, result: Tensor, *, rescale: bool) -> Tensor:
@@ -227,7 +227,7 @@ class SingleLevelQuantizer:
         return self.format.qparams(zeros, zeros, self.spec)
 
     def _filled(self, x: Tensor, result: Tensor, qparams: QParams, work: Callable[[Sequence[Tile]], None]) -> Tensor:
-        """Return ``result``, filled tile by tile by ``work``, which several threads call with some tiles at a time."""
+        """Return ``result``, filled tile by tile; several threads call ``work`` with some tiles at a time."""
         rows = self.granularity.rows(result)
         tiles = list(self._tiles(x, rows, qparams))
         count = max(1, CHUNK_ELEMENTS // max(TILE_ELEMENTS, 1))
@@ -267,7 +267,7 @@ class SingleLevelQuantizer:
 
 
 def _are_powers_of_two(qparams: QParams) -> bool:
-    """Return whether all scales are powers of two, with which scaled values have the mantissas of the tensor."""
+    """Return whether all scales are powers of two: scaled values then keep the mantissas of the tensor."""
     if qparams.outer_scale is not None or qparams.scale.dtype is not torch.float32:
         return False
     return not bool((qparams.scale.contiguous().view(torch.int32) & 0x7FFFFF).any())

@@ -21,7 +21,7 @@ __all__ = ["TensorQuantizer"]
 
 
 class TensorQuantizer(Protocol):
-    """What modules, algorithms and checkpoints may ask of a tensor's quantization, of one level or of several.
+    """Interface of a tensor's quantization, of one level or several, for modules, algorithms, checkpoints.
 
     A quantizer of a new kind implements this protocol; `quark.numbers.MultiLevelQuantizer` is a base class
     with defaults. It is reached from a spec through `quark.numbers.NumberFormat.quantizer`.
@@ -80,11 +80,13 @@ class TensorQuantizer(Protocol):
 
     @abstractmethod
     def qparams_from(self, observer: Observer) -> QParams:
-        """Return scales from what an observer has seen."""
+        """Return the scales of the ranges that an observer has found."""
 
     @abstractmethod
     def outer_scale(self, x: Tensor, shared: Observer | None = None) -> Tensor | None:
-        """Return the scale above the stored level's, ``[]`` or ``[O]`` for a weight ``[O, I]``; None, without looking, where there is none.
+        """Return the scale above the stored level's, ``[]`` or ``[O]`` for a weight ``[O, I]``, or None.
+
+        None is returned without a look at ``x``.
 
         Parts of a row cannot have outer scales of their own (`QParams.outer_scale`). Arguments as for
         `find_qparams`.
@@ -113,23 +115,25 @@ class TensorQuantizer(Protocol):
         """
 
     def fake_quantize(self, x: Tensor, qparams: QParams | None = None, *, out: Tensor | None = None) -> Tensor:
-        """Return ``dequantize(quantize(x))`` in ``x``'s dtype, in few passes; with ``qparams`` None the scales are found from ``x``.
+        """Return ``dequantize(quantize(x))`` in ``x``'s dtype, in few passes.
+
+        With ``qparams`` None, scales are found from ``x``.
 
         ``out`` may be ``x`` itself.
         """
 
     def round_to_nearest(self, x: Tensor, *, out: Tensor | None = None) -> tuple[Tensor, QParams]:
-        """Find scales and fake-quantize in one go, tile by tile: ``(values, qparams)``. ``out`` may be ``x``."""
+        """Return values and scales of ``x``, found and rounded tile by tile; ``out`` may be ``x``."""
 
     @abstractmethod
     def quantize(self, x: Tensor, qparams: QParams) -> Tensor:
         """Return codes of ``x``, in its shape."""
 
     def codes_of(self, values: Tensor, qparams: QParams) -> Tensor:
-        """Return the codes of values that `fake_quantize` returned under the same ``qparams``: the inverse of `dequantize`."""
+        """Return the codes of values of `fake_quantize` under the same ``qparams``: undo `dequantize`."""
 
     def recovers_codes(self, dtype: torch.dtype, qparams: QParams) -> bool:
-        """Return whether `codes_of` values in that dtype is known to be `quantize` of what they were rounded from.
+        """Return whether `codes_of` rounded values in that dtype equals `quantize` of the float values.
 
         Codes of a float tensor can then be stored without its rounded values.
         """
@@ -139,11 +143,14 @@ class TensorQuantizer(Protocol):
         """Return float32 values of codes."""
 
     def pack(self, codes: Tensor, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
-        """Checkpoint tensors by suffix: ``""`` for the codes, ``scale``, ``zero_point``, ``scale_2``, …; works on meta tensors."""
+        """Return checkpoint tensors by suffix, also of meta tensors.
+
+        ``""`` is the codes; others are ``scale``, ``zero_point``, ``scale_2``, ….
+        """
 
     @abstractmethod
     def pack_qparams(self, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
-        """As `pack` without the codes: what is stored of a static activation quantizer."""
+        """Return the tensors of `pack` without the codes, as stored for a static activation quantizer."""
 
     def unpack(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> tuple[Tensor, QParams]:
         """Undo `pack` for a tensor of that shape."""
@@ -154,4 +161,4 @@ class TensorQuantizer(Protocol):
 
     @abstractmethod
     def empty_qparams(self, shape: tuple[int, ...], device: str) -> QParams:
-        """Return scales of the right shapes and dtypes and of no particular values, for meta models and readers."""
+        """Return scales of the right shapes and dtypes with arbitrary values, for meta models and readers."""

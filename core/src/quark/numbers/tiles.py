@@ -1,4 +1,4 @@
-"""Large tensors in parts that fit into caches: parts for threads, scratch memory for tiles, casts that stay finite.
+"""Large tensors in parts that fit into caches: parts, scratch memory for tiles, casts that stay finite.
 
 Each part is read from memory once, and its temporaries are small. A thread uses their memory again for the
 next tile and the next tensor, since fresh memory costs several times the time of arithmetic in a cache: the
@@ -55,7 +55,7 @@ whole.
 
 
 def in_parts(x: Tensor, result: Tensor, scale_shape: tuple[int, ...], work: Callable[[Tensor, Tensor], QParams]) -> QParams:
-    """Call ``work`` on parts of ``x`` and the same parts of ``result``; returns the scales of all parts as one.
+    """Call ``work`` on parts of ``x`` and of ``result``, and return the joined scales.
 
     Args:
         x: Any shape; it is cut between vectors along its last axis.

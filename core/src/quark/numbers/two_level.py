@@ -29,7 +29,7 @@ there.
 
 @attrs.frozen(eq=False)
 class TwoLevelQuantizer(MultiLevelQuantizer):
-    """`quark.numbers.TensorQuantizer` says what each method promises.
+    """Quantizer with quantized scales; `quark.numbers.TensorQuantizer` documents the methods.
 
     `QParams` hold the block scales as values of the scale level's format, and the outer scale. Of activations
     whose blocks are dynamic only the outer scale is kept, as ``scale``: block scales are found at each call.

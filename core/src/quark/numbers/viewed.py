@@ -1,4 +1,4 @@
-"""ViewedQuantizer: quantizes a tensor through a view in which the last axis is the one along which quantizers look.
+"""ViewedQuantizer: quantizes a tensor through a view that has its channels where quantizers look.
 
 Quantizers look at rows and at the last axis: at the output channels of a weight ``[out, in]``, at groups of
 its input channels, at the features of an activation. A convolution has its channels elsewhere; its layer type
@@ -38,11 +38,13 @@ class TensorView(Protocol):
         """Undo `arranged` for a tensor of that shape."""
 
     def error(self, granularity: Granularity) -> str | None:
-        """Return why scales of that granularity do not fit the arrangement, and the fix; None where they do."""
+        """Return why scales of that granularity do not fit the arrangement, with the fix, or None."""
 
 
 def output_first_shape(shape: tuple[int, ...], groups: int = 1) -> tuple[int, ...]:
-    """Return the shape ``[out, in / groups, …]`` of a weight ``[in, out / groups, …]``, or the other way round: it is its own inverse.
+    """Return the shape ``[out, in / groups, …]`` of a weight ``[in, out / groups, …]``, and back.
+
+    It is its own inverse.
 
     >>> output_first_shape((8, 6, 3, 3), groups=2)
     (12, 4, 3, 3)
@@ -92,7 +94,10 @@ class KernelMatrix:
 
 
 def _exchanged(weight: Tensor, groups: int) -> Tensor:
-    """Return a weight ``[in, out / groups, …]`` as ``[out, in / groups, …]``, or the other way round; a view for one group, else a copy."""
+    """Return a weight ``[in, out / groups, …]`` as ``[out, in / groups, …]``, or the other way round.
+
+    For one group it is a view, else a copy.
+    """
     if groups == 1:
         return weight.transpose(0, 1)
     return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
@@ -135,9 +140,9 @@ def _viewed(quantizer: TensorQuantizer, view: TensorView) -> TensorQuantizer:
 
 @attrs.frozen(eq=False)
 class ViewedQuantizer:
-    """A quantizer of the arrangement of a tensor.
+    """Quantizer of the arrangement of a tensor.
 
-    `quark.numbers.TensorQuantizer` says what each method promises.
+    `quark.numbers.TensorQuantizer` documents the methods.
 
     Scales have the shapes that they have for the arrangement. Codes that are stored one by one, with scales
     of the tensor or of channels, have the shape of the tensor; codes that are packed or grouped are those of

@@ -1,4 +1,4 @@
-"""WeightGrid: the values that the weights of a rounding task can have, for algorithms that choose codes column by column.
+"""WeightGrid: the values that the weights of a rounding task can have, for column-by-column rounding.
 
 Layers that share an input are stacked and transposed into one matrix ``Wt [K, N]``, with K input channels and
 the N output channels of all layers: an input channel, a column of the weight, is then contiguous in memory.
@@ -79,7 +79,10 @@ class WeightGrid:
         return part
 
     def scales(self, w: Tensor, rows: slice = ALL) -> GroupScales:
-        """Return the scales of ``w [m · group, n]`` by its own ranges, as in round-to-nearest; ``rows`` are the n's places in the stack."""
+        """Return the scales of ``w [m · group, n]`` by its own ranges, as in round-to-nearest.
+
+        ``rows`` are the places of the n rows in the stack.
+        """
         low, high = self.ranges(w, rows)
         return self._scales_from_ranges(low, high, rows, observed=True)
 
@@ -93,7 +96,9 @@ class WeightGrid:
         return self._group_scales(qparams.scale, qparams.zero_point, outer)
 
     def with_subscales(self, w: Tensor, scales: GroupScales) -> GroupScales:
-        """Return scales with the subscales of a microexponent format, chosen from ``w [m · group, N]``: one row for each input channel.
+        """Return scales with the subscales of a microexponent format, chosen from ``w [m · group, N]``.
+
+        They have one row for each input channel.
 
         Returns ``scales`` itself for formats without subscales.
         """
@@ -112,7 +117,7 @@ class WeightGrid:
         return self._element_format is not self._level.format
 
     def round_(self, t: Tensor, scales: GroupScales) -> Tensor:
-        """Round ``t [m · group, N]`` in place to values of the grid, or ``[N]`` with the scales of one group; returns it."""
+        """Round ``t [m · group, N]``, or ``[N]`` with the scales of one group, in place; return it."""
         size = 1 if t.ndim == 1 else t.shape[0] // scales.scale.shape[0]
         if size > 1:
             self._round(t.view(-1, size, t.shape[1]), scales.map(lambda x: x.unsqueeze(1)))
@@ -122,7 +127,7 @@ class WeightGrid:
     def rounder(
         self, scales: GroupScales, order: Tensor | None = None, first: int | None = None, order_on_host: Sequence[int] | None = None
     ) -> ColumnRounder:
-        """Return what rounds one input channel after another: it does what `round_` does with the scales of each.
+        """Return the `ColumnRounder` that rounds one input channel after another, as `round_` does.
 
         Args:
             scales: Of all groups, or of all channels (`with_subscales`).
@@ -155,7 +160,9 @@ class WeightGrid:
         return qparams
 
     def weights(self, qt: Tensor, scales: GroupScales, dtype: torch.dtype = torch.float32) -> list[tuple[Tensor, QParams]]:
-        """Return the weight ``[rows, K]`` and the scales of each layer, from values on the grid, ``[K, N]``: exactly those of `dequantize`.
+        """Return the weight ``[rows, K]`` and the scales of each layer from values on the grid ``[K, N]``.
+
+        Weights are exactly the values of `dequantize`.
 
         Weights are in ``dtype``. A value beyond the range of ``dtype`` becomes the nearest value of the grid
         that ``dtype`` has, or its largest.
@@ -175,7 +182,7 @@ class WeightGrid:
 
     @property
     def has_powers_of_two(self) -> bool:
-        """Whether scales are powers of two, as `scales_of_ranges` returns them; of scales below others, before these multiply them."""
+        """Whether `scales_of_ranges` returns powers of two, before outer scales multiply them."""
         high = torch.tensor(_RANGES)
         outer = None if self._outer is None else torch.ones(())
         scale = self._quantizers[0].scales_from_ranges(-high, high, outer, observed=False).scale
@@ -188,7 +195,7 @@ class WeightGrid:
 
     @property
     def gap(self) -> float:
-        """The largest magnitude of an element ÷ the next smaller one: 1.5 in FP4, 8 / 7 in INT4, hardly more than 1 in INT8.
+        """Ratio of an element's two largest magnitudes: 1.5 in FP4, 8 / 7 in INT4, about 1 in INT8.
 
         It is 1 where there is none but 0 below the largest, such as in a ternary format.
         """
@@ -199,7 +206,10 @@ class WeightGrid:
 
     @property
     def can_be_refitted(self) -> bool:
-        """Whether scales may be chosen freely: each belongs to one group of one row, and there are neither zero points nor subscales."""
+        """Whether scales may be chosen freely.
+
+        Each then belongs to one group of one row, without zero points and subscales.
+        """
         return self.fixed is None and self._level.spec.symmetric is not False and not self.has_subscales
 
     def _common_observer(self, weight: Tensor) -> Observer:
@@ -209,7 +219,7 @@ class WeightGrid:
         return observer
 
     def _outer_scales(self, weight: Tensor, common: Observer | None) -> list[Tensor] | None:
-        """Return the scale above the stored ones of each layer, ``[]`` or ``[rows]``; None where the quantizers have none."""
+        """Return the outer scale of each layer, ``[]`` or ``[rows]``; None where the quantizers have none."""
         scales = []
         for index, quantizer in enumerate(self._quantizers):
             scale = quantizer.outer_scale(weight[:, self._slice(index)].t(), common)
@@ -238,7 +248,7 @@ class WeightGrid:
         return self._spanning_scales(torch.ones(count, device=weight.device), observed=True)
 
     def _level_range(self, weight: Tensor, index: int) -> tuple[Tensor, Tensor]:
-        """Return low and high of the stored level for the weight ``[K, rows]`` of a layer, in units of the weight."""
+        """Return low and high of the stored level for a layer's weight ``[K, rows]``, in its units."""
         observer = self._level.observer()
         if self._outers is None or self._level.observer_class.is_extremes:
             observer.observe(weight.t())
@@ -248,7 +258,10 @@ class WeightGrid:
         return low * self._outers[index], high * self._outers[index]
 
     def spanning(self, factor: Tensor) -> GroupScales:
-        """Return scales that span rows, for their ranges times ``factor``, which has one element for each number in ``spans``."""
+        """Return scales that span rows, for their ranges times ``factor``.
+
+        ``factor`` has one element for each number in ``spans``.
+        """
         return self._spanning_scales(factor, observed=False)
 
     def _spanning_scales(self, factor: Tensor, *, observed: bool) -> GroupScales:

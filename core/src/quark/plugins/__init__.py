@@ -1,4 +1,4 @@
-"""The plugin layer: hooks, records, and registries of what installed plugins provide.
+"""The plugin layer: hooks, records, and registries of the things that installed plugins provide.
 
 A plugin author needs `hookimpl`, the record classes, and the manual in `quark.plugins.hookspecs`. Everyone
 else asks a registry: ``schemes().get("fp8")``.
@@ -183,7 +183,10 @@ def commands() -> CommandRegistry:
 
 
 def documented_object(name: str) -> Any:
-    """Return the object that a plugin brings under a name of AMD Quark's public API; see `quark.plugins.catalog.Exports.load`."""
+    """Return the object that a plugin exports under a name of AMD Quark's public API.
+
+    See `quark.plugins.catalog.Exports.load`.
+    """
     return _catalog().exports.load(name)
 
 

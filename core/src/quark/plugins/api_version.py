@@ -13,10 +13,10 @@ import attrs
 __all__ = ["API_VERSION", "RENAMED", "ApiRange", "as_api_range"]
 
 API_VERSION = 2
-"""Version of the plugin API of this core; `tools/plugin_api/` holds the public names and signatures of each."""
+"""Version of the plugin API of this core; `tools/plugin_api/` holds each version's public names."""
 
 RENAMED = "whoever maintains it finds what was renamed, old names and new, in docs/plugins/compatibility.md of quark's repository"
-"""What errors of plugins for an older version say."""
+"""Advice in errors about plugins for an older version."""
 
 
 def _version(_: Any, attribute: Any, value: Any) -> None:
@@ -47,7 +47,7 @@ class ApiRange:
         return str(self.lowest) if self.lowest == self.highest else f"{self.lowest} to {self.highest}"
 
     def refusal(self) -> tuple[str, str]:
-        """Return what is wrong with a range that does not allow this core's version, as a predicate, and what to do about it."""
+        """Return the predicate and the fix of an error about a range without this core's version."""
         fix = f"update the plugin; {RENAMED}" if self.highest < API_VERSION else "update quark-core (pip install --upgrade quark-core)"
         return f"is written for version {self} of the plugin API, and this quark-core has version {API_VERSION}", fix
 

@@ -1,4 +1,4 @@
-"""Attribution: errors out of a plugin's code, and errors about what it returned, name the plugin."""
+"""Attribution: errors in a plugin's code, and errors about its objects, name the plugin."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Origin:
     """Something that a plugin brings.
 
     Attributes:
-        what: What it is, in the words of messages: ``"the algorithm 'gptq'"``.
+        what: Description for messages: ``"the algorithm 'gptq'"``.
         source: The plugin.
     """
 
@@ -39,7 +39,7 @@ class Origin:
         return f"{self.what} of {self.source}"
 
     def error(self, complaint: str) -> PluginError:
-        """Return the error that says what is wrong with it.
+        """Return the `PluginError` about it.
 
         Args:
             complaint: The predicate, such as ``"leaves NaN in the weight of 'lm_head'"``.
@@ -64,13 +64,13 @@ def attributed(doing: str, whose: Origin | None = None) -> Iterator[None]:
 
     That is the plugin in whose package the innermost frame lies, or else ``whose``. An error that is none of
     quark's own becomes a `PluginError` with the original as its cause. Quark's own errors, which plugins
-    raise on purpose, and what the machine raises keep their type and get a note. So does an error that code
-    of the core has come upon, not raised, when a plugin called it: it is a bug of quark-core. Errors of
-    nobody's plugin pass unchanged.
+    raise on purpose, and errors of the machine keep their type and get a note. So does an error that code of
+    the core has come upon, not raised, when a plugin called it: it is a bug of quark-core. Errors of nobody's
+    plugin pass unchanged.
 
     Args:
-        doing: What was going on: ``"rounding 'model.layers.0.mlp.up_proj'"``.
-        whose: What is called in the body, where that is known.
+        doing: Description of the work: ``"rounding 'model.layers.0.mlp.up_proj'"``.
+        whose: The object that is called in the body, where it is known.
 
     Raises:
         PluginError: The body raised an error of another kind, in a plugin's code.
@@ -102,10 +102,12 @@ def attributed(doing: str, whose: Origin | None = None) -> Iterator[None]:
 
 
 def _raised_in(error: Exception) -> tuple[Source | None, str, str]:
-    """Return the plugin in whose code the innermost frame of an error's traceback lies, and where that is, as ``" (file, line n)"``.
+    """Return the plugin with the innermost frame of an error's traceback, and places in it and in the core.
+
+    A place reads ``" (file, line n)"``.
 
     The second place is in the core, where its code has come upon the error when the plugin called it; else it
-    is empty. What the core raises itself is said to its caller, unless it is an assertion.
+    is empty. An error that the core raises is a message to its caller, unless it is an assertion.
     """
     packages = {source.module.partition(":")[0].partition(".")[0]: source for source in _plugins()}
     modules = dict(_modules_of_records())
@@ -126,12 +128,12 @@ def _raised_in(error: Exception) -> tuple[Source | None, str, str]:
 
 
 def _plugins() -> Iterator[Source]:
-    """Yield every plugin but what the core registers through hooks of its own: errors in the core's code are no plugin's."""
+    """Yield every plugin except the core, whose errors are no plugin's."""
     return (source for source in catalog().sources() if source.module and source.distribution != CORE)
 
 
 def _modules_of_records() -> Iterator[tuple[str, Source]]:
-    """Yield modules that records point at: all that is known of what a program has registered for itself."""
+    """Yield modules that records point at, which is all that is known of run-time registrations."""
     for registry in catalog().registries.values():
         for claim in registry.claims():
             for field in attrs.fields(type(claim.record)):

@@ -1,4 +1,4 @@
-"""Catalog: a set of plugins with their registries, and the one of this process, which is built when it is first asked for."""
+"""Catalog: a set of plugins with their registries; the one of this process is built on first use."""
 
 from __future__ import annotations
 
@@ -79,7 +79,10 @@ class Exports:
         return sorted({key for entry in self._entries() for key in entry.record.exports if ":" not in key})
 
     def modules(self) -> dict[str, dict[str, Reference]]:
-        """Return public modules that records bring, each with its names; names that two records claim are left out, and fail in `load`."""
+        """Return public modules that records export, each with its names and references.
+
+        Names that two records claim are left out, and fail in `load`.
+        """
         out: dict[str, dict[str, Reference]] = {}
         for key in sorted({key for entry in self._entries() for key in entry.record.exports if ":" in key}):
             module, _, name = key.partition(":")
@@ -105,7 +108,7 @@ class Exports:
 
 
 class Catalog:
-    """A set of plugins and what they provide.
+    """A set of plugins and their records.
 
     Args:
         candidates: Plugins to use, in order.
@@ -146,7 +149,10 @@ class Catalog:
 
     @classmethod
     def installed(cls, path: Iterable[str] | None = None, environ: Mapping[str, str] | None = None) -> Catalog:
-        """Return the plugins on ``path`` (``sys.path`` by default), with the settings of ``environ`` (``os.environ`` by default)."""
+        """Return the plugins on ``path`` with the settings of ``environ``.
+
+        By default ``sys.path`` and ``os.environ``.
+        """
         return cls(discover(path), Settings.from_environ(os.environ if environ is None else environ))
 
     def add(self, plugin: object, source: Source) -> None:
@@ -154,7 +160,9 @@ class Catalog:
         self._collection.add_plugin(plugin, source)
 
     def among(self, distributions: Iterable[str]) -> Catalog:
-        """Return a catalog of what these distributions and the core bring, without importing anything again; itself where that is all.
+        """Return the catalog of these distributions and the core, without importing anything again.
+
+        Where that is all, it is this catalog itself.
 
         Args:
             distributions: Their normalized names.
@@ -184,7 +192,7 @@ class Catalog:
         return tuple(self._collection.sources)
 
     def failures(self) -> tuple[PluginFailure, ...]:
-        """Return what went wrong, in order."""
+        """Return the failures of plugins, in order."""
         return tuple(self._collection.failures)
 
     def unstated(self) -> tuple[Source, ...]:
@@ -192,7 +200,7 @@ class Catalog:
         return tuple(self._collection.unstated)
 
     def missing(self, distributions: Sequence[str] = BUILT_IN) -> str:
-        """Return which of these built-in distributions are not here, and what to do about it; empty where all are."""
+        """Return a sentence about missing built-in distributions and how to get them, or an empty text."""
         absent = [d for d in distributions if d not in self._installed and d != CORE]
         sentences = [f"The built-in ones come with {d}, which is not installed: pip install {d}." for d in absent]
         sentences += [f"{variable} leaves out {source}." for source, variable in self.left_out.items()]
@@ -231,7 +239,7 @@ def catalog() -> Catalog:
 def recorded_catalog() -> Catalog:
     """Return the plugins of this process.
 
-    A failure is recorded in strict mode too: for what has to work beside a broken plugin.
+    A failure is recorded in strict mode too, for code that has to work beside a broken plugin.
     """
     try:
         return catalog()
@@ -281,6 +289,6 @@ def is_heard() -> bool:
 
 
 def emit(event: Event) -> None:
-    """Pass an event to the listeners of the program, then to the plugins of this process; none can do harm."""
+    """Pass an event to the program's listeners, then to the plugins of this process; none can do harm."""
     _program.emit(event)
     catalog().emit(event)

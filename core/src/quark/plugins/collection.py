@@ -1,4 +1,4 @@
-"""Collection: each plugin by itself is imported, registered, called and validated; what fails is recorded, the others carry on."""
+"""Collection: each plugin is imported, registered, called and validated by itself; failures are recorded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["API_ATTRIBUTE", "EVENT_HOOK", "MOST_FAILURES", "MOST_RECORDS", "Collection", "Listener", "Listeners", "Registered"]
 
 Listener = Callable[["Event"], object]
-"""Hears one event; what it returns is not looked at."""
+"""A function of one event; its result is ignored."""
 
 
 class Listeners:
@@ -58,7 +58,7 @@ class Listeners:
                 return
 
     def of(self, whose: object) -> int:
-        """Return how many listeners are somebody's."""
+        """Return the number of listeners of one owner."""
         return sum(owner == whose for owner, _ in self)
 
     def emit(self, event: Event) -> None:
@@ -99,7 +99,7 @@ class Registered:
 
 
 class _Manager(pluggy.PluginManager):
-    """pluggy's manager, restricted to hooks that are valid; it records what is wrong with the others."""
+    """pluggy's manager, restricted to valid hooks; it records what is wrong with the others."""
 
     def __init__(self) -> None:
         super().__init__(PROJECT)
@@ -121,7 +121,10 @@ class _Manager(pluggy.PluginManager):
 
 
 def _looks_forgotten(plugin: Any, name: str) -> bool:
-    """Return whether an unmarked function was meant as a hook: it is defined in the plugin itself, under a hook's name or nearly so."""
+    """Return whether an unmarked function was meant as a hook.
+
+    It then is defined in the plugin itself, under a hook's name or nearly so.
+    """
     if not name.startswith(("quark_register", "quark_on_")):
         return False
     function = inspect.getattr_static(plugin, name, None)
@@ -138,7 +141,7 @@ def _spelling_fix(name: str) -> str:
 
 
 def _complaint(function: Callable[..., Any], hook: str, options: Any) -> tuple[str, str] | None:
-    """Return what is wrong with one implementation, with the fix; None where nothing is."""
+    """Return the error in one implementation, with the fix, or None."""
     if hook not in _ARGUMENTS:
         return None if options.get("optionalhook") else (f"there is no hook '{hook}'", _spelling_fix(hook))
     if options.get("wrapper") or options.get("hookwrapper"):
@@ -164,7 +167,7 @@ class Collection:
     Attributes:
         strict: Whether a failure is raised instead of recorded.
         records: By kind (in the plural), in the order of discovery.
-        failures: What went wrong, in the order it happened.
+        failures: Failures, in the order in which they happened.
         listeners: Implementations of the event hook, with their plugins.
         sources: Plugins that were imported and registered.
         unstated: Those of them that do not say for which version of the plugin API their records were
@@ -180,7 +183,7 @@ class Collection:
     _manager: _Manager = attrs.field(factory=_Manager, init=False, repr=False)
 
     def add_candidates(self, candidates: Iterable[Candidate]) -> None:
-        """Import each plugin and add what it provides; raises PluginError in strict mode only."""
+        """Import each plugin and add its records; raises PluginError in strict mode only."""
         for candidate in candidates:
             for requirement in candidate.unmet:
                 self._fail(candidate.source, "require", f"it requires {requirement[0]}, and {requirement[1]}")
@@ -192,7 +195,7 @@ class Collection:
             self.add_plugin(plugin, candidate.source)
 
     def add_plugin(self, plugin: object, source: Source) -> None:
-        """Add what an imported plugin provides: compare its range of API versions; register, call and validate its hooks."""
+        """Add the records of an imported plugin: compare its API range, then call and validate its hooks."""
         try:
             api = as_api_range(getattr(plugin, API_ATTRIBUTE, None))
         except _FRAGILE as error:

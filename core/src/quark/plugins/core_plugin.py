@@ -1,4 +1,4 @@
-"""What quark-core registers: layer types, operators of graphs, sources of text, the listings.
+"""The plugin of quark-core: layer types, operators of graphs, sources of text, the listings.
 
 Nothing heavy is imported.
 """
@@ -52,7 +52,7 @@ def quark_register_layer_types() -> Iterator[LayerTypeRecord]:
 
 @hookimpl
 def quark_register_datasets() -> Iterator[DatasetRecord]:
-    """Yield the sources of text: kinds of files, data sets of the Hugging Face Hub, and those that papers calibrate on."""
+    """Yield the sources of text: kinds of files, data sets of the Hugging Face Hub, known data sets."""
     yield _files("text", (".txt",), "plain text: one sample a file, or parts of it")
     yield _files("json_lines", (".jsonl", ".ndjson", ".json"), "JSON: an object with a text or a chat in each line, or a list of such")
     yield _files("parquet", (".parquet",), "Parquet tables with a column of texts or chats")
@@ -71,7 +71,7 @@ def quark_register_graph_ops() -> Iterator[GraphOpRecord]:
 
 @hookimpl
 def quark_register_commands() -> Iterator[CommandRecord]:
-    """Yield the listings of what is installed."""
+    """Yield the commands that list installed things."""
     yield _listing("plugins", "List the plugins that are installed, what failed, and names claimed twice.")
     for kind in KINDS:
         yield _listing(kind.plural, f"List the {kind.plural} of all plugins, or show one.")

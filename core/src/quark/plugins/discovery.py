@@ -19,7 +19,7 @@ __all__ = ["CORE", "GROUP", "RUN_TIME", "Candidate", "Settings", "Source", "disc
 GROUP = "quark"
 CORE = "quark-core"
 RUN_TIME = "run-time"
-"""Stands for the distribution of what a program registers itself, while it runs."""
+"""Stands for the distribution of a record that a program registers itself, while it runs."""
 
 
 def normalized(distribution: str) -> str:
@@ -38,7 +38,7 @@ class Source:
     Attributes:
         distribution: Normalized name, such as ``"acme-quant"``.
         version: Its version.
-        module: What its entry point names, such as ``"acme_quant.plugin"``.
+        module: Target of its entry point, such as ``"acme_quant.plugin"``.
         entry_point: Name of the entry point, such as ``"acme"``.
     """
 
@@ -61,8 +61,8 @@ class Candidate:
     Attributes:
         source: Where it comes from.
         entry_point: Leads to it.
-        unmet: What its distribution requires of the core and does not find: the requirement, and what is
-            there instead.
+        unmet: Requirements of its distribution that the core does not meet: the requirement, and the state
+            of this installation.
     """
 
     source: Source
@@ -72,7 +72,7 @@ class Candidate:
 
 @attrs.frozen
 class Settings:
-    """What the environment says about plugins.
+    """Settings of plugins in the environment.
 
     Attributes:
         strict: Whether a failure is raised rather than recorded (``QUARK_STRICT_PLUGINS``).

@@ -1,4 +1,4 @@
-"""What people see of a run: a progress bar where stderr is a terminal, and lines in the log."""
+"""Display of a run: a progress bar where stderr is a terminal, and lines in the log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Bar", "LogLines", "displayed", "duration"]
 SECONDS_BETWEEN_LINES = 5.0
 """Least time between two lines on the progress of blocks."""
 _SHORT = 0.5
-"""Seconds of an evaluation, of which programs make many, that are not worth a bar."""
+"""Seconds up to which an evaluation gets no bar: programs make many short ones."""
 _LOGGER = "quark.plugins.run_events"
 _DOING = {"quantize": "Quantizing", "select": "Choosing schemes", "evaluate": "Evaluating", "report": "Reporting", "export": "Exporting"}
 _DONE = {"quantize": "Quantized", "evaluate": "Evaluated", "report": "Measured"}
@@ -55,7 +55,7 @@ def duration(seconds: float) -> str:
 
 
 class LogLines:
-    """A listener that logs, at the level INFO: how a run begins and ends, what takes long, and now and then how far it is.
+    """A listener that logs the beginning and end of a run, long phases, and its progress now and then.
 
     Args:
         now: Returns the time in seconds.
@@ -87,7 +87,7 @@ class LogLines:
 
 
 class Bar:
-    """A listener that draws a progress bar: what is done, in which block, how far the run is, and the time left.
+    """A listener that draws a progress bar: the block or phase, how far the run is, and the time left.
 
     Args:
         console: Where to draw; rich's.
@@ -151,7 +151,9 @@ class _Left:
 
 @contextmanager
 def displayed() -> Iterator[None]:
-    """Show the runs of the body: lines in the log and, where quark itself writes its log to a terminal, a bar in place of these lines.
+    """Show the runs of the body by lines in the log, or by a bar on a terminal.
+
+    The bar takes the place of these lines where quark itself writes its log to a terminal.
 
     Nothing is shown where the logger ``quark`` is set to leave out INFO; where the application has configured
     logging, there is no bar.

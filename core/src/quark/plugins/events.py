@@ -1,4 +1,4 @@
-"""Events: what listeners hear of a run, one frozen record for each kind of event.
+"""Events that listeners hear of a run: frozen records, one class for each kind of event.
 
 Making one imports nothing.
 """
@@ -44,7 +44,7 @@ class Event:
 
     Attributes:
         name: Which kind of event it is, such as ``"block_finished"``.
-        task: What the run does: ``"quantize"``, ``"select"``, ``"evaluate"``, ``"report"`` or ``"export"``.
+        task: Task of the run: ``"quantize"``, ``"select"``, ``"evaluate"``, ``"report"`` or ``"export"``.
         elapsed: Seconds since the run began.
     """
 
@@ -222,7 +222,7 @@ class RunFailed(Event):
 
     Attributes:
         error: Class of the error, such as ``"CheckpointError"``, or ``"KeyboardInterrupt"``.
-        message: What it says.
+        message: Text of the warning.
     """
 
     name: ClassVar[str] = "run_failed"

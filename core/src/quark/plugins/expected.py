@@ -1,4 +1,4 @@
-"""Expected: what a reference of a record must lead to.
+"""Expected: the kind of object that a reference of a record must lead to.
 
 It is compared when the reference is loaded, so that a wrong one is named.
 """
@@ -20,7 +20,7 @@ KEY = "leads_to"
 
 
 class RecordFields(Protocol):
-    """What is asked of a record: `quark.plugins.records.Record` has it."""
+    """Protocol of a record here: `quark.plugins.records.Record` has it."""
 
     @property
     def name(self) -> str: ...
@@ -34,14 +34,13 @@ class RecordFields(Protocol):
 
 @attrs.frozen
 class Expected:
-    """What one reference must lead to.
+    """The kind of object that one reference must lead to.
 
     Attributes:
         form: ``"value"``, an instance of ``base``; ``"class"``, a subclass of it; ``"function"``, anything
             that can be called.
         base: Reference to that class, loaded only when there is something to compare with it.
-        members: Methods that a class must have; of a function they are asked of what it makes, by who calls
-            it.
+        members: Methods that a class must have; the result of a function is checked by its caller.
         agrees: Field of the record → attribute of the object, dotted, which must say the same.
         options: Gives the options of the object, with which those that the record declares have to agree;
             None where it has none.
@@ -54,7 +53,7 @@ class Expected:
     options: Callable[[Any], tuple[Option, ...]] | None = None
 
     def complaint(self, record: RecordFields, target: object) -> str | None:
-        """Return what is wrong with the object that a reference of ``record`` has led to, as a predicate; None where nothing is."""
+        """Return why the object of a reference of ``record`` is wrong, as a predicate, or None."""
         return (
             self._wrong_form(target)
             or lacking(target, self.members)
@@ -97,14 +96,14 @@ def lacking(target: object, members: tuple[str, ...]) -> str | None:
 
 
 def described(target: object) -> str:
-    """Return what an object is, in a few words."""
+    """Return a description of an object in a few words."""
     if target is None:
         return "None"
     return f"the class {target.__name__}" if isinstance(target, type) else f"a {type(target).__name__}"
 
 
 def _attribute(target: Any, path: str) -> Any:
-    """Return an attribute, or the default of an attrs field of a class, which is written ``"field.default"``."""
+    """Return an attribute, or for a path ``"field.default"`` the default of an attrs field."""
     first, _, rest = path.partition(".")
     if rest == "default":
         field = attrs.fields_dict(target).get(first) if attrs.has(target) else None

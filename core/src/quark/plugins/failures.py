@@ -27,9 +27,9 @@ class PluginFailure:
         source: Which plugin.
         stage: Where it failed, one of `STAGES`. ``require``: it was made for another core; ``import``: its
             module; ``register``: its hooks' names and signatures; ``call``: a hook of it raised;
-            ``validate``: what a hook returned.
-        error: What happened, in a sentence.
-        fix: What to do about it.
+            ``validate``: a record or result of a hook.
+        error: Description in a sentence.
+        fix: Way to mend it.
         exception: The exception behind it, if there is one.
     """
 
@@ -48,8 +48,8 @@ def leave_out(source: Source, error: BaseException | None = None) -> str:
 
     Args:
         source: The plugin.
-        error: What it raised: where it asks quark for a name or an argument that there is not, the fix says
-            where renamed ones are listed.
+        error: Error that it raised. Where it asks quark for a name or an argument that does not exist, the
+            fix says where renamed ones are listed.
     """
     if not source.distribution:
         return "correct it"
@@ -66,7 +66,7 @@ def warn_once(failures: Iterable[PluginFailure]) -> None:
 
 
 def warn_of_unstated(sources: Iterable[Source]) -> None:
-    """Warn of plugins that state no version of the plugin API: what was renamed since they were written may be passed over in silence."""
+    """Warn of plugins that state no version of the plugin API: renamed things may be passed over silently."""
     for source in sources:
         message = (
             f"{source} does not say for which version of the plugin API it was written, and this quark-core has version {API_VERSION}: "

@@ -74,7 +74,7 @@ _MOVES = {
     "pad": (("pad", "constant_pad_nd"), ("ZeroPad2d", "ReflectionPad2d", "ReplicationPad2d")),
     "identity": (("contiguous", "clone", "alias", "detach"), ("Identity",)),
 }
-"""As `_ARITHMETIC`, of operators whose output values are among those of their inputs, or 0."""
+"""As `_ARITHMETIC`, for operators whose output values are input values, or 0."""
 
 
 def operators_of_torch() -> Iterator[GraphOpRecord]:

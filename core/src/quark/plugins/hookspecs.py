@@ -1,4 +1,4 @@
-"""The hooks of quark: what a plugin may implement. The docstrings here are the manual; their examples run as tests.
+"""The hooks that a plugin may implement. These docstrings are the manual; their examples run as tests.
 
 A plugin is a module (or an object) that a distribution names in the entry-point group ``quark``::
 
@@ -6,17 +6,14 @@ A plugin is a module (or an object) that a distribution names in the entry-point
     acme = "acme_quant.plugin"
 
 and that implements any of the hooks of `QuarkHooks`, each marked with `hookimpl`. Keep that module light: it
-is imported whenever anything is listed. Its records point at the rest by ``"module:attribute"``, which is
-imported when it is used.
+is imported whenever anything is listed. Records point at other code by ``"module:attribute"``.
 
 The module may state for which versions of the plugin API it was written; a core of another version then
 leaves it out and says so::
 
     QUARK_API = (2, 2)  # lowest and highest; quark.plugins.API_VERSION is the version of the installed core
 
-In the examples a comment names the file that each part belongs to. The classes that some of them point at are
-in ``examples/acme_quant``.
-"""
+In the examples a comment names the file of each part; the others are in ``examples/acme_quant``."""
 
 from __future__ import annotations
 
@@ -47,28 +44,23 @@ class QuarkHooks:
     is the natural form. Each plugin's hook is called by itself, once per process, when something is first
     asked for:
 
-    * Records are kept one by one. Where a generator raises, what it yielded before stays registered and the
-      failure is recorded.
-    * An exception loses nobody else's records. It is warned about once (`quark.plugins.PluginWarning`), shown
-      by ``quark plugins`` and by every "unknown name" message; with ``QUARK_STRICT_PLUGINS=1`` it is raised.
+    * Records are kept one by one: where a generator raises, its earlier records stay registered.
+    * An exception loses no other plugin's records. It is warned about once (`quark.plugins.PluginWarning`),
+      shown by ``quark plugins`` and by every "unknown name" message; ``QUARK_STRICT_PLUGINS=1`` raises it.
     * Order does not matter: a name that two distributions claim is an error when that name is asked for,
       unless one record says ``replaces="other-distribution"``. Within one distribution the first record of a
       name stands, the second is a failure.
-    * A record that was written for another version of the plugin API (``api=``, or ``QUARK_API`` of its
-      module) is refused.
-    * Wrappers (``@hookimpl(wrapper=True)``) are refused: there is nothing around a call that concerns one
-      plugin only.
+    * A record for another version of the plugin API (``api=``, ``QUARK_API``) is refused, and so is a wrapper
+      (``@hookimpl(wrapper=True)``): each plugin is called by itself.
 
-    **The event hook** is for progress bars and loggers; it can neither change a result nor stop a run, not by
-    sys.exit() either.
+    **The event hook** is for progress bars and loggers; it can neither change a result nor stop a run.
     """
 
     @hookspec
     def quark_register_formats(self) -> Iterable[FormatRecord]:  # type: ignore[empty-body]
         """Return the number formats of a plugin: element codes ↔ values, range, rounding, packing.
 
-        Each record points at a `quark.numbers.NumberFormat` value, which has the same name and the same
-        number of bits.
+        Each record points at a `quark.numbers.NumberFormat` value with the same name and number of bits.
 
         Example::
 
@@ -89,8 +81,7 @@ class QuarkHooks:
     def quark_register_observers(self) -> Iterable[ObserverRecord]:  # type: ignore[empty-body]
         """Return the observers of a plugin: how the values of a tensor become the range of its scale.
 
-        Each record points at a `quark.numbers.Observer` class. Configurations and checkpoints name it by
-        ``class_name``.
+        Each record points at a `quark.numbers.Observer` class; configurations name it by ``class_name``.
 
         Example::
 
@@ -121,24 +112,16 @@ class QuarkHooks:
 
             @hookimpl
             def quark_register_schemes():
-                yield SchemeRecord(name="acme_w8", summary="INT8 weights in groups", config="acme_quant.w8:acme_w8")
+                yield SchemeRecord(name="acme_w8", summary="INT8, in groups", config="acme_quant.w8:acme_w8")
 
             # acme_quant/w8.py
             from quark.config.layer import QLayerConfig
             from quark.config.tensor import QTensorConfig
 
             def acme_w8(group_size: int = 64) -> QLayerConfig:
-                return QLayerConfig(
-                    weight=QTensorConfig(
-                        dtype="int8",
-                        qscheme="per_group",
-                        ch_axis=-1,
-                        group_size=group_size,
-                        symmetric=True,
-                        is_dynamic=False,
-                        observer_cls="PerGroupMinMaxObserver",
-                    )
-                )
+                groups = {"qscheme": "per_group", "ch_axis": -1, "group_size": group_size}
+                ranges = {"symmetric": True, "is_dynamic": False, "observer_cls": "PerGroupMinMaxObserver"}
+                return QLayerConfig(weight=QTensorConfig(dtype="int8", **groups, **ranges))
         """
 
     @hookspec
@@ -181,7 +164,9 @@ class QuarkHooks:
 
             @hookimpl
             def quark_register_templates():
-                yield TemplateRecord(name="acme_lm", summary="Acme's language models", architecture="acme_quant.families:ACME_LM")
+                yield TemplateRecord(
+                    name="acme_lm", summary="models of Acme", architecture="acme_quant.families:ACME_LM"
+                )
 
             # acme_quant/families.py
             from quark.config.architecture import Architecture
@@ -202,12 +187,10 @@ class QuarkHooks:
 
         Each record points at a class that writes the layout: a `quark.checkpoint.Exporter`, or, for
         safetensors files, a `quark.checkpoint.CheckpointExporter`, which streams, resumes and shares runs.
-        Keyword arguments of the class are the exporter's options (``--exporter-option level=9``). ``reader``
-        names a class with the protocol `quark.checkpoint.LayoutReader`, ``dequantizer`` one with the protocol
-        `quark.checkpoint.Dequantizer`, by which a checkpoint of the layout can be the source of a run, and
-        ``quant_methods`` the checkpoints that both are for. ``inspector`` names a class with the protocol
-        `quark.checkpoint.inspection.Inspector`, which says what runtimes make of a checkpoint
-        (``quark inspect``).
+        Keyword arguments of the class are the exporter's options (``--exporter-option level=9``). Of the
+        checkpoints that ``quant_methods`` names, ``reader`` (`quark.checkpoint.LayoutReader`) makes models,
+        ``dequantizer`` (`quark.checkpoint.Dequantizer`) makes sources of a run, and ``inspector``
+        (`quark.checkpoint.inspection.Inspector`) says which runtimes load them (``quark inspect``).
 
         Example::
 
@@ -216,23 +199,25 @@ class QuarkHooks:
 
             @hookimpl
             def quark_register_exporters():
-                yield ExporterRecord(name="acme_names", summary="the names of all tensors", exporter="acme_quant.names:NamesExporter")
+                yield ExporterRecord(
+                    name="acme_names", summary="names of all tensors", exporter="acme_quant.names:Names"
+                )
 
             # acme_quant/names.py
             from quark.checkpoint import Exporter
 
-            class NamesExporter(Exporter):
+            class Names(Exporter):
                 def export(self, content, out, options):
                     (out / "names.txt").write_text("\\n".join(content.model.state_dict()))
         """
 
     @hookspec
     def quark_register_selectors(self) -> Iterable[SelectorRecord]:  # type: ignore[empty-body]
-        """Return the selectors of a plugin: what chooses a scheme for each group of layers, under a budget (``quark quantize --mixed``).
+        """Return the selectors of a plugin: classes that choose a scheme for each group of layers.
 
         Each record points at a class with the protocol `quark_workbench.mixed_precision.SchemeSelector`; its
-        keyword arguments are the selector's options (``--selector-option KEY=VALUE``). Groups, candidates,
-        sizes and budget are given; a selector makes the choice.
+        keyword arguments are the selector's options (``--selector-option KEY=VALUE``). ``quark quantize
+        --mixed`` gives it groups, candidates, sizes and a budget; a selector makes the choice.
 
         Example::
 
@@ -241,7 +226,9 @@ class QuarkHooks:
 
             @hookimpl
             def quark_register_selectors():
-                yield SelectorRecord(name="acme_ends", summary="the most bytes for the last layers", selector="acme_quant.ends:LastFirst")
+                yield SelectorRecord(
+                    name="acme_ends", summary="last layers first", selector="acme_quant.ends:LastFirst"
+                )
 
             # acme_quant/ends.py
             from quark_workbench.mixed_precision import Selection
@@ -259,7 +246,7 @@ class QuarkHooks:
 
     @hookspec
     def quark_register_layer_types(self) -> Iterable[LayerTypeRecord]:  # type: ignore[empty-body]
-        """Return the layer types of a plugin: which quantized class a float layer becomes. Core registers its own through this hook too.
+        """Return the layer types of a plugin: the quantized classes of float layers. Core has this hook too.
 
         Example::
 
@@ -289,7 +276,7 @@ class QuarkHooks:
 
     @hookspec
     def quark_register_datasets(self) -> Iterable[DatasetRecord]:  # type: ignore[empty-body]
-        """Return the sources of text of a plugin, for calibration and evaluation. Core registers its own through this hook too.
+        """Return the sources of text of a plugin, for calibration and evaluation. Core has this hook too.
 
         Each record points at a function that yields samples: texts, or chats, which are lists of messages
         with ``role`` and ``content``. Its keyword arguments are the source's options
@@ -303,20 +290,22 @@ class QuarkHooks:
 
             @hookimpl
             def quark_register_datasets():
-                yield DatasetRecord(name="acme_tickets", summary="tickets of our help desk", samples="acme_quant.tickets:tickets")
+                yield DatasetRecord(
+                    name="acme_tickets", summary="help-desk tickets", samples="acme_quant.tickets:tickets"
+                )
 
             # acme_quant/tickets.py
             def tickets(closed: bool = True):
                 yield "The printer is on fire."
-                yield [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "It was." if closed else "It is."}]
+                answer = "It was." if closed else "It is."
+                yield [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": answer}]
         """
 
     @hookspec
     def quark_register_metrics(self) -> Iterable[MetricRecord]:  # type: ignore[empty-body]
-        """Return the metrics of a plugin: what ``quark evaluate --metric NAME`` measures beside perplexity and KL divergence.
+        """Return the metrics of a plugin: numbers for each token, for ``quark evaluate --metric NAME``.
 
-        Each record points at a function that gives one number for each predicted token; the mean and its
-        standard error are taken of them.
+        Each record points at a function of log-probabilities; its mean and standard error are reported.
 
         Example::
 
@@ -325,7 +314,9 @@ class QuarkHooks:
 
             @hookimpl
             def quark_register_metrics():
-                yield MetricRecord(name="acme_margin", summary="log-probability of the best token", metric="acme_quant.margin:margin")
+                yield MetricRecord(
+                    name="acme_margin", summary="best log-probability", metric="acme_quant.margin:margin"
+                )
 
             # acme_quant/margin.py
             def margin(log_q, targets, log_p=None):
@@ -334,10 +325,9 @@ class QuarkHooks:
 
     @hookspec
     def quark_register_graph_ops(self) -> Iterable[GraphOpRecord]:  # type: ignore[empty-body]
-        """Return the operators of a plugin that FX graph mode quantizes. Core registers those of torch through this hook too.
+        """Return the operators of a plugin that FX graph mode quantizes. Core registers torch's by it.
 
-        Each record names an operator as torch's schemas do, and which of its arguments are activations,
-        weight and bias.
+        Each record names an operator as torch's schemas do, and its activations, weight and bias.
 
         Example::
 
@@ -346,12 +336,14 @@ class QuarkHooks:
 
             @hookimpl
             def quark_register_graph_ops():
-                yield GraphOpRecord(name="acme_mish", summary="x · tanh(softplus(x))", operators=("aten::mish",), modules=("Mish",))
+                yield GraphOpRecord(
+                    name="acme_mish", summary="Mish activation", operators=("aten::mish",), modules=("Mish",)
+                )
         """
 
     @hookspec
     def quark_register_commands(self) -> Iterable[CommandRecord]:  # type: ignore[empty-body]
-        """Return the commands of a plugin: ``quark acme-tensors DIR``. Core registers its own through this hook too.
+        """Return the commands of a plugin, such as ``quark acme-tensors DIR``. Core has this hook too.
 
         Each record points at a function, or at a ``typer.Typer`` with commands of its own, which is loaded
         when the command is called. An error that it raises becomes one sentence on stderr and exit code 2;
@@ -365,16 +357,15 @@ class QuarkHooks:
             @hookimpl
             def quark_register_commands():
                 yield CommandRecord(
-                    name="acme-tensors", summary="Print the names of the tensors of a checkpoint.", command="acme_quant.tensors:tensors"
+                    name="acme-tensors",
+                    summary="Print the names of the tensors of a checkpoint.",
+                    command="acme_quant.tensors:tensors",
                 )
 
             # acme_quant/tensors.py
             from pathlib import Path
-            from typing import Annotated
 
-            import typer
-
-            def tensors(directory: Annotated[Path, typer.Argument(help="Directory of a checkpoint.")], limit: int = 10) -> None:
+            def tensors(directory: Path, limit: int = 10) -> None:
                 from safetensors import safe_open  # not above: `quark acme-tensors --help` does without it
 
                 for file in sorted(directory.glob("*.safetensors")):
@@ -384,16 +375,15 @@ class QuarkHooks:
 
     @hookspec
     def quark_on_event(self, event: Event) -> None:
-        """Hear what happens in a run: it started, a block is finished, something was exported, it failed.
+        """Hear an event of a run: it started, a block is finished, something was exported, it failed.
 
         Called in the process that works (of several, in the first), between two pieces of work: return
         quickly, and write nothing to stdout, where it would spoil ``--json``. What it raises is logged once,
         and ignored.
 
         Args:
-            event: An instance of `Event`: which class, and ``event.name``, say what happened. Ignore events
-                of other names, since later versions may add some. An implementation may leave the argument
-                out.
+            event: An instance of a subclass of `Event`, with a ``name``. Ignore events of other names, since
+                later versions may add some. An implementation may leave the argument out.
 
         Example::
 

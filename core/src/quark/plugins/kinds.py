@@ -1,4 +1,4 @@
-"""The kinds of things that plugins provide: one row each, from which hooks, registries, listings and messages follow."""
+"""The kinds of things that plugins provide: one row each, for hooks, registries, listings, messages."""
 
 from __future__ import annotations
 

@@ -65,8 +65,8 @@ class LayerTypeRecord(Record):
     """A class of float layers, and the class that they become when they are quantized.
 
     The class is matched exactly, or by a subclass that overrides nothing, since any other may compute
-    something else. Its module is never imported for that: a layer of the class can only be there if somebody
-    has imported it.
+    something else. Its module is never imported for that: a layer of the class exists only if
+    the module has been imported.
 
     Attributes:
         layer: Reference to the float class, a ``torch.nn.Module`` with a parameter ``weight``, and perhaps
@@ -77,7 +77,7 @@ class LayerTypeRecord(Record):
             None is their own. A layer that is planned as ``"linear"`` is rounded by whatever rounds linear
             layers.
         transposed: Whether the float class keeps its weight ``[in, out / groups, …]``, input channels first,
-            where ``groups`` is an attribute of the layer or 1; channels, groups and scales are those of
+            where ``groups`` is an attribute of the layer or 1. Channels, groups and scales are counted on
             ``[out, in / groups, …]``.
         lookup: Whether its input is indices, which are not quantized; ``by_name`` is then implied.
         by_name: Whether such layers are quantized only where a pattern or a type names them, and not by a

@@ -1,10 +1,10 @@
-"""Options of schemes, algorithms, observers and exporters: read from signatures and fields, and used to check what a user passes.
+"""Options of schemes, algorithms, observers and exporters: read from code, and checks of given values.
 
 A plugin need not declare options: a scheme's are the keyword arguments of its function, an algorithm's the
 fields of its settings, an exporter's the keyword arguments of its class. Help comes from their docstrings
-(``Args:``, ``Attributes:``), and what neither type nor docstring says from an annotation:
+(``Args:``, ``Attributes:``), and further facts from an annotation:
 ``share: Annotated[float, OptionNote(examples=(0.9,))] = 1.0``. A record may declare them all the same
-(`quark.plugins.Option`), so that they are listed without an import; what it declares is held against the code
+(`quark.plugins.Option`), so that they are listed without an import; the declaration is compared with the code
 when that is loaded.
 """
 
@@ -47,7 +47,7 @@ def _pairs(values: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> tuple[tuple
 
 @attrs.frozen
 class OptionNote:
-    """What an annotation says of an option beyond its type: for the check that no option is accepted and ignored.
+    """Facts about an option beyond its type, for the check that no option is accepted and ignored.
 
     Attributes:
         examples: Values, other than the default, each of which changes a result; needed where none is found
@@ -69,10 +69,9 @@ class Option:
         name: As a user writes it.
         type: Type of its values, as annotated, or that of the default; `typing.Any` where neither says one.
         default: Value where a user passes none; `REQUIRED` where one is needed.
-        help: What its docstring says, on one line.
+        help: Its text in the docstring, on one line.
         is_converted: Whether the target converts the value, so that other types are accepted.
-        note: What its annotation says of its effect; of a field that takes one of some values, these are the
-            examples.
+        note: Note of its annotation about its effect. The allowed values of a field are its examples.
     """
 
     name: str
@@ -100,10 +99,12 @@ class Option:
 
 
 def options_of(target: Callable[..., Any], without: Iterable[str] = ()) -> tuple[Option, ...]:
-    """Return the options of a function or a class: its keyword arguments; of an attrs class its fields, but for legacy and unused ones.
+    """Return the options of a function or a class: its keyword arguments.
+
+    Options of an attrs class are its fields, except legacy and unused ones.
 
     Args:
-        target: What is called with them.
+        target: Function or class that is called with them.
         without: Names of arguments that are no options.
     """
     hints, helps, left_out = _hints(target), _helps(target), set(without)
@@ -130,7 +131,7 @@ def settings_options(config: type[Any]) -> tuple[Option, ...]:
 
 
 def observer_options(observer: type[Any]) -> tuple[Option, ...]:
-    """Return the options of an observer: the class attributes that it names in ``options``, with their values as defaults."""
+    """Return the options of an observer: the class attributes that ``options`` names, with their values."""
     helps, hints = _helps(observer), _hints(observer, of_attributes=True)
     values = {name: getattr(observer, name, REQUIRED) for name in getattr(observer, "options", ())}
     return tuple(
@@ -140,12 +141,15 @@ def observer_options(observer: type[Any]) -> tuple[Option, ...]:
 
 
 def dataset_options(samples: Callable[..., Any]) -> tuple[Option, ...]:
-    """Return the options of a source of text: the keyword arguments of its function, but for the path of a file."""
+    """Return the options of a source of text: keyword arguments of its function, except ``path``."""
     return options_of(samples, without=("path",))
 
 
 def disagreement(declared: Sequence[Option], actual: Sequence[Option]) -> str | None:
-    """Return how options that a record declares differ from the code's, as a predicate; None where names, types and defaults agree."""
+    """Return how declared options differ from the code's, as a predicate, or None.
+
+    Names, types and defaults are compared.
+    """
     by_name = {option.name: option for option in actual}
     for option in declared:
         if option.name not in by_name:
@@ -157,16 +161,17 @@ def disagreement(declared: Sequence[Option], actual: Sequence[Option]) -> str | 
 
 
 def checked(whose: str, known: Sequence[Option], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values, converted to the options' types: an integer to a float and a list to a tuple where those are declared.
+    """Return the values, converted to the options' types.
+
+    An integer becomes a float, and a list a tuple, where these are declared.
 
     Args:
-        whose: What has the options, as messages say it: ``"the scheme 'mx6'"``.
+        whose: Owner of the options, for messages: ``"the scheme 'mx6'"``.
         known: All that it has.
         given: Values by name.
 
     Raises:
-        ConfigError: (a ValueError) There is no such option, or a value is of another type. Lists what there
-            is.
+        ConfigError: (a ValueError) There is no such option, or a value is of another type. Lists the options.
     """
     by_name = {option.name: option for option in known}
     wrong = []
@@ -228,7 +233,7 @@ def _note(hint: Any) -> OptionNote | None:
 
 
 def _allowed(validator: Any) -> tuple[Any, ...]:
-    """Return the values that a field takes, by its validator, `attrs.validators.in_` or an optional one; none where it says nothing."""
+    """Return the values that a field takes, by its validator `attrs.validators.in_`; else none."""
     inner = getattr(validator, "validator", validator)
     return tuple(getattr(inner, "options", ()))
 
@@ -238,7 +243,7 @@ def _hint_of(default: Any) -> Any:
 
 
 def _helps(target: Callable[..., Any]) -> dict[str, str]:
-    """Return what docstrings say of each argument; a class has those of its bases beside its own."""
+    """Return the help of each argument from docstrings; a class has the entries of its bases too."""
     helps: dict[str, str] = {}
     for owner in reversed(inspect.getmro(target)) if isinstance(target, type) else (target,):
         helps |= _entries(inspect.cleandoc(owner.__doc__ or "")) if owner is not object else {}
@@ -262,7 +267,10 @@ def _entries(doc: str) -> dict[str, str]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Return whether a value, such as JSON gives, is of an annotated type; types that are not known here are left to the target."""
+    """Return whether a value, such as one from JSON, is of an annotated type.
+
+    Types that are not known here are left to the target.
+    """
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return any(_fits(value, one) for one in inner)

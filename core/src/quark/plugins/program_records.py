@@ -1,4 +1,4 @@
-"""Records of what a program reads, writes, measures and chooses: exporters, datasets, metrics, selectors, and commands."""
+"""Records of exporters, datasets, metrics, selectors and commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["CommandRecord", "DatasetRecord", "ExporterRecord", "MetricRecord", "
 
 @attrs.frozen(kw_only=True)
 class ExporterRecord(Record):
-    """A checkpoint layout: the class that writes it, the class that reads it, and the class that makes a float checkpoint of it.
+    """A checkpoint layout: the classes that write it, read it, and make a float checkpoint of it.
 
     Which checkpoints reader and dequantizer get is said by ``quant_methods`` and ``marks``, which are
     compared with ``quantization_config`` in the checkpoint's ``config.json``. Of several layouts that fit,
@@ -32,11 +32,11 @@ class ExporterRecord(Record):
         exporter: Reference to a class with the protocol `quark.checkpoint.Exporter`; None where nothing here
             writes the layout.
         reader: Reference to a class with the protocol `quark.checkpoint.LayoutReader`; None where nothing
-            here loads what it writes.
+            here loads the layout.
         dequantizer: Reference to a class with the protocol `quark.checkpoint.Dequantizer`; None where a
             checkpoint of this layout cannot be quantized anew.
         inspector: Reference to a class with the protocol `quark.checkpoint.inspection.Inspector`, which says
-            what runtimes make of a checkpoint of this layout; None where nobody has written down their rules.
+            what runtimes make of a checkpoint of this layout; None where their rules are not written down.
             It needs a reader.
         quant_methods: Values of ``quant_method`` in checkpoints of this layout.
         marks: Further keys of ``quantization_config`` with the values that they have in checkpoints of this
@@ -108,7 +108,7 @@ class DatasetRecord(Record):
 
 @attrs.frozen(kw_only=True)
 class MetricRecord(Record):
-    """A metric: one number for each predicted token, of which an evaluation gives the mean with its standard error.
+    """A metric: one number for each predicted token; evaluations report mean and standard error.
 
     Attributes:
         metric: Reference to a function ``(log_q, targets, log_p)`` that returns a value for each token,

@@ -75,7 +75,7 @@ def check_names(instance: Any, attribute: Any, values: tuple[object, ...]) -> No
 
 
 def check_run_time_name(_: Any, attribute: Any, value: Any) -> None:
-    """Check that a value can be the name of what a program registers for itself."""
+    """Check that a value can be the name of a record that a program registers itself."""
     if not isinstance(value, str) or not value.strip() or ":" in value:
         raise ValueError(f"{attribute.name} {value!r} is not a name: write a text without ':', which parts a distribution from a name")
 
@@ -142,15 +142,15 @@ def check_reasons(_: Any, attribute: Any, values: Mapping[str, str]) -> None:
 
 
 def value_reference(base: str, **agrees: str) -> Mapping[str, Expected]:
-    """Return what is expected behind a reference to a value of class ``base``, whose fields agree with those of the record."""
+    """Return the `Expected` of a value of class ``base`` whose fields agree with the record's."""
     return {KEY: Expected("value", LazyRef(base), agrees=agrees)}
 
 
 def class_reference(base: str, options: Callable[[Any], tuple[Option, ...]] | None = None, **agrees: str) -> Mapping[str, Expected]:
-    """Return what is expected behind a reference to a subclass of ``base``."""
+    """Return the `Expected` of a subclass of ``base``."""
     return {KEY: Expected("class", LazyRef(base), agrees=agrees, options=options)}
 
 
 def function_reference(*members: str, options: Callable[[Any], tuple[Option, ...]] | None = None) -> Mapping[str, Expected]:
-    """Return what is expected behind a reference to a function, or to a class with these members."""
+    """Return the `Expected` of a function, or of a class with these members."""
     return {KEY: Expected("function", members=members, options=options)}

@@ -1,8 +1,7 @@
-"""Records: what plugins register. This module has the base and the records of number formats, observers, schemes and algorithms.
+"""Records, which plugins register: the base; number formats, observers, schemes and algorithms.
 
-A record is frozen and points at code by name; making one imports nothing. Records of models are in
-`quark.plugins.model_records`, those of files, data, metrics, selectors and commands in
-`quark.plugins.program_records`.
+A record is frozen and points at code by name; making one imports nothing. Other records are in
+`quark.plugins.model_records` and `quark.plugins.program_records`.
 
 Every record has a name (see `quark.base.names`), perhaps aliases, a one-line summary, a stability, and
 ``exports``: the names of AMD Quark's public API that come with it, each a reference. An export is keyed by a
@@ -54,7 +53,7 @@ class Record:
         exports: Names of AMD Quark's public API that come with this record.
         replaces: Distribution whose record of the same name this one stands in for, such as
             ``"quark-schemes"``.
-        options: What can be chosen, each a `quark.plugins.Option`. None derives them from the code that the
+        options: Its options, each a `quark.plugins.Option`. None derives them from the code that the
             record points at; declared ones are listed without importing it, and have to agree with it when it
             is loaded.
         capabilities: What it can do: names of `quark.plugins.CAPABILITIES`, and a vendor's own as
@@ -89,9 +88,9 @@ class FormatRecord(Record):
     Attributes:
         format: Reference to a `quark.numbers.NumberFormat` value.
         bits: Bits of one stored element, scales apart.
-        layout_version: Of how its codes and scales lie in a checkpoint. Count it up when that changes: a
-            checkpoint says by which it was written, and is refused where the plugin that is installed has
-            another.
+        layout_version: Version of the layout of its codes and scales in a checkpoint. Count it up when that
+            changes: a checkpoint says by which it was written, and is refused where the plugin that is
+            installed has another.
         error_bound: Largest distance of a value from what it is rounded to, in units of the scale, for values
             up to the format's ``max_magnitude``; the conformance suite checks it. None for formats that round
             to the nearest of their values, each by itself.
@@ -107,7 +106,7 @@ class FormatRecord(Record):
 
 @attrs.frozen(kw_only=True)
 class ObserverRecord(Record):
-    """An observer: what of the data it sees decides the range.
+    """An observer, which finds the range of the data that it sees.
 
     Attributes:
         observer: Reference to a `quark.numbers.Observer` class.
@@ -160,14 +159,14 @@ class AlgorithmRecord(Record):
 
     Attributes:
         kind: ``"transform"`` (changes weights, keeps the function), ``"rounding"`` (chooses codes) or
-            ``"block_tuning"`` (changes what a rounding has chosen, by the output of the whole block).
+            ``"block_tuning"`` (changes the codes of a rounding, by the output of the whole block).
         config: Reference to its `quark.config.algorithm.AlgoConfig` class.
         processor: Reference to the class that does the work; None while a distribution brings the
             configuration only.
         restorer: Reference to a class with the protocol `quark.checkpoint.restorers.Restorer`, which is made
-            with the settings: it puts back what the algorithm leaves in a model beside weights. None where it
-            leaves nothing.
-        role: What a transform or a tuning does to a model, in a word, such as ``"equalization"``. Algorithms
+            with the settings: it puts back the parts that the algorithm leaves in a model beside weights.
+            None where it leaves nothing.
+        role: Effect of a transform or a tuning on a model, in a word, such as ``"equalization"``. Algorithms
             of one role exclude each other: a run has at most one of each. None for one that goes with every
             other.
         before: Algorithms of the same kind, or roles of such, that a transform or a tuning has to precede in
@@ -181,7 +180,7 @@ class AlgorithmRecord(Record):
 
     Raises:
         ValueError: As `Record` does; or a rounding has a role or a place in the order, of which a run has
-            one; or another kind has what only roundings have.
+            one; or another kind has a field of roundings.
     """
 
     kind: str = attrs.field(validator=attrs.validators.in_(("transform", "rounding", "block_tuning")))

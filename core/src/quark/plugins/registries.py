@@ -1,8 +1,8 @@
-"""The registries of all kinds: what each kind's records point at, with its type.
+"""The registries of all kinds: a typed ``load_*`` method for each reference of a kind's records.
 
-Each ``load_*`` method takes a name as `Registry.get` does and raises what `Registry.get` raises; and
-UnsupportedError where the record leaves that reference empty, and PluginError where the reference leads
-nowhere or to something else than the record says.
+Each ``load_*`` method takes a name as `Registry.get` does, and raises the same errors; UnsupportedError where
+the record leaves that reference empty, and PluginError where the reference leads nowhere or to something else
+than the record says.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class SchemeRegistry(Registry[SchemeRecord]):
     """Schemes by name."""
 
     def load_config(self, name: str) -> Callable[..., QLayerConfig]:
-        """Return the function that builds the scheme's layer configuration; its keyword arguments are the scheme's options."""
+        """Return the function that builds the scheme's `QLayerConfig` from keyword arguments, its options."""
         build: Callable[..., QLayerConfig] = self._load(name, "config")
         return build
 
@@ -80,7 +80,7 @@ class SchemeRegistry(Registry[SchemeRecord]):
         return build
 
     def load_attention(self, name: str) -> Callable[[], QTensorConfig]:
-        """Return the function that builds the configuration of attention probabilities and queries in this scheme."""
+        """Return the function that builds the `QTensorConfig` of attention probabilities and queries."""
         build: Callable[[], QTensorConfig] = self._load(name, "attention")
         return build
 
@@ -99,7 +99,7 @@ class AlgorithmRegistry(Registry[AlgorithmRecord]):
         return processor
 
     def load_restorer(self, name: str) -> Callable[[Any], Restorer]:
-        """Return the class that makes, of the algorithm's settings, what puts back the parts that run with a model."""
+        """Return the class that, made of the settings, restores the parts that run with a model."""
         restorer: Callable[[Any], Restorer] = self._load(name, "restorer")
         return restorer
 
@@ -141,13 +141,13 @@ class ExporterRegistry(Registry[ExporterRecord]):
         return inspector
 
     def fitting(self, block: Mapping[str, Any]) -> list[str]:
-        """Return the names of the layouts that fit a ``quantization_config``; of several, those with the most marks."""
+        """Return the names of the layouts that fit a ``quantization_config`` with the most marks."""
         fitting = {name: record for name in self.names() if (record := self.get(name)).fits(block)}
         most = max((len(record.marks) for record in fitting.values()), default=0)
         return [name for name, record in fitting.items() if len(record.marks) == most]
 
     def fitting_one(self, block: Mapping[str, Any], part: Literal["reader", "dequantizer"], path: Path) -> str | None:
-        """Return the name of the layout that fits a ``quantization_config`` and has that part; None where none has.
+        """Return the name of the layout that fits a ``quantization_config`` and has that part, or None.
 
         Args:
             block: The ``quantization_config``.
@@ -222,7 +222,7 @@ class GraphOpRegistry(Registry[GraphOpRecord]):
     """Operators of FX graph mode by name."""
 
     def load_example(self, name: str) -> Callable[[str], tuple[nn.Module, tuple[object, ...]]]:
-        """Return the function that gives, for the name of an operator, a module with it and arguments of the module."""
+        """Return the function that returns a module with an operator of that name, and its arguments."""
         example: Callable[[str], tuple[nn.Module, tuple[object, ...]]] = self._load(name, "example")
         return example
 
@@ -236,6 +236,6 @@ class CommandRegistry(Registry[CommandRecord]):
         return command
 
     def in_order(self) -> list[str]:
-        """Return what `names` returns, in the order in which plugins register them: the core's commands first."""
+        """Return the names in the order in which plugins register them: the core's commands first."""
         order = [entry.record.name for entry in self._entries]
         return sorted(self.names(), key=lambda name: order.index(name.rpartition(":")[2]))

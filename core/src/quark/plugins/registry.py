@@ -27,7 +27,7 @@ R = TypeVar("R", bound=Record)
 
 
 def unreplaced(claims: Iterable[Registered]) -> list[Registered]:
-    """Return those of several claims on one name whose distribution no other claim replaces."""
+    """Return the claims on one name whose distribution no other claim replaces."""
     claims = list(claims)
     replaced = {
         normalized(c.record.replaces)
@@ -39,7 +39,10 @@ def unreplaced(claims: Iterable[Registered]) -> list[Registered]:
 
 
 def _standing_names(entries: Iterable[Registered]) -> list[str]:
-    """Return the names of entries, sorted; one that several distributions claim once for each of them, as ``"distribution:name"``."""
+    """Return the sorted names of entries.
+
+    A name that several distributions claim comes once for each, as ``"distribution:name"``.
+    """
     by_name: dict[str, list[Registered]] = {}
     for entry in entries:
         by_name.setdefault(entry.record.name, []).append(entry)
@@ -53,16 +56,16 @@ def _standing_names(entries: Iterable[Registered]) -> list[str]:
 class Registry(Generic[R]):
     """All records of one kind.
 
-    Iterating gives the records that `names` names. A registry is a view on what plugins yielded, plus what
-    was registered at run time.
+    Iterating yields the records of `names`. A registry is a view on the records of plugins, and of records
+    that were registered at run time.
 
     Args:
         kind: Which kind.
         entries: Records with their plugins; the list is used as it is, so that one set of plugins has one
             list.
         failures: Gives the failures of all plugins, for messages.
-        missing: Gives what to say about distributions that are not installed or left out, for messages; may
-            be empty.
+        missing: Returns a sentence about distributions that are not installed or left out, for messages; it
+            may be empty.
     """
 
     def __init__(
@@ -87,7 +90,7 @@ class Registry(Generic[R]):
         return _standing_names(self._entries)
 
     def plugin_names(self) -> list[str]:
-        """As `names`, without what was registered at run time, and with what that stands in for."""
+        """Return the names of plugins' records, also where run-time records replace them."""
         plugins = [entry for entry in self._entries if entry.source.distribution != RUN_TIME]
         return _standing_names(plugins)
 
@@ -99,15 +102,15 @@ class Registry(Generic[R]):
         """Return the record of that name, of that alias, or of ``"distribution:name"``.
 
         Raises:
-            UnknownNameError: (a ValueError) There is none. Says what there is, what comes close, and what may
-                be missing.
+            UnknownNameError: (a ValueError) There is none. Names all records, the closest match and missing
+                distributions.
             AmbiguousNameError: (a ValueError) Several distributions claim the name. Says which, and how to
                 choose.
         """
         return cast(R, self._find(name).record)
 
     def _load(self, name: str, field: str) -> Any:
-        """Return what a reference of a record points at.
+        """Return the object of a reference of a record.
 
         The registry of each kind has a typed method for each of its references.
 
@@ -132,7 +135,7 @@ class Registry(Generic[R]):
         return loaded
 
     def options(self, name: str) -> tuple[Option, ...]:
-        """Return the options of a record: those that it declares, or else those of the code that it points at, which is loaded.
+        """Return the options that a record declares, or else those of its code, which is loaded.
 
         Raises:
             UnknownNameError: As `get` does.
@@ -152,12 +155,12 @@ class Registry(Generic[R]):
         return self._find(name).source
 
     def conflicts(self) -> dict[str, tuple[Source, ...]]:
-        """Return names and aliases that several distributions claim without a ``replaces=`` that decides, with the claimants."""
+        """Return contested names and aliases, with the distributions that claim them."""
         candidates = {key: self._candidates(key) for key in sorted(self._claims_by_key())}
         return {key: tuple(c.source for c in entries) for key, entries in candidates.items() if len(entries) > 1}
 
     def failures(self) -> tuple[PluginFailure, ...]:
-        """Return what went wrong with plugins, of whatever kind: a plugin that cannot be imported lacks in every registry."""
+        """Return the failures of plugins of all kinds; a plugin that fails to import has no records."""
         return tuple(self._failures())
 
     def register(self, record: R, source: Source | None = None) -> None:
@@ -209,7 +212,7 @@ class Registry(Generic[R]):
 
     @property
     def revision(self) -> tuple[int, int]:
-        """A value that differs whenever the records differ, for what is derived from them and kept."""
+        """A value that changes with the records, for caches of things that are derived from them."""
         return len(self._entries), self._changes
 
     def __contains__(self, name: object) -> bool:

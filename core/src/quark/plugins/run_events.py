@@ -1,4 +1,4 @@
-"""RunEvents: the one voice of a run, which tells listeners what happens.
+"""RunEvents: tells listeners what a run does.
 
 Whatever works on a run tells it here; a bar, log lines, programs and plugins listen.
 """
@@ -33,7 +33,7 @@ __all__ = ["SILENT", "RunEvents", "TimeLeft", "running"]
 
 
 class TimeLeft:
-    """Measures the rate of work, and what is left of it.
+    """Measures the rate of work, and estimates the time of the rest.
 
     Args:
         work: Of each piece, in any unit, such as the bytes of a block; 0 for a piece that is not worked on
@@ -54,7 +54,7 @@ class TimeLeft:
         self._left = float(sum(self._work))
 
     def finish(self, number: int, seconds: float) -> None:
-        """Count a piece, 0 for the first, as done in so many seconds; one without work says nothing of the rate."""
+        """Count a piece, 0 for the first, as done in these seconds; pieces without work do not count."""
         if self._work[number] > 0:
             self._done += self._work[number]
             self._took += seconds
@@ -71,7 +71,7 @@ _Block = TypeVar("_Block", bound=Any)
 
 
 class RunEvents:
-    """Tells listeners what one run does. Where nobody listens, no event is made.
+    """Tells listeners about one run. Where nobody listens, no event is made.
 
     Args:
         task: What the run does, as of `quark.plugins.Event`.
@@ -148,7 +148,10 @@ class RunEvents:
         self._block = None
 
     def blocks(self, blocks: Sequence[_Block]) -> Iterator[_Block]:
-        """Yield blocks, each with a ``name`` and a ``module``, and tell of each before it is worked on and when the next is asked for."""
+        """Yield blocks, and tell of each before it is worked on and when the next is asked for.
+
+        Each has a ``name`` and a ``module``.
+        """
         self.expect([sum(p.nbytes for p in block.module.parameters()) for block in blocks] if self.is_heard else [0] * len(blocks))
         for number, block in enumerate(blocks):
             self.block_started(block.name or "model", number)
@@ -156,7 +159,10 @@ class RunEvents:
             self.block_finished()
 
     def batches(self, items: Iterable[_Item], of: object) -> Iterator[_Item]:
-        """Yield the items, and tell of each when the next is asked for; there are as many as ``of`` has, where that has a length."""
+        """Yield the items, and tell of each when the next is asked for.
+
+        Their total is the length of ``of``, where that has one.
+        """
         total = len(of) if isinstance(of, Sized) else None
         left, since = TimeLeft([1.0] * (total or 0)), self._now()
         for number, item in enumerate(items):
@@ -175,7 +181,7 @@ class RunEvents:
 
 
 SILENT = RunEvents("", speaks=False)
-"""Of what is no run of its own: nothing is told."""
+"""Events of work inside another run, or of none: nothing is told."""
 _current = threading.local()
 
 
@@ -185,7 +191,7 @@ def running(task: str, *, speaks: bool = True, **facts: Any) -> Iterator[RunEven
 
     A run inside another one is silent.
 
-    While it lasts, a bar is shown on a terminal, lines go to the log, and what is logged as a warning is told
+    While it lasts, a bar is shown on a terminal, lines go to the log, and logged warnings are told
     to listeners.
 
     Args:
@@ -215,7 +221,7 @@ def running(task: str, *, speaks: bool = True, **facts: Any) -> Iterator[RunEven
 
 
 class _Warnings(logging.Handler):
-    """Tells what is logged as a warning."""
+    """Tells listeners of logged warnings."""
 
     def __init__(self, events: RunEvents) -> None:
         super().__init__(logging.WARNING)

@@ -1,4 +1,4 @@
-"""A small world of registered things, none of them built in: schemes, algorithms and a template of the fictitious family ``acme_net``."""
+"""Registered schemes, algorithms and a template of the fictitious family ``acme_net``, none built in."""
 
 from __future__ import annotations
 

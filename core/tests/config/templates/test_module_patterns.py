@@ -1,4 +1,4 @@
-"""Documented patterns that name layers as checkpoints do come together with those that name them as modules are called."""
+"""Patterns that name layers as checkpoints do come together with patterns of the modules' names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program registers for itself is in the registry: in every listing, option, suggestion and message."""
+"""Names that a program registers itself are in every listing, option, suggestion and message."""
 
 from __future__ import annotations
 

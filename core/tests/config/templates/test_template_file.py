@@ -1,4 +1,4 @@
-"""Templates in JSON files: facts as data; whatever is wrong is said with the name of the file and of the field."""
+"""Templates in JSON files: facts as data; an error names the file and the field."""
 
 from __future__ import annotations
 

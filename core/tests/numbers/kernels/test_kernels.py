@@ -1,4 +1,4 @@
-"""Devices that use kernels, runs of elements that share a scale, and that nothing is paid for kernels where they are not used."""
+"""Devices that use kernels, and runs of elements; nothing is paid for kernels that are not used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A number format that no part of this repository knows brings a kernel by its arithmetic alone, or does without."""
+"""A number format of a plugin brings a kernel by its arithmetic alone, or does without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Algorithms: a rounding, `third_party.clipped_nearest`, and a transform that runs with the model, of a role that core does not know."""
+"""Algorithms: a rounding, and a transform that runs with the model, of a role of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The box layout: safetensors files in which a layer's codes are ``NAME.box_codes`` and its scales ``NAME.box_scale``, …"""
+"""The box layout: safetensors files with ``NAME.box_codes`` and ``NAME.box_scale`` of each layer."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from third_party.settings import ClippedNearestConfig
 
 
 class ClippedNearest:
-    """Round to nearest under the range of each group, narrowed where that makes ``Σ_k H_kk (w_k − q_k)²`` smaller."""
+    """Round to nearest in the range of each group, narrowed if ``Σ_k H_kk (w_k − q_k)²`` gets smaller."""
 
     needs = (Hessian,)
 

@@ -1,4 +1,4 @@
-"""A linear layer with a gain for each output: no subclass of ``nn.Linear``, and it holds more than a weight and a bias."""
+"""A linear layer with a gain for each output, which is no subclass of ``nn.Linear``."""
 
 from __future__ import annotations
 

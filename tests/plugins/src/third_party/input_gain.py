@@ -1,4 +1,4 @@
-"""A transform that runs with the model: inputs of some layers are multiplied by powers of two, and their weights divided."""
+"""A transform that runs with the model: inputs are multiplied by powers of two, weights divided."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoint layouts: `third_party.box`, which transformers reads too, and `third_party.single_file`, which has a file of its own."""
+"""Checkpoint layouts: `third_party.box`, which transformers reads too, and `third_party.single_file`."""
 
 from __future__ import annotations
 

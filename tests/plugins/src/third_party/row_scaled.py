@@ -1,4 +1,4 @@
-"""Weights with two scales, neither of which is one over the whole tensor: ``value = code · group scale · row scale``.
+"""Weights with two scales, of groups and of rows: ``value = code · group scale · row scale``.
 
 Group scales are whole numbers from 1 to 63, as in the K-quants of llama.cpp; the row scale is a float32 for
 each output channel.
@@ -56,7 +56,7 @@ class RowScaledInt4(NumberFormat):
 
 @attrs.frozen(eq=False)
 class RowScaledQuantizer(MultiLevelQuantizer):
-    """`QParams` hold the group scales as whole numbers in float32, ``[O, groups]``, and the row scales, ``[O]``."""
+    """`QParams` hold whole group scales in float32, ``[O, groups]``, and the row scales, ``[O]``."""
 
     elements: SingleLevelQuantizer
 

@@ -1,4 +1,4 @@
-"""A granularity of a new kind, groups of columns that are equally far apart, and a number format whose specs can ask for it."""
+"""A granularity of a new kind, groups of equally distant columns, and a number format that has it."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ Algorithms themselves are plugins.
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from quark.base.log import get_logger
 from quark.base.names import closest
 from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
+from quark.config.fields import json_of
 from quark.errors import ConfigError, UnknownNameError, UnsupportedError
 from quark.plugins import algorithms, templates
 from quark.plugins.options import called, checked, settings_options
@@ -38,7 +38,7 @@ __all__ = [
 
 _CONFIG_SUFFIX = "_config"
 LEGACY_KEYS = frozenset({"num_attention_heads", "num_key_value_heads"})
-"""Keys of older configuration files that the model's own configuration replaces; they are dropped on reading."""
+"""Keys of older configuration files, dropped on reading: the model's configuration has them."""
 
 
 def get_supported_algorithm_types() -> list[str]:
@@ -93,7 +93,10 @@ def get_algo_config(algorithm_type: str, model_type: str) -> AlgoConfig | None:
 
 
 def derived_config(name: str, architecture: Architecture) -> AlgoConfig | None:
-    """Return the settings that the algorithm ``name`` derives from a family's facts, or None; the family's values replace its defaults."""
+    """Return the settings that an algorithm derives from a family's facts, or None.
+
+    The family's values (``algorithm_defaults``) replace the algorithm's defaults.
+    """
     config_class = algorithms().load_config(name)
     if refusal(name, architecture) is not None:
         return None
@@ -102,13 +105,13 @@ def derived_config(name: str, architecture: Architecture) -> AlgoConfig | None:
 
 
 def refusal(name: str, architecture: Architecture) -> str | None:
-    """Return the reason why the algorithm ``name`` cannot be applied to a family; None where it can, or no reason is known."""
+    """Return why the algorithm ``name`` cannot be applied to a family, or None."""
     config_class = algorithms().load_config(name)
     return architecture.unsupported.get(name) or config_class.refusal(architecture)
 
 
 def with_options(name: str, settings: AlgoConfig, options: Mapping[str, Any]) -> AlgoConfig:
-    """Return a copy of an algorithm's settings with these options in place of what they say.
+    """Return a copy of an algorithm's settings with these options changed.
 
     Raises:
         ConfigError: (a ValueError) The algorithm has no such option, or refuses its value; those that it has
@@ -154,12 +157,7 @@ def load_quant_algo_config_from_file(file_path: str | Path) -> AlgoConfig:
             key is none of its fields.
     """
     path = Path(file_path)
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"the algorithm configuration '{path}' cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ConfigError(f"the algorithm configuration '{path}' is not JSON: {error}") from error
+    data = json_of(path, "algorithm configuration")
     if not isinstance(data, dict):
         raise ConfigError(f"the algorithm configuration '{path}' holds a {type(data).__name__}: a JSON object with a 'name' is wanted")
     return algo_config_from_dict(data)
@@ -176,7 +174,10 @@ def by_algorithm(configs: Mapping[str, AlgoConfig | None] | None, where: str) ->
 
 
 def legacy_settings(parameters: Mapping[str, AlgoConfig | None]) -> dict[str, AlgoConfig | None]:
-    """Return settings by algorithm, of ``<algorithm>_config`` keywords; raises ConfigError for other keywords."""
+    """Return settings by algorithm from ``<algorithm>_config`` keywords.
+
+    Raises ConfigError for other keywords.
+    """
     if not parameters:
         return {}
     known = [f"{name}{_CONFIG_SUFFIX}" for name in get_supported_algorithm_types()]

@@ -1,4 +1,4 @@
-"""Configurations whose KV cache or attention is quantized, as outputs of projections; made of patterns, without a model.
+"""Quantized KV cache and attention, as outputs of projections; decided on patterns, without a model.
 
 A template knows patterns, not layers. The entries it adds for caches and attention stand for whole patterns,
 while a user's own patterns may cover all, some or none of the layers behind one. Layers that a user's earlier
@@ -29,7 +29,8 @@ def covers(pattern: str, symbolic: str) -> bool:
     Exact where ``pattern`` has no wildcards but ``*``: what its stars swallow of ``symbolic``, stars
     included, may be anything. Patterns with other wildcards are taken to cover only themselves.
 
-    >>> covers("*self_attn*", "model.layers.*.self_attn.k_proj"), covers("model.layers.0.*", "model.layers.*.self_attn.k_proj")
+    >>> keys = "model.layers.*.self_attn.k_proj"
+    >>> covers("*self_attn*", keys), covers("model.layers.0.*", keys)
     (True, False)
     """
     return pattern == symbolic or (not set("?[") & set(pattern) and fnmatchcase(symbolic, pattern))
@@ -98,7 +99,7 @@ def _covering_pattern(config: QConfig, pattern: str, symbolic: tuple[str, ...]) 
 
 
 def _remaining(config: QConfig) -> QLayerConfig:
-    """Return the configuration of a linear layer that no pattern matches: that of its type, or the global one."""
+    """Return the configuration of linear layers that no pattern matches: their type's, or the global one."""
     for key, layer in config.layer_type_quant_config.items():
         if (key if isinstance(key, str) else key.__name__) == _PROJECTION_TYPE:
             return layer

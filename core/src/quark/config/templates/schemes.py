@@ -1,4 +1,4 @@
-"""Schemes by name: AMD Quark's public classes for them, and the configuration that a name and its options give."""
+"""Schemes by name: AMD Quark's public classes, and the configuration of a scheme with options."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 AttentionPart = Literal["kv_cache", "attention"]
 """Fields of `SchemeRecord` that build the configuration of a part of attention."""
 RUN_TIME_SUMMARY = "registered by this program"
-"""Summary of what has no plugin to describe it."""
+"""Summary of a scheme or template that has no plugin."""
 
 
 class QuantizationScheme:
@@ -63,7 +63,7 @@ class _NamedScheme(QuantizationScheme):
 
 
 class QuantizationSchemeCollection:
-    """All schemes by name, as AMD Quark documents them: a view of the registry, `quark.schemes`, which alone holds them."""
+    """All schemes by name, as AMD Quark documents them: a view of the registry `quark.schemes`."""
 
     def register_scheme(self, scheme_name: str, scheme: QuantizationScheme) -> None:
         """Add a scheme under a new name.
@@ -112,7 +112,7 @@ class QuantizationSchemeCollection:
         )
 
     def get_supported_schemes(self) -> list[str]:
-        """Return all names of schemes: plugins' in alphabetical order, their aliases, then the program's own in order of registration."""
+        """Return all names of schemes: plugins' names sorted, their aliases, then the program's own."""
         own = schemes().run_time_names()
         return [*schemes().plugin_names(), *(alias for record in schemes() for alias in record.aliases), *own]
 
@@ -169,7 +169,7 @@ def _run_time_hint(scheme_name: str) -> str:
 
 
 def _built(name: str, options: Mapping[str, Any] | None = None) -> QLayerConfig:
-    """Call the function of a scheme, and check what it returns."""
+    """Return the `QLayerConfig` that the function of a scheme builds; anything else is an error."""
     build, whose = schemes().load_config(name), origin("schemes", name)
     with attributed("building its configuration", whose):
         layer = called(f"the scheme '{name}'", build, options) if options else build()
@@ -179,7 +179,10 @@ def _built(name: str, options: Mapping[str, Any] | None = None) -> QLayerConfig:
 
 
 def _attention_config(layer: QLayerConfig) -> QTensorConfig | None:
-    """Return the configuration of outputs, or else of inputs, for a KV cache or attention; None where it is not one static level."""
+    """Return the spec of outputs, or else of inputs, for a KV cache or attention.
+
+    None where it is not one static level.
+    """
     spec = layer.output_tensors or layer.input_tensors
     return spec if isinstance(spec, QTensorConfig) and not spec.is_dynamic else None
 
@@ -190,7 +193,7 @@ def scheme_part(scheme_name: str, part: AttentionPart, what: str) -> QTensorConf
     Args:
         scheme_name: Name of a registered scheme.
         part: Which part.
-        what: How messages call it, such as ``"KV cache scheme"``.
+        what: Word of messages for it, such as ``"KV cache scheme"``.
 
     Raises:
         UnknownNameError: (a ValueError) There is no such scheme, or it has no such part; those that have one

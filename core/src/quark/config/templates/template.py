@@ -41,7 +41,7 @@ from quark.plugins.model_records import RunTimeTemplate
 __all__ = ["LLMTemplate", "template_for"]
 
 _QKV = ("q_proj", "k_proj", "v_proj")
-"""AMD Quark's group of attention projections that share a global scale, for families that do not state three of their own."""
+"""Attention projections that share a global scale, where a family does not state them: AMD Quark's group."""
 
 
 _MAKE_CONVERTERS = LazyRef("quark.models.hf.weight_converters:make_converters")
@@ -66,11 +66,10 @@ def _one_of(name: str, value: Any, old_name: str, old_value: Any) -> Any:
 
 
 class LLMTemplate:
-    """How models of one family are quantized: which layers feed the cache, which stay float, what algorithms need to know.
+    """How models of one family are quantized: layers of the cache, float layers, algorithm settings.
 
-    Templates of known families come from plugins, as `quark.config.architecture.Architecture` facts;
-    `LLMTemplate.get` makes one when it is first asked for. A program may register templates of its own beside
-    them.
+    Templates of known families come from plugins, as `quark.config.architecture.Architecture` facts; a
+    program may register its own.
 
     Args:
         model_type: ``config.model_type`` of the family.
@@ -81,20 +80,21 @@ class LLMTemplate:
             ``up_proj``.
         exclude_layers_name: Patterns of layers left in float. Old keyword: ``exclude_layers``.
         algorithm_configs: Settings by name of algorithm, in any case.
-        f2f_weight_converters: What `quark.runs.quantize_checkpoint` makes of stored tensors first, with
-            calibration data or without (`quark.torch.quantization.weight_convert`); None for nothing.
+        f2f_weight_converters: Conversions of stored tensors that `quark.runs.quantize_checkpoint` makes
+            first, with calibration data or without (`quark.torch.quantization.weight_convert`); None for
+            nothing.
         kv_layer_name: Old name of ``kv_layers_name``.
         exclude_layers: Old name of ``exclude_layers_name``.
         architecture: Further facts about the family.
         legacy_algorithm_parameters: ``<algorithm>_config``, the form before ``algorithm_configs``; warns.
 
     Raises:
-        ConfigError: (a ValueError) A keyword is unknown, an algorithm is, or an argument is passed under both
-            its names.
+        ConfigError: (a ValueError) A keyword or algorithm is unknown, or an argument has both its names.
 
     Example:
         >>> from quark.torch import LLMTemplate
-        >>> template = LLMTemplate(model_type="acme", kv_layers_name=["*k_proj", "*v_proj"], exclude_layers_name=["lm_head"])
+        >>> patterns = {"kv_layers_name": ["*k_proj", "*v_proj"], "exclude_layers_name": ["lm_head"]}
+        >>> template = LLMTemplate(model_type="acme", **patterns)
         >>> template.get_config(scheme="fp8", kv_cache_scheme="fp8").exclude
         ['lm_head']
     """
@@ -140,7 +140,10 @@ class LLMTemplate:
 
     @classmethod
     def from_architecture(cls, architecture: Architecture) -> LLMTemplate:
-        """Return the template of a family whose facts are known; each installed algorithm derives its settings from them."""
+        """Return the template of a family whose facts are known.
+
+        Each installed algorithm derives its settings from the facts.
+        """
         derived = {name: derived_config(name, architecture) for name in get_supported_algorithm_types()}
         template = cls(
             model_type=architecture.model_type,
@@ -163,7 +166,9 @@ class LLMTemplate:
 
     @classmethod
     def register_template(cls, template: LLMTemplate) -> None:
-        """Register a template for the rest of this process; one of the same model type is replaced, with a warning.
+        """Register a template for the rest of this process.
+
+        One of the same model type is replaced, with a warning.
 
         Raises:
             ConfigError: (a ValueError) Its model type is no text, or holds a colon.
@@ -199,8 +204,7 @@ class LLMTemplate:
                 is missing.
 
         Raises:
-            UnknownNameError: (a ValueError) There is none; the closest match, all that there are, and how to
-                make one are named.
+            UnknownNameError: (a ValueError) There is none; says which there are, and how to make one.
         """
         try:
             record = templates().get(model_type)
@@ -271,7 +275,9 @@ class LLMTemplate:
         scheme_options: Mapping[str, Any] | None = None,
         algorithm_options: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> QConfig:
-        """Return the configuration of a whole model: a new one, which shares only the algorithm settings that the caller passed.
+        """Return a new `QConfig` for a whole model.
+
+        It shares only the algorithm settings that the caller passed.
 
         Args:
             scheme: Name of the scheme of every linear layer.
@@ -296,8 +302,7 @@ class LLMTemplate:
                 ``quark algorithms NAME`` shows them.
 
         Raises:
-            UnknownNameError: (a ValueError) There is no such scheme or algorithm, or the scheme cannot do
-                that.
+            UnknownNameError: (a ValueError) There is no such scheme, algorithm, or part of a scheme.
             UnsupportedError: (a NotImplementedError) The algorithm cannot run, or has no settings for this
                 family.
             ConfigError: (a ValueError) An option is unknown or of the wrong type, or no layers are known to
@@ -322,7 +327,7 @@ class LLMTemplate:
         return self._with_attention(config, kv_cache_scheme, attention_scheme)
 
     def _scale_groups(self) -> list[list[str]]:
-        """Return suffixes of layers that share a global scale where the scheme says so: queries, keys and values; gate and up."""
+        """Return groups of suffixes whose layers share a global scale: q, k and v; gate and up."""
         facts = self.architecture
         roles = () if facts is None else (facts.query_projections, facts.key_projections, facts.value_projections)
         suffixes = [{name.rpartition(".")[2] for name in names or ()} for names in roles]
@@ -367,7 +372,8 @@ class LLMTemplate:
                     f"{f': {reason}' if reason else ''}. "
                     f"Pass your own to get_config: algo_configs={{'{name}': …}}"
                 )
-            # Derived settings are shared by all configurations of the family; settings that a caller passed stay the caller's object.
+            # Derived settings are shared by all configurations of the family, so they are copied; settings
+            # that a caller passed stay the caller's object.
             own = copy.deepcopy(own) if own is self._derived.get(name) else own
             chosen.append(with_options(name, own, options[name]) if name in options else own)
         return chosen or None

@@ -1,8 +1,7 @@
-"""Templates of model families from JSON files: facts as data, checked field by field; nothing of a file is run."""
+"""Templates of model families from JSON files: facts as data, checked by field; nothing is executed."""
 
 from __future__ import annotations
 
-import json
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ import attrs
 from quark.base.lazy import LazyRef
 from quark.base.names import closest
 from quark.config.architecture import Architecture
+from quark.config.fields import json_of
 from quark.config.templates.algorithms import algo_config_from_dict, canonical_algorithm
 from quark.config.templates.template import LLMTemplate
 from quark.errors import ConfigError, QuarkError
@@ -23,13 +23,15 @@ __all__ = ["read_template_file", "register_template_file"]
 _OWN = ("base", "algorithm_configs")
 """Keys beside those of `Architecture`."""
 _PATTERNS = ("model_type", "kv_layers_name", "q_layer_name", "gate_up_layers_name", "exclude_layers_name")
-"""Facts without which a family's structure is inferred, as for `LLMTemplate` itself: those of AMD Quark's
+"""Keys of AMD Quark's form, which has patterns alone: the family's structure is then inferred.
 form.
 """
 
 
 def register_template_file(path: str | Path) -> LLMTemplate:
-    """Register the template in a JSON file for the rest of this process, and return it; errors as `read_template_file`.
+    """Register the template in a JSON file for the rest of this process, and return it.
+
+    Errors as `read_template_file`.
 
     A resumed run needs the file again: the facts are part of the identity of a run.
     """
@@ -59,12 +61,7 @@ def read_template_file(path: str | Path) -> LLMTemplate:
             field.
     """
     path = Path(path)
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"the template file '{path}' cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ConfigError(f"the template file '{path}' is not JSON: {error}") from error
+    data = json_of(path, "template file")
     try:
         return _template(data)
     except (QuarkError, TypeError, ValueError) as error:
@@ -135,7 +132,7 @@ def _value(value: Any, hint: Any, field: str) -> Any:
 
 
 def _wanted(hint: Any) -> str:
-    """Return in words what a field of that type has."""
+    """Return the kind of value that a field takes, in words."""
     kind, arguments = get_origin(hint), get_args(hint)
     if kind in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(map(_wanted, arguments)))

@@ -1,4 +1,4 @@
-"""Triton kernels that do in one pass over a tensor what takes torch's operations several: rounding with scales, and its device code.
+"""Triton kernels that round a tensor in one pass; the device code of formats, and devices that use it.
 
 `quark.numbers.kernels` imports no Triton: the modules that hold kernels are imported when a tensor on a
 device that uses them is first rounded.
@@ -24,7 +24,7 @@ DeviceFunction = Callable[..., Any]
 
 @attrs.frozen(kw_only=True)
 class DeviceCode:
-    """What a number format does to one element, as functions under ``triton.jit``.
+    """The arithmetic of a number format for one element, as functions under ``triton.jit``.
 
     They work on tiles, which are float32 and of any shape, and give the bits that the methods of
     `quark.numbers.NumberFormat` give on a CPU. Kernels are compiled without contraction of products and sums.
@@ -51,13 +51,15 @@ class DeviceCode:
 
 
 VARIABLE = "QUARK_KERNELS"
-"""Environment variable with the device types that use kernels, separated by commas; ``cuda`` (which is AMD's GPUs too) where it is not set,
+"""Environment variable with the device types that use kernels, separated by commas.
+
+Where it is not set, ``cuda`` (AMD's GPUs too); where it is empty, none.
 none where it is empty."""
 _DEFAULT = "cuda"
 
 
 def uses_kernels(device: torch.device) -> bool:
-    """Return whether tensors on that device are rounded by kernels, where their number format brings device code.
+    """Return whether tensors on that device are rounded by kernels, if their format has device code.
 
     With ``QUARK_KERNELS=cpu`` and ``TRITON_INTERPRET=1`` the kernels run on the CPU, in Triton's interpreter,
     as tests do.
@@ -73,13 +75,18 @@ def _types(named: str) -> frozenset[str]:
 
 
 def launching_on(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context in which kernels are launched on that device: Triton takes the current one, wherever its arguments lie."""
+    """Return a context in which kernels are launched on that device.
+
+    Triton takes the current device, wherever its arguments lie.
+    """
     return nullcontext() if device.type == "cpu" else torch.get_device_module(device).device(device)
 
 
 @attrs.frozen
 class Runs:
-    """How the elements that share a scale lie in a contiguous tensor: run r has scale number ``r // span · period + r % period``.
+    """How the elements that share a scale lie in a contiguous tensor.
+
+    Run r has scale number ``r // span · period + r % period``.
 
     Attributes:
         length: Elements of a run, next to each other.

@@ -31,14 +31,20 @@ def with_sign_of(magnitude, t):
 
 @triton.jit
 def bounded(t, low, high):
-    """Return ``t`` between two bounds: ``torch.clamp`` as it is on CPUs, where NaN stays NaN and −0 stays −0 at a bound of 0."""
+    """Return ``t`` between two bounds, as ``torch.clamp`` on CPUs.
+
+    NaN stays NaN, and −0 stays −0 at a bound of 0.
+    """
     t = tl.where(t < low, low, t)
     return tl.where(t > high, high, t)
 
 
 @triton.jit
 def round_whole(t):
-    """Return ``t`` rounded to whole numbers, half to even: ``torch.round`` for magnitudes up to 2^22; larger ones stay larger than that."""
+    """Return ``t`` rounded to whole numbers, half to even, for magnitudes up to 2^22: ``torch.round``.
+
+    Larger magnitudes stay larger than that.
+    """
     # Adding 1.5 · 2^23 leaves the whole part, rounded as the processor rounds sums. Nothing here may be
     # reassociated, and nothing is.
     return with_sign_of((t + 12582912.0) - 12582912.0, t)

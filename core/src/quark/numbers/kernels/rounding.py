@@ -1,4 +1,4 @@
-"""One kernel that rounds a tensor with its scales, given or found on the way: values or codes, in one read and one write.
+"""One kernel that rounds a tensor with its scales, or with scales that it finds, in one pass.
 
 The elements that share a scale lie in runs (`quark.numbers.Runs`). A program takes a tile of several short
 runs, or a part of a long one: loads and stores are of consecutive addresses, and a scale is loaded once for
@@ -32,7 +32,10 @@ _LARGEST_OF_NARROW = 2.0**120
 
 @triton.jit
 def _extremes(x, is_inside, IS_SYMMETRIC: tl.constexpr):
-    """Return the smallest and the largest value of each row, NaN where there is one; if symmetric, ∓ the largest magnitude."""
+    """Return the smallest and the largest value of each row, or ∓ the largest magnitude if symmetric.
+
+    NaN where a row has one.
+    """
     # Magnitudes are in the order of their bits, NaN last: so a maximum of whole numbers does not lose NaN, as
     # one of floats would.
     largest = float_of(tl.max(tl.where(is_inside, bits_of(x) & 0x7FFFFFFF, 0), 1))
@@ -47,7 +50,10 @@ def _extremes(x, is_inside, IS_SYMMETRIC: tl.constexpr):
 
 @triton.jit
 def _relative_scales(high, outer, ROUND: tl.constexpr, P: tl.constexpr, LARGEST: tl.constexpr, IN_ONE_DIVISION: tl.constexpr):
-    """Return scales for magnitudes up to ``high``, in units of the outer scale and in a format of their own: of two-level quantizers."""
+    """Return scales for magnitudes up to ``high`` of a two-level quantizer: in units of the outer scale.
+
+    They are rounded to their own format.
+    """
     relative = tl.div_rn(high, outer * LARGEST) if IN_ONE_DIVISION else tl.div_rn(tl.div_rn(high, LARGEST), outer)
     scale = ROUND(relative, None, P)
     return tl.where(scale == 0, 1.0, scale)
@@ -172,7 +178,9 @@ def launch(
     encode: bool = False,
     finding: Finding | None = None,
 ) -> None:
-    """Round ``x`` into ``out``, with the scale, the zero points and the outer scale in ``qparams``; all tensors contiguous, on one device.
+    """Round ``x`` into ``out`` with the scales, zero points and outer scale in ``qparams``.
+
+    All tensors are contiguous and on one device.
 
     Args:
         code: The arithmetic of the number format.
