@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -132,10 +132,14 @@ def _no_attribute(module: str, name: str, hint: str = "") -> AttributeError:
 
 
 class PublicModules:
-    """Finder and loader of the public modules that are no files of the core; it comes behind files, so these win."""
+    """Finder and loader of the public modules that are not files of the core.
+
+    It asks for a file first. It has to come before the finder of files, for which a folder of stubs (``.pyi``) is a
+    namespace package.
+    """
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return where the module comes from, None where nothing brings it.
+        """Return the specification of a file or of a public module; None where nothing brings it.
 
         Raises:
             MissingPluginError: (an ImportError) A distribution of this project is not active, which may be
@@ -144,6 +148,8 @@ class PublicModules:
         """
         if not fullname.startswith("quark."):
             return None
+        if (file := PathFinder.find_spec(fullname, path, target)) is not None and file.has_location:
+            return file
         if fullname not in _OWN | _PACKAGES:
             may_be_a_plugins = fullname.startswith(_BY_PLUGINS)
             if not may_be_a_plugins or not any(f"{known}.".startswith(f"{fullname}.") for known in _modules_of_plugins()):
@@ -173,6 +179,7 @@ class PublicModules:
 
 
 def install() -> None:
-    """Put the finder behind all others, once in a process."""
+    """Put the finder in front of that of files, once in a process."""
     if not any(isinstance(finder, PublicModules) for finder in sys.meta_path):
-        sys.meta_path.append(PublicModules())
+        files = next((i for i, finder in enumerate(sys.meta_path) if finder is PathFinder), len(sys.meta_path))
+        sys.meta_path.insert(files, PublicModules())

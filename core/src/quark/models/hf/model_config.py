@@ -107,7 +107,7 @@ def is_of_its_config(model: nn.Module) -> bool:
 
 def experts_per_token(config: Any) -> tuple[int | None, int | None]:
     """Return how many experts of a mixture each token is routed to, and how many there are; None for what a config does not say."""
-    return _first_count(config, _CHOSEN), _first_count(config, _EXPERTS)
+    return next(iter(_counts(config, _CHOSEN).values()), None), next(iter(_counts(config, _EXPERTS).values()), None)
 
 
 def narrowed(config: Any, layers: int) -> Any:
@@ -127,17 +127,17 @@ def narrowed(config: Any, layers: int) -> Any:
             halved["num_key_value_heads"] = math.gcd(heads // 2, max(1, key_heads // 2))
         inner = {name: size for name, size in vars(text).items() if name.endswith("intermediate_size") and isinstance(size, int)}
         halved |= {name: max(_MULTIPLE, size // 2 // _MULTIPLE * _MULTIPLE) for name, size in inner.items()}
-    chosen, experts = experts_per_token(text)
-    if chosen and experts and experts % 2 == 0 and experts >= 4 * chosen:
-        halved |= {name: experts // 2 for name in _EXPERTS if getattr(text, name, None) == experts}
+    experts, chosen = _counts(text, _EXPERTS), max(_counts(text, _CHOSEN).values(), default=1)
+    halved |= {name: count // 2 for name, count in experts.items() if count % 2 == 0 and count >= 4 * chosen}
     for name, value in halved.items():
         setattr(text, name, value)
     return config if halved else None
 
 
-def _first_count(config: Any, names: tuple[str, ...]) -> int | None:
-    values = (getattr(config, name, None) for name in names)
-    return next((value for value in values if isinstance(value, int) and not isinstance(value, bool) and value > 0), None)
+def _counts(config: Any, names: tuple[str, ...]) -> dict[str, int]:
+    """Return those of the attributes of a config that are positive integers."""
+    values = {name: getattr(config, name, None) for name in names}
+    return {name: n for name, n in values.items() if isinstance(n, int) and not isinstance(n, bool) and n > 0}
 
 
 def _known_classes(config: Any) -> dict[Any, tuple[Any, ...]]:

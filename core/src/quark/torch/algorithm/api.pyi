@@ -1,0 +1,2 @@
+# Written by tools/public_stubs.py: run it again after a change of names; do not edit.
+from quark_algos.tuning.documented import blockwise_tuning_algo as blockwise_tuning_algo
