@@ -4,13 +4,15 @@
     python -m tools.public_stubs --write     # writes them
 
 They say what `quark.torch.finder` does at run time: names are those of `quark.torch.import_paths` and of the records
-of this project's plugins. Where other plugins may add names, those are `Any`.
+of this project's plugins. Names of other plugins, and those that are made when a module is imported, are `Any`.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from quark.plugins.catalog import catalog
@@ -48,18 +50,28 @@ def references() -> dict[str, dict[str, str]]:
     return {module: names for module, names in sorted(by_module.items()) if module.startswith(BELOW)}
 
 
+def is_written(module: str, name: str) -> bool:
+    """Whether the source of a module has the name, which is not so where it is made when the module is imported."""
+    spec = find_spec(module)
+    tree = ast.parse(Path((spec and spec.origin) or "").read_text(encoding="utf-8"))
+    return any(name in (getattr(node, "name", None), getattr(node, "asname", None), getattr(node, "id", None)) for node in ast.walk(tree))
+
+
 def stub(module: str, names: dict[str, str]) -> str:
     """The text of the stub of one module, with its names' references."""
-    split = {name: reference.split(":") for name, reference in names.items()}
+    made = sorted(f"{name}: Any" for name, reference in names.items() if not is_written(*reference.split(":")))
+    split = {name: reference.split(":") for name, reference in names.items() if f"{name}: Any" not in made}
     renamed = sorted(f"{name} = {attribute}" for name, (_, attribute) in split.items() if name != attribute)
     imports = {f"from {source} import {attribute}" + f" as {attribute}" * (attribute in names) for source, attribute in split.values()}
     lines = [HEADER, *sorted(imports)]
     if module in IN_EXAMPLES:
         lines.append(f"from {IN_EXAMPLES[module]} import *")
+    if made or module in WITH_NAMES_OF_PLUGINS:
+        lines.append("from typing import Any")
     if module in WITH_NAMES_OF_PLUGINS:
-        lines += ["from typing import Any", f"from {SHARED} import *"]
+        lines.append(f"from {SHARED} import *")
         renamed.append("def __getattr__(name: str) -> Any: ...  # names of other plugins")
-    return "\n".join([*lines, *renamed]) + "\n"
+    return "\n".join([*lines, *made, *renamed]) + "\n"
 
 
 def stubs() -> dict[str, str]:

@@ -9,7 +9,6 @@ from quark_algos.rotation.config import OnlineRotationConfig as OnlineRotationCo
 from quark_algos.rotation.config import QuaRotConfig as QuaRotConfig
 from quark_algos.rotation.config import RotationConfig as RotationConfig
 from quark_algos.tuning.documented import AutoRoundConfig as AutoRoundConfig
-from quark_schemes.observers.histogram import PerTensorPercentileObserver as PerTensorPercentileObserver
 from quark_schemes.observers.histogram_ranges import PerTensorHistogramObserver as PerTensorHistogramObserver
 from quark_schemes.observers.histogram_ranges import PerTensorHistogramObserverPro as PerTensorHistogramObserverPro
 from quark_schemes.observers.min_max import MinMaxObserver as MinMaxObserver
@@ -21,35 +20,15 @@ from quark_schemes.observers.min_max import PerBlockMXObserver as PerBlockMXObse
 from quark_schemes.observers.min_max import PerChannelMinMaxObserver as PerChannelMinMaxObserver
 from quark_schemes.observers.min_max import PerGroupMinMaxObserver as PerGroupMinMaxObserver
 from quark_schemes.observers.min_max import PerTensorMinMaxObserver as PerTensorMinMaxObserver
-from quark_schemes.observers.min_max import PlaceholderObserver as PlaceholderObserver
 from quark_schemes.observers.mse import PerChannelMSEObserver as PerChannelMSEObserver
 from quark_schemes.observers.mse import PerGroupMSEObserver as PerGroupMSEObserver
 from quark_schemes.observers.mse import PerTensorMSEObserver as PerTensorMSEObserver
+from quark_schemes.observers.percentile import PerTensorPercentileObserver as PerTensorPercentileObserver
+from quark_schemes.observers.placeholder import PlaceholderObserver as PlaceholderObserver
 from quark_schemes.observers.power_of_two_scales import PerChannelPowOf2MinMSEObserver as PerChannelPowOf2MinMSEObserver
 from quark_schemes.observers.power_of_two_scales import PerChannelPowOf2MinMaxObserver as PerChannelPowOf2MinMaxObserver
 from quark_schemes.observers.power_of_two_scales import PerTensorPowOf2MinMSEObserver as PerTensorPowOf2MinMSEObserver
 from quark_schemes.observers.power_of_two_scales import PerTensorPowOf2MinMaxObserver as PerTensorPowOf2MinMaxObserver
-from quark_schemes.schemes import AmdFP4GlobalScaleScheme as AmdFP4GlobalScaleScheme
-from quark_schemes.schemes import AmdFP4Scheme as AmdFP4Scheme
-from quark_schemes.schemes import BFP16Scheme as BFP16Scheme
-from quark_schemes.schemes import FP4Block16ScaleE4M3Scheme as FP4Block16ScaleE4M3Scheme
-from quark_schemes.schemes import FP8Scheme as FP8Scheme
-from quark_schemes.schemes import INT4_FP8Scheme as INT4_FP8Scheme
-from quark_schemes.schemes import Int4WeightAndActivationScheme as Int4WeightAndActivationScheme
-from quark_schemes.schemes import Int4WeightOnlyPerChannelScheme as Int4WeightOnlyPerChannelScheme
-from quark_schemes.schemes import Int4WeightOnlyScheme as Int4WeightOnlyScheme
-from quark_schemes.schemes import Int8Scheme as Int8Scheme
-from quark_schemes.schemes import MX6Scheme as MX6Scheme
-from quark_schemes.schemes import MX9Scheme as MX9Scheme
-from quark_schemes.schemes import MXFP4Scheme as MXFP4Scheme
-from quark_schemes.schemes import MXFP4WeightOnlyScheme as MXFP4WeightOnlyScheme
-from quark_schemes.schemes import MXFP4_FP8Scheme as MXFP4_FP8Scheme
-from quark_schemes.schemes import MXFP4_MXFP6E2M3Scheme as MXFP4_MXFP6E2M3Scheme
-from quark_schemes.schemes import MXFP6E2M3Scheme as MXFP6E2M3Scheme
-from quark_schemes.schemes import MXFP6E3M2Scheme as MXFP6E3M2Scheme
-from quark_schemes.schemes import PTPCFP8Scheme as PTPCFP8Scheme
-from quark_schemes.schemes import Uint4WeightOnlyPerChannelScheme as Uint4WeightOnlyPerChannelScheme
-from quark_schemes.schemes import Uint4WeightOnlyScheme as Uint4WeightOnlyScheme
 from quark_schemes.specs import AmdFP4Spec as AmdFP4Spec
 from quark_schemes.specs import BFP16Spec as BFP16Spec
 from quark_schemes.specs import Bfloat16Spec as Bfloat16Spec
@@ -91,4 +70,26 @@ from quark_schemes.specs import Uint4PerTensorSpec as Uint4PerTensorSpec
 from quark_schemes.specs import Uint8PerChannelSpec as Uint8PerChannelSpec
 from quark_schemes.specs import Uint8PerGroupSpec as Uint8PerGroupSpec
 from quark_schemes.specs import Uint8PerTensorSpec as Uint8PerTensorSpec
+from typing import Any
+AmdFP4GlobalScaleScheme: Any
+AmdFP4Scheme: Any
+BFP16Scheme: Any
+FP4Block16ScaleE4M3Scheme: Any
+FP8Scheme: Any
+INT4_FP8Scheme: Any
+Int4WeightAndActivationScheme: Any
+Int4WeightOnlyPerChannelScheme: Any
+Int4WeightOnlyScheme: Any
+Int8Scheme: Any
+MX6Scheme: Any
+MX9Scheme: Any
+MXFP4Scheme: Any
+MXFP4WeightOnlyScheme: Any
+MXFP4_FP8Scheme: Any
+MXFP4_MXFP6E2M3Scheme: Any
+MXFP6E2M3Scheme: Any
+MXFP6E3M2Scheme: Any
+PTPCFP8Scheme: Any
+Uint4WeightOnlyPerChannelScheme: Any
+Uint4WeightOnlyScheme: Any
 UniformScalingObserver = MinMaxObserver
