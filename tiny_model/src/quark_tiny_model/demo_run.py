@@ -8,7 +8,6 @@ This module imports torch and transformers; the command imports it when it runs.
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +24,6 @@ import quark_tiny_model as tiny
 from quark.base.log import get_logger
 from quark.config.templates import LLMTemplate
 from quark.errors import QuarkError
-from quark.models.hf.shards import check_shards
 from quark.models.plan.family import model_type_of
 from quark.models.plan.plan_row import PlanRow
 from quark.plugins import schemes
@@ -34,6 +32,7 @@ from quark.runs.run import plan_run
 from quark.torch import export_safetensors, import_model_from_safetensors
 from quark_workbench.evaluate import Comparison, compare, token_windows
 from quark_workbench.evaluate.logits import evaluating
+from quark_workbench.report.sizes import tensor_bytes
 
 __all__ = ["DTYPE", "PROMPT", "Bench", "Refusal", "Row", "Size", "job_name", "one_thread", "quiet", "stored_size"]
 
@@ -161,19 +160,10 @@ def job_name(scheme: str, cache: str | None) -> str:
 
 def stored_size(folder: Path, layers: Sequence[PlanRow]) -> Size:
     """Return the sizes from the headers of a checkpoint's files; a weight has its scales and zero points."""
-    stored = {name: _bytes(*entry) for shard in check_shards(folder) for name, entry in shard.tensors.items()}
+    stored = tensor_bytes(folder)
     prefixes = tuple(f"{layer.name}.weight" for layer in layers)
     weights = sum(size for name, size in stored.items() if name.startswith(prefixes))
     return Size(weights, sum(stored.values()), 8 * weights / max(1, sum(prod(layer.shape) for layer in layers)))
-
-
-def _bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Return the bytes of a tensor with a dtype in safetensors' notation: ``BF16``, ``I32``, ``F8_E4M3``.
-
-    A ``BOOL`` takes one byte.
-    """
-    digits = re.search(r"\d+", dtype)
-    return prod(shape) * (8 if digits is None else int(digits.group())) // 8
 
 
 def _same_logits(model: nn.Module, other: nn.Module, tokens: Tensor) -> bool:

@@ -39,6 +39,7 @@ from quark_devkit.example_models import (
     separated,
 )
 from quark_devkit.subject import Subject
+from quark_devkit.transformed_models import distance
 from quark_devkit.whole_runs import readable_layout
 
 TOLERANCE = 1e-9
@@ -46,43 +47,27 @@ TOLERANCE = 1e-9
 EFFECT = 1e-6
 """What a scale that is not undone changes at least, of the largest logit."""
 
-
-def _distance(one: Tensor, other: Tensor) -> float:
-    return float((one - other).abs().max() / other.abs().max())
+_OF_ATTENTION = ("attention_inputs", "attention_inner", "attention_output", "attention_norm", "attention_value", "attention_output_norm")
+_OF_MIXERS = ("query_projections", "key_projections", "value_projections", "mixer", "mixer_context")
+_OF_MLP = ("mlp_inputs", "mlp_output", "mlp_norm", "mlp_value", "mlp_output_norm")
+_OF_EXPERTS = ("experts", "experts_norm", "router", "shared_experts", "shared_expert_value", "shared_expert_gate")
+_IN_A_BLOCK = (*_OF_ATTENTION, *_OF_MIXERS, *_OF_MLP, *_OF_EXPERTS)
+"""Facts of an architecture that name modules of a block."""
 
 
 def _linears(module: nn.Module) -> list[str]:
     return [name for name, part in module.named_modules() if counts_as(part) is nn.Linear]
 
 
+def _query_patterns(facts: Architecture) -> tuple[str, ...]:
+    return (facts.q_layer_name,) if isinstance(facts.q_layer_name, str) else tuple(facts.q_layer_name or ())
+
+
 def _in_a_block(subject: Subject) -> Iterator[tuple[str, str]]:
     """Yield names in a block that the facts state, each with its fact; patterns of experts have a star."""
     facts = facts_of(subject)
-    stated: dict[str, str | tuple[str, ...] | None] = {
-        "attention_inputs": facts.attention_inputs,
-        "attention_inner": facts.attention_inner,
-        "attention_output": facts.attention_output,
-        "attention_norm": facts.attention_norm,
-        "attention_value": facts.attention_value,
-        "attention_output_norm": facts.attention_output_norm,
-        "query_projections": facts.query_projections,
-        "key_projections": facts.key_projections,
-        "value_projections": facts.value_projections,
-        "mixer": facts.mixer,
-        "mixer_context": facts.mixer_context,
-        "mlp_inputs": facts.mlp_inputs,
-        "mlp_output": facts.mlp_output,
-        "mlp_norm": facts.mlp_norm,
-        "mlp_value": facts.mlp_value,
-        "mlp_output_norm": facts.mlp_output_norm,
-        "experts": facts.experts,
-        "experts_norm": facts.experts_norm,
-        "router": facts.router,
-        "shared_experts": facts.shared_experts,
-        "shared_expert_value": facts.shared_expert_value,
-        "shared_expert_gate": facts.shared_expert_gate,
-    }
-    for fact, names in stated.items():
+    for fact in _IN_A_BLOCK:
+        names: str | tuple[str, ...] | None = getattr(facts, fact)
         yield from ((fact, name) for name in ((names,) if isinstance(names, str) else names or ()))
     for norm, readers in facts.attention_inner_norms:
         yield from (("attention_inner_norms", name) for name in (norm, *readers))
@@ -168,8 +153,7 @@ def patterns_match_layers(subject: Subject) -> None:
     facts, model = facts_of(subject), separated(subject)
     inside = f"{facts.decoder_blocks}." if facts.decoder_blocks else ""
     names = [name for name in _linears(model) if name.startswith(inside)]
-    queries = (facts.q_layer_name,) if isinstance(facts.q_layer_name, str) else facts.q_layer_name or ()
-    for fact, patterns in (("kv_layers_name", facts.kv_layers_name or ()), ("q_layer_name", queries)):
+    for fact, patterns in (("kv_layers_name", facts.kv_layers_name or ()), ("q_layer_name", _query_patterns(facts))):
         for pattern in patterns:
             spellings = facts.with_modules([pattern])
             found = any(fnmatchcase(name, each) for name in names for each in spellings)
@@ -181,8 +165,7 @@ def caches_no_queries(subject: Subject) -> None:
     """A layer that both ``kv_layers_name`` and ``q_layer_name`` match is fused: it puts out more than the
     attention's output reads."""
     facts, model = facts_of(subject), separated(subject)
-    queries = (facts.q_layer_name,) if isinstance(facts.q_layer_name, str) else facts.q_layer_name or ()
-    both = [facts.with_modules(patterns) for patterns in (facts.kv_layers_name or (), queries)]
+    both = [facts.with_modules(patterns) for patterns in (facts.kv_layers_name or (), _query_patterns(facts))]
     if not facts.attention_output or not all(both):
         raise NotApplicableError("it does not state the patterns of the cache and of queries, or no output projection of attention")
     for block in blocks_of(model, facts):
@@ -252,12 +235,12 @@ def norms_feed_what_is_said(subject: Subject) -> None:
         factors = [_powers(len(module.weight), i) for i, (module, _) in enumerate(places)]  # type: ignore[arg-type]
         for (module, _), factor in zip(places, factors, strict=True):
             _scale_rows(module, torch.arange(len(factor)), 1 / factor, float(facts.norm_has_unit_offset))
-        require(_distance(float_logits(model), expected) > EFFECT, f"says that '{norm}' feeds layers, and nothing reads it")
+        require(distance(float_logits(model), expected) > EFFECT, f"says that '{norm}' feeds layers, and nothing reads it")
         for (_, readers), factor in zip(places, factors, strict=True):
             for reader in readers:
                 with torch.no_grad():
                     rows_of(reader).mul_(factor)
-        error = _distance(float_logits(model), expected)
+        error = distance(float_logits(model), expected)
         also = "another layer reads it too, one of these does not, or norm_has_unit_offset is wrong"
         require(
             error < TOLERANCE,
@@ -285,7 +268,7 @@ def values_pass_linearly(subject: Subject) -> None:
         for block in blocks_of(model, facts):
             for source, target in zip(named_by(block, str(value)), named_by(block, str(output)), strict=False):
                 _move_value(block.get_submodule(source), block.get_submodule(target), rows, heads, of_heads=value == facts.attention_value)
-        error = _distance(float_logits(model), expected)
+        error = distance(float_logits(model), expected)
         require(
             error < TOLERANCE,
             f"says that '{value}' (rows: {rows}) reaches '{output}' linearly; a scale moved there changes the logits by {error:.2g}",

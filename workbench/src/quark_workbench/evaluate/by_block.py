@@ -26,14 +26,12 @@ from quark.config.model import QConfig
 from quark.errors import UnsupportedError
 from quark.models.hf.dtype_and_device import torch_device, torch_dtype
 from quark.models.hf.model_config import model_config
-from quark.models.hf.shards import check_shards
-from quark.models.hf.skeleton import skeleton
-from quark.models.hf.stored_tensors import StoredTensors
 from quark.models.plan.decoder_blocks import decoder_blocks
-from quark.models.plan.family import architecture_of, weight_converters_of
+from quark.models.plan.family import architecture_of
 from quark.models.plan.quant_plan import make_plan
 from quark.plugins.run_events import RunEvents, running
-from quark.runs.source import BlockSource, CheckpointSource
+from quark.runs.from_disk import opened_checkpoint
+from quark.runs.source import BlockSource
 from quark_workbench.evaluate import Comparison, Likelihood, Windows
 from quark_workbench.evaluate.comparison import Predictions
 from quark_workbench.evaluate.logits import evaluating, next_token_logits
@@ -165,8 +163,8 @@ def _opened(path: Path, device: str, dtype: str, trust_remote_code: bool) -> tup
             raise UnsupportedError(f"'{path}' is quantized, and block by block it has its own dtype, {config.dtype}: use --dtype auto")
         quantized = QuantizedCheckpoint(path, target, trust_remote_code=trust_remote_code)
         return quantized.model, _Blocks(quantized.blocks, quantized)
-    model = skeleton(path, dtype, target, trust_remote_code=trust_remote_code)
-    stored = CheckpointSource(model, StoredTensors(model, check_shards(path), path, weight_converters_of(model)), target)
+    _, stored = opened_checkpoint(path, device, dtype, trust_remote_code=trust_remote_code)
+    model = stored.model
     plan = make_plan(model, QConfig(global_quant_config=QLayerConfig()), architecture_of(model))
     stored.prepare(plan)
     return model, _Blocks(decoder_blocks(model, plan.architecture), stored)

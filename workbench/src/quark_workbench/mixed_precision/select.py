@@ -17,17 +17,14 @@ from quark.calibration.batches import calls
 from quark.config.model import QConfig
 from quark.config.templates.schemes import scheme_record
 from quark.errors import ConfigError
-from quark.models.hf.dtype_and_device import torch_device
-from quark.models.hf.shards import check_shards
-from quark.models.hf.skeleton import skeleton
-from quark.models.hf.stored_tensors import StoredTensors
-from quark.models.plan.family import architecture_of, template_of, weight_converters_of
+from quark.models.plan.family import architecture_of, template_of
 from quark.models.plan.mixtures import separate_experts
 from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import QuantPlan, plan_rows
 from quark.models.plan.rules import first_match
 from quark.plugins.attribution import attributed
 from quark.plugins.run_events import running
+from quark.runs.from_disk import opened_checkpoint
 from quark.runs.run import Data
 from quark.runs.source import BlockSource, CheckpointSource, InMemorySource
 from quark_workbench.mixed_precision.candidates import Candidate, candidates_of
@@ -99,7 +96,7 @@ def select_schemes(
         events.phase("plan")
         offered = candidates_of(candidates, runtime)
         name, chooser = selector_of(selector, selector_options) if selector is None or isinstance(selector, str) else (None, selector)
-        whole, source = (model, InMemorySource()) if isinstance(model, nn.Module) else _checkpoint(Path(model), device, dtype)
+        whole, source = _opened(model, device, dtype)
         base = template_of(whole).get_config(scheme=base_scheme(candidates)) if base is None else base
         rows = _planned(whole, source, base)
         problem = problem_of(whole, source, rows, base, fixed, offered, budget)
@@ -139,10 +136,12 @@ def _planned(model: nn.Module, source: BlockSource, base: QConfig) -> tuple[Plan
     return rows
 
 
-def _checkpoint(path: Path, device: str, dtype: str) -> tuple[nn.Module, BlockSource]:
-    shards, target = check_shards(path), torch_device(device)
-    model = skeleton(path, dtype, target)
-    return model, CheckpointSource(model, StoredTensors(model, shards, path, weight_converters_of(model)), target)
+def _opened(model: nn.Module | str | Path, device: str, dtype: str) -> tuple[nn.Module, BlockSource]:
+    """Return a model with the source of its tensors; that of a checkpoint is on the meta device."""
+    if isinstance(model, nn.Module):
+        return model, InMemorySource()
+    _, source = opened_checkpoint(Path(model), device, dtype)
+    return source.model, source
 
 
 def problem_of(

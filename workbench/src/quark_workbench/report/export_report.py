@@ -16,16 +16,14 @@ from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.reader import import_model_from_safetensors, packed_content
 from quark.config.model import QConfig
 from quark.errors import ConfigError
-from quark.models.hf.shards import check_shards
-from quark.models.hf.skeleton import skeleton
-from quark.models.hf.stored_tensors import StoredTensors
 from quark.models.layers import QuantizedLayer
 from quark.models.layers.packed_layers import PackedLayer
 from quark.models.plan.decoder_blocks import decoder_blocks
-from quark.models.plan.family import architecture_of, weight_converters_of
+from quark.models.plan.family import architecture_of
 from quark.models.plan.mixtures import separate_experts
 from quark.plugins import algorithms
 from quark.plugins.run_events import RunEvents, running
+from quark.runs.from_disk import opened_checkpoint
 from quark.runs.source import CheckpointSource
 from quark_workbench.report.contents import Facts, contents_of, with_flags
 from quark_workbench.report.files import read_report
@@ -91,11 +89,8 @@ def _merged(earlier: Mapping[str, Any], contents: Mapping[str, Any]) -> dict[str
 
 def _opened(float_model: Path, content: CheckpointContent) -> CheckpointSource:
     """Return the float checkpoint on the meta device; experts are separate as in the export."""
-    model = skeleton(float_model, "auto", torch.device("cpu"))
-    source = CheckpointSource(
-        model, StoredTensors(model, check_shards(float_model), float_model, weight_converters_of(model)), torch.device("cpu")
-    )
-    separate_experts(model, content.config)
+    _, source = opened_checkpoint(float_model)
+    separate_experts(source.model, content.config)
     source.prepare(content.plan)
     return source
 

@@ -15,7 +15,7 @@ from quark.errors import CheckpointError
 from quark.models.hf.shards import check_shards
 from quark.models.plan.plan_row import PlanRow
 
-__all__ = ["OTHER", "SMALL", "block_of", "files_of", "kind_of", "sizes_of", "stored_bytes"]
+__all__ = ["OTHER", "SMALL", "block_of", "files_of", "kind_of", "sizes_of", "stored_bytes", "tensor_bytes"]
 
 OTHER = "(other tensors)"
 """The kind of tensors that are of no layer of the plan."""
@@ -34,10 +34,19 @@ def block_of(name: str, blocks: Iterable[str]) -> str | None:
     return next((b for b in blocks if b and name.startswith(f"{b}.")), None)
 
 
+def tensor_bytes(directory: Path) -> dict[str, int]:
+    """Return the bytes of each tensor of a checkpoint, from the headers of its files.
+
+    Raises:
+        CheckpointError: It has no safetensors files, or they are damaged.
+    """
+    return {name: _bytes(*entry) for shard in check_shards(directory) for name, entry in shard.tensors.items()}
+
+
 def stored_bytes(directory: Path) -> dict[str, int] | None:
-    """Return the bytes of each tensor, from the headers of files; None without safetensors files."""
+    """Return `tensor_bytes`; None where the checkpoint has no safetensors files."""
     try:
-        return {name: _bytes(*entry) for shard in check_shards(directory) for name, entry in shard.tensors.items()}
+        return tensor_bytes(directory)
     except CheckpointError:
         return None
 
@@ -67,14 +76,14 @@ def sizes_of(rows: Sequence[PlanRow], blocks: Sequence[str], float_bytes: int, e
         kind["layers"] += 1
         kind["weights"] += prod(row.shape)
         kind["float_bytes"] += prod(row.shape) * element
-        kind["stored_bytes"] += 0 if of_layer is None else of_layer[row.name]
+        kind["stored_bytes", "tensor_bytes"] += 0 if of_layer is None else of_layer[row.name]
         kind["quantized"] |= _is_quantized(row)
     rest = float_bytes - sum(kind["float_bytes"] for kind in kinds.values())
     total = None if stored is None else sum(stored.values())
     if rest > 0:
-        left = 0 if total is None else total - sum(kind["stored_bytes"] for kind in kinds.values())
+        left = 0 if total is None else total - sum(kind["stored_bytes", "tensor_bytes"] for kind in kinds.values())
         kinds[OTHER] = {"layers": 0, "weights": rest // element, "float_bytes": rest, "stored_bytes": left, "quantized": False}
-    listed = [{"kind": name, **kind, "bits": _bits(kind["stored_bytes"], kind["weights"])} for name, kind in kinds.items()]
+    listed = [{"kind": name, **kind, "bits": _bits(kind["stored_bytes", "tensor_bytes"], kind["weights"])} for name, kind in kinds.items()]
     if of_layer is None:
         listed = [entry | {"stored_bytes": None, "bits": None} for entry in listed]
     quantized = [r for r in own if _is_quantized(r)]
