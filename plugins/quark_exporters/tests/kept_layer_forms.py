@@ -1,4 +1,4 @@
-"""Checkpoints with layers that come quantized, of three forms: DeepSeek-V3, Kimi K2 and gpt-oss; and their codes."""
+"""Checkpoints with layers that come quantized, and their codes: DeepSeek-V3, Kimi K2, gpt-oss."""
 
 from __future__ import annotations
 
@@ -167,7 +167,10 @@ def nibbles(tensor: Tensor) -> Tensor:
 
 
 def stored_codes(stored: dict[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-    """The bytes of codes and scales of each layer of a source; of integers, codes from −8 and float32 scales."""
+    """The bytes of codes and scales of each layer of a source.
+
+    Of integers, codes from −8 and float32 scales.
+    """
     found: dict[str, tuple[Tensor, Tensor]] = {}
     for name, tensor in stored.items():
         if name.endswith("weight_scale_inv"):

@@ -1,4 +1,6 @@
-"""Checkpoints as DeepSeek-V3 is published: FP8 in blocks of 128 x 128, ragged last blocks, experts one by one, a layer that predicts ahead.
+"""Checkpoints as DeepSeek-V3 is published.
+
+FP8 in blocks of 128 x 128, ragged last blocks, experts one by one, a layer that predicts ahead.
 
 The values are computed here in float64 by the rule of the model's card:
 ``weight[i, j] * weight_scale_inv[i // 128, j // 128]``.

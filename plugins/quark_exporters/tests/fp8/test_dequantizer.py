@@ -1,4 +1,7 @@
-"""`quark_exporters.fp8`: values against transformers and a formula in float64, and checkpoints that are refused."""
+"""`quark_exporters.fp8`.
+
+Values against transformers and a formula in float64, and checkpoints that are refused.
+"""
 
 from __future__ import annotations
 
