@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import quark
 from quark.cli.main import program
 from quark.errors import OutputError
+from quark_tiny_model import demo
 from quark_tiny_model.demo_run import Bench, Refusal
 
 
@@ -85,3 +89,26 @@ def test_a_scheme_that_breaks_is_told_apart_from_one_that_does_not_fit(tmp_path:
     failed, _ = bench.try_scheme(quark.schemes().names()[0], None, tmp_path / "b")
     assert isinstance(failed, Refusal)
     assert (failed.expected, failed.reason) == (False, "ZeroDivisionError: a defect of the plugin")
+
+
+def test_the_table_has_a_line_for_each_scheme_and_compares_all_but_the_first() -> None:
+    size = SimpleNamespace(weight_bytes=2_345_678, total_bytes=3_456_789, bits=4.25)
+    comparison = SimpleNamespace(perplexity=12.345, mean_kl=0.01234, top1_agreement=0.912)
+    rows: Any = [
+        SimpleNamespace(name=name, size=size, comparison=comparison, seconds=1.5, reload_equal=equal)
+        for name, equal in (("float", True), ("int4_wo_32", True), ("mxfp4", False))
+    ]
+    console = Console(width=110, record=True, file=StringIO())
+    console.print(demo._table(rows))
+    lines = [line.split() for line in console.export_text().splitlines() if line.split()[:1] in (["float"], ["int4_wo_32"], ["mxfp4"])]
+    assert lines == [
+        ["float", "2,346", "3,457", "4.25", "12.35"],
+        ["int4_wo_32", "2,346", "3,457", "4.25", "12.35", "0.0123", "91.2%", "1.50", "equal"],
+        ["mxfp4", "2,346", "3,457", "4.25", "12.35", "0.0123", "91.2%", "1.50", "different"],
+    ]
+
+
+def test_the_demo_calibrates_on_eight_sequences() -> None:
+    bench = Bench.bundled(count=2, length=32, new_tokens=1)
+    assert sum(batch.shape[0] for batch in bench.calibration) == 8
+    assert {batch.shape[1] for batch in bench.calibration} == {128}

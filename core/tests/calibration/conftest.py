@@ -36,9 +36,9 @@ def make(settings: BreakingConfig) -> Any:
 
 @pytest.fixture
 def quantized(request: pytest.FixtureRequest) -> Iterator[Quantized]:
-    """Quantizes the tiny model, or another, with the algorithm 'breaking' of broken-quant 0.3, which is what its first argument makes.
+    """Quantizes the tiny model, or another, with the algorithm 'breaking' of broken-quant 0.3.
 
-    The kind of the algorithm is ``KIND`` of the test's module.
+    The first argument makes the algorithm. Its kind is ``KIND`` of the test's module.
     """
     home = request.module.__name__
     request.module.BreakingConfig, request.module.make = BreakingConfig, make  # a conftest cannot be imported by its name

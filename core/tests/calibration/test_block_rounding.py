@@ -1,4 +1,7 @@
-"""Calibrated rounding in lock-step: one forward for each token, every layer's statistics those of the finished model."""
+"""Calibrated rounding in lock-step.
+
+One forward for each token, every layer's statistics those of the finished model.
+"""
 
 from __future__ import annotations
 

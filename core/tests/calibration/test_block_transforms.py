@@ -30,7 +30,10 @@ NORMED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 
 class Scaling:
-    """Divides the norm before attention by powers of two, which change no bit of the result, and remembers what it was shown."""
+    """Divides the norm before attention by powers of two, and remembers what it was shown.
+
+    Powers of two change no bit of the result.
+    """
 
     works_by_block = True
 

@@ -131,7 +131,10 @@ def test_what_makes_the_output_worse_is_taken_back() -> None:
 
 
 class Sizes(Sees):
-    """Gives the first norm the size at which the error on held-out tokens is smallest, which a tuning must not look at."""
+    """Gives the first norm the size at which the error on held-out tokens is smallest.
+
+    A tuning must not look at these tokens.
+    """
 
     @torch.no_grad()
     def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:

@@ -1,4 +1,7 @@
-"""Broken roundings and statistics: each ends the run with an error that names plugin, version, algorithm and layer."""
+"""Broken roundings and statistics.
+
+Each ends the run with an error that names plugin, version, algorithm and layer.
+"""
 
 from __future__ import annotations
 

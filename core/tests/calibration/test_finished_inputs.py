@@ -1,4 +1,7 @@
-"""What calibration shows a rounding is what the finished model gives each layer: through quantized activations, experts, skipped layers."""
+"""What calibration shows a rounding is what the finished model gives each layer.
+
+Through quantized activations, experts, skipped layers.
+"""
 
 from __future__ import annotations
 
@@ -145,7 +148,10 @@ def test_with_a_float_stream_they_are_too_and_that_stays_float(options: dict[str
 @pytest.mark.parametrize("scheme", ["int4_wo_32", "fp8"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 def test_in_two_passes_each_block_gets_what_the_finished_blocks_before_it_give(scheme: str, options: dict[str, Any]) -> None:
-    """Within a block the first pass is that of its float weights; what its first layers get does not depend on those."""
+    """Within a block the first pass is that of its float weights.
+
+    What its first layers get does not depend on those.
+    """
     model, spy = tiny_model(), Spy()
     quantized(model, config(scheme, **options), spy, two_passes=True)
     first = {n: [model.get_submodule(n).input_quantizer(x) if scheme == "fp8" else x for x in xs] for n, xs in spy.inputs.items()}  # type: ignore[operator]

@@ -1,4 +1,7 @@
-"""Which tokens are held out: the same ones in any order and in any batches, some in every case, and never padding."""
+"""Which tokens are held out.
+
+The same ones in any order and in any batches, some in every case, and never padding.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ def test_the_order_of_sequences_makes_no_difference(order: list[int], number: in
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=12), st.booleans())
 def test_padding_is_never_held_out_and_never_counted(sizes: list[tuple[int, int]], is_left: bool) -> None:
-    """Rows of some tokens and some padding, wherever it lies: the same tokens are held out as without it, a quarter at most."""
+    """Rows of some tokens and some padding, wherever it lies.
+
+    The same tokens are held out as without it, a quarter at most.
+    """
     width = max(sum(size) for size in sizes) or 1
     calls, plain, total = [], [], 0
     for i, (tokens, _) in enumerate(sizes):

@@ -1,4 +1,7 @@
-"""Input groups: layers that are called with one tensor object are one group; what was learned in a block is expected in the next."""
+"""Input groups: layers that are called with one tensor object are one group.
+
+What was learned in a block is expected in the next.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Forwards in lock-step: one pass per block and sample, in block order, whatever the forward's own code does."""
+"""Forwards in lock-step.
+
+One pass per block and sample, in block order, whatever the forward's own code does.
+"""
 
 from typing import Any
 

@@ -1,4 +1,7 @@
-"""Padding: a token that its own call's mask leaves out reaches no statistic, whoever takes it; and no other token is lost by it."""
+"""Padding: a token that its own call's mask leaves out reaches no statistic, whoever takes it.
+
+No other token is lost by it.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +85,10 @@ def run_with(rounding: Any, *transforms: Any, **options: Any) -> nn.Module:
 
 
 def ids_of(seen: list[Tensor]) -> list[int]:
-    """Which token ids these inputs of the first layer are of: they are normed embeddings, and so those of the id alone."""
+    """Which token ids these inputs of the first layer are of.
+
+    They are normed embeddings, and so those of the id alone.
+    """
     model = tiny.tiny_model()
     with torch.no_grad():
         table = model.model.layers[0].input_layernorm(model.model.embed_tokens.weight)

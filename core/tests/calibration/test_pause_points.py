@@ -1,4 +1,7 @@
-"""Which tokens of a tensor are looked at: without padding, held out or not, in whatever arrangement a layer gets them."""
+"""Which tokens of a tensor are looked at.
+
+Without padding, held out or not, in whatever arrangement a layer gets them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Codes are validated on tokens that no statistic has seen; where they do harm the layer is rounded to nearest, and that is said."""
+"""Codes are validated on tokens that no statistic has seen.
+
+A layer whose codes do harm is rounded to nearest, and the report says so.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""SampleGrid and Sums: calls are divided completely, and deterministic sums have the same bits for any number of ranks."""
+"""SampleGrid and Sums.
+
+Calls are divided completely, and deterministic sums have the same bits for any number of ranks.
+"""
 
 from __future__ import annotations
 

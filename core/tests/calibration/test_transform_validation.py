@@ -1,4 +1,7 @@
-"""Validation: transforms of the whole model are tried on copies of blocks, and what is validated is what a run would do."""
+"""Validation.
+
+Transforms of the whole model are tried on copies of blocks, and what is validated is what a run would do.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ MANY = [torch.arange(16 * i, 16 * i + 16)[None] for i in range(12)]
 
 
 class Turned:
-    """Reverses the channels of the residual stream: nothing changes but their order, unless it spoils the block."""
+    """Reverses the channels of the residual stream.
+
+    Nothing changes but their order, unless it spoils the block.
+    """
 
     works_by_block = False
     needs: ClassVar[Sequence[type[Statistic]]] = ()

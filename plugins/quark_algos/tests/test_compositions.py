@@ -1,4 +1,7 @@
-"""Rotation on every scheme, and algorithms together: nothing crashes, the order of naming is nothing, senseless lists are refused."""
+"""Rotation on every scheme, and algorithms together.
+
+Nothing crashes, the order of naming is nothing, senseless lists are refused.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,10 @@ def error(model: nn.Module) -> float:
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_scheme_can_be_rotated(scheme: str) -> None:
-    """The weights that are rounded are others, and the error of the whole is of the size it was: a wrong rotation makes it about 1."""
+    """The weights that are rounded are others, and the error of the whole is of the size it was.
+
+    A wrong rotation makes it about 1.
+    """
     model, plain = quantized(("rotation",), scheme), quantized((), scheme)
     weights = [m.get_submodule("model.layers.1.mlp.down_proj").get_parameter("weight") for m in (model, plain)]
     assert float((weights[0] - weights[1]).abs().max()) > 0.1 * float(weights[1].abs().max())
@@ -144,7 +150,10 @@ def test_senseless_lists_are_refused_with_a_reason_before_any_work(names: tuple[
 
 
 def user_stream_settings(**changes: Any) -> RotationConfig:
-    """Return rotation settings with the architecture's entries in another order; ``changes`` go into one entry."""
+    """Return rotation settings with the architecture's entries in another order.
+
+    ``changes`` go into one entry.
+    """
     (made,) = settings(("rotation",))
     assert isinstance(made, RotationConfig)
     entries = json.loads(json.dumps(made.scaling_layers))

@@ -1,4 +1,7 @@
-"""Configuration classes of the algorithms: defaults, keywords of every generation, JSON, and what is refused."""
+"""Configuration classes of the algorithms.
+
+Defaults, keywords of every generation, JSON, and what is refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Settings that algorithms derive from the facts of families: for every template, and no less than AMD Quark 0.13 has by hand.
+"""Settings that algorithms derive from the facts of families.
+
+For every template, and no less than AMD Quark 0.13 has by hand.
 
 ``documented_algorithms.json`` holds what AMD Quark 0.13 gives for each model type, with a star for the
 numbers of experts.

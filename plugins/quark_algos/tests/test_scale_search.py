@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quark_algos import scale_search
-from quark_algos.scale_search import PATIENCE, STEP, _Best, search
+from quark_algos.scale_search import STEP, _Best, search
 
 
 @pytest.mark.parametrize("where", [None, torch.tensor([True, True])], ids=["anywhere", "where"])
@@ -36,7 +36,7 @@ class SpanningGrid:
 
 
 @pytest.mark.parametrize("failures", range(4))
-def test_the_search_goes_on_after_fewer_factors_that_improve_nothing_than_its_patience(
+def test_the_search_goes_on_after_one_factor_that_improves_nothing_and_ends_after_two(
     failures: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lowest = (1 - STEP) ** (failures + 1)
@@ -46,4 +46,4 @@ def test_the_search_goes_on_after_fewer_factors_that_improve_nothing_than_its_pa
 
     monkeypatch.setattr(scale_search, "_loss", loss)
     found: Any = search(torch.zeros(8, 4), SpanningGrid(), None)  # type: ignore[arg-type]
-    assert found.factor.item() == pytest.approx(lowest if failures < PATIENCE else 1)
+    assert found.factor.item() == pytest.approx(lowest if failures < 2 else 1)

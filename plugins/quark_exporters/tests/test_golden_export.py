@@ -1,4 +1,7 @@
-"""A whole export of the recorded model equals the reference's, tensor for tensor: bit for bit but for scales of what products give."""
+"""A whole export of the recorded model equals the reference's, tensor for tensor.
+
+Bit for bit but for scales of what products give.
+"""
 
 import json
 from pathlib import Path
@@ -39,7 +42,10 @@ def exports(scheme: str, out: Path) -> tuple[dict[str, Tensor], dict[str, Tensor
 
 
 def are_equal(ours: Tensor, theirs: Tensor, name: str) -> bool:
-    """Whether a tensor is that of the recording; scales of inputs and outputs come from products, which each CPU sums in its own order."""
+    """Whether a tensor is that of the recording.
+
+    Scales of inputs and outputs come from products, which each CPU sums in its own order.
+    """
     if "put_scale" in name and ours.dtype is torch.float32:
         return torch.allclose(ours, theirs, rtol=TERMS * torch.finfo(torch.float32).eps, atol=0)
     return torch.equal(ours.reshape(-1).view(torch.uint8), theirs.reshape(-1).view(torch.uint8))
@@ -69,7 +75,10 @@ def test_a_deliberate_difference_keeps_names_shapes_and_dtypes(scheme: str, tmp_
 
 @pytest.mark.parametrize(("scheme", "bytes_of_a_block"), [("bfp16", 8), ("mx6", 11), ("mx9", 17)])
 def test_block_floats_lie_in_bytes_with_their_exponents_beside_them(scheme: str, bytes_of_a_block: int, tmp_path: Path) -> None:
-    """The reference cannot export them. A block of 8, 16 and 16: mantissas, then the bits of pairs; E + 127 as the scale."""
+    """The reference cannot export them. A block of 8, 16 and 16: mantissas, then the bits of pairs.
+
+    E + 127 as the scale.
+    """
     ours, theirs = exports(scheme, tmp_path / "out")
     assert not theirs
     weight, scale = (ours[f"model.layers.0.mlp.down_proj.{name}"] for name in ("weight", "weight_scale"))

@@ -1,4 +1,6 @@
-"""A quantized checkpoint as a source: the result has the bytes of that of a float checkpoint with the same values.
+"""A quantized checkpoint as a source.
+
+The result has the bytes of that of a float checkpoint with the same values.
 
 The float checkpoint is made of the quantized one by numpy in the tests' own code, or by transformers.
 """
@@ -53,7 +55,10 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rewritten(source: Path, out: Path, change: Callable[[str, Tensor], dict[str, Tensor]], block: dict[str, Any] | None) -> Path:
-    """A copy of a checkpoint with each tensor replaced by others, in one file, and with that ``quantization_config``."""
+    """A copy of a checkpoint with each tensor replaced by others, in one file.
+
+    It has that ``quantization_config``.
+    """
     out.mkdir()
     tensors: dict[str, Tensor] = {}
     for file in sorted(source.glob("*.safetensors")):
@@ -70,7 +75,10 @@ def is_quantized(name: str) -> bool:
 
 
 def fp8_blocks(name: str, tensor: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """FP8 codes with a scale for each block of 128 x 128, and their values, computed in float64 block by block."""
+    """FP8 codes with a scale for each block of 128 x 128, and their values.
+
+    These are computed in float64 block by block.
+    """
     codes, scale = torch.empty(tensor.shape, dtype=torch.float8_e4m3fn), torch.empty([-(-n // 128) for n in tensor.shape])
     values = np.empty(tensor.shape)
     for i in range(scale.shape[0]):
@@ -224,7 +232,10 @@ def test_an_export_can_be_quantized_anew(tmp_path: Path, caplog: pytest.LogCaptu
 
 
 def test_weight_converters_are_applied_to_the_float_tensors(llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Gate and up are stored as one FP8 matrix; each of the two comes out as its part of the dequantized one, quantized or not."""
+    """Gate and up are stored as one FP8 matrix.
+
+    Each of the two comes out as its part of the dequantized one, quantized or not.
+    """
     block = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     tensors = {name: tensor for file in llama.glob("*.safetensors") for name, tensor in load_file(file).items()}
     parts = {name: tensor for name, tensor in tensors.items() if name.endswith(("gate_proj.weight", "up_proj.weight"))}

@@ -1,4 +1,7 @@
-"""`quark_exporters.stored_codes`: which elements share a scale, for any shapes, against a loop over elements."""
+"""`quark_exporters.stored_codes`.
+
+Which elements share a scale, for any shapes, against a loop over elements.
+"""
 
 from __future__ import annotations
 

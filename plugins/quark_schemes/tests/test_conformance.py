@@ -1,4 +1,7 @@
-"""Everything that quark-schemes registers keeps the contracts of the plugin API: the conformance suite, a test class for each record."""
+"""Everything that quark-schemes registers keeps the contracts of the plugin API.
+
+The conformance suite, a test class for each record.
+"""
 
 from __future__ import annotations
 

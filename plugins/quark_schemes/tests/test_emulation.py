@@ -1,4 +1,7 @@
-"""What runtimes import to emulate MX formats: equal to our own quantizers, by the worked examples of the reference, and traceable."""
+"""What runtimes import to emulate MX formats.
+
+Equal to our own quantizers, by the worked examples of the reference, and traceable.
+"""
 
 from __future__ import annotations
 
@@ -247,7 +250,10 @@ def from_bytes(x: Tensor) -> Tensor:
     ("function", "backend"), [(mx.qdq_mxfp4, "eager"), (even_fake_quantize, "eager"), (unpack_six, "eager"), (from_bytes, "aot_eager")]
 )
 def test_torch_compile_traces_each_function_whole(function: Callable[[Tensor], Tensor], backend: str) -> None:
-    """One of them by the backend that also traces what operators compute on the meta device, which takes seconds."""
+    """One of them by the backend that also traces what operators compute on the meta device.
+
+    It takes seconds.
+    """
     x = numbers((6, 96))
     compiled = torch.compile(function, fullgraph=True, backend=backend, dynamic=True)
     same(compiled(x), function(x))

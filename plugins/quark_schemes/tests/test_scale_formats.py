@@ -83,7 +83,10 @@ def test_a_tensor_quantizes_and_reloads_with_every_kind_of_scale(kind: str, dtyp
 @pytest.mark.parametrize("scale", [{}, {"scale_type": "float8_e8m0fnu"}, {"scale_format": "e8m0"}, {"scale_type": "pof2"}], ids=str)
 @pytest.mark.parametrize("dtype", ["fp8_e4m3", "int8"])
 def test_two_dimensional_blocks_have_a_scale_each_and_reload(dtype: str, scale: dict[str, str]) -> None:
-    """As runtimes read block FP8: scales ``[rows / R, columns / C]``, of E8M0 type where the spec's scale type says so."""
+    """As runtimes read block FP8.
+
+    Scales ``[rows / R, columns / C]``, of E8M0 type where the spec's scale type says so.
+    """
     spec = QTensorConfig(dtype=dtype, qscheme="per_block", block_size=(4, 8), symmetric=True, is_dynamic=False, **scale)
     quantizer = quantizer_for(spec, activation=False)
     x = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))

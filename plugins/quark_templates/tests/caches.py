@@ -1,4 +1,7 @@
-"""Options of a quantized cache by family: for what runtimes do not cache, the convention of AMD Quark has to be asked for."""
+"""Options of a quantized cache by family.
+
+For what runtimes do not cache, the convention of AMD Quark has to be asked for.
+"""
 
 from __future__ import annotations
 

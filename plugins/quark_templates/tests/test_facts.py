@@ -30,7 +30,7 @@ def linears(module: nn.Module) -> dict[str, nn.Module]:
 def inputs_and_outputs(
     module: nn.Module, names: list[str], model: nn.Module
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], Any]:
-    """Return inputs and outputs of some submodules of a module in one forward pass of ``model``, and the KV cache."""
+    """Return inputs and outputs of some submodules in one forward pass of ``model``, and the KV cache."""
     came_in: dict[str, torch.Tensor] = {}
     went_out: dict[str, torch.Tensor] = {}
 
@@ -95,7 +95,10 @@ def test_cache_patterns_match_attention_inputs_only_and_once_per_block_each(fami
 
 
 def test_kv_layers_put_out_what_the_cache_holds(family: tuple[nn.Module, Architecture]) -> None:
-    """Values are cached as the projection gives them; keys are rotated first, and a fused matrix gives queries too."""
+    """Values are cached as the projection gives them.
+
+    Keys are rotated first, and a fused matrix gives queries too.
+    """
     model, facts = family
     names = [[name for name in linears(model) if fnmatchcase(name, p)] for p in facts.kv_layers_name or ()]
     _, went_out, cache = inputs_and_outputs(model, [name for found in names for name in found], model)

@@ -1,4 +1,7 @@
-"""Laws of experts taken apart: each form computes what the fused module does, shares its memory, and shows experts their own tokens."""
+"""Laws of experts taken apart.
+
+Each form computes what the fused module does, shares its memory, and shows experts their own tokens.
+"""
 
 from __future__ import annotations
 

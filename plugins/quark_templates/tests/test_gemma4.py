@@ -1,4 +1,7 @@
-"""Gemma 4's variants: embeddings for each block, keys and values of earlier blocks, keys that are values; read back to the bit."""
+"""Gemma 4's variants: embeddings for each block, keys and values of earlier blocks, keys that are values.
+
+Read back to the bit.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""GPT-2, BLOOM and Falcon: linear layers by other names, quantized in every kind of format, exported in the layout of their loaders."""
+"""GPT-2, BLOOM and Falcon.
+
+Linear layers by other names, quantized in every kind of format, exported in the layout of their loaders.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,10 @@ def test_exports_reload_to_the_bit_here_and_in_transformers(model_type: str, sch
 
 
 def test_codes_of_gpt2_are_stored_input_first_and_scales_output_first(tmp_path: Path) -> None:
-    """So that vLLM, which transposes every ``weight`` of these layers and nothing else, has what it takes from any linear layer."""
+    """So vLLM has what it takes from any linear layer.
+
+    It transposes every ``weight`` of these layers and nothing else.
+    """
     model = quantized("gpt2", "mxfp4")
     export_safetensors(model, tmp_path / "out")
     stored = load_file(tmp_path / "out" / "model.safetensors")

@@ -1,4 +1,8 @@
-"""Llama 4: the fused experts of a checkpoint, whose matrices are ``[in, out]``, as one layer for each expert and projection."""
+"""Llama 4.
+
+The fused experts of a checkpoint, whose matrices are ``[in, out]``, as one layer for each expert and
+projection.
+"""
 
 from __future__ import annotations
 

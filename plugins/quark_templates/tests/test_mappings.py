@@ -1,4 +1,4 @@
-"""Mappings and input groups that algorithms derive from an architecture, on a tiny model of every family, in float64."""
+"""Mappings and input groups of an architecture, on a tiny model of every family, in float64."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ def scale_rows(module: nn.Module, rows: slice | Tensor, by: Tensor, offset: floa
 
 
 def value_rows(mapping: LayerMapping, outputs: int, columns: int, heads: int) -> tuple[Tensor, int]:
-    """Return the indices of the rows that are values, of attention or of an MLP, and how many query heads read each of them."""
+    """Return the indices of the rows that are values, and how many query heads read each of them.
+
+    Values are of attention or of an MLP.
+    """
     if mapping.kind == "mlp_value":
         return torch.arange(0 if mapping.rows == "all" else outputs - columns, outputs), 1
     if mapping.rows == "last_of_each_head":
@@ -46,7 +49,7 @@ def pairs(mapping: LayerMapping, prev: list[str], layers: list[list[str]]) -> li
 def move_scale(
     mapping: LayerMapping, block: nn.Module, prev: str, readers: list[str], facts: Architecture, heads: int, *, undo: bool
 ) -> None:
-    """Divide the output of ``prev`` by a scale, or (``undo``) multiply the input columns of its readers by the same scale."""
+    """Divide the output of ``prev`` by a scale, or (``undo``) multiply the inputs of its readers by it."""
     source, targets = block.get_submodule(prev), [block.get_submodule(name) for name in readers]
     generator = torch.Generator().manual_seed(len(prev))
     if "norm" in mapping.kind:

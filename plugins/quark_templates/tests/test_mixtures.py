@@ -1,4 +1,7 @@
-"""Families of mixtures: every fact on a tiny random model, experts taken apart without a change, quantized and read back one by one."""
+"""Families of mixtures.
+
+Every fact on a tiny random model, experts taken apart without a change, quantized and read back one by one.
+"""
 
 from __future__ import annotations
 

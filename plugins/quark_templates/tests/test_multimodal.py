@@ -1,4 +1,7 @@
-"""Families that see, and their text parts: every fact of the language part on a tiny random model with its vision tower."""
+"""Families that see, and their text parts.
+
+Every fact of the language part on a tiny random model with its vision tower.
+"""
 
 from __future__ import annotations
 
@@ -170,7 +173,10 @@ def test_kv_layers_put_out_what_the_cache_holds(model_type: str, facts: Architec
 
 @pytest.mark.parametrize(("mixed_type", "transposed"), [("qwen3_5_moe", False), ("qwen3_vl_moe", True)])
 def test_fused_experts_of_published_checkpoints_are_converted_to_those_of_the_model(mixed_type: str, transposed: bool) -> None:
-    """Published checkpoints store Qwen3-VL's as ``[experts, in, out]``, see vLLM's loader, and Qwen3.5's as the model has them."""
+    """Published checkpoints store Qwen3-VL's as ``[experts, in, out]``, see vLLM's loader.
+
+    Qwen3.5's are stored as the model has them.
+    """
     model, converters = model_of(mixed_type), LLMTemplate.get(mixed_type).f2f_weight_converters
     name = "model.language_model.layers.0.mlp.experts"
     stored = {n: p.transpose(1, 2) if transposed else p for n, p in model.named_parameters() if n.startswith(name)}

@@ -1,4 +1,7 @@
-"""Families that see, quantized on text and on an image, exported and read back: the same logits to the bit."""
+"""Families that see, quantized on text and on an image, exported and read back.
+
+The same logits to the bit.
+"""
 
 from __future__ import annotations
 

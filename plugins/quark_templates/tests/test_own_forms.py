@@ -1,4 +1,7 @@
-"""Mixtures with forms of their own: every fact on a tiny random model, with its vision tower where there is one."""
+"""Mixtures with forms of their own.
+
+Every fact on a tiny random model, with its vision tower where there is one.
+"""
 
 from __future__ import annotations
 
@@ -171,7 +174,10 @@ def test_norm_has_unit_offset_and_norm_subtracts_mean(model_type: str, facts: Ar
 
 
 def held_values(model_type: str, model: nn.Module, facts: Architecture) -> list[tuple[Tensor, Tensor]]:
-    """Return, for each block, the output of a cached projection and the cache that should equal it, ``[tokens, features]``."""
+    """Return, for each block, the output of a cached projection and the cache that should equal it.
+
+    Both are ``[tokens, features]``.
+    """
     names = [n for n in linears(model) if matches(n, tuple(facts.with_modules(facts.kv_layers_name or ()))) and "indexer" not in n]
     came_in, went_out, cache = watched(model, names, input_ids=IDS[:1, :6])
     found = []
@@ -244,7 +250,10 @@ def test_experts_that_stay_fused_are_reported_by_the_plan(fused_type: str) -> No
 
 
 def test_patterns_leave_the_same_layers_float_by_the_names_of_checkpoints_and_of_modules(model_type: str, tmp_path: Path) -> None:
-    """transformers writes the names of published checkpoints; documented patterns alone must say the same there."""
+    """transformers writes the names of published checkpoints.
+
+    Documented patterns alone must say the same there.
+    """
     model, template = model_of(model_type), LLMTemplate.get(model_type)
     model.save_pretrained(tmp_path)
     config = template.get_config("fp8", kv_cache_scheme="fp8")

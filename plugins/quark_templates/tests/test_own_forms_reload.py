@@ -1,4 +1,7 @@
-"""Mixtures with forms of their own, quantized from memory and from disk, exported and read back: the same logits to the bit."""
+"""Mixtures with forms of their own, quantized from memory and from disk, exported and read back.
+
+The same logits to the bit.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""README.md says of every model type what its facts are checked on, and says it as the tables of the plugin have it."""
+"""README.md says of every model type how its facts are checked, as the tables of the plugin have it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Families whose code comes with checkpoints: every fact on a skeleton of the published names and wiring, then the whole way round."""
+"""Families whose code comes with checkpoints.
+
+Every fact on a skeleton of the published names and wiring, then the whole way round.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +151,10 @@ def test_norms_feed_the_projections_named_with_them_as_one_tensor(family: tuple[
 
 
 def test_kv_layers_put_out_what_enters_the_cache(family: tuple[Skeleton, Architecture]) -> None:
-    """Values are the output of a projection or a part of it; only the named layers and norms come before keys and values."""
+    """Values are the output of a projection or a part of it.
+
+    Only the named layers and norms come before keys and values.
+    """
     model, facts = family
     for block in blocks_of(model, facts):
         attention = next((m for m in block.modules() if isinstance(m, Attending)), None)

@@ -1,4 +1,7 @@
-"""Facts on queries, keys, values and norms of keys, of every family: compared with what names show on a tiny model of it."""
+"""Facts on queries, keys, values and norms of keys, of every family.
+
+Compared with what names show on a tiny model of it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ OPTIONAL_NORMS = {"cohere", "glm4_moe", "internvl", "phi", "stablelm"}
 
 @cache
 def named_and_inferred(model_type: str) -> tuple[dict[str, set[str]], dict[str, set[str]]]:
-    """What the facts name, and what names show, by fact; names in a block, of attention itself and not of an indexer or an expert in it."""
+    """What the facts name, and what names show, by fact.
+
+    Names in a block, of attention itself and not of an indexer or an expert in it.
+    """
 
     facts, model = facts_of(model_type), whole_model(model_type)
     roles = ("query_projections", "key_projections", "value_projections", "key_norms")

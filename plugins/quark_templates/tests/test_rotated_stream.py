@@ -1,4 +1,7 @@
-"""What a rotation of the residual stream must know of a family, R1: who writes to it and who reads it; on a tiny model of the family."""
+"""What a rotation of the residual stream must know of a family, R1: who writes to it and who reads it.
+
+On a tiny model of the family.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,10 @@ sees in its shape.
 
 
 class Plain(nn.Module):
-    """RMSNorm without a weight, and what its bias has become; a LayerNorm is one, where the stream has mean zero."""
+    """RMSNorm without a weight, and what its bias has become.
+
+    A LayerNorm is one, where the stream has mean zero.
+    """
 
     def __init__(self, eps: float, bias: Tensor) -> None:
         super().__init__()
@@ -53,7 +59,10 @@ class Plain(nn.Module):
 
 
 def eps_of(norm: nn.Module) -> float:
-    """What a norm adds to the mean square; torch's RMSNorm takes the least that matters unless told, OLMo's LayerNorm writes 1e-5."""
+    """What a norm adds to the mean square.
+
+    Torch's RMSNorm takes the least that matters unless told, OLMo's LayerNorm writes 1e-5.
+    """
     if isinstance(norm, nn.RMSNorm) and norm.eps is None:
         return torch.finfo(torch.float64).eps
     return next((float(getattr(norm, name)) for name in ("eps", "variance_epsilon") if hasattr(norm, name)), 1e-5)

@@ -1,4 +1,7 @@
-"""The weight converters of templates: fused experts, as transformers saves them, become the layers that are quantized, and back."""
+"""The weight converters of templates.
+
+Fused experts, as transformers saves them, become the layers that are quantized, and back.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,10 @@ def facts_of(model_type: str) -> Architecture:
 
 
 def saved(model_type: str, directory: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The tensors of a checkpoint of a tiny model, and those of its single experts as they are named when they are quantized."""
+    """The tensors of a checkpoint of a tiny model, and those of its single experts.
+
+    Experts are named as when they are quantized.
+    """
     model = model_of(model_type)
     model.save_pretrained(directory)
     separate_experts(model, LLMTemplate.get(model_type).get_config("int4_wo_32"))

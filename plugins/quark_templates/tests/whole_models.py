@@ -26,7 +26,10 @@ from .skeletons.parts import HEADS
 ALL = sorted(DENSE | MIXTURES | REMOTE_CODE | CONVOLUTIONAL | MULTIMODAL | OWN_FORMS | TEXT_PARTS)
 IDS = torch.arange(3, 63).reshape(3, 20)
 IMAGE = 5
-"""The token in whose place a part of an image stands; an image is 16 pixels wide and high, in patches of 4."""
+"""The token in whose place a part of an image stands.
+
+An image is 16 pixels wide and high, in patches of 4.
+"""
 
 
 def facts_of(model_type: str) -> Architecture:

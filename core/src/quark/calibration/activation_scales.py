@@ -1,4 +1,6 @@
-"""Static scales of activations: inputs, outputs, pooled experts, the KV cache; which activations share a scale, and when it is set.
+"""Static scales of activations: which activations share one, and when it is set.
+
+Activations are inputs, outputs, pooled experts and the KV cache.
 
 No other module sets activation scales. A layer's scales are set before its weight is rounded, so that
 rounding sees the quantized input of the exported layer; exporters merge KV scales by the same functions
@@ -97,7 +99,10 @@ class ActivationScales:
         return (owner, slot) in self._items and (owner, slot) not in self._done
 
     def pool_of(self, layer: str) -> Sequence[Key]:
-        """Return the inputs that share the scale of a layer's input, this one included; empty where the input has its own scale."""
+        """Return the inputs that share the scale of a layer's input, this one included.
+
+        Empty where the input has its own scale.
+        """
         return next((members for members in self._pools if (layer, INPUT) in members), ())
 
     def sharing_outputs(self) -> Iterator[tuple[str, ...]]:
@@ -107,7 +112,9 @@ class ActivationScales:
                 yield tuple(name for name, _ in keys)
 
     def set_scales(self, wanted: Iterable[Key]) -> None:
-        """Set the scales of activations from their observed ranges and those of activations that share the scale.
+        """Set the scales of activations.
+
+        A scale comes from the observed ranges of the activation and of the others that share the scale.
 
         Activations that are not static or have their scales are skipped.
 
@@ -140,7 +147,10 @@ class ActivationScales:
                 self._done.discard(key)
 
     def finish(self) -> None:
-        """Set the scales that are not set yet; experts that no token has reached get the scale of the other experts, with a warning."""
+        """Set the scales that are not set yet.
+
+        Experts that no token has reached get the scale of the other experts, with a warning.
+        """
         observed = self._of_all_ranks([key for members in self._experts.values() for key in members])
         unseen = [key for key, item in observed.items() if not item.has_seen]
         for members in self._experts.values():
@@ -154,7 +164,10 @@ class ActivationScales:
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
-        """Observe all static activations of ``model`` in the forwards that run in the body; no activation is changed."""
+        """Observe all static activations of ``model`` in the forwards that run in the body.
+
+        No activation is changed.
+        """
         with ExitStack() as stack:
             for owner, slot in self._items:
                 if slot == INPUT:
@@ -173,7 +186,10 @@ class ActivationScales:
             yield from (((name, attribute), module) for attribute, module in quantizers.items())
 
     def _by_projection(self) -> dict[Key, list[Key]]:
-        """Return inputs and outputs of experts with one scale per tensor, grouped by projection over all experts."""
+        """Return inputs and outputs of experts with one scale per tensor.
+
+        They are grouped by projection over all experts.
+        """
         groups: dict[Key, list[Key]] = {}
         for (name, slot), item in self._items.items():
             projection = self.experts.projection(name)
@@ -224,7 +240,10 @@ class ActivationScales:
         self._done.add(key)
 
     def _give_cache(self, wanted: Key, members: Sequence[Key], observed: Mapping[Key, Observation]) -> None:
-        """Set the largest scale of all members for those that were observed; scales that are set already stay."""
+        """Set the largest scale of all members for those that were observed.
+
+        Scales that are set already stay.
+        """
         new = [key for key in members if key not in self._done and (key == wanted or observed[key].has_seen)]
         qparams_of = {key: observed[key].qparams() for key in new}
         known = [scale for key in members if key in self._done and (scale := self._items[key].module.scale) is not None]
@@ -255,6 +274,6 @@ class ActivationScales:
 
 
 def static_input(layer: QuantizedLayer) -> QuantizerModule | None:
-    """Return the quantizer of a layer's input where its scale is static, that is, set by calibration; else None."""
+    """Return the quantizer of a layer's static input, whose scale calibration sets; None for other inputs."""
     module = layer.input_quantizer
     return None if module is None or module.quantizer.is_dynamic or module.quantizer.is_float else module

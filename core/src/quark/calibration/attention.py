@@ -1,4 +1,4 @@
-"""Quantizers inside attention modules: their creation, their replacement during calibration, and their installation."""
+"""Quantizers inside attention modules: made, replaced during calibration, and installed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ def install(model: nn.Module, inside: Inside) -> None:
 
 @contextmanager
 def calibrating(model: nn.Module, inside: Inside, arrived: Arrived) -> Iterator[None]:
-    """Call ``arrived`` with the tensors of each attention module while the body runs; they are quantized where it returns True."""
+    """Call ``arrived`` with the tensors of each attention module while the body runs.
+
+    They are quantized where it returns True.
+    """
     with ExitStack() as stack:
         for name, quantizers in inside.items():
             module = model.get_submodule(name)

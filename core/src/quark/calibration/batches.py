@@ -1,4 +1,4 @@
-"""Calibration data in any supported form, as calls of the model: ``model(*args, **kwargs)``, one per batch."""
+"""Calibration data in any supported form, as calls of the model: ``model(*args, **kwargs)`` per batch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ class Call:
     held_out: Tensor | None = None
 
     def run(self, model: nn.Module) -> Any:
-        """Return what the model returns for these arguments, whose tensors are moved to the model's device."""
+        """Return the model's result for these arguments.
+
+        Their tensors are moved to the model's device.
+        """
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         args = tuple(_moved(a, device) for a in self.args)
         return model(*args, **{k: _moved(v, device) for k, v in self.kwargs.items()})

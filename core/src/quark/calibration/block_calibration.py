@@ -1,4 +1,4 @@
-"""BlockCalibration: what both ways of calibrating and rounding a block have in common, with pauses and in two plain passes."""
+"""BlockCalibration: base of both ways to calibrate and round a block, with pauses and in two passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Apply the transforms of a run to one block: statistics of its float inputs, then its output error on held-out tokens."""
+"""Apply the transforms of a run to one block.
+
+First come the statistics of its float inputs, then its output error on held-out tokens.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,10 @@ class StartedTransform:
         return attrs.evolve(self, has_changed_outside=sums() != before)
 
     def learned(self) -> Any:
-        """Return what the run has learned from the blocks so far, as a JSON value; None where it learns nothing."""
+        """Return what the run has learned from the blocks so far, as a JSON value.
+
+        None where it learns nothing.
+        """
         return self.run.learned() if isinstance(self.run, LearnsFromBlocks) else None
 
     def recall(self, learned: Any) -> None:
@@ -156,7 +162,10 @@ class BlockTransforms:
             self.metrics.setdefault(name, {}).update(metrics)
 
     def _collect(self, block_run: BlockRun) -> None:
-        """Let every forward compute the float block: its layers' inputs go to the statistics, its output on held-out tokens is kept."""
+        """Let every forward compute the float block.
+
+        The inputs of its layers go to the statistics, and its output on held-out tokens is kept.
+        """
         with ExitStack() as stack:
             for name in self._configs:
                 layer = self._block.module.get_submodule(name)

@@ -1,4 +1,7 @@
-"""Apply the tunings of a run to one block that has been rounded: targets, outputs with gradients, validation on held-out tokens."""
+"""Apply the tunings of a run to one block that has been rounded.
+
+A tuning gets targets, outputs with gradients, and a validation on held-out tokens.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +85,10 @@ class BlockTuning:
         self._samples[forward.is_float][forward.number] = Sample(forward.number, tokens_of(stream, forward.call).clone(), held_out)
 
     def rehearse(self, stand_in: Callable[..., Any] | None) -> None:
-        """Let the forwards into the block while it is rounded, and keep what they compute; see `BlockRun.rehearse`."""
+        """Let the forwards into the block while it is rounded, and keep what they compute.
+
+        See `BlockRun.rehearse`.
+        """
         self._block_run.rehearse(self._see_output, stand_in)
 
     def _see_output(self, forward: Forward, output: Any) -> None:
@@ -90,7 +96,10 @@ class BlockTuning:
             self._outputs[forward] = output
 
     def work(self) -> None:
-        """Apply the tunings one after another, and let the forwards leave the block; all its layers are finished."""
+        """Apply the tunings one after another, and let the forwards leave the block.
+
+        All its layers are finished.
+        """
         with self._clock.phase("forward"):
             self._release_floats()
         if not self._outputs:

@@ -1,4 +1,7 @@
-"""DepthError: the error of the hidden states after each block, where calibration has a float forward beside the quantized one."""
+"""DepthError: the error of the hidden states after each block.
+
+It is measured where calibration has a float forward beside the quantized one.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,10 @@ class DepthError:
             yield
 
     def of(self, block: str) -> dict[str, Any]:
-        """Return the figures of a block, as `depth_figures`, and forget its errors; empty where nothing was compared."""
+        """Return the figures of a block, as `depth_figures`, and forget its errors.
+
+        Empty where nothing was compared.
+        """
         return depth_figures(self._errors.pop(block, []))
 
     def _hook(self, name: str) -> Any:
@@ -64,7 +70,9 @@ class DepthError:
 
 
 def depth_figures(errors: Sequence[OutputError]) -> dict[str, Any]:
-    """Return the mean relative squared error of some tokens' hidden states, and the same as a signal-to-noise ratio; empty without tokens.
+    """Return the mean relative squared error of some tokens' hidden states, as such and in dB.
+
+    The second is the signal-to-noise ratio. Empty without tokens.
 
     Returns:
         ``relative_error``: ‖h − ĥ‖² ÷ ‖h‖² of each token, averaged, so that a token with massive activations

@@ -1,4 +1,6 @@
-"""Experts whose inputs share one scale: forwards rehearse the mixture until the scale is known, before the first expert is rounded.
+"""Experts whose inputs share one scale.
+
+Forwards rehearse the mixture until the scale is known, before the first expert is rounded.
 
 A forward reaches an expert only after it has passed the previous expert, and the last projection of an expert
 reads the output of rounded projections. So the mixture runs several times: first to observe the inputs of
@@ -43,7 +45,10 @@ class PooledExperts:
         self._is_known = False
 
     def passed(self, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Return the output of the module; until the shared scales are known, the forward rehearses and pauses here first."""
+        """Return the output of the module.
+
+        Until the shared scales are known, the forward rehearses and pauses here first.
+        """
         forward = current_forward()
         if forward is not None and not forward.is_float:
             while not self._is_known:
@@ -54,7 +59,10 @@ class PooledExperts:
         return plain(*args, **kwargs)
 
     def looks_at(self, layer: str, x: Tensor) -> bool:
-        """Return whether the current forward only observes a layer's input, which then counts for the shared scale."""
+        """Return whether the current forward only observes a layer's input.
+
+        That input then counts for the shared scale.
+        """
         forward = current_forward()
         assert forward is not None
         first = self._first[forward]
@@ -98,7 +106,10 @@ def pooled_experts(
 
 
 def _caller(block: Block, experts: str) -> str:
-    """Return the name in the block of the module whose forward calls the experts: their parent, or its parent where that is a list."""
+    """Return the name in the block of the module whose forward calls the experts.
+
+    It is their parent, or its parent where that is a list.
+    """
     inside = experts.removeprefix(block.prefix)
     holder = block.module.get_submodule(inside)
     return inside.rpartition(".")[0] if isinstance(holder, nn.ModuleList | nn.ModuleDict) else inside

@@ -1,4 +1,6 @@
-"""Figures of a rounded layer for the report: signal-to-noise ratio, peak, histograms; measured while its float weight is in memory.
+"""Figures of a rounded layer for the report: signal-to-noise ratio, peak, histograms.
+
+They are measured while the float weight of the layer is in memory.
 
 Every figure is a JSON value. Of a large weight a sample of elements is measured, so that the cost of a layer
 has an upper bound.
@@ -25,7 +27,9 @@ from quark.numbers.on_grid import qparams_of_rows, sample_of_rows
 __all__ = ["BINS", "SAMPLE", "WORST", "InputSample", "LayerFigures", "decibels", "histogram", "weight_figures"]
 
 SAMPLE = 1 << 16
-"""Elements of a weight that are measured, in evenly spread runs: a ratio's standard error is about 0.05 dB in trained models.
+"""Elements of a weight that are measured, in evenly spread runs.
+
+In trained models the standard error of a ratio is about 0.05 dB.
 
 Of a weight whose rounded values are not computed, whole rows are measured.
 """
@@ -138,7 +142,10 @@ class LayerFigures:
 
 
 def keep_worst(histograms: dict[str, dict[str, Any]], weights: Mapping[str, Mapping[str, Any]]) -> None:
-    """Remove histograms until only those of the `WORST` layers are left; ``weights`` has the figures of each layer."""
+    """Remove histograms until only those of the `WORST` layers are left.
+
+    ``weights`` has the figures of each layer.
+    """
     best_first = sorted(histograms, key=lambda name: _rank(weights[name]["snr_db"]), reverse=True)
     for name in best_first[: max(0, len(histograms) - WORST)]:
         del histograms[name]
@@ -160,7 +167,9 @@ def _figures(elements: int, signal: float, low: float, high: float, noise: float
 
 
 def decibels(signal: float, noise: float) -> float | None:
-    """Return 10 log10(signal ÷ noise) in dB; None where that is not a finite number: without noise, or without signal.
+    """Return 10 log10(signal ÷ noise) in dB.
+
+    None where that is not a finite number: without noise, or without signal.
 
     >>> decibels(100.0, 1.0), decibels(1.0, 0.0)
     (20.0, None)
@@ -194,7 +203,10 @@ def _histograms(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> list[dict[str,
 
 
 def _on_host(vectors: Sequence[Tensor]) -> list[list[float]]:
-    """Return the values of float32 vectors, of which there is one at least; the host waits for the device once."""
+    """Return the values of float32 vectors, of which there is one at least.
+
+    The host waits for the device once.
+    """
     values: list[float] = torch.cat(list(vectors)).tolist()
     ends = list(itertools.accumulate(len(vector) for vector in vectors))
     return [values[end - len(vector) : end] for end, vector in zip(ends, vectors, strict=True)]
@@ -247,7 +259,9 @@ def _compared(weight: Tensor, layer: QuantizedLayer, module: QuantizerModule, mo
 
 
 def _sampled(tensor: Tensor, most: int | None) -> Tensor:
-    """Return at most about ``most`` elements of a tensor in float32, ``[n]``: all, or runs of `_RUN` neighbours; None returns all.
+    """Return at most about ``most`` elements of a tensor in float32, ``[n]``.
+
+    That is all of them, or runs of `_RUN` neighbours; None returns all.
 
     Single elements would cost a cache line each.
     """

@@ -23,8 +23,10 @@ class Forward(greenlet):
     Attributes:
         call: What the model is called with.
         number: Of the call, among those of all ranks.
-        is_float: Whether it is to compute what the float model does, beside one that computes what the quantized model does.
-        rehearsal: The object for which it computes something now that it will compute again, such as a `BlockRun`; else None.
+        is_float: Whether it is to compute what the float model does, beside one that computes what the
+            quantized model does.
+        rehearsal: The object for which it computes something now that it will compute again, such as a
+            `BlockRun`; else None.
     """
 
     def __init__(self, call: Call, number: int, is_float: bool, parent: Any) -> None:
@@ -43,7 +45,9 @@ def current_forward() -> Forward | None:
 
 @contextmanager
 def without_cache(model: nn.Module) -> Iterator[None]:
-    """Keep a model in evaluation mode and, where its config has the switch, without a KV cache, which calibration would only fill.
+    """Keep a model in evaluation mode and without a KV cache, which calibration would only fill.
+
+    The cache is switched off where the model's config has the switch.
 
     Of models of several parts the config of the part that makes text has it.
     """

@@ -1,4 +1,6 @@
-"""Which calibration tokens are held out: what an algorithm decides is validated on tokens that it has not seen.
+"""Calibration tokens that are held out.
+
+An algorithm validates its decisions on tokens that it has not seen.
 
 There are three rules, for three kinds of decisions:
 
@@ -57,8 +59,12 @@ costs little.
 FEWEST_TOKENS = 4
 """Fewer would show nothing, and are not held out."""
 TOKENS_PER_CHANNEL = 2
-"""With so many tokens for each input channel, the held-out ones are in the statistics too: codes are hardly fitted to single tokens then.
-On SmolLM2, 128 of 2,048 tokens left out of the statistics cost more than validation on unseen tokens could win."""
+"""With this many tokens for each input channel, the held-out ones are in the statistics too.
+
+Codes are hardly fitted to single tokens then.
+On SmolLM2, 128 of 2,048 tokens left out of the statistics cost more than validation on unseen tokens could
+win.
+"""
 
 
 @attrs.frozen(eq=False)
@@ -76,7 +82,10 @@ class Sequences:
 
     @property
     def tokens(self) -> Tensor:
-        """What may be held out, bool, on the CPU: ``[batch, tokens]``, or ``[batch, 1]`` where rows are not made of token ids."""
+        """Tokens that may be held out, bool, on the CPU.
+
+        ``[batch, tokens]``, or ``[batch, 1]`` where rows are not made of token ids.
+        """
         shape = self.rows.shape if self.are_ids else (self.rows.shape[0], 1)
         if self.is_token is not None and self.is_token.shape == shape:
             return self.is_token.cpu() != 0
@@ -89,7 +98,9 @@ class Sequences:
 
 
 def held_out(calls: Sequence[Sequences]) -> list[Tensor]:
-    """Return for each call which of its tokens are held out, bool, of the shape of `Sequences.tokens`, on the CPU.
+    """Return for each call which of its tokens are held out.
+
+    A result is bool, of the shape of `Sequences.tokens`, on the CPU.
 
     Whole sequences are, if there are enough of them (eight, if all have one length): those that a hash of
     their content puts first, and equal ones together. Of fewer, the last eighth of the tokens of each. Where
@@ -111,7 +122,10 @@ def held_out(calls: Sequence[Sequences]) -> list[Tensor]:
 
 
 def _rows(calls: Sequence[Sequences], tokens: Sequence[Tensor]) -> tuple[list[tuple[int, int]], bool]:
-    """Return rows to hold out, each a call's number and its own, with at most `MOST_SHARE` of all tokens; and whether they are enough."""
+    """Return rows to hold out, each a call's number and its own, and whether they are enough.
+
+    They have at most `MOST_SHARE` of all tokens.
+    """
     equal: dict[bytes, list[tuple[int, int]]] = {}
     for number, call in enumerate(calls):
         for row, digest in _digests(call, tokens[number]):
@@ -159,7 +173,9 @@ def held_out_tokens(tokens: int) -> int:
 
 
 def held_out_ends(rows: Tensor) -> Tensor:
-    """Return which tokens of a call are held out for a tuning, bool, ``[tokens]``: of each sequence the last one in sixteen, or none.
+    """Return which tokens of a call are held out for a tuning, bool, ``[tokens]``.
+
+    Of each sequence it is the last one in sixteen, or none.
 
     Whole sequences are not: a quarter of the data less costs a tuning more than their independence is worth.
 

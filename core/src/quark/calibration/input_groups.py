@@ -1,4 +1,7 @@
-"""Input groups: which layers of a block read the same tensor, such as q, k and v projections; expected before a run, observed during it."""
+"""Input groups: layers of a block that read the same tensor, such as q, k and v projections.
+
+They are expected before a run and observed during it.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,9 @@ class InputGroups:
         self._last: _Last | None = None
 
     def expected(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        """Return the group of each layer that shares its input, itself included, by the architecture and what earlier blocks have shown.
+        """Return the group of each layer that shares its input, itself included.
+
+        Groups follow from the architecture and from what earlier blocks have shown.
 
         Args:
             names: Of the layers of one block. Those with an input of their own are not in the result.
@@ -71,7 +76,9 @@ class InputGroups:
         return groups
 
     def observe(self, inputs: Mapping[Forward, Tensor], *layers: str, spec: object = None, ranks: Ranks = ALONE) -> tuple[str, bool]:
-        """Return the leader of the layers that are about to read some tensors, and whether those tensors are new to the group.
+        """Return the leader of the layers that are about to read some tensors.
+
+        The second value is whether those tensors are new to the group.
 
         Args:
             inputs: The tensor of each forward: of one that runs, or of all that wait at the layers.
@@ -128,7 +135,9 @@ def _are_same(one: Mapping[Forward, Tensor], other: Mapping[Forward, Tensor]) ->
 
 
 def common_groups(leader_of: Mapping[str, str], names: Sequence[str], ranks: Ranks) -> list[tuple[list[str], str | None]]:
-    """Return groups of layers that share their input on any rank, each with its leader on this rank; None where the rank knows none.
+    """Return groups of layers that share their input on any rank, each with its leader on this rank.
+
+    None where the rank knows none.
 
     Args:
         leader_of: On this rank, of each layer that a token has reached, the layer whose statistics it shares.

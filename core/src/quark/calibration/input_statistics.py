@@ -19,7 +19,9 @@ _TOKENS_SHOWN = 128
 
 
 class Collector:
-    """Statistics of one input, and some of its tokens; where these are few for the number of channels, they are in no statistic.
+    """Statistics of one input, and some of its tokens.
+
+    Where tokens are few for the number of channels, the kept ones are in no statistic.
 
     Args:
         kinds: Of the statistics.
@@ -48,7 +50,10 @@ class Collector:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations that the statistics took at least, on all ranks together; 0 before `complete`."""
+        """Floating-point operations that the statistics took at least, on all ranks together.
+
+        0 before `complete`.
+        """
         return sum(statistic.flops for statistic in self.statistics.values())
 
     def flush(self) -> None:
@@ -57,7 +62,10 @@ class Collector:
             statistic.flush()
 
     def show(self, x: Tensor, rounded: Tensor | None) -> None:
-        """Take a sample of the input for the report, once: ``x [n, K]`` in float, and as the layers read it, or None."""
+        """Take a sample of the input for the report, once.
+
+        It is ``x [n, K]`` in float, and as the layers read it, or None.
+        """
         if self.sample is None and len(x):
             self.sample = InputSample.of(x[:_TOKENS_SHOWN], None if rounded is None else rounded[:_TOKENS_SHOWN])
 

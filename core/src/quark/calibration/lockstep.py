@@ -1,7 +1,8 @@
 """Run many forwards through one model in lock-step: all of them reach a place before any goes beyond it.
 
-Each forward is a greenlet that pauses in the middle of the model's own code: no arguments are captured, and any module code will do. A
-sample needs one forward in all, whatever the number of blocks and of pauses inside them. `BlockRun` is what happens at one block.
+Each forward is a greenlet that pauses in the middle of the model's own code: no arguments are captured, and
+any module code will do. A sample needs one forward in all, whatever the number of blocks and of pauses inside
+them. `BlockRun` is what happens at one block.
 """
 
 from __future__ import annotations
@@ -26,17 +27,18 @@ __all__ = ["BlockRun", "LockStep", "T"]
 T = TypeVar("T")
 
 _ENTRY = "entry"
-"""The place where forwards stop that have been replayed: they wait at the entry of their block as they did before."""
+"""The place where replayed forwards stop: they wait at the entry of their block as before."""
 
 
 class LockStep:
-    """Forwards of ``model``, one or two per call, that stop at the entry of each block, and wherever they are told to.
+    """Forwards of ``model``, one or two per call, that stop at the entry of each block and at other places.
 
     Args:
         model: Called for each call, without gradients.
         blocks: The modules to stop at, in the order in which a forward enters them.
         calls: Arguments of each forward, of all ranks; those of other ranks are left to them.
-        to_the_end: Whether forwards go on behind the last block; without, they stop there, and the output head is never computed.
+        to_the_end: Whether forwards go on behind the last block; without, they stop there, and the output
+            head is never computed.
         with_float: Whether each call has a second forward, which is to compute what the float model does.
         spilled: Holds what forwards keep while they wait at a block; None leaves it in memory.
         ranks: Share the calls.
@@ -91,7 +93,8 @@ class LockStep:
     def __enter__(self) -> Self:
         for i, block in enumerate(self._blocks):
             self._taken_back.callback(block.register_forward_pre_hook(self._gate(i), prepend=True, with_kwargs=True).remove)
-            # A module looks its forward up before its hooks run: what is to be exchanged while one waits there must be so beforehand.
+            # A module looks its forward up before its hooks run: what is to be exchanged while one waits
+            # there must be so beforehand.
             self._taken_back.enter_context(replaced_forward(block, self._forward_of(i, block.forward)))
         if not self._to_the_end:
             self._taken_back.callback(self._blocks[-1].register_forward_hook(self._gate(len(self._blocks))).remove)
@@ -119,7 +122,10 @@ class LockStep:
         self.go_on(f for f in self.at_entry(block) if f not in fresh)
 
     def at_entry(self, block: int) -> list[Forward]:
-        """Return the forwards that wait at the entry of a block; of one call the float forward comes first."""
+        """Return the forwards that wait at the entry of a block.
+
+        Of one call the float forward comes first.
+        """
         waiting = [f for f, at in self._waiting.items() if at <= block]
         waiting += [f for f, place in self.stopped.items() if place is _ENTRY]
         return sorted(waiting, key=lambda f: (f.number, not f.is_float))
@@ -140,7 +146,10 @@ class LockStep:
 
     @torch.no_grad()
     def go_on(self, forwards: Iterable[Forward]) -> None:
-        """Let forwards run on that wait or have stopped, one after another, each until it waits, stops again, or ends."""
+        """Let forwards run on that wait or have stopped, one after another.
+
+        Each runs until it waits, stops again, or ends.
+        """
         for forward in forwards:
             self._waiting.pop(forward, None)
             self.stopped.pop(forward, None)
@@ -148,7 +157,8 @@ class LockStep:
 
     def _resume(self, forward: Forward, *args: Any) -> None:
         forward.switch(*args)
-        # Grad mode belongs to the thread, not to the greenlet: a forward that pauses inside a context of its own must not leak it.
+        # Grad mode belongs to the thread, not to the greenlet: a forward that pauses inside a context of its
+        # own must not leak it.
         torch.set_grad_enabled(False)
         self.finished += bool(forward.dead)
 
@@ -174,7 +184,8 @@ class LockStep:
 class BlockRun:
     """All forwards at one block, from the moment they wait at its entry until they have left it.
 
-    Its state says where the forwards are; a method that does not belong to it is refused with a RuntimeError::
+    Its state says where the forwards are; a method that does not belong to it is refused with a
+    RuntimeError::
 
         ┌─ replay: compute the block, come back    ┌─ go_on: to the next place
         ▼                                          ▼
@@ -183,8 +194,9 @@ class BlockRun:
         │ └───────────────── end_rehearsal: all come back, as before ─────────────────┘ │
         └───────── leave: with outputs computed before; release: some, ahead ───────────┘
 
-    In ``"entry"`` every forward waits in front of the block, with its own arguments. In ``"inside"`` some are stopped by `stop`, such as at
-    layers that are not rounded yet; `stopped` has the place of each. In ``"left"`` all wait at the next block, or have ended.
+    In ``"entry"`` every forward waits in front of the block, with its own arguments. In ``"inside"`` some are
+    stopped by `stop`, such as at layers that are not rounded yet; `stopped` has the place of each. In
+    ``"left"`` all wait at the next block, or have ended.
 
     Args:
         steps: The forwards.
@@ -236,7 +248,8 @@ class BlockRun:
             with_gradients: Whether autograd records what the block computes.
 
         Raises:
-            Exception: What the block or ``keep`` has raised in the first forward that it failed in; all wait at the entry again.
+            Exception: What the block or ``keep`` has raised in the first forward that it failed in; all wait
+                at the entry again.
         """
         self._expect("entry", "replayed")
         results: dict[Forward, T] = {}
@@ -261,9 +274,12 @@ class BlockRun:
         self._keep_on_leaving = None
 
     def rehearse(self, keep: Callable[[Forward, Any], None], stand_in: Callable[..., Any] | None = None) -> None:
-        """Let all forwards into the block, where they may stop; behind its end they wait at the entry again, as they did before.
+        """Let all forwards into the block, where they may stop.
 
-        The state is ``"inside"`` until none is stopped in the block any more; then `end_rehearsal` makes it ``"entry"``.
+        Behind its end they wait at the entry again, as they did before.
+
+        The state is ``"inside"`` until none is stopped in the block any more; then `end_rehearsal` makes it
+        ``"entry"``.
 
         Args:
             keep: Called in each forward with the block's output.
@@ -286,7 +302,10 @@ class BlockRun:
 
     @contextmanager
     def standing_in(self, stand_in: Callable[..., Any]) -> Iterator[None]:
-        """Let ``stand_in`` be called by `replay` in place of the block's forward, as of `enter`, while the body runs."""
+        """Let `replay` call ``stand_in`` in place of the block's forward while the body runs.
+
+        ``stand_in`` is as of `enter`.
+        """
         self._expect("entry", "given another block")
         before, self._stand_in = self._stand_in, stand_in
         try:
@@ -298,7 +317,8 @@ class BlockRun:
         """Let all forwards into the block.
 
         Args:
-            stand_in: Called in place of the block's forward, with that forward and its arguments; None for the forward itself.
+            stand_in: Called in place of the block's forward, with that forward and its arguments; None for
+                the forward itself.
         """
         self._expect("entry", "let in")
         self._has_entered, self._stand_in = True, stand_in

@@ -42,7 +42,9 @@ class ModelInputs:
         return cls(_vocabulary_of(model), names if names[:1] == (_IDS,) else ())
 
     def checked(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], batch: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of one call, token ids with a batch axis, and all but the first by name where names are known.
+        """Return the arguments of one call: token ids with a batch axis first, the others by name.
+
+        Where names are not known, all go by position.
 
         Args:
             args: Positional arguments.
@@ -105,7 +107,10 @@ def _check_tensor(value: Any, what: str) -> None:
 
 
 def _check_mask(ids: Tensor, mask: Any, batch: str) -> None:
-    """Check that a mask of up to two axes has the shape of the token ids; masks of more axes are left to the model."""
+    """Check that a mask of up to two axes has the shape of the token ids.
+
+    Masks of more axes are left to the model.
+    """
     if isinstance(mask, Tensor) and mask.ndim <= 2 and mask.shape != ids.shape:
         raise CalibrationError(
             f"'{_MASK}' of {batch} has the shape {list(mask.shape)}, and the token ids have {list(ids.shape)}: give one of their shape"

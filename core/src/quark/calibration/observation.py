@@ -109,6 +109,9 @@ def counting(model: nn.Module, names: Iterable[str]) -> Iterator[dict[str, int]]
 
 
 def is_counted() -> bool:
-    """Return whether tokens of the current forward count; those of the float model and of a rehearsal, which is repeated, do not."""
+    """Return whether tokens of the current forward count.
+
+    Those of the float model and of a rehearsal, which is repeated, do not.
+    """
     forward = current_forward()
     return forward is None or not (forward.is_float or forward.rehearsal is not None)

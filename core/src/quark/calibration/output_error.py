@@ -1,4 +1,7 @@
-"""The output of a block with its layers rounded to nearest: rounded copies replace the layers for the time of a forward."""
+"""The output of a block with its layers rounded to nearest.
+
+Rounded copies replace the layers for the time of a forward.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,17 @@ __all__ = ["as_rounded", "configs_of", "tensor_of"]
 
 
 def configs_of(block: str, rows: Sequence[PlanRow]) -> dict[str, QLayerConfig]:
-    """Return the configuration of each linear layer of a block with a quantized weight, by its name in the block."""
+    """Return the configuration of each linear layer with a quantized weight.
+
+    Names are those in the block.
+    """
     prefix = f"{block}." if block else ""
     return {r.name.removeprefix(prefix): r.quantized_to for r in rows if r.has_quantized_matrix}
 
 
 @contextmanager
 def as_rounded(block: nn.Module, configs: Mapping[str, QLayerConfig], *, compensated: bool = False) -> Iterator[None]:
-    """Replace the forwards of layers of a block, while the body runs, by those of copies that are rounded to nearest.
+    """Let copies that are rounded to nearest stand in for layers of a block while the body runs.
 
     Args:
         block: The block.
@@ -60,7 +66,10 @@ def _rounded(block: nn.Module, configs: Mapping[str, QLayerConfig], compensated:
 
 
 def _forward_through(quantized: QuantizedLayer) -> Callable[..., Any]:
-    """Return a forward through a rounded copy of a layer; a static input scale is computed from the input of each call."""
+    """Return a forward through a rounded copy of a layer.
+
+    A static input scale is computed from the input of each call.
+    """
 
     def forward(x: Tensor, *args: Any, **kwargs: Any) -> Any:
         module = static_input(quantized)

@@ -1,4 +1,7 @@
-"""PausePoint: the forward of a layer while its block is calibrated, which waits where the layer's weight is still to be rounded."""
+"""PausePoint: the forward of a layer while its block is calibrated.
+
+It waits where the layer's weight is still to be rounded.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ __all__ = ["PausePoint", "number_of_tokens", "tokens_of"]
 
 
 class PausePoint:
-    """Stands in for one layer: a forward stops here until the layer's weight is rounded and the scales of its activations are set.
+    """Stands in for one layer.
+
+    A forward stops here until the layer's weight is rounded and the scales of its activations are set.
 
     The forward then passes through the finished layer with its quantizers. Forwards of the float model stop
     too, so that their inputs can be compared, and pass through the float layer.
@@ -67,19 +72,27 @@ class PausePoint:
         return self._plain(x, *args, **kwargs) if forward.is_float else QuantizedLayer.forward(self.quantized, x, *args, **kwargs)
 
     def done(self, expected: Mapping[Forward, Tensor] | None = None) -> None:
-        """Mark the layer as finished; ``expected`` are the inputs it was rounded for, where forwards have not brought them here yet."""
+        """Mark the layer as finished.
+
+        ``expected`` are the inputs it was rounded for, where forwards have not brought them here yet.
+        """
         self.is_done = True
         self.arrived = {}
         self._expected = None if expected is None else dict(expected)
 
     def reopen(self) -> None:
-        """Take the float weight back: another input came than was expected, and the layer is to be rounded for that one."""
+        """Take the float weight back.
+
+        Another input came than was expected, and the layer is to be rounded for that one.
+        """
         self.quantized.weight = self._float_weight
         self.is_done, self._expected = False, None
 
 
 def tokens_of(x: Tensor, call: Call, *, held_out: bool | None = None) -> Tensor:
-    """Return the tokens of ``x [batch, tokens, K]`` or ``[batch · tokens, K]`` as ``[n, K]``, without padding.
+    """Return the tokens of an input as ``[n, K]``, without padding.
+
+    The input is ``x [batch, tokens, K]`` or ``[batch · tokens, K]``.
 
     Args:
         x: Of a forward of that call. Where its tokens have another arrangement, such as those routed to an
@@ -109,7 +122,10 @@ def number_of_tokens(x: Tensor, call: Call) -> int:
 
 
 def _chosen(call: Call, held_out: bool | None) -> Tensor | None:
-    """Return the tokens that `tokens_of` is asked for, ``[batch, tokens]`` or ``[batch, 1]``, bool, on the CPU; None where they are all."""
+    """Return the tokens that `tokens_of` is asked for, bool, on the CPU.
+
+    ``[batch, tokens]`` or ``[batch, 1]``; None where they are all.
+    """
     mask = call.kwargs.get("attention_mask")
     is_token = mask.cpu() != 0 if isinstance(mask, Tensor) and mask.ndim == 2 else None
     if held_out is None:
@@ -122,7 +138,10 @@ def _chosen(call: Call, held_out: bool | None) -> Tensor | None:
 
 
 def _laid_out(mask: Tensor, shape: torch.Size) -> Tensor | None:
-    """Return a mask ``[batch, tokens]`` or ``[batch, 1]`` for each vector of a tensor of that shape; None where the two do not fit."""
+    """Return a mask ``[batch, tokens]`` or ``[batch, 1]`` for each vector of a tensor of that shape.
+
+    None where the two do not fit.
+    """
     if len(shape) < 2:
         return mask.reshape(-1) if mask.numel() == shape.numel() else None
     if mask.shape[0] != shape[0] or mask.shape[1] not in (1, shape[1]):

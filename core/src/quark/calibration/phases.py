@@ -1,4 +1,7 @@
-"""PhaseClock: the seconds that a run spends in each phase; a phase that is entered inside another is not counted in the outer one."""
+"""PhaseClock: the seconds that a run spends in each phase.
+
+A phase that is entered inside another is not counted in the outer one.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,10 @@ class PhaseClock:
                 self._changed(self._phases[-1])
 
     def lap(self) -> dict[str, float]:
-        """Return the seconds of each phase since the last call; only finished phases, and finished parts of them, are counted."""
+        """Return the seconds of each phase since the last call.
+
+        Only finished phases, and finished parts of them, are counted.
+        """
         lap = {name: seconds - self._at_lap.get(name, 0.0) for name, seconds in self.seconds.items()}
         self._at_lap = dict(self.seconds)
         return {name: seconds for name, seconds in lap.items() if seconds > 0}

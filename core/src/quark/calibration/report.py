@@ -1,4 +1,4 @@
-"""CalibrationReport: metrics of the layers that a run has rounded, and the layers that got few or no calibration tokens."""
+"""CalibrationReport: metrics of the rounded layers, and the layers that got few calibration tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quark.calibration.rounding_validation import REASON
 __all__ = ["FEW", "CalibrationReport"]
 
 FEW = 0.05
-"""A layer of an expert has few tokens if it has less than this share of the mean over all layers of experts."""
+"""Share of the mean over all layers of experts below which a layer of an expert has few tokens."""
 
 
 @attrs.define(eq=False)
@@ -61,7 +61,10 @@ class CalibrationReport:
         self.layers |= metrics
 
     def add_transformed(self, metrics: Mapping[str, dict[str, Any]], applied: Iterable[int]) -> None:
-        """Add the transforms' metrics for a block, and the positions of the transforms that have changed it."""
+        """Add the transforms' metrics for a block.
+
+        Positions of the transforms that have changed it are added too.
+        """
         self.transformed |= metrics
         self.applied.update(applied)
 
@@ -78,7 +81,10 @@ class CalibrationReport:
         self.unreached += names
 
     def join_with(self, ranks: Ranks, blocks: Sequence[str]) -> None:
-        """Add what other ranks have found out about blocks that this rank has left to them; ``blocks`` are all in their order."""
+        """Add what other ranks have found out about blocks that this rank has left to them.
+
+        ``blocks`` are all in their order.
+        """
         for other in ranks.gather(self):
             self.layers |= other.layers
             self.tokens |= other.tokens
@@ -103,7 +109,10 @@ class CalibrationReport:
             yield f"Calibration reached {share} layers of experts with {counts}, {self._mean_tokens} on average."
 
     def lines(self) -> Iterator[str]:
-        """Yield log lines for the level WARNING: reasons for another run with more data or another algorithm."""
+        """Yield log lines for the level WARNING.
+
+        They are reasons for another run with more data or another algorithm.
+        """
         few = {n: t for n, t in self.tokens.items() if t * len(self.tokens) < FEW * sum(self.tokens.values())}
         if few:
             worst = min(few, key=lambda n: few[n])

@@ -1,4 +1,6 @@
-"""SampleGrid: which calibration calls a rank runs; Sums: statistics of a layer's input, summed over calls and ranks.
+"""SampleGrid: which calibration calls a rank runs.
+
+Sums: statistics of a layer's input, summed over calls and ranks.
 
 The calls of a run are divided into at most `CELLS` cells of consecutive calls, whatever the number of ranks,
 and a rank has consecutive cells. In a deterministic run the statistics of cells are merged as the leaves of a
@@ -61,7 +63,10 @@ class SampleGrid:
 
 @attrs.frozen(eq=False)
 class _Subtree:
-    """The statistics of the cells from ``start`` on, ``size`` of them: a power of two, of which ``start`` is a multiple."""
+    """Statistics of the ``size`` cells from ``start`` on.
+
+    The size is a power of two, of which ``start`` is a multiple.
+    """
 
     start: int
     size: int
@@ -109,7 +114,10 @@ class Sums:
         return whole[0].statistics if whole else self._new()
 
     def _end_cell(self, next_cell: int) -> None:
-        """Keep the sums of the cell that has ended, and merge all subtrees before ``next_cell`` that are complete."""
+        """Keep the sums of the cell that has ended.
+
+        All subtrees before ``next_cell`` that are complete are merged.
+        """
         if self._cell >= 0:
             self._subtrees.append(_Subtree(self._cell, 1, self._statistics))
             self._statistics = self._new()
@@ -121,7 +129,9 @@ class Sums:
 
 
 def _joined(subtrees: Sequence[_Subtree], start: int, stop: int) -> list[_Subtree]:
-    """Return subtrees, in order, merged as far as their parents lie within the cells from ``start`` to ``stop``.
+    """Return subtrees, in order.
+
+    They are merged as far as their parents lie within the cells from ``start`` to ``stop``.
 
     A subtree without tokens is not there, and its sibling is the sum of their parent.
     """

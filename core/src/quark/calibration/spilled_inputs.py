@@ -1,4 +1,6 @@
-"""Keep what forwards hold while they wait in front of a block in files, where memory is short: a calibration set may exceed memory.
+"""Inputs that forwards hold in front of a block, kept in files where memory is short.
+
+A calibration set may exceed memory.
 
 A waiting forward holds the arguments of the block, above all its hidden states, in local variables of the
 model's own code. Their tensors stay what they are to that code; their storage becomes a private mapping of a
@@ -63,7 +65,10 @@ class SpilledInputs:
         self.leave(forward)
 
     def leave(self, forward: Hashable) -> None:
-        """Take the pages that a forward has read of its files out of the process, since it waits again; the files keep them."""
+        """Take the pages that a forward has read of its files out of the process, since it waits again.
+
+        The files keep them.
+        """
         for memory in self._mapped.get(forward, ()):
             memory.madvise(mmap.MADV_DONTNEED)
 

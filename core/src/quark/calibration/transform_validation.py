@@ -1,4 +1,7 @@
-"""Validation of transforms of the whole model: their effect on the output error of copies of its blocks, before anything is changed."""
+"""Validation of transforms of the whole model, before anything is changed.
+
+Their effect is measured by the output error of copies of the model's blocks.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +85,9 @@ def validate_transforms(
     *,
     compensated: bool = False,
 ) -> dict[str, TransformValidation]:
-    """Validate each `ValidatedTransform` on held-out calibration tokens, with its alternatives; the model is not changed.
+    """Validate each `ValidatedTransform` on held-out calibration tokens, with its alternatives.
+
+    The model is not changed.
 
     What follows in the run is seen: the transforms behind it that are not validated themselves change the
     copies of the blocks too, with and without it. The cost is one float forward of the calls with held-out
@@ -155,7 +160,10 @@ def _candidates(
 
 
 def _choice(candidates: Sequence[_Candidate]) -> TransformValidation:
-    """Return which candidate is used: each in turn replaces the one before if its error is smaller by more than the standard error."""
+    """Return which candidate is used.
+
+    Each in turn replaces the one before if its error is smaller by more than the standard error.
+    """
     nothing, whole = candidates[0], candidates[-1]
     assert whole.transform is not None
     if not nothing.errors:
@@ -184,7 +192,10 @@ def _compare(
     ranks: Ranks,
     compensated: bool,
 ) -> None:
-    """Add to each candidate its output error in each block that has layers to quantize, and that a call passes."""
+    """Add to each candidate its output error in each block.
+
+    Blocks without layers to quantize, and those that no call passes, are left out.
+    """
     assert plan.architecture is not None  # a plan with transforms has one
     blocks = decoder_blocks(model, plan.architecture)
     calls = _calls(data, for_statistics=any(s.needs for c in candidates for s in c.started))
@@ -204,7 +215,10 @@ def _compare(
 
 
 def _calls(data: Sequence[Call], *, for_statistics: bool) -> list[Call]:
-    """Return the calls with held-out tokens, or all where there are none; for statistics, as many others too, evenly spaced."""
+    """Return the calls with held-out tokens, or all where there are none.
+
+    For statistics, as many others too, evenly spaced.
+    """
     held_out, others = ([call for call in data if (call.held_out is not None) is is_held_out] for is_held_out in (True, False))
     if not held_out or not for_statistics:
         return held_out or others
@@ -212,7 +226,9 @@ def _calls(data: Sequence[Call], *, for_statistics: bool) -> list[Call]:
 
 
 class _BlockComparison:
-    """Compares transformed copies of one block, at whose entry the forwards wait; they leave it as the float model does.
+    """Compares transformed copies of one block, at whose entry the forwards wait.
+
+    They leave it as the float model does.
 
     Args:
         block_run: The forwards.
@@ -233,7 +249,9 @@ class _BlockComparison:
         self._held_out = True if block_run.holds_out else None
 
     def compare(self, candidates: Sequence[_Candidate]) -> None:
-        """Add the block's output error to each candidate, if any layer will be quantized and any call passes the block.
+        """Add the block's output error to each candidate.
+
+        Nothing is added if no layer will be quantized or no call passes the block.
 
         Calls without an image pass no block of cross-attention.
         """
@@ -282,7 +300,10 @@ class _BlockComparison:
 
 
 def _moved(arguments: Arguments, run: ValidatedRun | None) -> Arguments | None:
-    """Return a block's arguments with the residual stream of the transformed model; None where none of them is the stream."""
+    """Return a block's arguments with the residual stream of the transformed model.
+
+    None where none of them is the stream.
+    """
     args, kwargs = arguments
     if args and isinstance(args[0], Tensor):
         return (args[0] if run is None else run.transformed_stream(args[0]), *args[1:]), kwargs

@@ -1,4 +1,6 @@
-"""Round the weights of one block between two passes of all forwards: where memory cannot hold what forwards keep while they wait inside.
+"""Round the weights of one block between two passes of all forwards.
+
+This is for runs whose memory cannot hold what forwards keep while they wait inside a block.
 
 In the first pass all weights of the block are float: it shows each layer's input and every activation that
 has a static scale. The second goes on with rounded weights, and with activations quantized as the finished
@@ -31,7 +33,10 @@ __all__ = ["TwoPasses"]
 
 @attrs.define(eq=False, slots=False)
 class TwoPasses(BlockCalibration):
-    """Rounds weights and sets scales between two passes of all forwards; arguments and attributes as of `BlockCalibration`."""
+    """Rounds weights and sets scales between two passes of all forwards.
+
+    Arguments and attributes as of `BlockCalibration`.
+    """
 
     _leaders: dict[str, str] = attrs.field(init=False, factory=dict)
     _collectors: dict[str, Collector] = attrs.field(init=False, factory=dict)
@@ -59,7 +64,10 @@ class TwoPasses(BlockCalibration):
                 self._tuning.work()
 
     def _pass(self, forwards: Sequence[Forward]) -> None:
-        """Lead forwards of the quantized model through the float block, and those of the float model on to the next one."""
+        """Lead forwards of the quantized model through the float block.
+
+        Forwards of the float model go on to the next block.
+        """
         for forward in forwards:
             if forward.is_float:  # that of the call comes first: its inputs are compared with the quantized model's
                 self._block_run.release([forward])
@@ -88,7 +96,10 @@ class TwoPasses(BlockCalibration):
         return forward_of_layer
 
     def _attention(self, name: str, tensors: Mapping[str, Tensor]) -> bool:
-        """Stand in for the quantizers of an attention module: return whether to quantize what it is about to use."""
+        """Stand in for the quantizers of an attention module.
+
+        The result is whether to quantize what it is about to use.
+        """
         forward = current_forward()
         if forward is None or forward.is_float:
             return False
@@ -97,7 +108,10 @@ class TwoPasses(BlockCalibration):
         return self._is_finished
 
     def _collect(self, name: str, quantized: QuantizedLayer, x: Tensor, forward: Forward) -> None:
-        """Update the statistics of the layer's input group, unless another layer of the group has brought this tensor already."""
+        """Update the statistics of the layer's input group.
+
+        Nothing is done where another layer of the group has brought this tensor already.
+        """
         inside, spec = name.removeprefix(self._prefix), quantized.layer_config.input_tensors
         leader, is_new = self._input_groups.observe({forward: x}, inside, spec=spec)
         self._leaders.setdefault(name, leader)

@@ -1,4 +1,7 @@
-"""The core's own sources of text keep the contracts of the plugin API: the conformance suite, a test class for each."""
+"""The core's own sources of text keep the contracts of the plugin API.
+
+The conformance suite, a test class for each.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Sources of samples: files by their endings, names of the registry, and what is said where there is nothing to read."""
+"""Sources of samples.
+
+Files by their endings, names of the registry, and what is said where there is nothing to read.
+"""
 
 from __future__ import annotations
 

@@ -42,13 +42,18 @@ LARGE_PIECE = 1 << 26
 
 
 def stretched(grid: WeightGrid) -> tuple[float, ...]:
-    """Return factors above 1: the one that scales the largest value of a group to the second largest of the format, and some between."""
+    """Return factors above 1.
+
+    One scales the largest value of a group to the second largest of the format; the others lie between.
+    """
     steps = int((grid.gap - 1) / STEP + 0.5)
     return tuple(grid.gap - i * STEP for i in range(steps))
 
 
 def search(wt: Tensor, grid: WeightGrid, h: Tensor | None) -> GroupScales:
-    """Return the best of several scales for each group; scales that span rows are compared by all groups that they span.
+    """Return the best of several scales for each group.
+
+    Scales that span rows are compared by all groups that they span.
 
     Args:
         wt: Wᵀ ``[m · group, N]``, float32; all of its channels where scales span rows.
@@ -86,7 +91,10 @@ class _Best:
         self.least = loss(self.factor)
 
     def attempt(self, factor: Tensor, where: Tensor | None = None) -> Tensor:
-        """Take the factors that are better than the best so far, none unless ``where`` holds; returns which are, bool."""
+        """Take the factors that are better than the best so far, none unless ``where`` holds.
+
+        Returns which are, bool.
+        """
         loss = self._loss(factor)
         better = loss < self.least if where is None else (loss < self.least) & where
         self.least, self.factor = torch.where(better, loss, self.least), torch.where(better, factor, self.factor)
@@ -96,7 +104,10 @@ class _Best:
 def _search_rows(
     w: Tensor, rows: slice, grid: WeightGrid, weights: Tensor | None, factors: tuple[float, ...], in_powers: bool
 ) -> GroupScales:
-    """Return the best scales of some rows: by the best of ``factors``, and by others near it unless scales are powers of two."""
+    """Return the best scales of some rows.
+
+    First by the best of ``factors``, then by others near it unless scales are powers of two.
+    """
     low, high = grid.ranges(w, rows)
     scratch = torch.empty_like(w)
 
@@ -113,7 +124,10 @@ def _search_rows(
 
 
 def _search_spanning(wt: Tensor, grid: WeightGrid, spans: Tensor, weights: Tensor | None) -> GroupScales:
-    """Shrink ranges for as long as any of them gains: one outlier may have made a range many times too wide."""
+    """Shrink ranges for as long as any of them gains.
+
+    One outlier may have made a range many times too wide.
+    """
 
     def loss_of(factor: Tensor) -> Tensor:
         scales = grid.spanning(factor)
@@ -149,7 +163,10 @@ def _loss(w: Tensor, grid: WeightGrid, scales: GroupScales, weights: Tensor | No
 
 
 def _weights(h: Tensor, group: int) -> Tensor:
-    """Return the blocks on the diagonal of H, ``[m, g, g]``, or its diagonal, ``[m, g]``, where groups are wide."""
+    """Return the blocks on the diagonal of H, ``[m, g, g]``.
+
+    Where groups are wide, it is the diagonal alone, ``[m, g]``.
+    """
     if group > WIDEST:
         return h.diagonal().reshape(-1, group)
     blocks = h.reshape(h.shape[0] // group, group, -1, group)

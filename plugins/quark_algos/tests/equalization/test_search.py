@@ -1,4 +1,7 @@
-"""Searches of scales: closed forms equal the errors they stand for, no choice is worse than none, in every format."""
+"""Searches of scales.
+
+Closed forms equal the errors they stand for, no choice is worse than none, in every format.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ K, N, T = 256, 96, 700
 
 
 def inputs(seed: int = 0, columns: int = K) -> Tensor:
-    """``[T, K]``, float64; some channels are a hundred times as act_order as most, and all have something in common."""
+    """``[T, K]``, float64.
+
+    Some channels are a hundred times as act_order as most, and all have something in common.
+    """
     g = torch.Generator().manual_seed(seed)
     act_order = torch.rand(columns, generator=g, dtype=torch.float64).pow(8) * 100 + 0.3
     common = torch.randn(T, 8, generator=g, dtype=torch.float64) @ torch.randn(8, columns, generator=g, dtype=torch.float64)
@@ -226,7 +232,10 @@ def test_static_ranges_are_those_of_all_tokens_not_of_the_sample() -> None:
 
 
 def test_of_parts_with_inputs_of_their_own_each_is_judged_by_its_own_sample() -> None:
-    """The second part's inputs are act_order where the first's are not: what the first's sample says of them is wrong by far."""
+    """The second part's inputs are act_order where the first's are not.
+
+    What the first's sample says of them is wrong by far.
+    """
     wt, quiet = weight(), inputs(3)
     act_order = quiet.clone()
     act_order[:, :8] *= 100

@@ -1,4 +1,7 @@
-"""SmoothQuant, AutoSmoothQuant and AWQ in whole runs: on every scheme, in any order, by hand, from disk, and never in silence."""
+"""SmoothQuant, AutoSmoothQuant and AWQ in whole runs.
+
+On every scheme, in any order, by hand, from disk, and never in silence.
+"""
 
 from __future__ import annotations
 
@@ -147,7 +150,10 @@ def test_which_mappings_were_probed_and_refused_goes_through_json_to_another_pro
 
 
 def test_where_inputs_are_rounded_too_more_of_their_range_goes_into_the_weights() -> None:
-    """Inputs of down projections have outliers: one scale for all of them makes those costly, and weights alone do not notice."""
+    """Inputs of down projections have outliers.
+
+    One scale for all of them makes those costly, and weights alone do not notice.
+    """
     made = config("autosmoothquant", "int8", preset="reference")
     both = ModelQuantizer(made).quantize_model(float_model(), DATA)
     made.global_quant_config = attrs.evolve(made.global_quant_config, input_tensors=None)
@@ -209,7 +215,10 @@ SEQUENCES = tiny.calibration_batches(8, 64)
 
 @pytest.mark.parametrize(("name", "scheme"), [("smoothquant", "int8"), ("awq", "int4_wo_64")])
 def test_what_is_applied_does_not_depend_on_the_order_of_samples_nor_on_batches(name: str, scheme: str) -> None:
-    """Each of the eight comes last once, in one call each, and in calls of eight and of four; the same tokens are held out."""
+    """Each of the eight comes last once, in one call each, and in calls of eight and of four.
+
+    The same tokens are held out.
+    """
     made = config(name, scheme)
     orders = [SEQUENCES[i + 1 :] + SEQUENCES[: i + 1] for i in range(8)]
     first, *others = (

@@ -1,4 +1,7 @@
-"""Random problems of calibrated rounding: a stacked weight, second moments of correlated inputs, and grids of documented specs."""
+"""Random problems of calibrated rounding.
+
+A stacked weight, second moments of correlated inputs, and grids of documented specs.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ N = 12
 
 @attrs.frozen(eq=False)
 class Setting:
-    """``W [N, K]`` and moments ``[K, K]``, float64, K = 96 unless told; every input is a mixture of the others, and some are loud."""
+    """``W [N, K]`` and moments ``[K, K]``, float64, K = 96 unless told.
+
+    Every input is a mixture of the others, and some are loud.
+    """
 
     W: Tensor
     H: Tensor

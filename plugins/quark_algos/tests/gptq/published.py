@@ -1,4 +1,6 @@
-"""The algorithms as their papers and first implementations write them, in float64: oracles for the one solver.
+"""The algorithms as their papers and first implementations write them, in float64.
+
+Oracles for the one solver.
 
 Weights are ``W [N, K]``, ``H = X̃ X̃ᵀ`` and ``D = (X − X̃) X̃ᵀ`` are ``[K, K]``; a rounding takes column k of
 W, ``[N]``, and k. Damping, order and dead channels are the callers'. Slow on purpose: nothing is shared with

@@ -1,4 +1,7 @@
-"""The kernel that rounds the columns of a block, beside torch's operations: equal where sums are exact, and else but for ties."""
+"""The kernel that rounds the columns of a block, beside torch's operations.
+
+Equal where sums are exact, and else but for ties.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever grid a scheme gives weights, columns are rounded to its values, and their outputs are better than with rounding to nearest."""
+"""Columns are rounded to the values of any scheme's grid, with better outputs than round-to-nearest."""
 
 from __future__ import annotations
 

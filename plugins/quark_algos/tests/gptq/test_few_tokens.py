@@ -1,4 +1,7 @@
-"""Whatever the number of tokens and the spectrum of the inputs, rounding by them is no worse for other tokens than rounding to nearest."""
+"""Rounding by few tokens is no worse for other tokens than rounding to nearest.
+
+Whatever the number of tokens and the spectrum of the inputs.
+"""
 
 from __future__ import annotations
 

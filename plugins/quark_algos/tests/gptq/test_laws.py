@@ -1,4 +1,7 @@
-"""Laws of rounding column by column: blocks do not matter, objectives are what is said, sweeps never make it worse."""
+"""Laws of rounding column by column.
+
+Blocks do not matter, objectives are what is said, sweeps never make it worse.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,10 @@ def test_blocks_do_not_matter(K: int, block: int, group: int, seed: int) -> None
 
 
 def ldlq_of(share: float, seed: int, *, group: int = 16, act_order: bool = False) -> tuple[Swept, Tensor, Tensor, Tensor]:
-    """A rounding of a setting in int4; H + λ I and Wᵀ in the order of rounding, and scales ``[K, N]`` likewise."""
+    """A rounding of a setting in int4.
+
+    H + λ I and Wᵀ in the order of rounding, and scales ``[K, N]`` likewise.
+    """
     s = setting(seed)
     order = torch.argsort(s.H.diagonal(), descending=True) if act_order else torch.arange(96)
     grid, scales = grid_for(grouped(Dtype.int4, group), s.wt)
@@ -134,7 +140,10 @@ def test_the_search_finds_the_best_range_coarsely_then_finely(spec: QTensorConfi
     ("scheme", "most"), [("nvfp4", 0.93), ("amdfp4", 0.93), ("int4_wo_32", 0.995), ("int4_wo_64", 1.0), ("ptpc_fp8", 1.0)]
 )
 def test_stretching_makes_errors_smaller_above_all_in_fp4(scheme: str, most: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of normally distributed weights FP4's errors get smaller by a tenth: half of the groups of 16 better have their largest on 4."""
+    """Of normally distributed weights FP4's errors get smaller by a tenth.
+
+    Half of the groups of 16 better have their largest on 4.
+    """
     wt = torch.randn(256, 64, generator=torch.Generator().manual_seed(0))
     grid, _ = grid_for(quark.schemes().load_config(scheme)().weight, wt)
 
@@ -182,7 +191,7 @@ PER_COLUMN = QTensorConfig(
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("spec", [quark.schemes().load_config("int8")().weight, PER_BLOCK, PER_COLUMN], ids=["tensor", "block", "column"])
 def test_scales_that_span_rows_are_searched_by_the_errors_of_all_that_they_span(spec: QTensorConfig, weighted: bool) -> None:
-    """One outlier, of a channel that is silent, has made the step of its tensor, block or column 20 times too wide."""
+    """One outlier of a silent channel has made the step of its tensor, block or column 20 times too wide."""
     s = setting(22)
     wt, H = s.wt.float(), s.H.float()
     wt[40, 3] = 20 * wt.abs().max()

@@ -1,4 +1,7 @@
-"""Ways to go over the columns that must come to the same: any block, any piece, scales known before or found on the way."""
+"""Ways to go over the columns that must come to the same.
+
+Any block, any piece, scales known before or found on the way.
+"""
 
 from __future__ import annotations
 

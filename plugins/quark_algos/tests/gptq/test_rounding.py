@@ -104,7 +104,10 @@ def test_layers_that_share_an_outer_scale_keep_sharing_it() -> None:
 
 
 def alike(one: nn.Module, other: nn.Module) -> None:
-    """The first layers, which are given the same, have the same codes, but for a tie and what follows from it, and as small an error."""
+    """The first layers, which have the same inputs, have the same codes, and as small an error.
+
+    A tie, and what follows from it, may differ.
+    """
     for name in ("q_proj", "k_proj", "v_proj"):
         key = f"model.layers.0.self_attn.{name}"
         assert float((layers(one)[key].weight != layers(other)[key].weight).float().mean()) < 1e-3
@@ -164,7 +167,10 @@ def test_fresh_scales_are_searched_by_the_moments_of_their_own_channels(monkeypa
 def one_layer(
     settings: AlgoConfig | None, spec: TensorSpec | None = None, *, tokens: int = 200, silent: int | None = None
 ) -> tuple[Tensor, Tensor, QuantizedLayer]:
-    """A weight ``[8, 96]`` and its inputs ``[tokens, 96]``, channel 40 the loudest and 7 the quietest, and the layer they become."""
+    """A weight ``[8, 96]``, its inputs ``[tokens, 96]``, and the layer they become.
+
+    Channel 40 is the loudest and 7 the quietest.
+    """
     g = torch.Generator().manual_seed(0)
     x = torch.randn(200, 96, generator=g) @ (torch.randn(96, 96, generator=g) / 10 + torch.eye(96))
     x[:, 40] *= 10

@@ -1,4 +1,7 @@
-"""Whatever a model is made of: biases, transposed weights, experts, tied embeddings, no blocks; and what is exported reloads."""
+"""Whatever a model is made of: biases, transposed weights, experts, tied embeddings, no blocks.
+
+Exports reload.
+"""
 
 from __future__ import annotations
 

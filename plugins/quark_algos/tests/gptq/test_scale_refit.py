@@ -1,4 +1,7 @@
-"""Scales that are fitted to the codes: the minimum of a quadratic form, never worse, however much inputs are correlated."""
+"""Scales that are fitted to the codes.
+
+The minimum of a quadratic form, never worse, however much inputs are correlated.
+"""
 
 from __future__ import annotations
 

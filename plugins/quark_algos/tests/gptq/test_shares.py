@@ -23,7 +23,10 @@ ROWS, COLUMNS, TOKENS = 8, 64, 600
 
 
 def tokens(count: int, seed: int, error: float) -> tuple[Tensor, Tensor]:
-    """Inputs in the quantized model and in the float one, whose difference is in part what the inputs show, as a constant bias is."""
+    """Inputs in the quantized model and in the float one.
+
+    Their difference is in part what the inputs show, as a constant bias is.
+    """
     g = torch.Generator().manual_seed(seed)
     reference = torch.randn(count, COLUMNS, generator=g) @ torch.randn(COLUMNS, COLUMNS, generator=torch.Generator().manual_seed(0))
     return reference * (1 - error) + 0.2 * torch.randn(count, COLUMNS, generator=g), reference
@@ -47,7 +50,10 @@ def rounded(settings: Any, held_out: tuple[Tensor, Tensor] | None) -> tuple[Tens
 
 @pytest.mark.parametrize(("error", "least", "most"), [(0.3, 0.9, 1.0), (0.1, 0.1, 0.6), (-0.3, 0.0, 0.0)])
 def test_a_correction_is_as_strong_as_held_out_tokens_want_it(error: float, least: float, most: float) -> None:
-    """Statistics show inputs that are 0.7 of the float model's; held-out ones are 0.7, 0.9 and 1.3 of them."""
+    """Statistics show inputs that are 0.7 of the float model's.
+
+    Held-out ones are 0.7, 0.9 and 1.3 of them.
+    """
     x, reference = tokens(200, 3, error)
     weight, best, metrics = rounded(attrs.evolve(QRONOS, correction_share=1.0), (x, reference))
     assert least <= metrics["correction_share"] <= most

@@ -1,4 +1,7 @@
-"""Tiny models of families that differ in how scales fold, in float64 throughout, and what their first decoder block computes."""
+"""Tiny models of families that differ in how scales fold, and the output of their first decoder block.
+
+In float64 throughout.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,10 @@ def facts_of(model_type: str) -> Architecture:
 
 
 def model_of(model_type: str, dtype: torch.dtype = torch.float64, **other: Any) -> nn.Module:
-    """Norms differ from each other and from 1, biases from 0, in one decoder block; experts are separate layers."""
+    """Norms differ from each other and from 1, biases from 0, in one decoder block.
+
+    Experts are separate layers.
+    """
     default = AutoConfig.for_model(model_type)
     known = {*default.to_dict(), *default.attribute_map}
     sizes = {name: size for name, size in SIZES.items() if name in known} | OWN_SIZES.get(model_type, {}) | other

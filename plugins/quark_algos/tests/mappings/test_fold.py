@@ -1,4 +1,7 @@
-"""Folding a scale changes weights and keeps the block's output; a mapping with which the output changes is detected."""
+"""Folding a scale changes weights and keeps the block's output.
+
+A mapping with which the output changes is detected.
+"""
 
 from __future__ import annotations
 

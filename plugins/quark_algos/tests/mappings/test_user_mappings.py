@@ -1,4 +1,7 @@
-"""User mappings of SmoothQuant and AWQ: all forms of AMD Quark's documentation are read, and entries that match nothing are reported."""
+"""User mappings of SmoothQuant and AWQ.
+
+All forms of AMD Quark's documentation are read, and entries that match nothing are reported.
+"""
 
 from __future__ import annotations
 

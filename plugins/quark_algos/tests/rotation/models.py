@@ -1,4 +1,7 @@
-"""Tiny models of two decoder blocks, in float64 throughout, of families that differ in what touches their residual stream."""
+"""Tiny models of two decoder blocks, of families that differ in what touches their residual stream.
+
+In float64 throughout.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rotations of a checkpoint, with one block in memory at a time: the bytes are those of a run in memory, whatever the options."""
+"""Rotations of a checkpoint, with one block in memory at a time.
+
+The bytes are those of a run in memory, whatever the options.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,10 @@ def in_memory(source: Path, out: Path, config: QConfig, data: list[Tensor] | Non
 
 @pytest.fixture
 def most_blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many blocks had tensors in memory, after each block was loaded; loading the whole model is an error."""
+    """How many blocks had tensors in memory, after each block was loaded.
+
+    Loading the whole model is an error.
+    """
     counts: list[int] = []
     load = CheckpointSource.load
 
@@ -110,7 +116,10 @@ def test_so_they_are_with_validation_and_other_algorithms(
 
 
 def test_a_rotation_that_is_left_out_leaves_no_trace(most_blocks: list[int], tmp_path: Path) -> None:
-    """The head stays tied, and no matrix is in the files: they are those of a run without rotation but for the notes of the plan."""
+    """The head stays tied, and no matrix is in the files.
+
+    They are those of a run without rotation but for the notes of the plan.
+    """
     source = model_dir(tmp_path / "float", is_tied=True)
     plan = quantize_checkpoint(source, tmp_path / "with", rotated("best", "mxfp4", r4=True), DATA)
     if any(a.name == "rotation" for a in plan.config.algo_config or ()):

@@ -1,4 +1,7 @@
-"""A model with rotations folded in computes what it did; each part of the folding counts, and what cannot be rotated is refused."""
+"""A model with rotations folded in computes what it did.
+
+Each part of the folding counts, and what cannot be rotated is refused.
+"""
 
 from __future__ import annotations
 

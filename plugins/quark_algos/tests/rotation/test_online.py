@@ -1,4 +1,7 @@
-"""A layer whose input is rotated while it runs computes what it did, from a rotated input, which is what all that looks at it sees."""
+"""A layer whose input is rotated while it runs computes what it did before.
+
+All that looks at its input sees the rotated one.
+"""
 
 from __future__ import annotations
 

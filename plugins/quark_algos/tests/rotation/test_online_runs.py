@@ -1,4 +1,7 @@
-"""Rotations that run with the model, in whole runs: what is quantized is rotated, exports reload to the last bit, the rest says why not."""
+"""Rotations that run with the model, in whole runs.
+
+What is quantized is rotated, exports reload to the last bit, the rest says why not.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ WIDTH = 384  # of the tiny model's MLP
 
 
 def rotated(scheme: str, *algorithms: str, asked: dict[str, Any] | None = None, **options: Any) -> QConfig:
-    """A configuration with R4 alone, unless other settings are asked for; it is applied whether it does good or not."""
+    """A configuration with R4 alone, unless other settings are asked for.
+
+    It is applied whether it does good or not.
+    """
     config = LLMTemplate.get("llama").get_config(scheme, algorithm=[*algorithms, "rotation"], **options)
     changes = {"r1": False, "r4": True, "preset": "reference", **(asked or {})}
     config.algo_config = [attrs.evolve(a, **changes) if isinstance(a, RotationConfig) else a for a in config.algo_config or []]
@@ -166,7 +172,10 @@ def test_r1_online_rotates_the_inputs_of_what_reads_the_residual_stream(tmp_path
 
 @pytest.mark.parametrize("algorithm", ["awq", "smoothquant"])
 def test_scale_is_moved_into_a_layer_before_its_input_is_rotated(algorithm: str) -> None:
-    """Of one block, whose equalization is forced: the weight is that of the scaled layer, rotated; the same without R4, not rotated."""
+    """Of one block, whose equalization is forced: the weight is that of the scaled layer, rotated.
+
+    The same without R4, not rotated.
+    """
     config = rotated("int4_wo_32", algorithm, asked={"rotation_size": 32})
     config.algo_config = [attrs.evolve(a, preset="reference") for a in config.algo_config or []]
     found = quantized(config).quark_report.transformed
@@ -179,7 +188,10 @@ def test_scale_is_moved_into_a_layer_before_its_input_is_rotated(algorithm: str)
 
 
 def test_a_rotated_block_is_shown_to_what_moves_scale_as_it_is_then() -> None:
-    """With R1, the stream is rotated before the block: a valid mapping must still pass the probe, and its scales be found."""
+    """With R1, the stream is rotated before the block.
+
+    A valid mapping must still pass the probe, and its scales be found.
+    """
     model = quantized(rotated("int4_wo_32", "awq", asked={"r1": True, "r4": False}))
     errors = [f for f in model.quark_report.transformed.values() if "error_before" in f]
     assert len(errors) == 3

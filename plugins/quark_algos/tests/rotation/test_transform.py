@@ -135,7 +135,10 @@ def test_parts_are_judged_apart_with_the_fewest_first() -> None:
 
 
 def with_massive_activations() -> Any:
-    """The tiny model with one channel in the MLP of its second block whose values are enormous, as some channels of most models are."""
+    """The tiny model with one channel of enormous values in the MLP of its second block.
+
+    Some channels of most models have such values.
+    """
     model = tiny.tiny_model()
     up, down = (model.get_submodule(f"model.layers.1.mlp.{name}") for name in ("up_proj", "down_proj"))
     with torch.no_grad():
@@ -168,7 +171,10 @@ def test_only_the_parts_that_do_good_are_applied_and_kept_in_the_settings(tmp_pa
 
 
 def test_scale_that_has_moved_before_makes_an_online_rotation_better() -> None:
-    """An enormous channel that a rotation spreads over all others is a part of each; SmoothQuant's scale makes it an ordinary one."""
+    """An enormous channel that a rotation spreads over all others is a part of each.
+
+    SmoothQuant's scale makes it an ordinary one.
+    """
     exact = logits(with_massive_activations())
     errors = []
     for algorithms in ((), ("smoothquant",)):

@@ -1,4 +1,7 @@
-"""User streams: read in AMD Quark's form, folded without a change of the function, and rejected before any work if not closed."""
+"""User streams.
+
+Read in AMD Quark's form, folded without a change of the function, and rejected before any work if not closed.
+"""
 
 from __future__ import annotations
 

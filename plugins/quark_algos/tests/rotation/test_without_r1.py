@@ -1,4 +1,7 @@
-"""Families whose residual stream cannot be rotated: the other rotations apply, R1 is left out with the reason, and checkpoints reload."""
+"""Families whose residual stream cannot be rotated.
+
+The other rotations apply, R1 is left out with the reason, and checkpoints reload.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ REASON = "scale single channels of"
 
 
 def rotate(model: nn.Module, facts: Architecture, settings: RotationConfig) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Rotate a model as a run does; return the metrics of its blocks and layers, and the notes of the plan."""
+    """Rotate a model as a run does.
+
+    Return the metrics of its blocks and layers, and the notes of the plan.
+    """
     plan = make_plan(model, LLMTemplate.get(facts.model_type).get_config("int4_wo_32"), facts)
     resolved = Rotate(settings).resolve_for_model(model, plan)
     run, metrics = Rotate(resolved.settings).start(model, plan), {}

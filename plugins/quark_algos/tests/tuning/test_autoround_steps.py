@@ -1,4 +1,7 @@
-"""Single steps of AutoRound: which step is kept, at which rates, and gradients against differences of the function that they are of."""
+"""Single steps of AutoRound.
+
+Which step is kept, at which rates, and gradients against differences of the function that they are of.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +106,10 @@ def offset_layer(**settings: Any) -> tuple[OffsetLayer, QuantizedLayer, Tensor]:
 
 
 def toward_narrower(layer: OffsetLayer, weight: Tensor) -> Tensor:
-    """A gradient ``[N, K]`` by which every range should be narrower: small values, which are never clipped, times their own errors."""
+    """A gradient ``[N, K]`` by which every range should be narrower.
+
+    Small values, which are never clipped, times their own errors.
+    """
     largest = weight.unflatten(1, (-1, GROUP)).abs().amax(-1).repeat_interleave(GROUP, 1)
     return torch.where(weight.abs() < 0.4 * largest, layer.leaf.detach() - weight, 0.0)
 

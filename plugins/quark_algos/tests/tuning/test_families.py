@@ -1,4 +1,7 @@
-"""Tuning runs on blocks of other kinds than Llama's: mixtures of experts, several inputs, states that are no attention."""
+"""Tuning runs on blocks of other kinds than Llama's.
+
+Mixtures of experts, several inputs, states that are no attention.
+"""
 
 import pytest
 import torch

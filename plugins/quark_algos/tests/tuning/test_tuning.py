@@ -1,4 +1,7 @@
-"""Tuning lowers the error of blocks and of the model behind other roundings, and changes only what it is told to."""
+"""Tuning lowers the error of blocks and of the model, and changes only what it is told to.
+
+It does so behind other roundings.
+"""
 
 from __future__ import annotations
 

@@ -115,7 +115,10 @@ class AwqStorage:
 
 
 def group_size_of(config: QLayerConfig) -> int | None:
-    """Return how many input channels of a weight share a scale, -1 for all; None where scales are shared otherwise."""
+    """Return how many input channels of a weight share a scale, -1 for all.
+
+    None where scales are shared otherwise.
+    """
     assert config.weight is not None
     weight = canonicalize(config.weight)[0]
     qscheme = None if weight.qscheme is None else weight.qscheme.name

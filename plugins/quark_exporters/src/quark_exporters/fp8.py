@@ -1,13 +1,13 @@
 """DeepSeek-V3's layout of FP8 weights: written, read as a quantized model, and dequantized as a source.
 
-=====================  ==========================================================================================================
+=====================  ========================================================================
 tensor                 contents
-=====================  ==========================================================================================================
+=====================  ========================================================================
 ``weight``             E4M3 codes ``[O, I]``
 ``weight_scale``       float32 ``[]``, a factor, where the tensor has one scale
 ``weight_scale_inv``   float32 ``[O / rows, I / columns]``, factors of blocks, whatever the name says
 ``input_scale``        float32 ``[]``, of a static input
-=====================  ==========================================================================================================
+=====================  ========================================================================
 
 Source: ``vllm/model_executor/layers/quantization/fp8.py`` of vLLM 0.32; ``FineGrainedFP8Config`` of
 transformers 5.
@@ -98,7 +98,10 @@ def block_size_of(config: QLayerConfig) -> tuple[int, int] | None:
 
 
 def activation_scheme_of(config: QLayerConfig) -> str | None:
-    """Return ``"static"`` or ``"dynamic"`` as readers of the layout quantize the input of a layer; None where they do not."""
+    """Return ``"static"`` or ``"dynamic"`` as readers of the layout quantize the input of a layer.
+
+    None where they do not.
+    """
     assert config.input_tensors is not None
     inputs, block = canonicalize(config.input_tensors)[0], block_size_of(config)
     if block is not None:
@@ -119,7 +122,9 @@ def _is_plain(levels: tuple[QTensorConfig, ...]) -> bool:
 
 
 def block_size(block: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return rows and columns of the blocks that share a scale, as a ``quantization_config`` says; None where it says none.
+    """Return rows and columns of the blocks that share a scale, as a ``quantization_config`` says.
+
+    None where it says none.
 
     Raises:
         ConfigError: It says something else.
@@ -194,7 +199,10 @@ class Fp8Exporter(LinearExporter):
             yield "", f"all its layers are quantized alike, and here are: {said or 'none'}"
 
     def warn(self, content: CheckpointContent, options: ExportOptions) -> None:
-        """Warn that transformers takes weights with one scale for unscaled ones: it looks for the scales of blocks alone."""
+        """Warn that transformers takes weights with one scale for unscaled ones.
+
+        It looks for the scales of blocks alone.
+        """
         if any(block_size_of(config) is None for config in coded_rows(content.plan).values()):
             get_logger(__name__).warning(
                 "FP8 weights with one scale have it as vLLM and SGLang name it, weight_scale. transformers' reader of quant_method 'fp8' "
@@ -269,7 +277,10 @@ def _config(block: Mapping[str, Any]) -> QLayerConfig | None:
 
 
 def _layers(one: FloatTensor, config: QLayerConfig, stored: Mapping[str, Tensor]) -> tuple[LayerCodes, ...]:
-    """Return how a layer can be written again; nothing where its tensors are others than its configuration says."""
+    """Return how a layer can be written again.
+
+    Nothing where its tensors are others than its configuration says.
+    """
     layer, (weight, scale) = one.name.removesuffix(".weight"), one.sources
     is_plain = stored[weight].dtype is CODES[0] and stored[scale].dtype in _SCALE_DTYPES and layer != one.name and len(one.shape) == 2
     has_blocks = block_size_of(config) is not None

@@ -25,7 +25,9 @@ _CACHED = {"k_scale": ("k_proj", "qkv_proj"), "v_scale": ("v_proj", "qkv_proj")}
 
 
 class LinearExporter(CheckpointExporter):
-    """Writes linear layers as a `quark.checkpoint.LayerStorage` says, and refuses everything else before any work.
+    """Writes linear layers as a `quark.checkpoint.LayerStorage` says.
+
+    Everything else is refused before any work.
 
     Runs are not resumed from it: layouts that store scales in another dtype round them, and calibration goes
     on with those before.
@@ -56,7 +58,10 @@ def float_names(content: CheckpointContent) -> list[str]:
 
 
 def _cache_reasons(content: CheckpointContent) -> Iterator[tuple[str, str]]:
-    """Yield what of attention and its cache these layouts have no place for: they know FP8 keys and values, each with one scale."""
+    """Yield names and reasons of attention states that these layouts have no place for.
+
+    The layouts know FP8 keys and values, each with one scale.
+    """
     inside = {layer for row in content.plan.attentions for layer, _ in row.states.values()}
     for row in content.plan.attentions:
         if row.probabilities is not None or QUERY in row.states:

@@ -1,4 +1,6 @@
-"""Mxfp4Dequantizer: MXFP4 experts of gpt-oss, two codes in a byte, low half first, and an E8M0 scale for 32 of them.
+"""Mxfp4Dequantizer: MXFP4 experts of gpt-oss.
+
+Two codes are in a byte, low half first, and 32 codes share an E8M0 scale.
 
 ``<name>_blocks`` is ``[experts, O, I / 32, 16]`` and ``<name>_scales`` ``[experts, O, I / 32]``, both uint8.
 The float tensor is ``[experts, I, O]``, as models of transformers hold fused experts of gpt-oss. Source:

@@ -1,4 +1,4 @@
-"""A checkpoint that AutoAWQ's own code has packed computes here what its dequantized weights computed when it was recorded."""
+"""A checkpoint that AutoAWQ has packed computes what its dequantized weights computed when recorded."""
 
 from __future__ import annotations
 

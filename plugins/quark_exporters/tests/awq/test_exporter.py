@@ -1,4 +1,7 @@
-"""AWQ checkpoints by the rules of their readers, in numpy: order of half bytes, zero points of symmetric weights, names, configuration."""
+"""AWQ checkpoints by the rules of their readers, in numpy.
+
+Order of half bytes, zero points of symmetric weights, names, configuration.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`quark_exporters.compressed_tensors`: values against recordings of the package and a formula, and checkpoints that are refused."""
+"""`quark_exporters.compressed_tensors`.
+
+Values against recordings of the package and a formula, and checkpoints that are refused.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,10 @@ def test_columns_grouped_by_their_activations_have_the_scale_of_their_group() ->
 
 @pytest.mark.parametrize("order", [[-1] * 16, [-1] + [0] * 15])
 def test_columns_that_no_order_has_grouped_have_the_scale_of_their_place(order: list[int]) -> None:
-    """A group of -1 says that columns were not ordered (``weight_g_idx`` as it is made before any calibration)."""
+    """A group of -1 says that columns were not ordered.
+
+    ``weight_g_idx`` is made so before any calibration.
+    """
     stored = {
         "a.weight_packed": torch.full((2, 2), 0x11111111 * 9 - 2**32, dtype=torch.int64).to(torch.int32),  # each code is 9 - 8
         "a.weight_scale": torch.tensor([[1.0, 2.0], [3.0, 4.0]]),

@@ -1,4 +1,4 @@
-"""What the package compressed-tensors, and transformers with it, read of our checkpoints is what the model in memory is."""
+"""The package compressed-tensors, and transformers with it, read the model in memory from our checkpoints."""
 
 from __future__ import annotations
 
@@ -67,7 +67,10 @@ def test_the_package_decompresses_our_values_to_the_bit(scheme: str, tmp_path: P
 
 
 def test_nvfp4_differs_by_the_rounding_of_a_reciprocal(tmp_path: Path) -> None:
-    """The package divides by the scale of the tensor, where we multiply, and rounds scale and product to bfloat16."""
+    """The package divides by the scale of the tensor, where we multiply.
+
+    It rounds scale and product to bfloat16.
+    """
     model = quantized(run_config("nvfp4"))
     export_with("compressed_tensors", model, tmp_path / "out")
     weights, expected = decompressed(tmp_path / "out"), model.state_dict()

@@ -1,4 +1,7 @@
-"""Checkpoints that llm-compressor has written compute here what transformers and compressed-tensors computed when they were recorded."""
+"""Checkpoints that llm-compressor has written compute what was recorded.
+
+transformers and compressed-tensors computed the recordings.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,27 @@ GOLDEN = Path(__file__).parent / "golden_checkpoints"
 MANIFEST = json.loads((GOLDEN / "MANIFEST.json").read_text(encoding="utf-8"))
 SCHEMES = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
 ON_EDGES = ("W8A8", "NVFP4")
-"""Schemes in which the largest element of a token, or the scale of a block, lies halfway between two codes. The package divides by scales,
-we multiply by their inverse, as AMD Quark does, and the last bit decides: inputs are rounded by the package here."""
+"""Schemes in which the largest element of a token, or the scale of a block, is halfway between two codes.
+
+The package divides by scales, we multiply by their inverse, as AMD Quark does, and the last bit decides:
+inputs are rounded by the package here.
+"""
 STEPS = {"W8A8": 2.0**-5, "FP8": 2.0**-3, "FP8_BLOCK": 2.0**-3, "FP8_DYNAMIC": 2.0**-3, "MXFP4": 2.0**-1, "NVFP4": 2.0**-1}
-"""Of schemes that round inputs, what an input may change by, relative to it, where the last bit of a product puts it on the other side of a
-tie: a step of e4m3 and e2m1 at a power of two, and a 127th of the largest where an input is a quarter of that."""
+"""Of schemes that round inputs, how far an input may change, relative to it.
+
+This is where the last bit of a product puts it on the other side of a
+tie: a step of e4m3 and e2m1 at a power of two, and a 127th of the largest where an input is a quarter of
+    that.
+"""
 
 
 def tolerance(scheme: str) -> float:
-    """The relative error in norm of logits that another CPU computes: sums of 128 terms are in another order, and of the inputs that are
-    rounded one in 64 falls on the other side of a tie, for many are bfloat16 numbers divided by such a number."""
+    """The relative error in norm of logits that another CPU computes.
+
+    Sums of 128 terms are in another order, and of the inputs that are
+    rounded one in 64 falls on the other side of a tie, for many are bfloat16 numbers divided by such a
+    number.
+    """
     rounded_once = torch.finfo(torch.bfloat16).eps
     products = rounded_once if "FP4" in scheme else 128 * torch.finfo(torch.float32).eps
     return products + STEPS.get(scheme, 0) / 64**0.5

@@ -39,7 +39,10 @@ def by_channel(dtype: str, *, symmetric: bool) -> QLayerConfig:
 
 
 def coded(config: QLayerConfig) -> CodedLayer:
-    """A weight whose groups lie on one side of 0 or the other, so that zero points differ and none is 0 by chance."""
+    """A weight whose groups lie on one side of 0 or the other.
+
+    So zero points differ and none is 0 by chance.
+    """
     assert config.weight is not None
     quantizer = quantizer_for(config.weight, activation=False)
     weight = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(0)) + torch.arange(-8.0, 8.0)[:, None] / 4

@@ -1,4 +1,7 @@
-"""GGUF files hold the model: transformers loads them to the same logits, and their metadata say what llama.cpp asks for."""
+"""GGUF files hold the model.
+
+Transformers loads them to the same logits, and their metadata say what llama.cpp asks for.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The tokenizer of a GGUF file is that of the model, in llama.cpp's words; one that llama.cpp does not have is refused."""
+"""The tokenizer of a GGUF file is that of the model, in llama.cpp's words.
+
+One that llama.cpp does not have is refused.
+"""
 
 from __future__ import annotations
 

@@ -107,7 +107,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, QLayer
 def test_every_scheme_computes_in_onnxruntime_what_it_computes_here(
     exported: tuple[dict[str, QLayerConfig], Each, Path], optimized: bool
 ) -> None:
-    """Sums are in another order: a sum of K products of float32 numbers errs by at most K units in the last place of the sum of their
+    """Sums are in another order.
+
+    A sum of K products of float32 numbers errs by at most K units in the last place of the sum of their
     magnitudes. Codes are the same, all of them."""
     configs, module, path = exported
     x = activations()

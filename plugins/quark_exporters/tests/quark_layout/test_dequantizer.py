@@ -1,4 +1,7 @@
-"""`quark_exporters.quark_layout.dequantizer`: the weights of an export are those of the model that is loaded from it."""
+"""`quark_exporters.quark_layout.dequantizer`.
+
+The weights of an export are those of the model that is loaded from it.
+"""
 
 from __future__ import annotations
 

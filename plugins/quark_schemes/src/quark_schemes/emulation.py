@@ -1,4 +1,6 @@
-"""Emulation of MX formats in plain torch, with the names and shapes that runtimes without MX hardware import from AMD Quark.
+"""Emulation of MX formats in plain torch.
+
+Names and shapes are those that runtimes without MX hardware import from AMD Quark.
 
 All functions accept any device and rank, do not change their arguments, do not synchronize with the device,
 and can be traced in one graph by ``torch.compile``. The arithmetic is that of the formats, so that a runtime
@@ -76,7 +78,9 @@ def _pairs(data: Tensor) -> Tensor:
 
 
 def qdq_mxfp4(x: Tensor, scale_calculation_mode: str = "even") -> Tensor:
-    """Return ``x`` quantized to MXFP4 and dequantized, in blocks of 32 along the last axis: same shape and dtype, no gradient.
+    """Return ``x`` quantized to MXFP4 and dequantized, in blocks of 32 along the last axis.
+
+    Shape and dtype stay; there is no gradient.
 
     Args:
         x: Any float dtype and rank.
@@ -92,7 +96,9 @@ def qdq_mxfp4(x: Tensor, scale_calculation_mode: str = "even") -> Tensor:
 
 
 def even_round(max_abs: Tensor, dtype: str | Dtype) -> Tensor:
-    """Return the shared scale of a block, a power of two, by mode ``"even"``: float32 in ``[2^-127, 2^127]``, same shape; NaN for NaN.
+    """Return the shared scale of a block, a power of two, by mode ``"even"``.
+
+    It is float32 in ``[2^-127, 2^127]``, of the same shape; NaN for NaN.
 
     Args:
         max_abs: Largest magnitude of each block, any float dtype.
@@ -110,7 +116,10 @@ def even_round(max_abs: Tensor, dtype: str | Dtype) -> Tensor:
 
 
 def reshape_to_blocks(x: Tensor, block_size: int, axis: int) -> Tensor:
-    """Return ``x`` as blocks ``[R, N, block_size]``: ``axis`` is swapped with the last axis and split; same dtype."""
+    """Return ``x`` as blocks ``[R, N, block_size]``: ``axis`` is swapped with the last axis and split.
+
+    Same dtype.
+    """
     rows = x.transpose(axis, -1)
     rows = rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
     if rows.shape[-1] % block_size:
@@ -137,7 +146,9 @@ def _scale_of(blocks: Tensor, scale: Tensor, caller: str) -> Tensor:
 def fake_quantize_fp4_fp6_per_group_with_scale(
     input_tensor: Tensor, scale: Tensor, axis: int, group_size: int, quant_dtype: str | Dtype, **_: Any
 ) -> Tensor:
-    """Return ``input_tensor`` rounded, half to even and saturating, with the given scales: same shape and dtype, no gradient.
+    """Return ``input_tensor`` rounded, half to even and saturating, with the given scales.
+
+    Shape and dtype stay; there is no gradient.
 
     Args:
         input_tensor: Any float dtype and rank.
@@ -180,17 +191,26 @@ def dequantize_fp4_fp6_per_group(inputs: Tensor, scale: Tensor, axis: int, group
 
 @attrs.frozen
 class PackedFloats:
-    """Packs values of a small float format along the last axis: two FP4 codes per byte, four FP6 codes per three bytes."""
+    """Packs values of a small float format along the last axis.
+
+    Two FP4 codes fill a byte, four FP6 codes three bytes.
+    """
 
     shape: FloatShape
 
     def pack(self, to_pack: Tensor, reorder: bool = False) -> Tensor:
-        """Return the bytes of representable values: ``[…, K] → […, K / 2]`` or ``[…, 3 K / 4]`` uint8; ``reorder`` is ignored."""
+        """Return the bytes of representable values: ``[…, K] → […, K / 2]`` or ``[…, 3 K / 4]`` uint8.
+
+        ``reorder`` is ignored.
+        """
         codes = encode_small(to_pack.detach().float(), self.shape)
         return pack_two(codes) if self.shape.bits == 4 else pack_six(codes)
 
     def unpack(self, to_unpack: Tensor, reorder: bool = False, origin_packed_axis_size: int | None = None) -> Tensor:
-        """Return float32 values of bytes, the first ``origin_packed_axis_size`` on the last axis; ``reorder`` is ignored."""
+        """Return float32 values of bytes, the first ``origin_packed_axis_size`` on the last axis.
+
+        ``reorder`` is ignored.
+        """
         length = to_unpack.shape[-1] * 8 // self.shape.bits if origin_packed_axis_size is None else origin_packed_axis_size
         codes = unpack_two(to_unpack, length) if self.shape.bits == 4 else unpack_six(to_unpack, length)
         return decode_small(codes, self.shape)

@@ -35,7 +35,9 @@ SMALLEST_SCALE = 2.0**-23
 
 @attrs.frozen
 class ScaleRounding:
-    """How scales are rounded, as data that `quark_schemes.kernels.floats.rounded_scale` reads; nothing set: they are not.
+    """How scales are rounded, as data that `quark_schemes.kernels.floats.rounded_scale` reads.
+
+    Nothing set: they are not.
 
     Attributes:
         mode: ``"ceil"`` or ``"floor"``, to powers of two.
@@ -88,7 +90,9 @@ class PlainScales(ScaleFormat):
 
 @attrs.frozen
 class PowerOfTwoScales(ScaleFormat):
-    """Powers of two; the next one above an ideal scale, so that nothing saturates, unless the mode is ``"floor"``.
+    """Powers of two.
+
+    The next one above an ideal scale, so that nothing saturates, unless the mode is ``"floor"``.
 
     Attributes:
         mode: ``"ceil"`` or ``"floor"``.
@@ -177,7 +181,10 @@ def with_outer_scale(spec: QTensorConfig) -> TensorSpec:
 
 
 def scale_format_of(spec: QTensorConfig) -> ScaleFormat:
-    """Return the scale format of a spec: by its ``scale_format``, else by its ``scale_type``, else float32."""
+    """Return the scale format of a spec.
+
+    By its ``scale_format``, else by its ``scale_type``, else float32.
+    """
     if spec.scale_format in _BY_FORMAT:
         return _BY_FORMAT[spec.scale_format]
     if spec.scale_format == "e8m0" or spec.scale_type in _STORED_POWERS:

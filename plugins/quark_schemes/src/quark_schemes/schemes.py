@@ -146,7 +146,10 @@ def fp8_outputs() -> QTensorConfig:
 
 
 def ptpc_fp8() -> QLayerConfig:
-    """Return a configuration of E4M3 weights with a scale for each output channel, dynamic E4M3 activations with a scale for each token."""
+    """Return a configuration of E4M3 weights per output channel, dynamic E4M3 activations per token.
+
+    Each channel and each token has a scale.
+    """
     weight = FP8E4M3PerChannelSpec(ch_axis=0, is_dynamic=False).to_quantization_spec()
     return QLayerConfig(weight=weight, input_tensors=FP8E4M3PerChannelSpec(ch_axis=1, is_dynamic=True).to_quantization_spec())
 
@@ -190,7 +193,10 @@ def mxfp4_fp8() -> QLayerConfig:
 
 
 def _fp4_under(scales: SingleLevelSpec, group_size: int) -> QLayerConfig:
-    """Return a configuration of FP4 in groups, scales in the format of ``scales``; those of activations dynamic under a static one."""
+    """Return a configuration of FP4 in groups, scales in the format of ``scales``.
+
+    Those of activations dynamic under a static one.
+    """
     weight, activation = (
         ScaleQuantSpec(FP4PerGroupSpec(ch_axis=-1, group_size=group_size, is_dynamic=dynamic, scale_type="float32"), scales)
         for dynamic in (False, True)
@@ -219,7 +225,10 @@ def amdfp4_global32() -> QLayerConfig:
 
 
 def amdfp4_in_groups(group_size: int = 16) -> QLayerConfig:
-    """Return a configuration of FP4 weights and dynamic activations in groups of 16 or 32 with E5M3 scales."""
+    """Return a configuration of FP4 weights and dynamic activations in groups, with E5M3 scales.
+
+    Groups are of 16 or 32.
+    """
     weight, activation = (AmdFP4Spec(ch_axis=-1, group_size=group_size, is_dynamic=dynamic) for dynamic in (False, True))
     return QLayerConfig(weight=weight.to_quantization_spec(), input_tensors=activation.to_quantization_spec())
 
@@ -235,7 +244,10 @@ def amdfp4_g32() -> QLayerConfig:
 
 
 def int4_fp8() -> QLayerConfig:
-    """Return a configuration of weights in E4M3, one scale, and from there in INT4, a scale per channel; dynamic E4M3 activations."""
+    """Return a configuration of weights in E4M3, one scale, and from there in INT4, a scale per channel.
+
+    Dynamic E4M3 activations.
+    """
     first = FP8E4M3PerTensorSpec(scale_type="float32", is_dynamic=False)
     weight = ProgressiveSpec(first, Int4PerChannelSpec(ch_axis=0, scale_type="float32", is_dynamic=False))
     activation = FP8E4M3PerTensorSpec(scale_type="float32", is_dynamic=True)
@@ -317,7 +329,10 @@ class _Scheme(QuantizationScheme):
 
 
 def _scheme(name: str, build: Callable[..., QLayerConfig]) -> type[_Scheme]:
-    """Return the class of that name, with the summary and the arguments of the function that makes its configuration."""
+    """Return the class of that name.
+
+    It has the summary and the arguments of the function that makes its configuration.
+    """
     members = {"_build": staticmethod(build), "__signature__": inspect.signature(build)}
     return type(name, (_Scheme,), {**members, "__doc__": build.__doc__, "__module__": __name__})
 

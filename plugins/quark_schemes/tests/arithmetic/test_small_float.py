@@ -1,4 +1,7 @@
-"""Small floats: codes that are looked up are those of the arithmetic, for every value that can make a difference."""
+"""Small floats.
+
+Codes that are looked up are those of the arithmetic, for every value that can make a difference.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ ROUNDINGS = (RoundType.half_even, RoundType.floor, RoundType.round)
 
 
 def values() -> Tensor:
-    """Every bfloat16 number as float32, and of each upper half the float32 numbers next to it and around the middle."""
+    """Every bfloat16 number as float32, and float32 numbers with each of these upper halves.
+
+    They are those next to the bfloat16 number and around the middle.
+    """
     upper = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32) << 16
     lower = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=torch.int32)
     return (upper[:, None] | lower).view(torch.float32)

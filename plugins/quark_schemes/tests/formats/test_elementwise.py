@@ -1,4 +1,7 @@
-"""Every code of every elementwise format: decoding and encoding are inverse, rounding goes by its rule, packing is exact."""
+"""Every code of every elementwise format.
+
+Decoding and encoding are inverse, rounding goes by its rule, packing is exact.
+"""
 
 from typing import Any
 

@@ -1,4 +1,7 @@
-"""Codes and scales of integers and small floats come back from their packing, and lie in a checkpoint where readers look for them."""
+"""Codes and scales of integers and small floats come back from their packing.
+
+They lie in a checkpoint where readers look for them.
+"""
 
 import attrs
 import pytest

@@ -1,4 +1,7 @@
-"""Kernels give the bits of torch's operations on CPUs: values, codes, scales and zero points, for every scheme and kind of scale."""
+"""Kernels give the bits of torch's operations on CPUs.
+
+Values, codes, scales and zero points, for every scheme and kind of scale.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ ROWS, COLUMNS = 6, 128
 
 
 def values(dtype: torch.dtype) -> Tensor:
-    """Values of many magnitudes: groups of zeros, of subnormal numbers, of ties, of the largest numbers; both signs of zero."""
+    """Values of many magnitudes: groups of zeros, of subnormal numbers, of ties, of the largest numbers.
+
+    Both signs of zero.
+    """
     g = torch.Generator().manual_seed(0)
     x = torch.randn(ROWS, COLUMNS, generator=g) * torch.exp2(torch.randint(-12, 12, (ROWS, 1), generator=g).float())
     x[0, :64], x[0, 64:] = 0.0, -0.0

@@ -1,4 +1,7 @@
-"""Quantizers of one observer, what such an observer has seen, and data with outliers: for all tests of observers."""
+"""Quantizers of one observer, what such an observer has seen, and data with outliers.
+
+For all tests of observers.
+"""
 
 from typing import Any
 

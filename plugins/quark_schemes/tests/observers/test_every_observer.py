@@ -1,4 +1,7 @@
-"""Observers: documented, mergeable, honest about NaN, and part of the whole: helpers name them and models are calibrated with them."""
+"""Observers: documented, mergeable, honest about NaN, and part of the whole.
+
+Helpers name them and models are calibrated with them.
+"""
 
 import math
 
@@ -111,7 +114,10 @@ def test_observers_refuse_another_granularity(name: str) -> None:
 
 
 def test_algorithms_get_powers_of_two_from_observers_of_powers_of_two() -> None:
-    """Their ranges are not the extremes, by which `WeightGrid` would find other scales without asking them."""
+    """Their ranges are not the extremes.
+
+    By these `WeightGrid` would find other scales without asking them.
+    """
     quantizer = quantizer_of("PerChannelPowOf2MinMaxObserver", "int4")
     weight = heavy_tailed(rows=8)
     scale = WeightGrid([quantizer], [8], weight.t().contiguous()).scales(weight.t().contiguous()).scale.flatten()

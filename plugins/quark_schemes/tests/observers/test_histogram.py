@@ -1,4 +1,7 @@
-"""Histograms: every value is counted in its bin, merging is exact, quantiles are torch's within a bin; the percentile observer."""
+"""Histograms: every value is counted in its bin, merging is exact, quantiles are torch's within a bin.
+
+The percentile observer.
+"""
 
 from typing import Any
 

@@ -129,7 +129,10 @@ def test_histogram_takes_the_best_of_the_narrowest_ranges(dtype: str) -> None:
 
 
 def expected_cost(bins: Distribution, low: float, high: float, step: float) -> float:
-    """By definition: what is clipped costs the square of its way, what is kept a twelfth of the squared step, zeros nothing."""
+    """By definition.
+
+    What is clipped costs the square of its way, what is kept a twelfth of the squared step, zeros nothing.
+    """
     cost = 0.0
     for value, count in zip(bins.centres.tolist(), bins.counts.tolist(), strict=True):
         way = max(low - value, value - high, 0.0)

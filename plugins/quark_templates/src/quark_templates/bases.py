@@ -188,5 +188,7 @@ BEHIND_VISION_TOWER: dict[str, Any] = {
     "q_layer_name": "*language_model.*q_proj",
     "exclude_layers_name": ("*vision_tower*", "*multi_modal_projector*", "*lm_head"),
 }
-"""Differences of a decoder beside ``vision_tower`` and ``multi_modal_projector``, both of which stay float: patterns name the decoder's
-projections alone, since the tower has a ``k_proj`` too."""
+"""Differences of a decoder beside ``vision_tower`` and ``multi_modal_projector``, which both stay float.
+
+Patterns name the decoder's projections alone, since the tower has a ``k_proj`` too.
+"""

@@ -1,4 +1,7 @@
-"""DeepSeek: mixtures with shared experts, from V2 on behind latent attention; and Kimi and dots.llm1, which take these forms."""
+"""DeepSeek: mixtures with shared experts, from V2 on behind latent attention.
+
+Kimi and dots.llm1 take these forms too.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,10 @@ __all__ = [
 # implementation.
 DEEPSEEK = attrs.evolve(DEEPSEEK_MOE_LIKE, model_type="deepseek", exclude_layers_name=("lm_head", "*.gate", "*.gate.linear"))
 
-# DeepSeek-OCR, whose configurations have this model type: the first DeepSeek-MoE's blocks beside two vision towers. AMD Quark's exclusions
-# are names of that model; DeepSeek-VL2 itself, of the same type, has its parts at "vision", "projector" and "language", which none of them
-# matches. The code comes with the checkpoints: verified on a module skeleton, after that code's names.
+# DeepSeek-OCR, whose configurations have this model type: the first DeepSeek-MoE's blocks beside two vision
+# towers. AMD Quark's exclusions are names of that model; DeepSeek-VL2 itself, of the same type, has its parts
+# at "vision", "projector" and "language", which none of them matches. The code comes with the checkpoints:
+# verified on a module skeleton, after that code's names.
 DEEPSEEK_VL_V2 = attrs.evolve(
     DEEPSEEK_MOE_LIKE,
     model_type="deepseek_vl_v2",

@@ -1,4 +1,6 @@
-"""Fused experts of families that do not follow the experts interface of transformers, taken apart (`Architecture.expert_parts`).
+"""Fused experts of families without transformers' experts interface, as separate ones.
+
+They are `Architecture.expert_parts`.
 
 An expert computes ``down(act(gate(x)) * up(x))`` with the activation of the module. Matrices are views of the
 fused parameters.
@@ -21,7 +23,9 @@ _ACTIVATIONS = ("act_fn", "activation_fn")
 
 
 def sorted_experts(module: nn.Module, names: Sequence[str]) -> ExpertParts | None:
-    """Return experts with ``gate_up_proj`` ``[E, H, 2 I]``, gate first, and ``down_proj`` ``[E, I, H]``; None for another module.
+    """Return experts with ``gate_up_proj`` ``[E, H, 2 I]``, gate first, and ``down_proj`` ``[E, I, H]``.
+
+    None for another module.
 
     The module is called with every token once per expert, ``[E · tokens, H]``, already multiplied by the
     router's weight, which is zero for tokens that the expert does not get.
@@ -35,7 +39,9 @@ def sorted_experts(module: nn.Module, names: Sequence[str]) -> ExpertParts | Non
 
 
 def stacked_experts(module: nn.Module, names: Sequence[str]) -> ExpertParts | None:
-    """Return experts with one parameter ``[E · I, H]`` per projection, in the module or one below it; None for another module.
+    """Return experts with one parameter ``[E · I, H]`` per projection, in the module or one below it.
+
+    None for another module.
 
     The module is called with tokens, indices and weights, as by the interface.
     """
@@ -59,7 +65,9 @@ def _activated(activation: Callable[[Tensor], Tensor], outputs: Sequence[Tensor]
 
 
 class SeparateSortedExperts(SeparateExperts):
-    """Separate experts for a mixture that is called with every token once per expert, weighted by the router, and zero if not routed.
+    """Separate experts for a mixture that is called with every token once per expert.
+
+    Tokens are weighted by the router, and zero if not routed.
 
     An expert runs on the tokens that are not zero; without biases, the output of a zero token is zero.
     """

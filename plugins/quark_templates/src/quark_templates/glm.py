@@ -1,4 +1,4 @@
-"""GLM: ChatGLM in its own code, GLM-4 in transformers', and the mixtures since GLM-4.5, which take DeepSeek's forms."""
+"""GLM: ChatGLM in its own code, GLM-4 in transformers', mixtures since GLM-4.5 in DeepSeek's forms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""GPT and its contemporaries: LayerNorm and ungated MLPs; and GPT-OSS, which has Llama's attention and a mixture."""
+"""GPT and its contemporaries: LayerNorm and ungated MLPs.
+
+Here is also GPT-OSS, which has Llama's attention and a mixture.
+"""
 
 from __future__ import annotations
 

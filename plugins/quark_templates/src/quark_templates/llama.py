@@ -190,7 +190,8 @@ OLMO3 = attrs.evolve(NORMS_AFTER, model_type="olmo3")  # sliding windows in most
 OLMOE = attrs.evolve(MIXTURE, model_type="olmoe", key_norms="self_attn.k_norm", exclude_layers_name=("lm_head", "*.gate"))
 
 
-# Granite 3 has multipliers on embeddings, attention, residuals and logits; Granite 4 has Mamba-2 or attention before a mixture.
+# Granite 3 has multipliers on embeddings, attention, residuals and logits; Granite 4 has Mamba-2 or attention
+# before a mixture.
 GRANITE = attrs.evolve(LLAMA_LIKE, model_type="granite")
 
 # Mixture and shared MLP both have gate and up in one matrix.

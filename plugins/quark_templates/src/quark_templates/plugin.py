@@ -1,4 +1,6 @@
-"""The templates that this distribution registers: a row for each model family, in groups by how tests check them.
+"""The templates that this distribution registers, a row for each model family.
+
+Rows are in groups by how tests check them.
 
 To add a family, write its `Architecture` into the file of its lineage and a row here; and where the usual
 sizes do not make a tiny model of it, its own into `quark_templates.examples`.
@@ -30,7 +32,10 @@ _TINY_MODEL = "quark_templates.examples:tiny_model"
 
 
 def _records(*rows: tuple[str, str, str], example: str | None = _TINY_MODEL) -> dict[str, TemplateRecord]:
-    """Return records by model type; a row is the model type, the models of the family, and a reference to the architecture."""
+    """Return records by model type.
+
+    A row is the model type, the models of the family, and a reference to the architecture.
+    """
     return {name: TemplateRecord(name=name, summary=summary, architecture=reference, example=example) for name, summary, reference in rows}
 
 

@@ -1,4 +1,6 @@
-"""DeepSeek-OCR's modules: DeepSeek-MoE's decoder, which also holds two vision towers and a projector; text passes none of them.
+"""DeepSeek-OCR's modules: DeepSeek-MoE's decoder, which also holds two vision towers and a projector.
+
+Text passes none of them.
 
 Source: vLLM's deepseek_ocr.py and the names in the checkpoint, whose config.json has the type
 ``deepseek_vl_v2``.

@@ -1,4 +1,7 @@
-"""Kimi-K3's modules: delta attention and gated latent attention, latent experts, and sublayers that read mixtures of earlier outputs.
+"""Kimi-K3's modules.
+
+Delta attention and gated latent attention, latent experts, and sublayers that read mixtures of earlier
+outputs.
 
 Source: the names in the checkpoint, and vLLM's and other runtimes' implementations of it.
 """
@@ -61,7 +64,10 @@ class GatedLatentAttention(LowRankAttention):
 
 
 class DeltaAttention(nn.Module):
-    """Linear attention with a decay for each channel of the keys; queries, keys and values pass short convolutions."""
+    """Linear attention with a decay for each channel of the keys.
+
+    Queries, keys and values pass short convolutions.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""What module skeletons are made of: attention, gated MLPs, mixtures and the frame of a language model, under names that a family gives.
+"""What module skeletons are made of.
+
+Attention, gated MLPs, mixtures and the frame of a language model, under names that a family gives.
 
 A skeleton has the names and the wiring of a family's published code, so that what is said of the family can
 be checked on it; it leaves out rotary embeddings and the cache, which no fact is about. Its attention
@@ -96,7 +98,10 @@ def mixture(gate: type[nn.Module] = Router) -> Mixture:
 
 
 class Block(nn.Module):
-    """Norm, attention, norm, MLP, each pair around a residual connection, under the names that a subclass gives them."""
+    """Norm, attention, norm, MLP, each pair around a residual connection.
+
+    A subclass gives them their names.
+    """
 
     names = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
 

@@ -1,4 +1,4 @@
-"""Text for calibration and evaluation: registered sources of samples, and the sequences of tokens that are made of them."""
+"""Text for calibration and evaluation: registered sources of samples, and sequences of tokens."""
 
 from quark.calibration.data.samples import Message, Sample, sample_of, text_of
 from quark.calibration.data.sequences import token_sequences

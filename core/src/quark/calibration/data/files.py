@@ -1,4 +1,4 @@
-"""Files that hold samples: plain text, JSON lines, Parquet; and the small examples on which the conformance suite tries them."""
+"""Files that hold samples: plain text, JSON lines, Parquet; small examples for the conformance suite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Data sets through the package `datasets`: any by its name, directories that it has written, and those that papers calibrate on."""
+"""Data sets through the package `datasets`.
+
+Any data set by its name, directories that it has written, and the data sets that papers calibrate on.
+"""
 
 from __future__ import annotations
 

@@ -50,7 +50,9 @@ def is_chat(value: Any) -> bool:
 
 
 def value_of(row: Any, column: str | None, where: str) -> Any:
-    """Return the value of a row that holds its sample: of the named column, or else of the first of `COLUMNS` that it has.
+    """Return the value of a row that holds its sample.
+
+    It is that of the named column, or else of the first of `COLUMNS` that the row has.
 
     Args:
         row: A row of a table by column; or a text or a chat, which is its own value.

@@ -21,7 +21,9 @@ _END: Any = object()
 
 
 def read_samples(spec: str | Path, options: Mapping[str, Any] | None = None) -> Iterator[Sample]:
-    """Return the samples of a file, of the files of one kind in a directory in order of name, or of a registered source.
+    """Return the samples of a file, of a directory, or of a registered source.
+
+    The files of a directory are of one kind, and are read in order of name.
 
     Args:
         spec: A name of `quark.datasets`, or a path. A name goes first; ``./name`` and a `pathlib.Path` are
@@ -58,7 +60,10 @@ def read_samples(spec: str | Path, options: Mapping[str, Any] | None = None) -> 
 
 
 def _read(name: str, files: list[Path], options: dict[str, Any]) -> Iterator[Sample]:
-    """Return the samples of a source, of each of these files where it reads files; the options are checked at once."""
+    """Return the samples of a source, of each of these files where it reads files.
+
+    The options are checked at once.
+    """
     given = checked(f"the source '{name}'", datasets().options(name), options)
     samples = datasets().load_samples(name)
     readers = [(f"'{file}'", partial(samples, path=file, **given)) for file in files]

@@ -11,7 +11,10 @@ __all__ = ["EIGENVALUE_FLOOR", "RANK", "SMALLEST", "Quadratic", "by_activations"
 
 
 SMALLEST = 1e-4
-"""Smallest scale of AWQ before normalization; the reference implementation of AWQ clamps at the same value."""
+"""Smallest scale of AWQ before normalization.
+
+The reference implementation of AWQ clamps at the same value.
+"""
 
 
 def smoothquant(x_max: Tensor, w_max: Tensor, alpha: float, clamp: float) -> Tensor:
@@ -32,7 +35,9 @@ def smoothquant(x_max: Tensor, w_max: Tensor, alpha: float, clamp: float) -> Ten
 
 
 def by_activations(x: Tensor, ratios: Tensor) -> Tensor:
-    """Return AWQ's scales, ``x^r``, with the geometric mean of largest and smallest normalized to 1; source: arXiv 2306.00978, eq. 5.
+    """Return AWQ's scales, ``x^r``, with the geometric mean of largest and smallest normalized to 1.
+
+    Source: arXiv 2306.00978, eq. 5.
 
     Args:
         x: Mean or largest magnitude of each channel of the activations, ``[C]``, float32.
@@ -45,7 +50,9 @@ def by_activations(x: Tensor, ratios: Tensor) -> Tensor:
 
 
 def by_both(x: Tensor, w: Tensor, ratios: Tensor) -> Tensor:
-    """Return scales from activations and weights ("duo scaling"), ``x^r / w^(1−r)``, normalized; AWQ passes `relative_weights` as ``w``.
+    """Return scales from activations and weights ("duo scaling"), ``x^r / w^(1−r)``, normalized.
+
+    AWQ passes `relative_weights` as ``w``.
 
     Args:
         x: As in `by_activations`.
@@ -91,7 +98,9 @@ large, so they are dropped.
 
 
 class Quadratic:
-    """Computes ``tr(ΔW H ΔWᵀ)``, the squared output error summed over tokens and rows, for the Hessian ``H = Σ x xᵀ``.
+    """Computes ``tr(ΔW H ΔWᵀ)`` for the Hessian ``H = Σ x xᵀ``.
+
+    It is the squared output error, summed over tokens and rows.
 
     The exact product costs ``2 K² N``. To screen many candidates, H is approximated by ``F Fᵀ + diag(d)``,
     which costs ``2 K RANK N``: F Fᵀ is the Nyström approximation from a random subspace, which captures the
@@ -157,5 +166,8 @@ class Quadratic:
 
 
 def moved(h: Tensor, s: Tensor) -> Tensor:
-    """Return the Hessian of inputs divided by ``s [K]``, ``diag(1/s) H diag(1/s)``, from ``H [K, K]`` of the inputs."""
+    """Return the Hessian of inputs divided by ``s [K]``.
+
+    It is ``diag(1/s) H diag(1/s)``, from ``H [K, K]`` of the inputs.
+    """
     return h / s[:, None] / s

@@ -1,4 +1,4 @@
-"""Settings of the algorithms that move scale between activations and weights: AWQ, SmoothQuant, AutoSmoothQuant."""
+"""Settings of AWQ, SmoothQuant and AutoSmoothQuant, which move scale between activations and weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ class _EqualizationConfig(AlgoConfig):
 
     @classmethod
     def for_architecture(cls, architecture: Architecture) -> Self | None:
-        """Return settings with all mappings of the architecture, as entries of ``scaling_layers``; None if it has none."""
+        """Return settings with all mappings of the architecture, as entries of ``scaling_layers``.
+
+        None if it has none.
+        """
         if cls.refusal(architecture) is not None:
             return None
         entries = [mapping.documented() for mapping in mappings_of(architecture)]
@@ -41,7 +44,9 @@ class _EqualizationConfig(AlgoConfig):
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class AWQConfig(_EqualizationConfig):
-    """Activation-aware weight quantization: scales that protect the channels with large activations (arXiv 2306.00978).
+    """Activation-aware weight quantization (arXiv 2306.00978).
+
+    Scales protect the channels with large activations.
 
     Attributes:
         scaling_layers: One dict per mapping: ``prev_op`` is the smooth layer, ``layers`` are the balance

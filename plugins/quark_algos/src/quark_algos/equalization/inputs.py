@@ -20,11 +20,17 @@ SAMPLE = 256
 BATCHES = 8
 """Batches that the sample is spread over, so that one text does not decide."""
 FEWEST = 32
-"""Smallest number of sampled tokens per input, for mappings whose balance layers have many inputs, as experts do."""
+"""Smallest number of sampled tokens per input.
+
+It is for mappings whose balance layers have many inputs, as experts do.
+"""
 
 
 class TokenSample(Statistic):
-    """A sample of tokens, float32: up to `SAMPLE` / `BATCHES` evenly spaced tokens of each batch, until there are `SAMPLE`."""
+    """A sample of tokens, float32.
+
+    Up to `SAMPLE` / `BATCHES` evenly spaced tokens of each batch are taken, until there are `SAMPLE`.
+    """
 
     def __init__(self, columns: int, device: torch.device) -> None:
         super().__init__(columns, device)
@@ -61,16 +67,22 @@ class ChannelRanges(Statistic):
 
 
 def errors_of_inputs(name: str, block: BlockContext, parts: int) -> ActivationErrors:
-    """Return the rounding errors of a balance layer's inputs; the token sample is divided among the ``parts`` of a mapping."""
+    """Return the rounding errors of a balance layer's inputs.
+
+    The token sample is divided among the ``parts`` of a mapping.
+    """
     sample = cast("TokenSample", block.statistic(name, TokenSample)).value
     ranges = cast("ChannelRanges", block.statistic(name, ChannelRanges)).range
     return ActivationErrors(sample[:: min(parts, SAMPLE // FEWEST)], ranges, rounding_of_inputs(block.configs[name]))
 
 
 def rounding_of_inputs(config: QLayerConfig) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a function that rounds a sample of a layer's inputs ``[T, K]`` as the layer will, given the range of all tokens ``[2, K]``.
+    """Return a function that rounds a sample of a layer's inputs ``[T, K]`` as the layer will.
 
-    The scale of a static spec comes from the range of all tokens if the observer uses extremes, else from the sample.
+    Its second argument is the range of all tokens, ``[2, K]``.
+
+    The scale of a static spec comes from the range of all tokens if the observer uses extremes, else from the
+    sample.
     """
     if config.input_tensors is None:
         return lambda x, _: x

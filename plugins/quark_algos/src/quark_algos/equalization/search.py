@@ -64,7 +64,9 @@ class Part:
 
 @attrs.frozen(eq=False)
 class ActivationErrors:
-    """Computes the rounding error δ of the layers' inputs; the loss is ``tr(W Σ_δ Wᵀ)``, with Σ_δ the Hessian of δ.
+    """Computes the rounding error δ of the layers' inputs.
+
+    The loss is ``tr(W Σ_δ Wᵀ)``, with Σ_δ the Hessian of δ.
 
     Attributes:
         sample: Sample of tokens, x ``[T, K]``, float32; some hundreds are enough.
@@ -111,7 +113,9 @@ def awq(
     duo: bool = True,
     exhaustive: bool = False,
 ) -> Choice:
-    """Return AWQ's scales: the best of ``x_mean^r`` and "duo scaling" by the loss ``Σ tr(ΔW H ΔWᵀ)``; source: arXiv 2306.00978.
+    """Return AWQ's scales: the best of ``x_mean^r`` and "duo scaling" by the loss ``Σ tr(ΔW H ΔWᵀ)``.
+
+    Source: arXiv 2306.00978.
 
     The loss is the output error of the balance layers over all tokens of the statistics. Candidates are
     ranked by `Quadratic.nearly`; the best is compared exactly with no scaling.
@@ -145,7 +149,9 @@ def autosmooth(
     loss: Loss = "MSE",
     exhaustive: bool = False,
 ) -> Choice:
-    """Return SmoothQuant's scales with a searched exponent; the loss adds the errors from rounding weights and rounding activations.
+    """Return SmoothQuant's scales with a searched exponent.
+
+    The loss adds the errors from rounding weights and rounding activations.
 
     The two errors are taken as independent: their product, which is small in comparison, is neglected.
     Candidates are ``x_max^r``, the form in AMD Quark's documentation, and SmoothQuant's own,
@@ -253,7 +259,7 @@ def _least(tried: Tensor) -> int:
 
 
 class SearchedNearest:
-    """Rounds every element to nearest, under the group scales with the smallest output error by the Hessian."""
+    """Rounds every element to nearest, under the group scales with the smallest output error."""
 
     needs: ClassVar[Sequence[type[Statistic]]] = (Hessian,)
 

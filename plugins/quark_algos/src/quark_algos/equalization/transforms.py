@@ -1,4 +1,4 @@
-"""SmoothQuant, AutoSmoothQuant and AWQ as transforms: plumbing between the pipeline and `quark_algos.equalization`."""
+"""SmoothQuant, AutoSmoothQuant and AWQ as transforms: from the pipeline to the search of scales."""
 
 from __future__ import annotations
 
@@ -54,19 +54,31 @@ __all__ = [
 ]
 
 ROWS = 512
-"""Rows of the balance layers, evenly spaced, on which candidates are compared: enough for the ranking, at a fraction of the time."""
+"""Rows of the balance layers, evenly spaced, on which candidates are compared.
+
+They are enough for the ranking, at a fraction of the time.
+"""
 PROBE_MARGIN = 16
-"""A mapping is skipped if probing changes the output by more than this many times the tolerance: whole blocks add up rounding errors."""
+"""Multiple of the tolerance that probing may change the output by; beyond, a mapping is skipped.
+
+Whole blocks add up rounding errors.
+"""
 SANE_ALPHA = 0.5
-"""Alpha of SmoothQuant (arXiv 2211.10438); the preset "best" uses it in place of AMD Quark's default of 1, which moves the whole range."""
+"""Alpha of SmoothQuant (arXiv 2211.10438).
+
+The preset "best" uses it in place of AMD Quark's default of 1, which moves the whole range.
+"""
 
 
 class Equalization(ABC):
-    """Moves scale at the mappings of each block, and compares the block's error on held-out tokens before and after.
+    """Moves scale at the mappings of each block.
 
-    Each mapping is probed once, with random scales, before it is used: if the model is a variant that differs from its architecture's
-    facts, the block's output changes, and the mapping is skipped with a warning. If the scales of a block do not reduce its output error
-    by more than a standard error, the preset ``"best"`` restores the weights; ``"reference"`` keeps the scales and warns.
+    The block's error on held-out tokens is compared before and after.
+
+    Each mapping is probed once, with random scales, before it is used: if the model is a variant that differs
+    from its architecture's facts, the block's output changes, and the mapping is skipped with a warning. If
+    the scales of a block do not reduce its output error by more than a standard error, the preset ``"best"``
+    restores the weights; ``"reference"`` keeps the scales and warns.
 
     Args:
         settings: An `AWQConfig`, `SmoothQuantConfig` or `AutoSmoothQuantConfig`.
@@ -90,7 +102,9 @@ class Equalization(ABC):
         user_mappings_of(list(self.user_entries), ())  # errors come before any work
 
     def resolve_for_model(self, model: nn.Module, plan: QuantPlan) -> ResolvedSettings:
-        """Return the settings unchanged, and a plan note for each mapping that does not apply to some blocks of the model.
+        """Return the settings unchanged, with plan notes.
+
+        There is a note for each mapping that does not apply to some blocks of the model.
 
         Raises:
             ConfigError: None of the user mappings applies to any block of the model.
@@ -123,7 +137,10 @@ class Equalization(ABC):
         return {n: m for n, m in modules.balance_layers.items() if n in block.configs and n in block.statistics}
 
     def _combined(self, modules: ResolvedMapping, block: BlockContext, kind: type[AbsMax | AbsMean | ChannelRanges]) -> Tensor:
-        """Return the maximum of a statistic over the inputs of the balance layers, ``[K]``: experts read different tokens."""
+        """Return the maximum of a statistic over the inputs of the balance layers, ``[K]``.
+
+        Experts read different tokens.
+        """
         values = [s.value for n in self._read(modules, block) if (s := block.statistic(n, kind)) is not None]
         return torch.stack(values).amax(0)
 
@@ -147,7 +164,10 @@ class EqualizationRun:
 
     @torch.no_grad()
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
-        """Fold scales into the mappings of a block; restore the weights if the output error does not fall (preset "best")."""
+        """Fold scales into the mappings of a block.
+
+        Restore the weights if the output error does not fall (preset "best").
+        """
         before = block.output_error() if block.output_error else None
         saved: list[SavedParameters] = []
         mappings = self._mappings(block)
@@ -180,7 +200,10 @@ class EqualizationRun:
         return metrics | {block.name: {**validation.metrics(), "applied": True}}
 
     def learned(self) -> dict[str, Any]:
-        """As `quark.algorithms.LearnsFromBlocks.learned`: the mappings that have been probed, and those that were refused."""
+        """As `quark.algorithms.LearnsFromBlocks.learned`.
+
+        The mappings that have been probed, and those that were refused.
+        """
         return {"probed": [attrs.asdict(m) for m in self._probed], "refused": [attrs.asdict(m) for m in self._refused]}
 
     def recall(self, learned: Mapping[str, Any]) -> None:
@@ -204,7 +227,10 @@ class EqualizationRun:
         return mappings
 
     def _is_sound(self, modules: ResolvedMapping, block: BlockContext, mapping: LayerMapping) -> bool:
-        """Return whether scales of the mapping leave the block's output unchanged; if not, the mapping is skipped in all later blocks."""
+        """Return whether scales of the mapping leave the block's output unchanged.
+
+        If not, the mapping is skipped in all later blocks.
+        """
         if block.output is None:
             return True
         self._probed.add(mapping)
@@ -260,7 +286,10 @@ class _Searched(Equalization):
     """Base of AWQ and AutoSmoothQuant, which compare candidates by closed forms in the Hessian."""
 
     def _parts(self, modules: ResolvedMapping, block: BlockContext) -> dict[str, Part]:
-        """Return the balance layers, grouped by input and weight spec, by the name of each group's first layer."""
+        """Return the balance layers, grouped by input and weight spec.
+
+        The key of a group is the name of its first layer.
+        """
         groups: dict[tuple[int, Any], list[str]] = {}
         for name in self._read(modules, block):
             groups.setdefault((id(block.statistics[name]), levels(block.configs[name].weight)), []).append(name)
@@ -289,7 +318,10 @@ def _part(layers: Sequence[nn.Module], config: QLayerConfig, quadratic: Quadrati
 
 
 class Awq(_Searched):
-    """AWQ (arXiv 2306.00978): searches ``s`` among powers of the mean input magnitude; its clipping is the default rounding."""
+    """AWQ (arXiv 2306.00978): searches ``s`` among powers of the mean input magnitude.
+
+    Its clipping is the default rounding.
+    """
 
     needs = (Hessian, AbsMean)
 
@@ -305,7 +337,10 @@ class Awq(_Searched):
 
 
 class AutoSmoothQuant(_Searched):
-    """SmoothQuant with a searched alpha per mapping; the loss is the output error from rounding weights and activations."""
+    """SmoothQuant with a searched alpha per mapping.
+
+    The loss is the output error from rounding weights and activations.
+    """
 
     needs = (Hessian, ChannelRanges, TokenSample)
 

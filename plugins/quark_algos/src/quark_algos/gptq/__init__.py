@@ -1,4 +1,4 @@
-"""Choosing the codes of a matrix column by column: the mathematics of GPTQ, GPTAQ and Qronos, as functions of tensors.
+"""Choosing the codes of a matrix column by column: the mathematics of GPTQ, GPTAQ and Qronos.
 
 Notation, after the papers: ``W [N, K]`` is a weight, ``X [K, T]`` what the float model gives it, ``X̃`` what
 the quantized one does, ``H = X̃ X̃ᵀ``, ``D = (X − X̃) X̃ᵀ``, λ the damping, ``Q`` the rounded weight,

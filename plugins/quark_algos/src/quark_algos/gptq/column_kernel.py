@@ -1,4 +1,6 @@
-"""One kernel that rounds a block of columns, each in view of the errors of those before it: the inner loop of `quark_algos.gptq.ldlq`.
+"""One kernel that rounds a block of columns, each in view of the errors of those before it.
+
+It is the inner loop of `quark_algos.gptq.ldlq`.
 
 A program has a few rows of the weight. Their part of the block stays in registers: column after column is
 taken out of it and rounded, and its error is added to all columns behind it at once. So every row takes one
@@ -26,7 +28,10 @@ need no barrier.
 
 @triton.jit
 def _taken(tile, is_now):
-    """Return one column ``[ROWS]`` of a tile ``[BLOCK, ROWS]``; other columns count as 0, whatever they hold."""
+    """Return one column ``[ROWS]`` of a tile ``[BLOCK, ROWS]``.
+
+    Other columns count as 0, whatever they hold.
+    """
     return tl.sum(tl.where(is_now[:, None], tile, 0.0), 0)
 
 
@@ -129,7 +134,9 @@ class Feedback:
 
 
 def round_columns(rounder: ColumnRounder, base: Tensor, weight: Tensor, feedback: Feedback, start: int, q: Tensor, e: Tensor) -> None:
-    """Round a block of columns; all tensors are float32 on one device, and those that are written are contiguous.
+    """Round a block of columns.
+
+    All tensors are float32 on one device, and those that are written are contiguous.
 
     Args:
         rounder: The scales and the order of channels; its format has device code.

@@ -78,7 +78,10 @@ class _HessianConfig(AlgoConfig):
 
     @classmethod
     def for_architecture(cls, architecture: Architecture) -> Self | None:
-        """Return settings with all projections of a decoder block, in the order in which data flows; None if they are not known."""
+        """Return settings with all projections of a decoder block, in the order in which data flows.
+
+        None if they are not known.
+        """
         if cls.refusal(architecture) is not None:
             return None
         return cls(  # type: ignore[call-arg]
@@ -95,7 +98,9 @@ class _HessianConfig(AlgoConfig):
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class GPTQConfig(_HessianConfig):
-    """GPTQ: rounds columns one after another and compensates the error of each in the remaining columns (arXiv 2210.17323).
+    """GPTQ (arXiv 2210.17323).
+
+    Rounds columns one after another and compensates the error of each in the remaining columns.
 
     Its further settings are those of the base class.
 
@@ -208,7 +213,9 @@ class Recipe:
 BEST_SHARE = 0.5
 BEST_CORRECTION_DAMPING = 0.1
 BEST_DAMPING = 0.05
-"""Strength and percdamp of the correction and the smallest percdamp of the preset "best", chosen by held-out perplexity: see
+"""Strength and percdamp of the correction and the smallest percdamp of the preset "best".
+
+Chosen by held-out perplexity: see
 `benchmarks.calibrated`."""
 
 

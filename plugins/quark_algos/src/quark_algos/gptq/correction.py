@@ -25,7 +25,9 @@ __all__ = ["LARGEST", "PIECE", "RIDGE", "SMALLEST", "causal_matrix", "corrected"
 
 
 def causal_matrix(d: Tensor, factor: Factor, alpha: float) -> Tensor:
-    """Return GPTAQ's ``P = α ((D Uᵀ) ⊙ strictly upper) U [K, K]``, ``UᵀU = (H + λ I)⁻¹``; source: arXiv 2504.02692, algorithm 1.
+    """Return GPTAQ's ``P = α ((D Uᵀ) ⊙ strictly upper) U [K, K]``, ``UᵀU = (H + λ I)⁻¹``.
+
+    Source: arXiv 2504.02692, algorithm 1.
 
     Args:
         d: D ``[K, K]``, channels in the order of the factor.
@@ -38,7 +40,9 @@ def causal_matrix(d: Tensor, factor: Factor, alpha: float) -> Tensor:
 
 
 def share_for(wt: Tensor, step: Tensor, x: Tensor, reference: Tensor, most: float) -> float:
-    """Return the strength α of a correction, 0 to ``most``, that minimizes ``‖W x − (W + α S) x̃‖²``, a parabola in α, on held-out tokens.
+    """Return the strength α of a correction, 0 to ``most``.
+
+    It minimizes ``‖W x − (W + α S) x̃‖²``, a parabola in α, on held-out tokens.
 
     Args:
         wt: Wᵀ ``[K, N]``.
@@ -108,7 +112,10 @@ def refit(q: Tensor, e: Tensor, h: Tensor, group: int) -> Tensor:
 
 
 def _steps(q: Tensor, pull: Tensor, columns: Tensor) -> Tensor:
-    """Return the changes of the factors of n rows, ``[m, n]``: ``q [K, n]``, ``pull [m, n]``, H by groups of columns ``[m, K, g]``."""
+    """Return the changes of the factors of n rows, ``[m, n]``.
+
+    From ``q [K, n]``, ``pull [m, n]`` and H by groups of columns, ``[m, K, g]``.
+    """
     m, _, group = columns.shape
     groups = q.view(m, group, -1)
     moved = torch.bmm(columns, groups).view(m, m, group, -1)  # by a factor of group a, in group b

@@ -1,4 +1,6 @@
-"""The factor that all these roundings use: ``H + λ I = A · diag(d) · Aᵀ`` with A upper triangular and of unit diagonal.
+"""Damping of the Hessian, and its factor: ``H + λ I = A · diag(d) · Aᵀ``, A upper triangular.
+
+The diagonal of A is one. All these roundings use the factor.
 
 GPTQ factors the inverse of H instead, and gives the same codes: there is no need for an inverse.
 Sources: GPTQ, arXiv 2210.17323; LDLQ, arXiv 2307.13304.
@@ -65,7 +67,9 @@ class Factor:
 
 
 def shrunk(h: Tensor, shrinkage: tuple[float, float]) -> Tensor:
-    """Return a copy of ``h [K, K]`` without what is likely to be chance, so that it is of use whatever the number of tokens.
+    """Return a copy of ``h [K, K]`` without its likely chance part.
+
+    It is of use whatever the number of tokens.
 
     Args:
         h: H, symmetric.
@@ -135,7 +139,9 @@ def factor(h: Tensor, share: float, order: Tensor | None = None, shrinkage: tupl
 
 
 def _cholesky(h: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the lower triangular ``L [K, K]`` with ``L Lᵀ = h``, and a number that is 0 where ``h`` is positive definite; it is used up.
+    """Return the lower triangular ``L [K, K]`` with ``L Lᵀ = h``, and a number.
+
+    The number is 0 where ``h`` is positive definite; ``h`` is used up.
 
     On CPUs by panels, so that nearly all of the work is matrix products: LAPACK takes more than twice as
     long.
@@ -161,7 +167,10 @@ def _cholesky(h: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def largest_eigenvalue(h: Tensor, steps: int = 30) -> float:
-    """Return the largest eigenvalue of a positive semidefinite ``h [K, K]``, from below, by power iteration from the diagonal."""
+    """Return the largest eigenvalue of a positive semidefinite ``h [K, K]``, from below.
+
+    It is found by power iteration from the diagonal.
+    """
     v = h.diagonal().clone()
     for _ in range(steps):
         v = v / v.norm().clamp(min=torch.finfo(h.dtype).tiny)

@@ -1,4 +1,6 @@
-"""Sweeps over the columns of a weight, each rounded in view of the errors of the others: LDLQ, which is GPTQ, and coordinate descent.
+"""Sweeps over the columns of a weight: LDLQ, which is GPTQ, and coordinate descent.
+
+Each column is rounded in view of the errors of the others.
 
 Both take a column to ``t_k = b_k + Σ_j V_j M_jk`` over the columns j before it: in LDLQ b is the weight, V
 the errors so far and M the factor; in descent b is computed from all columns and V holds their changes. The
@@ -85,7 +87,10 @@ class Swept:
         return own
 
     def where(self, better: Tensor, other: Swept) -> Swept:
-        """Return this result with the other's rows where ``better [N]`` is True; both were rounded in the same order."""
+        """Return this result with the other's rows where ``better [N]`` is True.
+
+        Both were rounded in the same order.
+        """
         q, e, loss = (torch.where(better, b, a) for a, b in ((self.q, other.q), (self.e, other.e), (self.loss, other.loss)))
         return Swept(q, e, loss, self.order)
 
@@ -97,7 +102,9 @@ class Swept:
 def ldlq(
     wt: Tensor, factor: Factor, rounded: Rounder, block: int = BLOCK, order: Tensor | None = None, causal: Tensor | None = None
 ) -> Swept:
-    """Round column after column: ``t_k = w_k + Σ_{j<k} (w_j − q_j) A_jk``, and ``q_k`` is the nearest value of the grid to that.
+    """Round column after column.
+
+    ``t_k = w_k + Σ_{j<k} (w_j − q_j) A_jk``, and ``q_k`` is the nearest value of the grid to that.
 
     Errors are always against the original weight, which is not changed. The codes are those of GPTQ with the
     same damping and order.
@@ -130,7 +137,9 @@ def ldlq_by_rows(
     causal: Tensor | None = None,
     order_on_host: Sequence[int] | None = None,
 ) -> Swept:
-    """Run `ldlq` under the ``scales`` that `WeightGrid.with_subscales` returns, slices of many rows in threads of their own.
+    """Run `ldlq` under the ``scales`` that `WeightGrid.with_subscales` returns.
+
+    Slices of many rows run in threads of their own.
 
     ``order_on_host`` is ``order`` as a list, for whoever has it already: it is read from the device else.
     """
@@ -146,7 +155,9 @@ def ldlq_by_rows(
 def ldlq_choosing(
     wt: Tensor, factor: Factor, grid: WeightGrid, choose: Chooser, causal: Tensor | None = None
 ) -> tuple[Swept, GroupScales, GroupScales]:
-    """Run `ldlq` with the scales of a group chosen when its first column is reached, from what its columns are to become.
+    """Run `ldlq` with the scales of a group chosen when its first column is reached.
+
+    They come from the values that its columns are to become.
 
     Args:
         wt, factor, causal: As of `ldlq`, the channels in their own order.
@@ -170,14 +181,20 @@ def ldlq_choosing(
 
 
 def _weight(part: Tensor, done: Swept, start: int) -> Tensor:
-    """Return the weight's columns from ``start`` on ``[block, N]``, with what earlier blocks add to them by the causal matrix."""
+    """Return the weight's columns from ``start`` on ``[block, N]``, corrected for earlier blocks.
+
+    The correction is what earlier blocks add to them by the causal matrix.
+    """
     if done.causal is None or done.t is None:
         return part
     return torch.addmm(part, done.causal[:start, start : start + part.shape[0]].t(), done.t[:start])
 
 
 def _begun(part: Tensor, factor: Factor, done: Swept, start: int) -> Tensor:
-    """Return a copy of the columns ``part [block, N]``, corrected for the errors of all columns before them."""
+    """Return a copy of the columns ``part [block, N]``, corrected.
+
+    The correction is for the errors of all columns before them.
+    """
     stop = start + part.shape[0]
     return torch.addmm(part, factor.a[:start, start:stop].t(), done.e[:start]) if start else part.clone()
 
@@ -236,7 +253,9 @@ def _round_block_by_kernel(rounder: ColumnRounder, base: Tensor, part: Tensor, f
 
 
 def descend(done: Swept, h: Tensor, rounded: Rounder) -> Tensor:
-    """Make one sweep of coordinate descent, in place: each column goes to the best value the grid has, all others being as they are.
+    """Make one sweep of coordinate descent, in place.
+
+    Each column goes to the best value the grid has, all others being as they are.
 
     ``q_k ← nearest(q_k + (E H)_k / H_kk)``; the objective ``tr(E H Eᵀ)`` never grows.
 
@@ -255,7 +274,10 @@ def descend(done: Swept, h: Tensor, rounded: Rounder) -> Tensor:
 
 
 def _descend_block(done: Swept, weights: Tensor, rounded: Rounder, start: int) -> Tensor:
-    """Run `descend` for the columns of a block that begins at ``start``; ``weights [K, K]`` is H, each column divided by its diagonal."""
+    """Run `descend` for the columns of a block that begins at ``start``.
+
+    ``weights [K, K]`` is H, each column divided by its diagonal.
+    """
     e = done.e
     stop = min(start + BLOCK, e.shape[0])
     q = done.q[done.places(start, stop)].clone()

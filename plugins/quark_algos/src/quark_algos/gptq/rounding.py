@@ -32,7 +32,9 @@ def _names(pattern: str, layer: str) -> bool:
 
 
 class ColumnRounding:
-    """Rounds the columns of a weight one after another and compensates each error in the remaining columns, weighted by the Hessian H.
+    """Rounds the columns of a weight one after another.
+
+    Each error is compensated in the remaining columns, weighted by the Hessian H.
 
     Metrics of every layer: ``damping`` (percdamp after all attempts), ``shrinkage`` (the factor by which
     entries of H off its diagonal were reduced, 0 to 1), ``attempts`` at factoring H, ``dead`` (number of
@@ -61,7 +63,10 @@ class ColumnRounding:
 
     @torch.no_grad()
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
-        """Round the columns of the layers' stacked weight; return the metrics that the class lists, by layer."""
+        """Round the columns of the layers' stacked weight.
+
+        Return the metrics that the class lists, by layer.
+        """
         hessian = task.statistic(self._hessian)
         largest = max(hessian.columns**2, sum(p.numel() for layer in task.layers.values() for p in layer.parameters()))
         with coarsely(largest, hessian.device):
@@ -98,7 +103,10 @@ class ColumnRounding:
         return {name: metrics | {"dead": int(dead), "output_mse": mean / tokens} for name, mean in zip(losses, means, strict=True)}
 
     def _fitting(self, hessian: Hessian) -> Recipe:
-        """Return the recipe for this Hessian, with damping by the largest eigenvalue converted to percdamp."""
+        """Return the recipe for this Hessian.
+
+        Damping by the largest eigenvalue is converted to percdamp.
+        """
         recipe = self._recipe
         if recipe.percdamp is not None:
             return recipe
@@ -135,7 +143,10 @@ class _Prepared:
 
 
 def _prepared(hessian: Hessian, recipe: Recipe) -> _Prepared:
-    """Return the factor of H and what goes with it: layers with the same input but other formats share it (`Hessian.derived`)."""
+    """Return the factor of H and its permutation.
+
+    Layers with the same input but other formats share them (`Hessian.derived`).
+    """
     assert recipe.percdamp is not None
     h = hessian.matrix()
     shrinkage = hessian.shrinkage() if recipe.is_careful else NONE
@@ -145,7 +156,10 @@ def _prepared(hessian: Hessian, recipe: Recipe) -> _Prepared:
 
 
 def _corrected(wt: Tensor, task: RoundingTask, hessian: Hessian, prepared: _Prepared) -> tuple[Tensor, Tensor | None, float | None]:
-    """Return the corrected weight, GPTAQ's matrix P if the correction is causal, and the strength of the correction."""
+    """Return the corrected weight, the causal matrix, and the strength of the correction.
+
+    The causal matrix is GPTAQ's P, if the correction is causal.
+    """
     recipe = prepared.recipe
     if not recipe.share or CrossMoment not in task.statistics:
         return wt, None, None
@@ -211,7 +225,10 @@ def _refitted(h: Tensor, grid: WeightGrid, prepared: _Prepared, swept: Swept, sc
 
 
 def _scales(wt: Tensor, h: Tensor | None, grid: WeightGrid, recipe: Recipe) -> GroupScales:
-    """Return the scales of the groups of ``wt [m · group, N]``; ``h [m · group, m · group]`` is their H, if the recipe uses it."""
+    """Return the scales of the groups of ``wt [m · group, N]``.
+
+    ``h [m · group, m · group]`` is their H, if the recipe uses it.
+    """
     if recipe.scales == "minmax":
         return grid.fixed or grid.scales(wt)
     if grid.fixed is not None and h is None:

@@ -1,1 +1,4 @@
-"""Mappings of equalization: a smooth layer and its balance layers; how they are derived, resolved and folded."""
+"""Mappings of equalization: a smooth layer and its balance layers.
+
+How they are derived, resolved and folded.
+"""

@@ -1,4 +1,6 @@
-"""Fold a scale into the weights of a mapping: divide the smooth layer, multiply the balance layers; the block's output stays.
+"""Fold a scale into the weights of a mapping: divide the smooth layer, multiply the balance layers.
+
+The block's output stays.
 
 The smooth layer returns ``y / s`` in place of ``y``; the balance layers have the weights ``W · diag(s)`` in
 place of ``W``. New parameters replace the old ones, which are never written to: they may be memory-mapped
@@ -30,7 +32,9 @@ products round as well.
 
 @torch.no_grad()
 def fold(modules: ResolvedMapping, s: Tensor) -> Tensor:
-    """Divide the output channels of the smooth layer by ``s``, and multiply the input channels of the balance layers by it.
+    """Divide the output channels of the smooth layer by ``s``.
+
+    The input channels of the balance layers are multiplied by it.
 
     New weights are computed in float32, or in float64 if a weight or ``s`` is float64, and stored in the
     dtype of the old weights. Storing rounds a norm's new weight; the balance layers are therefore multiplied
@@ -74,7 +78,10 @@ def unfold(modules: ResolvedMapping, s: Tensor) -> Tensor:
 
 
 def _divide_norm(modules: ResolvedMapping, weight: nn.Parameter, s: Tensor) -> Tensor:
-    """Divide weight and bias of a norm; return old weight ÷ new weight, with the new weight rounded to its dtype."""
+    """Divide weight and bias of a norm.
+
+    Return old weight ÷ new weight, with the new weight rounded to its dtype.
+    """
     offset = 1.0 if modules.unit_offset else 0.0
     old = weight.to(s.dtype) + offset
     divided = (old / s - offset).to(weight.dtype)
@@ -149,7 +156,9 @@ def probe(modules: ResolvedMapping) -> Tensor:
 
 @torch.no_grad()
 def holds(modules: ResolvedMapping, s: Tensor, run: Callable[[], Tensor]) -> float:
-    """Return how much the output of a block changes if a scale is folded into a mapping; the parameters are restored afterwards.
+    """Return how much the output of a block changes if a scale is folded into a mapping.
+
+    The parameters are restored afterwards.
 
     The facts of an architecture describe the usual variant of a model family. In other variants (StableLM's
     parallel form, Falcon with separate norms, OPT with norms after the residual or another activation)
@@ -178,7 +187,9 @@ def holds(modules: ResolvedMapping, s: Tensor, run: Callable[[], Tensor]) -> flo
 
 
 def allowed(modules: ResolvedMapping, dtype: torch.dtype) -> float:
-    """Return the largest result of `holds`, with the scales of `probe`, that rounding explains if the block computes in ``dtype``.
+    """Return the largest result of `holds` that rounding explains, with the scales of `probe`.
+
+    The block computes in ``dtype``.
 
     Sums in another order differ by a few units in the last place. For a norm that multiplies by
     ``1 + weight``, the factors of the balance layers are not powers of two, so that every product is rounded.

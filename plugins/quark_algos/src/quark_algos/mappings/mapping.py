@@ -1,4 +1,6 @@
-"""Mappings of a decoder block for equalization (SmoothQuant, AWQ), derived from the architecture: smooth layer → balance layers.
+"""Mappings of a decoder block for equalization (SmoothQuant, AWQ): smooth layer → balance layers.
+
+They are derived from the architecture.
 
 The output of the smooth layer reaches each balance layer linearly, channel by channel, and no other layer
 reads it. Its channels can therefore be divided by any positive scales if the input channels of the balance
@@ -40,7 +42,9 @@ def _as_tuple(names: Iterable[str]) -> tuple[str, ...]:
 
 @attrs.frozen
 class LayerMapping:
-    """A smooth layer and its balance layers, by names relative to a decoder block; ``*`` is the number of an expert, the same in all names.
+    """A smooth layer and its balance layers, by names relative to a decoder block.
+
+    ``*`` is the number of an expert, the same in all names.
 
     A mapping applies to the blocks that have all its modules: the mappings of mixtures of experts and of
     dense MLPs, for example, apply to different blocks. If the smooth layer has no star and balance layers
@@ -68,7 +72,10 @@ class LayerMapping:
     rows: Rows = "all"
 
     def documented(self) -> dict[str, Any]:
-        """Return the mapping as an entry of ``scaling_layers`` in AMD Quark's configurations; without ``rows`` if all rows are divided."""
+        """Return the mapping as an entry of ``scaling_layers`` in AMD Quark's configurations.
+
+        Without ``rows`` if all rows are divided.
+        """
         form: dict[str, Any] = {
             "prev_op": self.smooth_layer,
             "layers": list(self.balance_layers),
@@ -84,7 +91,10 @@ def mappings_of(facts: Architecture) -> tuple[LayerMapping, ...]:
 
 
 def linear_layers(facts: Architecture) -> tuple[str, ...]:
-    """Return the names of all projections of a block, in the order in which data flows; names of experts have a star for the number."""
+    """Return the names of all projections of a block, in the order in which data flows.
+
+    Names of experts have a star for the number.
+    """
     named = [
         *facts.attention_inputs,
         *facts.attention_inner,
@@ -100,18 +110,27 @@ def linear_layers(facts: Architecture) -> tuple[str, ...]:
 
 
 def of_experts(facts: Architecture, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return names within an expert as names within a block, with a star for the expert's number; ``()`` without experts."""
+    """Return names within an expert as names within a block, with a star for the expert's number.
+
+    ``()`` without experts.
+    """
     return tuple(f"{facts.experts}.*.{name}" for name in names) if facts.experts else ()
 
 
 def readers_of_attention_norm(facts: Architecture) -> tuple[tuple[str, ...], ...]:
-    """Return the layers that read the norm before attention, MLPs excluded: of blocks with attention, and of blocks with another mixer."""
+    """Return the layers that read the norm before attention, MLPs excluded.
+
+    First of blocks with attention, then of blocks with another mixer.
+    """
     mixer = tuple(name for name in facts.mixer[:-1] if name not in facts.mixer_context)
     return tuple(readers for readers in (facts.attention_inputs, mixer) if readers)
 
 
 def readers_of_mlp_norm(facts: Architecture) -> tuple[tuple[str, ...], ...]:
-    """Return the layers that read the norm before the MLP: of blocks with a dense MLP, and of blocks with a mixture of experts."""
+    """Return the layers that read the norm before the MLP.
+
+    First of blocks with a dense MLP, then of blocks with a mixture of experts.
+    """
     routed = () if facts.experts_norm else (*of_experts(facts, facts.expert_inputs), *_present(facts.router))
     mixture = (*facts.shared_experts[:-1], *routed, *_present(facts.shared_expert_gate))
     return tuple(readers for readers in (facts.mlp_inputs, mixture) if readers)

@@ -43,13 +43,19 @@ class Channels:
         return self.count * self.repeats
 
     def expand_scale(self, s: Tensor) -> Tensor:
-        """Expand per-channel values ``[…, C]`` to the input channels of the balance layers, ``[…, K]``; repeats KV heads under GQA."""
+        """Expand per-channel values ``[…, C]`` to the input channels of the balance layers, ``[…, K]``.
+
+        Repeats KV heads under GQA.
+        """
         if self.repeats == 1:
             return s
         return s.unflatten(-1, (-1, self.size)).repeat_interleave(self.repeats, -2).flatten(-2)
 
     def reduced(self, x: Tensor, by: Literal["mean", "max"]) -> Tensor:
-        """Reduce values per input channel, ``[…, K]``, to values per output channel, ``[…, C]``: mean or maximum over repeated heads."""
+        """Reduce values per input channel, ``[…, K]``, to values per output channel, ``[…, C]``.
+
+        The result is the mean or the maximum over repeated heads.
+        """
         if self.repeats == 1:
             return x
         heads = x.unflatten(-1, (-1, self.repeats, self.size))
@@ -125,7 +131,10 @@ def submodule(block: nn.Module, name: str) -> nn.Module | None:
 
 
 def _matches(name: str, block: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules that match a name, by their names in the block; a star matches experts, in the order of their numbers."""
+    """Return the modules that match a name, by their names in the block.
+
+    A star matches experts, in the order of their numbers.
+    """
     if "*" not in name:
         module = submodule(block, name)
         return {} if module is None else {name: module}
@@ -147,7 +156,10 @@ def _by_expert(mapping: LayerMapping, matches: Mapping[str, Mapping[str, nn.Modu
 def _resolve_one(
     mapping: LayerMapping, name: str, smooth_layer: nn.Module, balance_layers: Mapping[str, nn.Module], facts: Architecture, heads: int
 ) -> ResolvedMapping | str:
-    """Return one smooth layer with its balance layers, channels and rows; or the reason why they do not fit."""
+    """Return one smooth layer with its balance layers, channels and rows, or a reason.
+
+    The reason says why they do not fit.
+    """
     no_matrix = [n for n, module in balance_layers.items() if _ndim(module) != 2]
     if no_matrix:
         return f"{', '.join(no_matrix)}: no layer with one matrix, so its input cannot be multiplied"

@@ -30,7 +30,7 @@ _CONDITION = re.compile(rf"\s*{_SIDE}\s*(==|!=)\s*{_SIDE}\s*")
 
 @attrs.frozen
 class Condition:
-    """A condition of a mapping: the weights of two modules of a block have the same shape, or have different shapes.
+    """A condition of a mapping: the weights of two modules of a block have the same shape, or different ones.
 
     >>> Condition.parse("module.self_attn.v_proj.weight.shape == module.self_attn.o_proj.weight.shape").left
     'self_attn.v_proj'
@@ -77,7 +77,9 @@ class UserMapping:
     condition: Condition | None = None
 
     def mappings_in(self, block: nn.Module) -> tuple[LayerMapping, ...]:
-        """Return the mappings in a block: one, or, if the names are ends of names in the block, one per module that has them all.
+        """Return the mappings in a block: one, or one per module if the names are ends of names in the block.
+
+        Such a module has all the names.
 
         AMD Quark's documentation names the projections of experts in that form: ``up_proj`` and ``down_proj``
         match those of every expert, and of a dense MLP.
@@ -100,7 +102,9 @@ class UserMapping:
 
 
 def check_user_mappings(mappings: Sequence[UserMapping], model: nn.Module, facts: Architecture, heads: int) -> None:
-    """Warn of user mappings that apply to no block of a model; mappings of the architecture may be missing without a warning.
+    """Warn of user mappings that apply to no block of a model.
+
+    Mappings of the architecture may be missing without a warning.
 
     Args:
         mappings: The user mappings.

@@ -1,1 +1,1 @@
-"""Rotations: Hadamard matrices of many orders, fast products with them, and folding them into the weights of a model."""
+"""Rotations: Hadamard matrices, fast products with them, and folding them into the weights of a model."""

@@ -1,4 +1,4 @@
-"""Choice of online rotations: which layers' inputs are rotated, by which block size, and which attentions use R3."""
+"""Choice of online rotations: layers with rotated inputs, their block size, attentions with R3."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ __all__ = ["block_size", "online_layers", "rotate_heads", "rotated_attentions"]
 
 
 def online_layers(settings: RotationConfig, model: nn.Module, plan: QuantPlan) -> tuple[str, ...]:
-    """Return the full names of the layers whose inputs are rotated: those of the settings, or all layers of R4 and of R1 online.
+    """Return the full names of the layers whose inputs are rotated.
+
+    They are those of the settings, or all layers of R4 and of R1 online.
 
     Layers of R4 and R1 online count only if their weight is going to be quantized: a rotation does nothing
     for the others.
@@ -72,7 +74,9 @@ def block_size(settings: RotationConfig, name: str, width: int) -> int:
 
 
 def rotated_attentions(model: nn.Module, attentions: Sequence[AttentionRow], rows: Iterable[PlanRow]) -> Mapping[str, int]:
-    """Return the head size by full name of the attention modules that R3 rotates: those with keys quantized after the rotary embedding.
+    """Return the head size by full name of the attention modules that R3 rotates.
+
+    Their keys are quantized after the rotary embedding.
 
     Raises:
         UnsupportedError: No Hadamard matrix of that size is known here.

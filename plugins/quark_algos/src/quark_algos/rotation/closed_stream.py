@@ -1,4 +1,7 @@
-"""Checks that a user stream is closed: it names all modules that touch the residual stream, each with its own norm."""
+"""Checks that a user stream is closed.
+
+It names all modules that touch the residual stream, each with its own norm.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,9 @@ def see_shapes(streams: Mapping[str, Stream], width: int) -> None:
 
 
 def see_closed(model: nn.Module, facts: Architecture, streams: Mapping[str, Stream]) -> None:
-    """Check that the streams name all modules that touch the residual stream, as writers or readers as the architecture has them.
+    """Check that the streams name all modules that touch the residual stream.
+
+    They are writers or readers as the architecture has them.
 
     Args:
         model: The whole model.
@@ -101,7 +106,10 @@ def _see_parts(
     stream: Stream,
     parts: tuple[Mapping[str, nn.Module], Mapping[str, Mapping[str, nn.Module]]],
 ) -> None:
-    """Check that each named module writes to the stream, or reads it through its norm, as the architecture says."""
+    """Check that each named module touches the stream as the architecture says.
+
+    It writes to the stream, or reads it through its norm.
+    """
     known_writers, known = parts
     writers = set(known_writers.values())
     norm_of = {reader: norm for norm, readers in known.items() for reader in readers.values()}

@@ -122,7 +122,9 @@ class RotationConfig(AlgoConfig):
         return bool(self.r1 or self.r4 or _names_layers(self.online_config))
 
     def parts(self) -> dict[str, Self]:
-        """Return settings with a part of the rotations that change the output of blocks, by their names, those with the fewest first.
+        """Return settings with a part of the rotations that change the output of blocks.
+
+        They are by the names of the rotations, those with the fewest first.
 
         R1, R2, and all rotations that run with the model but R3 are judged apart. Empty if there is but one
         of the three.
@@ -147,7 +149,10 @@ class RotationConfig(AlgoConfig):
 
     @classmethod
     def for_architecture(cls, architecture: Architecture) -> Self | None:
-        """Return settings with R1 on all writers and readers of the residual stream; with R2 where R1 is impossible; None if both are."""
+        """Return settings with R1 on all writers and readers of the residual stream.
+
+        With R2 where R1 is impossible; None if both are.
+        """
         if cls.refusal(architecture) is not None:
             return None
         blocks = architecture.decoder_blocks or ""
@@ -173,14 +178,21 @@ class RotationConfig(AlgoConfig):
 
     @classmethod
     def r2_refusal(cls, architecture: Architecture) -> str | None:
-        """Return a reason if what lies between values and attention's output projection does not commute with a rotation of each head."""
+        """Return a reason why R2 cannot be used, or None.
+
+        What lies between values and attention's output projection has to commute with a rotation of each
+        head.
+        """
         if architecture.attention_value is None or architecture.attention_output is None:
             return "the facts name no projection of values that reach attention's output linearly"
         return architecture.unsupported.get("rotation") or architecture.unsupported.get("rotation.r2")
 
     @classmethod
     def r1_refusal(cls, architecture: Architecture) -> str | None:
-        """Return a reason if an operation between the residual stream and a writer or reader does not commute with a rotation."""
+        """Return a reason why R1 cannot be used, or None.
+
+        An operation between the residual stream and a writer or reader has to commute with a rotation.
+        """
         a = architecture
         if reason := a.unsupported.get("rotation") or a.unsupported.get("rotation.r1"):
             return reason
@@ -197,7 +209,10 @@ class RotationConfig(AlgoConfig):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> RotationConfig:
-        """Return the settings of a JSON form; under the older name ``"quarot"`` all four rotations are on by default."""
+        """Return the settings of a JSON form.
+
+        Under the older name ``"quarot"`` all four rotations are on by default.
+        """
         if data.get("name") == "quarot":
             return QuaRotConfig(**data | {"name": "rotation"})
         return cls(**data)

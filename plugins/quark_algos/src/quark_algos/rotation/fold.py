@@ -1,4 +1,6 @@
-"""Fold rotations into weights: R1 into all writers and readers of the residual stream, R2 into attention's values and its output.
+"""Fold rotations into weights.
+
+R1 goes into all writers and readers of the residual stream, R2 into attention's values and its output.
 
 With the stream ``x`` rotated to ``x · R``, writers return ``y · R``, and readers have the weights
 ``W · diag(γ) · R``: the weight γ of their norm is folded in, so that the norm commutes with R. New parameters
@@ -41,7 +43,9 @@ def r1_of(width: int, facts: Architecture, size: int | None = None, seed: int | 
 
 @torch.no_grad()
 def outside(model: nn.Module, facts: Architecture, rotation: Rotation | None, stream: Stream | None = None) -> None:
-    """Fold R1 into embeddings, positions and the head, and the final norm into the head, which is untied from the embeddings.
+    """Fold R1 into embeddings, positions and the head, and the final norm into the head.
+
+    The head is untied from the embeddings.
 
     Args:
         model: A model of transformers, or one with the same structure. Its blocks are not touched, and may be
@@ -60,7 +64,9 @@ def outside(model: nn.Module, facts: Architecture, rotation: Rotation | None, st
 
 @torch.no_grad()
 def block(module: nn.Module, facts: Architecture, rotation: Rotation | None, stream: Stream | None = None) -> None:
-    """Fold R1 and the norms into one decoder block: its output for ``x · R`` is then ``y · R``, with y its former output for ``x``.
+    """Fold R1 and the norms into one decoder block.
+
+    Its output for ``x · R`` is then ``y · R``, with y its former output for ``x``.
 
     Args:
         module: The block. Its experts must be separate layers.
@@ -76,13 +82,18 @@ def block(module: nn.Module, facts: Architecture, rotation: Rotation | None, str
 
 
 def fuse_norms(module: nn.Module, facts: Architecture) -> None:
-    """Fold the weights of a block's norms into their readers and set them to ones, or zeros with a unit offset; see `block`."""
+    """Fold the weights of a block's norms into their readers.
+
+    The weights become ones, or zeros with a unit offset; see `block`.
+    """
     block(module, facts, None)
 
 
 @torch.no_grad()
 def values(module: nn.Module, facts: Architecture, rotation: Rotation, heads: int) -> str | None:
-    """Fold R2 into one block: rotate the values of every head, and the input channels of attention's output projection.
+    """Fold R2 into one block.
+
+    It rotates the values of every head, and the input channels of attention's output projection.
 
     The fold keeps the output if values reach the output projection as sums over tokens only. Gates that
     multiply single channels in between (Qwen3-Next) are detected by a query projection wider than the output
@@ -122,7 +133,10 @@ def values(module: nn.Module, facts: Architecture, rotation: Rotation, heads: in
 
 
 def _gated(module: nn.Module, facts: Architecture, columns: int) -> str | None:
-    """Return why values cannot be rotated if another input projection has more outputs than all heads have channels; else None."""
+    """Return why values cannot be rotated, or None.
+
+    The reason is another input projection with more outputs than all heads have channels.
+    """
     if facts.attention_value_rows != "all" or facts.attention_value not in facts.attention_inputs:
         return None
     for name, projection in matching(module, facts.attention_inputs).items():
@@ -158,7 +172,10 @@ def _fold(stream: Stream, facts: Architecture, rotation: Rotation | None) -> Non
 
 
 def _fold_norm(reading: Reading, facts: Architecture, rotation: Rotation | None, *, into_readers: bool) -> None:
-    """Fold weight and bias of a norm into its readers; if not all readers have a bias, the norm keeps its own, divided by its weight."""
+    """Fold weight and bias of a norm into its readers.
+
+    If not all readers have a bias, the norm keeps its own, divided by its weight.
+    """
     norm, offset = reading.norm, 1.0 if facts.norm_has_unit_offset else 0.0
     has_weight = bool(_own(norm, ("weight",)))
     gamma = _master(norm.get_parameter("weight")) + offset if has_weight else None
@@ -179,7 +196,10 @@ def _fold_norm(reading: Reading, facts: Architecture, rotation: Rotation | None,
 
 
 def _takes_norm_bias(reading: Reading, facts: Architecture) -> bool:
-    """Return whether all readers have a bias to fold the norm's into; if not, raise if the norm's bias cannot be divided by its weight."""
+    """Return whether all readers have a bias to fold the norm's into.
+
+    If not, raise if the norm's bias cannot be divided by its weight.
+    """
     if all(_own(reader, ("bias",)) for reader in reading.readers.values()):
         return True
     if _own(reading.norm, ("weight", "bias")) == ("weight", "bias"):
@@ -219,7 +239,10 @@ def _rotated_values(modules: ResolvedMapping, name: str, rotation: Rotation) -> 
 
 
 def _has_outputs_last(module: nn.Module) -> bool:
-    """Return whether the last axis of the weight holds the outputs: embeddings, and layers with a transposed weight."""
+    """Return whether the last axis of the weight holds the outputs.
+
+    So it is of embeddings, and of layers with a transposed weight.
+    """
     return isinstance(module, nn.Embedding) or input_axis(module) == 0
 
 

@@ -1,4 +1,6 @@
-"""Fast products with Hadamard matrices along the last axis, whole or block by block: rotations that spread outliers over channels.
+"""Fast products with Hadamard matrices along the last axis, whole or block by block.
+
+Such rotations spread outliers over channels.
 
 An order K is factored into orders that `quark_algos.rotation.paley` constructs, and the Kronecker product of
 their matrices is applied factor by factor: K · (sum of the orders) multiplications per vector, where the
@@ -29,7 +31,9 @@ _RADIX = 32
 
 @cache
 def factors_of(order: int) -> tuple[int, ...] | None:
-    """Return orders of Hadamard matrices whose Kronecker product has this order, with the smallest sum; None if none are known.
+    """Return orders of Hadamard matrices whose Kronecker product has this order, with the smallest sum.
+
+    None if none are known.
 
     Args:
         order: Order, above 0.
@@ -96,7 +100,10 @@ def _sylvester(order: int) -> Tensor:
 
 @cache
 def _odd_factors(odd: int, twos: int) -> tuple[tuple[int, ...] | None, ...]:
-    """Return factorizations of ``odd`` times a power of two up to ``twos`` into constructible orders, the cheapest per first factor."""
+    """Return factorizations of ``odd`` times a power of two up to ``twos`` into constructible orders.
+
+    It is the cheapest one for each first factor.
+    """
     if odd == 1:
         return ((),)
     ways: list[tuple[int, ...] | None] = []

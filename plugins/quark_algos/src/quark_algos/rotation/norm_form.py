@@ -1,4 +1,7 @@
-"""Form of a model's norms, measured by running them: whether they subtract the mean, and whether they multiply by ``1 + weight``."""
+"""Form of a model's norms, measured by running them.
+
+Whether they subtract the mean, and whether they multiply by ``1 + weight``.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,9 @@ def with_form_of(facts: Architecture, norms: Iterable[tuple[str, nn.Module]], wi
 
 
 def as_measured(facts: Architecture, model: nn.Module) -> Architecture:
-    """Return the architecture with the form that the norms of its first block have, where all have one form that is known.
+    """Return the architecture with the form that the norms of its first block have.
+
+    It is unchanged unless all have one form that is known.
 
     Args:
         facts: Architecture of the model, which says how its norms compute.
@@ -67,7 +72,9 @@ def as_measured(facts: Architecture, model: nn.Module) -> Architecture:
 
 @torch.no_grad()
 def form_of(norm: nn.Module, width: int) -> tuple[bool, bool] | None:
-    """Return whether a norm subtracts the mean and whether it has a unit offset; None if it is neither a LayerNorm nor an RMSNorm.
+    """Return whether a norm subtracts the mean and whether it has a unit offset.
+
+    None if it is neither a LayerNorm nor an RMSNorm.
 
     Args:
         norm: Module that takes ``[…, width]``, with an optional weight and bias ``[width]``. Where they are

@@ -48,7 +48,10 @@ def product(x: Tensor, size: int) -> Tensor:
 
 @cache
 def base_order(size: int) -> int | None:
-    """Return the order of A; 1 if M is Sylvester's; None if M is a product of several small matrices, in the order of `factors_of`."""
+    """Return the order of A; 1 if M is Sylvester's.
+
+    None if M is a product of several small matrices, in the order of `factors_of`.
+    """
     twos = size & -size
     odd = size // twos
     if odd == 1:
@@ -68,7 +71,10 @@ def matrix_of(size: int) -> Tensor:
 
 
 def is_own(matrix: Tensor) -> bool:
-    """Return whether a matrix is `matrix_of` its size; compared in parts, so that memory for a second matrix is not needed."""
+    """Return whether a matrix is `matrix_of` its size.
+
+    Compared in parts, so that memory for a second matrix is not needed.
+    """
     size = len(matrix)
     parts = range(0, size, _ROWS)
     return factors_of(size) is not None and all(
@@ -89,7 +95,9 @@ def _small(order: int, dtype: torch.dtype, device: str) -> Tensor:
 
 
 class InputRotation:
-    """A forward pre-hook that replaces a layer's input ``x`` by ``x · R``; R has the diagonal blocks ``M / √size``, M of +1 and -1.
+    """A forward pre-hook that replaces a layer's input ``x`` by ``x · R``.
+
+    R has the diagonal blocks ``M / √size``, M of +1 and -1.
 
     All layers of a model with the same block size share one instance, whatever their width. It is no module:
     the layer keeps its children and tensors, and is quantized like any other.

@@ -25,7 +25,9 @@ WILLIAMSON: dict[int, tuple[str, str, str, str]] = {
     29: ("++-+-++++--+---", "++-+-++----+--+", "+-+--+-+++++--+", "++-++-+++---+++"),
     43: ("++-+-++++----+----+--+", "++++--++-+-++-+---+-++", "+--+++--++-+-+-+--++++", "++---+++++++-+--++--+-"),
 }
-"""By the order n of the circulants, the signs of the first ``(n + 1) / 2`` values of each first row; the rest mirrors them. The squares of
+"""By the order n of the circulants, the signs of the first ``(n + 1) / 2`` values of each first row.
+
+The rest mirrors them. The squares of
 the four sum to ``4 n I``. The matrix is of order 4 n."""
 
 
@@ -34,7 +36,10 @@ _MINUS_ROW = torch.tensor([[1.0, -1.0], [-1.0, -1.0]], dtype=torch.float64)
 
 
 def has_order(m: int) -> bool:
-    """Return whether `hadamard` constructs a matrix of this order without a factor of two by Sylvester's doubling."""
+    """Return whether `hadamard` constructs a matrix of this order by itself.
+
+    That is without a factor of two by Sylvester's doubling.
+    """
     return m == 1 or m == 2 or (m > 0 and m % 4 == 0 and (_paley_kind(m) is not None or m // 4 in WILLIAMSON))
 
 
@@ -118,7 +123,10 @@ def _paley_two(q: int) -> Tensor:
 
 
 def _bordered(q: int) -> Tensor:
-    """Return ``χ(a - b)`` for all elements of the field of order q, within ones and a zero; ``[q + 1, q + 1]``."""
+    """Return ``χ(a - b)`` for all elements of the field of order q, within ones and a zero.
+
+    ``[q + 1, q + 1]``.
+    """
     p, n = _prime_power(q) or (q, 1)
     places = p ** torch.arange(n)
     elements = torch.arange(q)[:, None] // places % p
@@ -132,7 +140,9 @@ def _bordered(q: int) -> Tensor:
 
 
 def _squares(p: int, n: int) -> Tensor:
-    """Return numbers of the squares other than zero in the field of order ``p ** n``; digits to base p are an element's coefficients.
+    """Return numbers of the squares other than zero in the field of order ``p ** n``.
+
+    Digits to base p are an element's coefficients.
 
     A polynomial of degree n makes a field if half of all elements are squares and only zero has the square
     zero.

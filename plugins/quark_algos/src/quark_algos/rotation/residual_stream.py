@@ -1,4 +1,7 @@
-"""Writers and readers of the residual stream in the modules of a model, with the norm of each reader, from the architecture."""
+"""Writers and readers of the residual stream in a model, with the norm of each reader.
+
+They follow from the architecture.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +111,10 @@ def in_block(block: nn.Module, facts: Architecture) -> Stream:
 
 
 def norms_and_readers(facts: Architecture) -> dict[str, tuple[str, ...]]:
-    """Return the patterns of readers by the name of their norm; a norm that attention and MLP share occurs once."""
+    """Return the patterns of readers by the name of their norm.
+
+    A norm that attention and MLP share occurs once.
+    """
     patterns: dict[str, tuple[str, ...]] = {}
     for norm, groups in ((facts.attention_norm, readers_of_attention_norm(facts)), (facts.mlp_norm, readers_of_mlp_norm(facts))):
         patterns[norm or ""] = (*patterns.get(norm or "", ()), *chain.from_iterable(groups))
@@ -126,7 +132,10 @@ def matching(module: nn.Module, patterns: Iterable[str]) -> dict[str, nn.Module]
 
 
 def see_single_experts(block: nn.Module, facts: Architecture, writers: Mapping[str, nn.Module]) -> None:
-    """Check that the experts of a block, if any, are separate layers that write to the stream; else raise UnsupportedError."""
+    """Check that the experts of a block, if any, are separate layers that write to the stream.
+
+    Raises UnsupportedError for other experts.
+    """
     holder = submodule(block, facts.experts) if facts.experts else None
     if holder is None or not any(True for _ in _own_matrices(holder)):
         return

@@ -101,14 +101,19 @@ def place_of(name: str, tensor: Tensor) -> str:
 
 
 def keep_matrices(model: nn.Module, sizes: set[int]) -> None:
-    """Register the matrices of these sizes as buffers of a model that is going to be exported, on its device."""
+    """Register the matrices of these sizes as buffers of a model that is going to be exported.
+
+    They are on its device.
+    """
     device = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))  # blocks may be on the meta device
     for size in sorted(sizes):
         model.register_buffer(buffer_name(size), matrix_of(size).to(device))
 
 
 def expect_matrices(model: nn.Module, rotations: Mapping[int, InputRotation]) -> None:
-    """Register meta buffers for the matrices of a checkpoint, and a hook that checks them before the first forward.
+    """Register meta buffers for the matrices of a checkpoint.
+
+    A hook checks them before the first forward.
 
     Args:
         model: The whole model, before tensors are loaded.
@@ -120,7 +125,10 @@ def expect_matrices(model: nn.Module, rotations: Mapping[int, InputRotation]) ->
 
 
 class _Arrived:
-    """A forward pre-hook of the model: at the first forward, rotations use loaded matrices that differ from their own."""
+    """A forward pre-hook of the model that checks loaded matrices at the first forward.
+
+    Rotations use loaded matrices that differ from their own.
+    """
 
     def __init__(self, rotations: dict[int, InputRotation]) -> None:
         self._waiting = rotations

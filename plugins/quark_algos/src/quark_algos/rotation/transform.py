@@ -1,4 +1,4 @@
-"""Rotation as a transform: R1 and R2 folded into weights, R3 and R4 run with the model. Plumbing around `quark_algos.rotation`."""
+"""Rotation as a transform: R1 and R2 folded into weights, R3 and R4 run with the model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ _SEEDS = {"r1": 0, "r2": 1}
 
 
 class Rotate:
-    """Rotates the residual stream (R1) and attention's values (R2) by folding, so that both cost nothing at run time.
+    """Rotates the residual stream (R1) and attention's values (R2) by folding.
+
+    Both cost nothing at run time.
 
     Queries and keys (R3) and the inputs of layers are rotated while the model runs: inputs of the MLPs'
     output projections (R4), and of the layers that read the residual stream (``online_r1_rotation``). Source:
@@ -71,11 +73,16 @@ class Rotate:
         return self._settings
 
     def alternatives(self) -> Mapping[str, Rotate]:
-        """Return rotations with some of R1, R2 and the online ones; none for the preset "reference", which applies all."""
+        """Return rotations with some of R1, R2 and the online ones.
+
+        None for the preset "reference", which applies all.
+        """
         return {} if self._settings.preset == "reference" else {name: Rotate(part) for name, part in self._settings.parts().items()}
 
     def resolve_for_model(self, model: nn.Module, plan: QuantPlan) -> ResolvedSettings:
-        """Name the layers whose inputs are rotated, and omit R1 where the family forbids it and R3 where it changes nothing.
+        """Name the layers whose inputs are rotated.
+
+        R1 is omitted where the family forbids it, and R3 where it changes nothing.
 
         See `quark.algorithms.ResolvesForModel`. R1 alone, or with a stream of the user's own, is not omitted:
         `start` refuses it.
@@ -117,7 +124,10 @@ class Rotate:
         return RotationRun(self._settings, model, plan, plan.architecture)
 
     def accepts(self, validation: Validation | None) -> bool:
-        """Return whether to rotate: if the output error falls, if there is no validation, or if the preset is "reference"."""
+        """Return whether to rotate.
+
+        So it is if the output error falls, if there is no validation, or if the preset is "reference".
+        """
         if validation is None:
             get_logger(__name__).warning(
                 "The model is rotated without validation, since there is no calibration data. Compare the result with "
@@ -183,7 +193,10 @@ class RotationRun:
         return x if self._r1 is None else self._r1.apply(x)
 
     def apply_global(self, model: nn.Module) -> None:
-        """Rotate embeddings and head, which is untied; register the rotations of queries and keys and the matrices of online rotations."""
+        """Rotate embeddings and head, which is untied.
+
+        Register the rotations of queries and keys and the matrices of online rotations.
+        """
         if self._settings.r3:
             rotate_heads(model, rotated_attentions(model, self._plan.attentions, self._plan.rows))
         keep_matrices(model, {rotation.size for rotation in self._online.values()})
@@ -207,7 +220,9 @@ class RotationRun:
 
     @torch.no_grad()
     def finish(self, block: BlockContext) -> Mapping[str, Metrics]:
-        """Rotate the inputs of the block's layers (R4, R1 online); return the rotation size by full name of the layer.
+        """Rotate the inputs of the block's layers (R4, R1 online).
+
+        Return the rotation size by full name of the layer.
 
         Equalization has moved scale into these layers by then. A single channel of enormous values would
         dominate all channels of a rotated input: SmoothQuant's scale ``(max|x| / max|w|)^½`` about minimizes

@@ -1,4 +1,7 @@
-"""User stream: the residual stream as a rotation's ``scaling_layers`` describe it; names are resolved in the model and checked."""
+"""User stream: the residual stream as a rotation's ``scaling_layers`` describe it.
+
+Names are resolved in the model and checked.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,9 @@ _KEYS, _ONLINE = ("prev_modules", "norm_module", "next_modules"), "target_module
 
 @attrs.frozen
 class Entry:
-    """One entry of ``scaling_layers``: full names, with ``layer_id`` for a block's number and ``pre_layer_id`` for the number before.
+    """One entry of ``scaling_layers``, with full names.
+
+    ``layer_id`` stands for a block's number and ``pre_layer_id`` for the number before.
 
     Attributes:
         where: Which entry it is, for error messages.
@@ -92,7 +97,9 @@ def entries_of(scaling_layers: Any) -> dict[str, tuple[Entry, ...]]:
 
 @attrs.frozen
 class Names:
-    """Names of the modules that touch the stream, in one block (relative to it) or outside the blocks (full names).
+    """Names of the modules that touch the stream.
+
+    In one block (relative to it) or outside the blocks (full names).
 
     Attributes:
         writers: Names of projections and embeddings that write to the stream.
@@ -125,7 +132,9 @@ class UserStream:
 
 
 def user_stream(settings: RotationConfig, model: nn.Module, facts: Architecture, width: int) -> UserStream | None:
-    """Return the residual stream that ``scaling_layers`` describe; None if they are empty or equal to those of the architecture.
+    """Return the residual stream that ``scaling_layers`` describe.
+
+    None if they are empty or equal to those of the architecture.
 
     If the architecture names all modules that write to the residual stream or read it, ``scaling_layers``
     must name all of them too. If it does not, as for a model without a template, ``scaling_layers`` are used
@@ -164,7 +173,10 @@ def user_stream(settings: RotationConfig, model: nn.Module, facts: Architecture,
 
 
 class _Reader:
-    """Collects the names of entries by block: by the full name of a block, or ``""`` for names outside the blocks."""
+    """Collects the names of entries by block.
+
+    The key is the full name of a block, or ``""`` for names outside the blocks.
+    """
 
     def __init__(self, model: nn.Module, blocks: str) -> None:
         self._model = model
@@ -175,7 +187,10 @@ class _Reader:
         self._unread: dict[tuple[str, str], Entry] = {}
 
     def read(self, entries: Mapping[str, Sequence[Entry]], usual: frozenset[str]) -> None:
-        """Add all entries; names in ``usual`` may be missing, since not every model of an architecture has all its modules."""
+        """Add all entries.
+
+        Names in ``usual`` may be missing, since not every model of an architecture has all its modules.
+        """
         only_first = len(self._numbers) == 1
         for entry in chain.from_iterable(of_part for part, of_part in entries.items() if not (only_first and part == "middle_layers")):
             for template in entry.names:

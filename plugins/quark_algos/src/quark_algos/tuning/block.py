@@ -1,4 +1,4 @@
-"""TuneBlock and AutoRound: gradient descent on what a rounding has made of a block, by the error of the block's output."""
+"""TuneBlock and AutoRound: gradient descent on a rounded block, by the error of its output."""
 
 from __future__ import annotations
 
@@ -75,7 +75,10 @@ class AutoRound:
 
     @torch.no_grad()
     def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
-        """As `quark.algorithms.Tuning.tune`; the block gets the codes and scales of the step with the smallest loss, as published."""
+        """As `quark.algorithms.Tuning.tune`.
+
+        The block gets the codes and scales of the step with the smallest loss, as published.
+        """
         settings = self._settings
         samples = _fitted(block, is_relative=False)
         if not samples:
@@ -99,7 +102,10 @@ class AutoRound:
 
 @attrs.frozen(eq=False)
 class _Fitted:
-    """A sample with the weight of each token in the loss, and the places of those to fit to and of those held out."""
+    """A sample with the weight of each token in the loss.
+
+    It has the places of the tokens to fit to and of the held-out ones.
+    """
 
     sample: Sample
     weight: Tensor
@@ -137,7 +143,10 @@ class _BlockState:
         self._dtype: torch.dtype | None = None if compute_dtype == "float32" else getattr(torch, compute_dtype)
 
     def backward(self, block: RoundedBlock, fitted: _Fitted, share: int) -> Tensor:
-        """Add the gradient of a sample's loss ÷ ``share``; returns the loss, and the error of held-out tokens, ``[2]``."""
+        """Add the gradient of a sample's loss ÷ ``share``.
+
+        Returns the loss, and the error of held-out tokens, ``[2]``.
+        """
         if not self._tensors:
             self._tensors = {f"{name}.weight": layer.weight() for name, layer in self._layers.items()}
             self._tensors |= {name: vector.leaf() for name, vector in self._vectors.items()}
@@ -151,7 +160,10 @@ class _BlockState:
         return torch.stack([loss.detach(), held_out.mean() if len(held_out) else loss.detach()])
 
     def _output(self, block: RoundedBlock, sample: Sample) -> Tensor:
-        """Return a block's output; in the model's dtype from the first time on that its code does not run in the one of the settings."""
+        """Return a block's output.
+
+        In the model's dtype from the first time on that its code does not run in the one of the settings.
+        """
         if self._dtype is not None:
             try:
                 with block.substituted(self._tensors):
@@ -177,7 +189,10 @@ class _BlockState:
         return [layer.state() for layer in self._layers.values()], [vector.value() for vector in self._vectors.values()]
 
     def write(self, block: RoundedBlock, state: tuple[Sequence[Any], Sequence[Tensor]]) -> float:
-        """Give the block the codes, scales and vectors of a state; returns the share of codes that are not those of the rounding."""
+        """Give the block the codes, scales and vectors of a state.
+
+        Returns the share of codes that are not those of the rounding.
+        """
         layers, vectors = state
         changed = sum(layer.write(own) for layer, own in zip(self._layers.values(), layers, strict=True))
         for name, values in zip(self._vectors, vectors, strict=True):

@@ -25,7 +25,9 @@ quantized model's hidden states.
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class TuningConfig(AlgoConfig):
-    """Tuning: few steps of gradient descent from the solution of a rounding; works behind GPTQ, AWQ, round-to-nearest and others.
+    """Tuning: few steps of gradient descent from the solution of a rounding.
+
+    Works behind GPTQ, AWQ, round-to-nearest and others.
 
     Attributes:
         epochs: Passes over the calibration samples.
@@ -68,7 +70,9 @@ class TuningConfig(AlgoConfig):
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class AutoRoundConfig(AlgoConfig):
-    """AutoRound as published: rounding offsets and clipping by signed gradient descent, from round-to-nearest (arXiv 2309.05516).
+    """AutoRound as published (arXiv 2309.05516).
+
+    Rounding offsets and clipping by signed gradient descent, from round-to-nearest.
 
     Inputs are those of the quantized model and targets those of the float model, as by the package
     ``auto-round``.

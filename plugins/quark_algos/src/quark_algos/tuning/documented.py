@@ -1,4 +1,7 @@
-"""AMD Quark's names of block tuning: settings with its fields, and a function and a processor that tune a quantized model."""
+"""AMD Quark's names of block tuning: settings, and a function and a processor that tune a model.
+
+Settings have AMD Quark's fields, and the model is a quantized one.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,9 @@ __all__ = ["AutoRoundConfig", "AutoRoundProcessor", "BlockwiseJointTuningConfig"
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class AutoRoundConfig(config.AutoRoundConfig):
-    """Settings of AutoRound, with two more of AMD Quark's class: which layers there are is known from the model's family.
+    """Settings of AutoRound, with two more of AMD Quark's class.
+
+    Which layers there are is known from the model's family.
 
     Attributes:
         inside_layer_modules: Without effect.
@@ -43,7 +48,9 @@ def _name(_: str) -> str:
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class BlockwiseTuningConfig(config.TuningConfig):
-    """Settings of block tuning by AMD Quark's names: ``epochs`` counts; steps are relative here, and its other fields have no effect.
+    """Settings of block tuning by AMD Quark's names: ``epochs`` counts.
+
+    Steps are relative here, and its other fields have no effect.
 
     Attributes:
         weight_lr: Without effect, like all that follow: see ``lr``, ``scale_lr`` and ``norm_lr``.
@@ -91,7 +98,9 @@ def blockwise_tuning_algo(
     is_accelerate: bool | None = None,
     dataloader: Iterable[Any] | None = None,
 ) -> nn.Module:
-    """Return ``model``, quantized anew from a copy of the float model, with block tuning behind the algorithms that it was quantized with.
+    """Return ``model``, quantized anew from a copy of the float model, with block tuning.
+
+    Tuning comes behind the algorithms that the model was quantized with.
 
     Args:
         fp_model: The float model; it is not changed.

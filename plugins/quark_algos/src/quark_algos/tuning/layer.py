@@ -45,7 +45,9 @@ class Adam:
 
 
 class TunedLayer:
-    """One layer: weights ``q`` of a rounding, their neighbours ``q'`` on the side of the float weights ``w``, and a choice between the two.
+    """One layer: weights ``q`` of a rounding, their neighbours ``q'``, and a choice between the two.
+
+    The neighbours lie on the side of the float weights ``w``.
 
     The latent ``v`` of each weight chooses the larger of the two where it is positive. It begins at the float
     weight's place between them, ``v = (w − (q + q') / 2) / |q' − q|``, but at least ``margin`` on the side of
@@ -110,7 +112,10 @@ class TunedLayer:
         return self._latent.signbit() if self._is_chosen else None, None if self._scale is None else self._scale.value.clone()
 
     def write(self, state: tuple[Tensor | None, Tensor | None]) -> int:
-        """Give the layer the codes and scales of a state; returns how many codes differ from those of the rounding."""
+        """Give the layer the codes and scales of a state.
+
+        Returns how many codes differ from those of the rounding.
+        """
         is_smaller, factor = state
         grid = self._grid
         qt, scales = self._qt, grid.current
@@ -130,7 +135,9 @@ _NARROWEST = 0.5
 
 
 class OffsetLayer:
-    """One layer: ``Q = round(W + V d)`` with the scales ``α s``, for offsets V in ±1/2 and factors α of each group up to 1.
+    """One layer: ``Q = round(W + V d)`` with the scales ``α s``.
+
+    V are offsets in ±1/2, α factors of each group up to 1.
 
     s are the scales of round-to-nearest, and d is the distance from each nearest value to the next on the
     side of the weight: the scale itself in formats of whole numbers. ``∂Q/∂V = d`` where Q is not clipped,
@@ -180,7 +187,10 @@ class OffsetLayer:
         return self._offsets.clone(), None if self._factors is None else self._factors.clone()
 
     def write(self, state: tuple[Tensor, Tensor | None]) -> int:
-        """Give the layer the codes and scales of a state; returns how many codes differ from those of round-to-nearest."""
+        """Give the layer the codes and scales of a state.
+
+        Returns how many codes differ from those of round-to-nearest.
+        """
         qt, scales = self._rounded(*state)
         before = self._weights.wt / self._grid.current.scale.repeat_interleave(self._size, 0)
         after = qt / scales.scale.repeat_interleave(self._size, 0)

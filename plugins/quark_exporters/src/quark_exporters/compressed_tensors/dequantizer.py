@@ -1,4 +1,6 @@
-"""CompressedTensorsDequantizer: float weights of checkpoints of compressed-tensors, also of those that are read in no other way.
+"""CompressedTensorsDequantizer: float weights of checkpoints of compressed-tensors.
+
+Among them are checkpoints that are read in no other way.
 
 `quark_exporters.compressed_tensors.storage` has the tensors of a layer. Here are further packed integers of 1
 and 2 bits, and columns that were grouped by their activations: ``weight_g_idx`` ``[I]`` is the group of each.

@@ -77,7 +77,9 @@ def refuse_other_transforms(block: Mapping[str, Any]) -> None:
 
 
 def group_of(block: Mapping[str, Any], layer: str) -> Mapping[str, Any]:
-    """Return the entry of ``config_groups`` with the weight of one layer: the one whose targets name it, or else one for its type.
+    """Return the entry of ``config_groups`` with the weight of one layer.
+
+    It is the one whose targets name the layer, or else one for its type.
 
     Args:
         block: The ``quantization_config``.

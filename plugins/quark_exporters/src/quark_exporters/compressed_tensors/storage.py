@@ -1,18 +1,19 @@
 """CompressedTensorsStorage: tensors of a layer in the formats of compressed-tensors 0.20 (``compressors``).
 
-==========================  ===========================================================================================================
+==========================  ==================================================================================
 tensor                      contents
-==========================  ===========================================================================================================
-``weight_packed``           int32 ``[O, I · bits / 32]``: codes from 0, the first in the lowest bits (``pack-quantized``); or uint8
-                            ``[O, I / 2]``: two FP4 codes, the first in the low half
-                                (``mxfp4-pack-quantized``, ``nvfp4-pack-quantized``)
+==========================  ==================================================================================
+``weight_packed``           int32 ``[O, I · bits / 32]``: codes from 0, the first in the lowest bits
+                            (``pack-quantized``); or uint8 ``[O, I / 2]``: two FP4 codes, the first in the low
+                            half (``mxfp4-pack-quantized``, ``nvfp4-pack-quantized``)
 ``weight``                  int8 or FP8 codes ``[O, I]`` (``int-quantized``, ``float-quantized``)
-``weight_scale``            ``[1]``, ``[O, 1]``, ``[O, groups]`` or ``[O / rows, I / columns]``: float32, E8M0 (uint8) or E4M3
+``weight_scale``            ``[1]``, ``[O, 1]``, ``[O, groups]`` or ``[O / rows, I / columns]``: float32, E8M0
+                            (uint8) or E4M3
 ``weight_zero_point``       as the scales, int8; packed along O where the weight is packed
 ``weight_shape``            ``[O, I]`` as two numbers (``pack-quantized``)
 ``weight_global_scale``     ``[1]``: what E4M3 scales are *divided* by
 ``input_scale``             ``[1]``: of a static input; ``input_global_scale`` of NVFP4, likewise a divisor
-==========================  ===========================================================================================================
+==========================  ==================================================================================
 """
 
 from __future__ import annotations
@@ -132,7 +133,10 @@ def _as_matrix(scale: Tensor, config: QLayerConfig) -> Tensor:
 
 
 def _reciprocal(scale: Tensor) -> Tensor:
-    """Return what is divided by in place of a factor, or a factor in place of what is divided by; ``[1]``, float32."""
+    """Return what is divided by in place of a factor, or a factor in place of what is divided by.
+
+    ``[1]``, float32.
+    """
     return (1.0 / scale.float()).reshape(1)
 
 

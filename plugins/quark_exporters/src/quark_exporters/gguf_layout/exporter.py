@@ -35,7 +35,9 @@ FILE = "model.gguf"
 
 
 class GgufExporter(Exporter):
-    """Writes a GGUF file with the codes of the model: Q4_0, Q4_1, Q8_0 or MXFP4 weights, and everything else in floating point.
+    """Writes a GGUF file with the codes of the model: Q4_0, Q4_1, Q8_0 or MXFP4 weights.
+
+    Everything else is in floating point.
 
     Scales are rounded to float16, as these types have them, and codes are not changed. Source: the GGUF
     specification, version 3.
@@ -157,7 +159,10 @@ def _text_config(model: Any) -> Any:
 
 
 def _regions(content: CheckpointContent) -> list[Region]:
-    """Return the parts of the model in the order in which they are written: each block, then what lies outside."""
+    """Return the parts of the model in the order in which they are written.
+
+    First each block, then what lies outside.
+    """
     names = tuple(block.name for block in decoder_blocks(content.model, content.plan.architecture))
     return [Region()] if names == ("",) else [*map(Region, names), Region(without=names)]
 

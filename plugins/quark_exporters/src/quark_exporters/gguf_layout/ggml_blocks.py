@@ -1,4 +1,6 @@
-"""Bytes of GGML's quantized tensors, from codes and scales: nothing is rounded again but scales, to float16 where GGML has that.
+"""Bytes of GGML's quantized tensors, from codes and scales.
+
+Nothing is rounded again but scales, to float16 where GGML has that.
 
 A row is cut into blocks of 32 weights, each with its own scale; ``q`` below are the 32 codes of a block.
 Source: ``ggml-common.h`` and ``ggml-quants.c`` of llama.cpp; the ``gguf`` package reads the same bytes.

@@ -130,7 +130,9 @@ def head_dim(config: Any) -> int:
 
 
 def rotary_factors(config: Any) -> Tensor | None:
-    """Return by what Llama 3 divides each frequency of its rotary embedding, float32 ``[head_dim / 2]``; None for other kinds.
+    """Return by what Llama 3 divides each frequency of its rotary embedding, float32 ``[head_dim / 2]``.
+
+    None for other kinds.
 
     Source: Llama 3.1's reference code; llama.cpp reads them as ``rope_freqs.weight``.
     """

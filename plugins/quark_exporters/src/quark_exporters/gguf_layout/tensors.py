@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file: blocks of codes for quantized weights, floating-point numbers for everything else."""
+"""The tensors of a GGUF file: blocks of codes for quantized weights, other tensors in floating point."""
 
 from __future__ import annotations
 
@@ -177,7 +177,10 @@ def _shape(layer: QuantizedLayer) -> tuple[int, ...]:
 
 
 def _reordered(rows: Tensor, heads: int | None) -> Tensor:
-    """Return the rows of a projection, or a bias, such that elements which turn together are neighbours; None leaves them."""
+    """Return the rows of a projection, or a bias, such that elements which turn together are neighbours.
+
+    None leaves them.
+    """
     if heads is None:
         return rows
     return rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)

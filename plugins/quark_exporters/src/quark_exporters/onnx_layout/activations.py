@@ -1,4 +1,6 @@
-"""Fake quantization of an activation in ONNX: QuantizeLinear and DequantizeLinear where they round as the format does, else a function.
+"""Fake quantization of an activation in ONNX, by QuantizeLinear and DequantizeLinear or by a function.
+
+A function is used where these two operators round otherwise than the format does.
 
 Everything is computed in float32, in the order in which the quantizer computes it, and scales that are found
 at run time are outputs of functions of the domain ``quark``, whose names say which spec they are for.
@@ -104,7 +106,7 @@ def _dynamic(ops: Ops, quantizer: SingleLevelQuantizer, x: ir.Value, columns: in
 
 
 def _two_level(ops: Ops, quantizer: TwoLevelQuantizer, x: ir.Value, outer: Tensor) -> ir.Value:
-    """Round with scales of blocks in a small format, relative to a scale of the tensor that calibration has found."""
+    """Round with scales of blocks in a small format, relative to a calibrated scale of the tensor."""
     elements, scales = quantizer.element_level, quantizer.scale_level
     size = _block_size(elements)
     if size is None or outer.ndim:
@@ -265,7 +267,10 @@ def _advanced(ops: Ops, x: ir.Value, thresholds: ir.Value, place: ir.Value, by: 
 
 
 def name_of(quantizer: TensorQuantizer) -> str:
-    """Return a name for the spec of a quantizer, such as ``fp4_per_group32_e8m0``; `described` tells those of equal names apart."""
+    """Return a name for the spec of a quantizer, such as ``fp4_per_group32_e8m0``.
+
+    `described` tells those of equal names apart.
+    """
     name = "_then_".join(_name(level) for level in levels(quantizer.spec))
     return re.sub(r"\W", "_", name)
 
@@ -276,7 +281,10 @@ def described(quantizer: TensorQuantizer) -> str:
 
 
 def _name(spec: QTensorConfig) -> str:
-    """Return the fields on which the arithmetic of an activation depends, those that are at their usual value left out."""
+    """Return the fields on which the arithmetic of an activation depends.
+
+    Those that are at their usual value are left out.
+    """
     size = spec.group_size or ""
     parts = [spec.dtype.name, "" if spec.qscheme is None else f"{spec.qscheme.value}{size}"]
     parts += ["" if spec.scale_format in (None, "float32") else str(spec.scale_format), spec.scale_calculation_mode or ""]

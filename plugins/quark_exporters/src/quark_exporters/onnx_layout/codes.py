@@ -1,4 +1,4 @@
-"""How ONNX holds the codes of a number format: as numbers of one of its types, or as places in a table of values."""
+"""Codes of a number format in ONNX: numbers of one of its types, or places in a table of values."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ class StoredCodes:
 
 
 def native_type(number_format: NumberFormat) -> ir.DataType | None:
-    """Return the type to which ``QuantizeLinear`` rounds exactly as a format does: half to even, saturating at the type's ends; or None."""
+    """Return the type to which ``QuantizeLinear`` rounds exactly as a format does, or None.
+
+    That is half to even, saturating at the type's ends.
+    """
     if (kind := _FLOATS.get(number_format.storage_dtype)) is not None:
         largest = torch.finfo(number_format.storage_dtype).max
         probe = torch.cat([torch.linspace(-2 * largest, 2 * largest, 4001), torch.logspace(-30, 10, 4001, base=2.0)])
@@ -53,7 +56,10 @@ def native_type(number_format: NumberFormat) -> ir.DataType | None:
 
 @lru_cache(maxsize=64)
 def whole_ends(number_format: NumberFormat) -> tuple[int, int] | None:
-    """Return the smallest and the largest code of a format that rounds to whole numbers, half to even, and saturates; else None."""
+    """Return the smallest and the largest code of a format that rounds to whole numbers, or None.
+
+    It rounds half to even, and saturates.
+    """
     ends = _ends(number_format)
     if ends is None:
         return None
@@ -91,7 +97,10 @@ _E8M0 = 24
 
 
 def _ends(number_format: NumberFormat) -> tuple[int, int] | None:
-    """Return the smallest and the largest code of a format whose codes are whole numbers that stand for themselves; else None."""
+    """Return the smallest and the largest code of a format whose codes are whole numbers, or None.
+
+    They stand for themselves.
+    """
     dtype = number_format.storage_dtype
     if dtype.is_floating_point or number_format.is_cast:
         return None

@@ -73,7 +73,10 @@ def example_inputs(model: Any, given: Any = None) -> ExampleInputs:
 
 
 def _axes_of_graph(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the axes of the inputs that vary in a graph, where each input is one tensor; None where shapes are those that are given."""
+    """Return the axes of the inputs that vary in a graph, where each input is one tensor.
+
+    None where shapes are those that are given.
+    """
     if not isinstance(model, fx.GraphModule):
         return None
     shapes = [getattr(node.meta.get("val"), "shape", ()) for node in model.graph.nodes if node.op == "placeholder"]
@@ -114,7 +117,10 @@ def _varying(value: Any) -> Any:
 
 
 def _axes_of(value: Any) -> dict[int, Any] | None:
-    """Return the axes that may vary: those of token ids and masks ``[batch, sequence]``, and of any other tensor the first."""
+    """Return the axes that may vary.
+
+    Both of token ids and masks ``[batch, sequence]``, the first of any other tensor.
+    """
     if not isinstance(value, Tensor) or not value.ndim:
         return None
     return {0: _BATCH, 1: _SEQUENCE} if value.ndim == len(_TOKENS) else {0: _BATCH}

@@ -45,7 +45,9 @@ def export_onnx(
     metadata: Mapping[str, str] | None = None,
     verbose: bool = False,
 ) -> None:
-    """Write an ONNX file of a module: its quantizers become QuantizeLinear and DequantizeLinear, or functions of the domain ``quark``.
+    """Write an ONNX file of a module.
+
+    Its quantizers become QuantizeLinear and DequantizeLinear, or functions of the domain ``quark``.
 
     A quantizer is a `quark.models.layers.QuantizerModule`, wherever it is called. What it makes of a
     parameter or a buffer is stored as codes; so are weights and biases of quantized layers. Where the tensors
@@ -114,7 +116,10 @@ def _traced(
 
 @contextmanager
 def _own_errors() -> Iterator[None]:
-    """Raise the error of ours, or of the system, with which a tensor could not be made or written, in place of those around it."""
+    """Raise the error that stopped a tensor from being made or written, without the errors around it.
+
+    It is one of ours, or of the system.
+    """
     try:
         yield
     except Exception as error:
@@ -125,7 +130,10 @@ def _own_errors() -> Iterator[None]:
 
 
 def _save(model: ir.Model, path: Path) -> None:
-    """Write the file, and the one with its tensors where they are large; both get their names when they are complete."""
+    """Write the file, and the one with its tensors where they are large.
+
+    Both get their names when they are complete.
+    """
     size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
     with TemporaryDirectory(dir=path.parent, prefix=".onnx-") as directory:
         unfinished = Path(directory) / path.name

@@ -32,7 +32,9 @@ OPSET = 21
 
 
 class OnnxExporter(Exporter):
-    """Writes an ONNX file: weights as codes, activations rounded by QuantizeLinear and DequantizeLinear or by functions in the file.
+    """Writes an ONNX file: weights as codes, activations rounded by operators or functions in the file.
+
+    The operators are QuantizeLinear and DequantizeLinear.
 
     The whole model is traced and has to be in memory; codes are computed while they are written, one tensor
     at a time.

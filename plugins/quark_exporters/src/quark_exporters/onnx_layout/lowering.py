@@ -20,7 +20,9 @@ __all__ = ["lower", "lowered"]
 
 
 def lower(model: ir.Model, quantizers: Sequence[TracedQuantizer], opset: int, *, stores_codes: bool = True) -> None:
-    """Replace every node ``FakeQuantize`` of a model, in place: of an initializer by stored codes, of an activation by rounding.
+    """Replace every node ``FakeQuantize`` of a model, in place.
+
+    That of an initializer becomes stored codes, that of an activation rounding.
 
     Args:
         model: The traced model.

@@ -1,4 +1,7 @@
-"""Nodes of a graph, and functions of the domain ``quark``: the bodies are made of ONNX's own operators, so that any runtime has them."""
+"""Nodes of a graph, and functions of the domain ``quark``.
+
+Bodies of functions are made of ONNX's own operators, so that any runtime has them.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,9 @@ class Library:
         self.functions: dict[ir.OperatorIdentifier, ir.Function] = {}
 
     def define(self, name: str, inputs: tuple[str, ...], body: Callable[..., ir.Value], doc: str) -> str:
-        """Add a function, unless it is there already, and return its name: with a number where another one has that name.
+        """Add a function, unless it is there already, and return its name.
+
+        The name gets a number where another function has it.
 
         Args:
             name: The name that is wanted.

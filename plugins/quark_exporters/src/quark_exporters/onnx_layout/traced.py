@@ -1,4 +1,6 @@
-"""The form of a quantized model that is traced: every quantizer leaves one node ``FakeQuantize``, which says which quantizer it was.
+"""The form of a quantized model that is traced: every quantizer leaves one node ``FakeQuantize``.
+
+The node says which quantizer it was.
 
 What such a node becomes in the file is decided after tracing (`quark_exporters.onnx_layout.lowering`), where
 it is known what is constant.
@@ -44,7 +46,10 @@ class TracedQuantizer:
 
 @contextmanager
 def traced_form(model: nn.Module) -> Iterator[list[TracedQuantizer]]:
-    """Yield the quantizers of a model, in whose forward each is a node while the body runs; the node's attribute ``index`` counts them."""
+    """Yield the quantizers of a model, in whose forward each is a node while the body runs.
+
+    The node's attribute ``index`` counts them.
+    """
     quantizers: list[TracedQuantizer] = []
     modules = [(name, module) for name, module in model.named_modules() if isinstance(module, QuantizerModule)]
     layers = [layer for layer in model.modules() if isinstance(layer, QuantizedLayer)]

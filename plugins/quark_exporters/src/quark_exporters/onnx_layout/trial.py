@@ -1,4 +1,4 @@
-"""Trial of a form: whether the nodes that stand for a quantizer compute what the quantizer computes, by ONNX's own evaluator.
+"""Trial of a form by ONNX's own evaluator: whether its nodes compute what the quantizer computes.
 
 Forms are built from what number formats say of themselves. A plugin's format may do more than that; a trial
 finds out before any work.

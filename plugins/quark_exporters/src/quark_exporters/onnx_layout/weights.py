@@ -1,4 +1,6 @@
-"""A quantized weight in ONNX: its codes as an initializer, and DequantizeLinear or a function that gives its values.
+"""A quantized weight in ONNX: its codes as an initializer, and the node that gives its values.
+
+The node is DequantizeLinear or a function.
 
 Values are exactly those of the model in memory. Codes are computed when the file is written, one tensor at a
 time.

@@ -1,4 +1,7 @@
-"""QuarkDequantizer: float weights of a checkpoint in the Quark layout, whoever wrote it, so that it can be quantized anew."""
+"""QuarkDequantizer: float weights of a checkpoint in the Quark layout, to be quantized anew.
+
+Any tool may have written the checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +96,10 @@ def _float_shape(name: str, quantizer: TensorQuantizer, stored: Mapping[str, Ten
 
 
 def _shapes(packed: Tensor, bits: float) -> Iterator[tuple[int, ...]]:
-    """Yield shapes whose codes may be stored so: one in each element, or as many on the last axis as its bits allow; transposed or not."""
+    """Yield shapes whose codes may be stored so.
+
+    One code is in each element, or as many on the last axis as its bits allow; transposed or not.
+    """
     *lead, last = packed.shape
     for length in dict.fromkeys((last, round(8 * packed.itemsize * last / bits))):
         yield (*lead, length)
@@ -102,7 +108,10 @@ def _shapes(packed: Tensor, bits: float) -> Iterator[tuple[int, ...]]:
 
 
 def _beside(name: str, stored: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Return the other tensors of a layer that are scales: of the parameter itself, and of the layer's input and output with its weight."""
+    """Return the other tensors of a layer that are scales.
+
+    Those of the parameter itself, and with a weight those of the layer's input and output.
+    """
     layer, _, leaf = name.rpartition(".")
     prefixes = [leaf, *(slot.checkpoint_prefix for slot in (Slot.input_tensors, Slot.output_tensors) if leaf == "weight")]
     names = (f"{layer}.{prefix}_{part}{level}" for prefix in prefixes for part in ("scale", "zero_point") for level in ("", "_2", "_3"))

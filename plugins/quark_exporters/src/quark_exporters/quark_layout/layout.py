@@ -40,7 +40,10 @@ class SafetensorsExporter(CheckpointExporter):
         return quantization_config(content, options)
 
     def warn(self, content: CheckpointContent, options: ExportOptions) -> None:
-        """Warn of runtimes that ignore algorithms that run with the model, or take rounded values for codes."""
+        """Warn of runtimes that read such a model wrongly.
+
+        They ignore algorithms that run with the model, or take rounded values for codes.
+        """
         names = [a.name for a in content.config.algo_config or () if a.runs_with_model()]
         if names:
             get_logger(__name__).warning(
@@ -88,13 +91,19 @@ class QuarkReader:
 
 
 def _packed_attribute(name: str) -> str:
-    """Return the path of a checkpoint tensor inside its packed layer: ``weight_scale`` → ``weight_quantizer.scale``; others stay."""
+    """Return the path of a checkpoint tensor inside its packed layer.
+
+    ``weight_scale`` becomes ``weight_quantizer.scale``; others stay.
+    """
     prefix, _, suffix = name.partition("_")
     return f"{_ATTRIBUTES[prefix]}.{suffix}" if suffix and prefix in _ATTRIBUTES and not is_stored_beside_weight(suffix) else name
 
 
 def _attention_attribute(name: str) -> str:
-    """Return the path of a stored tensor in its attention module: ``prob_output_scale`` → ``prob_output_quantizer.scale``; others stay."""
+    """Return the path of a stored tensor in its attention module.
+
+    ``prob_output_scale`` becomes ``prob_output_quantizer.scale``; others stay.
+    """
     return f"{PROBABILITIES}.{name.removeprefix(_OF_PROBABILITIES)}" if name.startswith(_OF_PROBABILITIES) else name
 
 

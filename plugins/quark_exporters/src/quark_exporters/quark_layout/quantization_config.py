@@ -32,7 +32,9 @@ from quark.plugins import layer_types
 __all__ = ["quantization_config", "read_quantization_config"]
 
 _VLLM_QUERIES = "*q_proj"
-"""The key of ``layer_quant_config`` under which vLLM looks for query projections with a quantized output (`QuarkConfig` in ``quark.py``).
+"""Key of ``layer_quant_config`` under which vLLM looks for query projections with a quantized output.
+
+See `QuarkConfig` in vLLM's ``quark.py``.
 It belongs to vLLM's reader, not to a model: query projections of other names gain nothing by it."""
 
 
@@ -80,7 +82,9 @@ def quantization_config(content: CheckpointContent, options: ExportOptions) -> d
 
 
 def _queries_as_one(layers: dict[str, QLayerConfig], plan: QuantPlan) -> dict[str, QLayerConfig]:
-    """Put query projections with a quantized output under one pattern, if all are alike: vLLM accepts such outputs only under that key.
+    """Put query projections with a quantized output under one pattern, if all are alike.
+
+    vLLM accepts such outputs only under that key.
 
     No other pattern is written, so that nothing competes with it; excluded layers stay excluded.
     """

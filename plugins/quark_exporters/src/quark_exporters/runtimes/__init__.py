@@ -1,1 +1,1 @@
-"""What runtimes make of a checkpoint, by the rules of their readers: `rules.toml` has the rules, `inspector` applies them."""
+"""Runtimes that load a checkpoint: `rules.toml` has the rules of their readers, `inspector` applies them."""

@@ -1,4 +1,7 @@
-"""RuntimeInspector: whether vLLM and SGLang would load a checkpoint, and by which of their methods, without running them."""
+"""RuntimeInspector: which runtimes, vLLM and SGLang, load a checkpoint, and by which of their methods.
+
+Runtimes are not run.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _Reasons = dict[str, list[str]]
 
 
 class RuntimeInspector:
-    """As `quark.checkpoint.inspection.Inspector`, for the layouts of this distribution in safetensors files."""
+    """Inspects safetensors layouts of this distribution, as `quark.checkpoint.inspection.Inspector`."""
 
     def support(self, facts: CheckpointFacts) -> Iterator[RuntimeSupport]:
         """As `quark.checkpoint.inspection.Inspector.support`."""
@@ -76,7 +79,10 @@ def _whole_model(facts: CheckpointFacts) -> Iterator[tuple[str, list[str]]]:
 
 
 def _inert_exclusions(facts: CheckpointFacts) -> list[str]:
-    """Return float layers inside of decoder blocks that runtimes take for quantized: they read names and ``re:``, and no other patterns."""
+    """Return float layers inside of decoder blocks that runtimes take for quantized.
+
+    Runtimes read names and ``re:``, and no other patterns.
+    """
     patterns = [pattern for pattern in facts.config.exclude if has_wildcard(pattern) and not pattern.startswith("re:")]
     exact = {pattern for pattern in facts.config.exclude if not has_wildcard(pattern)}
     return [

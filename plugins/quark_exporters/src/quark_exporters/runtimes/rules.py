@@ -67,7 +67,10 @@ def rules() -> Rules:
 
 
 def rule_for(layout: str, config: QLayerConfig, *, experts: bool = False) -> Rule | None:
-    """Return the first rule that fits a layer in a layout, or an expert of a mixture; None where none does."""
+    """Return the first rule that fits a layer in a layout, or an expert of a mixture.
+
+    None where none does.
+    """
     own = (rule for rule in rules().rules if rule.layout == layout and rule.experts == experts)
     return next((rule for rule in own if rule.fits(config)), None)
 

@@ -1,1 +1,1 @@
-"""Arithmetic of the formats as pure functions on tensors: small floats, shared exponents, codes in words and bytes."""
+"""Arithmetic of the formats as pure functions on tensors: small floats, shared exponents, packed bits."""

@@ -1,4 +1,6 @@
-"""Codes ↔ words and bytes of a checkpoint: pure functions on tensors, exact inverses of each other, for meta tensors too.
+"""Codes ↔ words and bytes of a checkpoint, as pure functions on tensors.
+
+They are exact inverses of each other, for meta tensors too.
 
 Source: the checkpoints of AMD Quark 0.13; AutoAWQ for the order of 4-bit codes in a word.
 """
@@ -45,7 +47,9 @@ def check_order(order: str) -> None:
 
 
 def pack_nibbles(codes: Tensor, order: str) -> Tensor:
-    """Pack eight 4-bit codes to an int32 word, along the last axis: ``[…, K] → […, ceil(K / 8)]``; missing codes are 0.
+    """Pack eight 4-bit codes to an int32 word, along the last axis: ``[…, K] → […, ceil(K / 8)]``.
+
+    Missing codes are 0.
 
     Args:
         codes: int8 or uint8; the low four bits count, so two's complement is kept.
@@ -69,7 +73,9 @@ def pack_nibbles(codes: Tensor, order: str) -> Tensor:
 
 
 def pack_nibbles_across(codes: Tensor, order: str) -> Tensor:
-    """Return ``pack_nibbles(codes.T)`` of a matrix ``[O, I]``: ``[I, ceil(O / 8)]``, without transposing single bytes.
+    """Return ``pack_nibbles(codes.T)`` of a matrix ``[O, I]`` without transposing single bytes.
+
+    The result is ``[I, ceil(O / 8)]``.
 
     Rows are combined as they lie, and only the words, an eighth as many, change places.
     """
@@ -98,12 +104,18 @@ def _combined(nibbles: Tensor, order: str, out: Tensor) -> None:
 
 
 def _by_parts(work: Callable[[slice], object], rows: int, length: int, device: torch.device) -> None:
-    """Call ``work`` on slices of rows of that length, in several threads: temporaries of a slice stay in the caches."""
+    """Call ``work`` on slices of rows of that length, in several threads.
+
+    Temporaries of a slice stay in the caches.
+    """
     parallel_map(work, row_slices(rows, length, _PART if device.type == "cpu" else rows * length), device)
 
 
 def unpack_nibbles(words: Tensor, order: str, length: int, *, signed: bool) -> Tensor:
-    """Undo `pack_nibbles`: return the first ``length`` codes along the last axis, int8 where ``signed``, else uint8."""
+    """Undo `pack_nibbles`: return the first ``length`` codes along the last axis.
+
+    They are int8 where ``signed``, else uint8.
+    """
     check_order(order)
     data = words.reshape(-1).view(torch.uint8)
     pairs = torch.stack((data & 0xF, data >> 4), dim=-1).reshape(*words.shape, 2, 2, 2)
@@ -115,14 +127,20 @@ def unpack_nibbles(words: Tensor, order: str, length: int, *, signed: bool) -> T
 
 
 def _pairs(nibbles: Tensor, order: str) -> Tensor:
-    """Return ``[…, 2, 2, 2]`` elements of a word as ``[…, 4, 2]``: the low and high nibble of each of its bytes."""
+    """Return ``[…, 2, 2, 2]`` elements of a word as ``[…, 4, 2]``.
+
+    These are the low and high nibble of each of its bytes.
+    """
     # Element 4p + 2q + r. In order, byte (p, q) holds r = 0, 1; reordered, byte (r, p) holds q = 0, 1.
     ordered = nibbles.movedim(-1, -3) if order == "reorder" else nibbles
     return ordered.reshape(*nibbles.shape[:-3], 4, 2)
 
 
 def pack_two(codes: Tensor) -> Tensor:
-    """Pack two 4-bit codes to a byte along the last axis, the even one in the low nibble: ``[…, K] → […, ceil(K / 2)]`` uint8."""
+    """Pack two 4-bit codes to a byte along the last axis, the even one in the low nibble.
+
+    ``[…, K] → […, ceil(K / 2)]`` uint8.
+    """
     if uses_kernels(codes.device):
         from quark_schemes.kernels.packing import PAIRS, packed
 
@@ -147,7 +165,10 @@ def unpack_two(data: Tensor, length: int) -> Tensor:
 
 
 def pack_six(codes: Tensor) -> Tensor:
-    """Pack four 6-bit codes to three bytes along the last axis, little endian: ``[…, K] → […, 3 ceil(K / 4)]`` uint8."""
+    """Pack four 6-bit codes to three bytes along the last axis, little endian.
+
+    ``[…, K] → […, 3 ceil(K / 4)]`` uint8.
+    """
     return pack_bits(codes, 6)
 
 
@@ -215,7 +236,10 @@ def _whole(codes: Tensor, period: int) -> Tensor:
 
 
 def pack_flags(flags: Tensor) -> Tensor:
-    """Pack eight flags (uint8, 0 or 1) to a byte along the last axis, the first in the lowest bit: ``[…, 8 K] → […, K]``."""
+    """Pack eight flags (uint8, 0 or 1) to a byte along the last axis, the first in the lowest bit.
+
+    ``[…, 8 K] → […, K]``.
+    """
     places = torch.arange(8, dtype=torch.uint8, device=flags.device)
     return (flags.reshape(*flags.shape[:-1], -1, 8) << places).sum(-1, dtype=torch.uint8)
 

@@ -55,7 +55,10 @@ def shared_exponent_scale(amax: Tensor, mode: str, mantissa_bits: int, largest_e
 
 
 def power_of_two(exponent: Tensor) -> Tensor:
-    """Return ``2^exponent`` as float32 for int32 exponents in [-127, 127]; the lowest is a subnormal number."""
+    """Return ``2^exponent`` as float32 for int32 exponents in [-127, 127].
+
+    The lowest is a subnormal number.
+    """
     normal = (exponent + _BIAS) << _MANTISSA
     return torch.where(exponent == -_BIAS, 1 << (_MANTISSA - 1), normal).to(torch.int32).view(torch.float32)
 

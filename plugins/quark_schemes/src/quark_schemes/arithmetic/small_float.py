@@ -140,7 +140,10 @@ def round_small_(t: Tensor, shape: FloatShape, rounding: RoundType = RoundType.h
 
 
 def _spacing_exponent(t: Tensor, shape: FloatShape) -> Tensor:
-    """Return each value's exponent field, not below that of the smallest normal number: subnormal numbers share its spacing."""
+    """Return each value's exponent field, not below that of the smallest normal number.
+
+    Subnormal numbers share its spacing.
+    """
     smallest = (1 - shape.bias + FLOAT32_BIAS) << FLOAT32_MANTISSA
     return t.view(torch.int32).bitwise_and(_EXPONENT).clamp_(min=smallest)
 
@@ -191,7 +194,10 @@ def _decode_numbers(codes: Tensor, shape: FloatShape) -> Tensor:
 
 @lru_cache(maxsize=32)
 def _code_table(shape: FloatShape, rounding: RoundType | None, device: torch.device) -> Tensor:
-    """Return the codes, uint8 ``[65536]``, of all float32 values whose lower half is 0, in the order of their bits as int32."""
+    """Return the codes, uint8 ``[65536]``, of all float32 values whose lower half is 0.
+
+    They are in the order of their bits as int32.
+    """
     values = (torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32) << 16).view(torch.float32)
     rounded = values if rounding is None else round_small_(values.clone(), shape, rounding)
     # Codes without their sign are in the order of their values, those that are no numbers last.

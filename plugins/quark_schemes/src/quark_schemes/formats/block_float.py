@@ -49,7 +49,10 @@ PAIR_BITS = 8
 
 @attrs.frozen
 class SharedExponentPacking(Packing):
-    """Mantissas as they are; the scale of a block, ``2^(E − fraction_bits)``, as the byte of its exponent E."""
+    """Mantissas as they are.
+
+    The scale of a block, ``2^(E − fraction_bits)``, as the byte of its exponent E.
+    """
 
     fraction_bits: int
 
@@ -64,7 +67,11 @@ class SharedExponentPacking(Packing):
 
 @attrs.frozen
 class MicroexponentPacking(SharedExponentPacking):
-    """Block by block: mantissas of ``mantissa_bits`` bits in two's complement, little endian, then a bit for each pair of neighbours."""
+    """Packs blocks of mantissas and of pairs' bits.
+
+    A block is mantissas of ``mantissa_bits`` bits in two's complement, little endian, then a bit for each
+    pair of neighbours.
+    """
 
     mantissa_bits: int
 
@@ -190,7 +197,10 @@ class BlockFloat(NumberFormat):
 
 @attrs.frozen(kw_only=True)
 class MxFormat(BlockFloat):
-    """The format ``mx`` of AMD Quark's public API: ``mx_element_dtype`` names the element format; only INT8 is this class's own."""
+    """The format ``mx`` of AMD Quark's public API: ``mx_element_dtype`` names the element format.
+
+    Only INT8 is this class's own.
+    """
 
     element: Dtype
 
@@ -230,7 +240,9 @@ def _bits(value: float) -> int:
 
 @attrs.frozen(kw_only=True)
 class Microexponent(BlockFloat):
-    """Block floating point with a bit of exponent for each pair along the last axis, which therefore has an even length.
+    """Block floating point with a bit of exponent for each pair along the last axis.
+
+    The axis therefore has an even length.
 
     A code holds the mantissa above the pair's bit: ``2 · mantissa + bit``.
     """
@@ -241,7 +253,7 @@ class Microexponent(BlockFloat):
 
     @property
     def _limit(self) -> float:
-        """The step of a pair is halved where both of its values are below this, in units of the wider step."""
+        """Bound, in units of the wider step: a pair with both values below it has half the step."""
         return float(1 << self.fraction_bits)
 
     def spec_error(self, spec: QTensorConfig) -> str | None:
@@ -270,7 +282,10 @@ class Microexponent(BlockFloat):
         return BlockFloat(**attrs.asdict(self, recurse=False))
 
     def _halved(self, t: Tensor) -> Tensor:
-        """Return int32, shaped as ``t``: float32 bits that count for one exponent where the step is halved, else 0."""
+        """Return int32 bits that count for one exponent where the step is halved, else 0.
+
+        Shaped as ``t``; bits are those of float32.
+        """
         below = t.view(torch.int32).bitwise_and(_MAGNITUDE).sub_(_bits(self._limit))
         # Two neighbours as one 64-bit number: the AND of both sign bits, moved to bit 0 and spread.
         pair = below.view(torch.int64)

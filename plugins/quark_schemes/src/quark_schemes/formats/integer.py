@@ -79,7 +79,10 @@ class IntegerPacking(Packing):
 
 
 def _laid_out(x: Tensor, granularity: Granularity) -> Tensor:
-    """Return ``x`` transposed where it belongs to a grouped integer weight, which is stored so; its own inverse."""
+    """Return ``x`` transposed where it belongs to a grouped integer weight, which is stored so.
+
+    It is its own inverse.
+    """
     return x.t() if isinstance(granularity, PerGroup) and x.ndim == 2 else x
 
 
@@ -151,7 +154,10 @@ class IntegerFormat(NumberFormat):
         return QParams(scale, zero.to(torch.int32))
 
     def _real_zero_point(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
-        """Return scales and real zero points: the range is not widened to hold 0, the zero point neither rounded nor bounded."""
+        """Return scales and real zero points.
+
+        The range is not widened to hold 0, the zero point neither rounded nor bounded.
+        """
         scale = (high - low) / (self.high - self.low)
         scale = scale_format_of(spec).round(torch.where(scale <= SMALLEST_SCALE, torch.ones_like(scale), scale))
         return QParams(scale, -low / scale.float())

@@ -1,1 +1,4 @@
-"""The arithmetic of number formats as Triton functions: the device code that formats give to the kernels of `quark.numbers.kernels`."""
+"""Device code of number formats, as Triton functions.
+
+Formats give it to the kernels of `quark.numbers.kernels`.
+"""

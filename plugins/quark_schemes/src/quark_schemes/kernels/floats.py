@@ -50,7 +50,10 @@ def at_least(t, smallest):
 
 @triton.jit
 def shared_exponent(amax, MODE: tl.constexpr, MANTISSA_BITS: tl.constexpr, LARGEST_EXPONENT: tl.constexpr, LARGEST: tl.constexpr):
-    """Return the power of two that a block shares: `quark_schemes.arithmetic.shared_exponent.shared_exponent_scale`."""
+    """Return the power of two that a block shares.
+
+    As `quark_schemes.arithmetic.shared_exponent.shared_exponent_scale`.
+    """
     if MODE == "rceil":
         amax = tl.div_rn(amax, LARGEST)
         exponent = (bits_of(amax) + 0x7FFFFF) >> 23
@@ -70,7 +73,10 @@ def shared_exponent(amax, MODE: tl.constexpr, MANTISSA_BITS: tl.constexpr, LARGE
 
 @triton.jit
 def rounded_scale(ideal, S: tl.constexpr):
-    """Return ideal scales rounded to the format of scales that ``S`` is, a `quark_schemes.scale_formats.ScaleRounding`."""
+    """Return ideal scales rounded to the format of scales ``S``.
+
+    This is a `quark_schemes.scale_formats.ScaleRounding`.
+    """
     if S.mode is not None:
         scale = shared_exponent(ideal, S.mode, 0, 0, 1.0)
     elif S.shape is not None:

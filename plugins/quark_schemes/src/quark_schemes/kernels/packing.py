@@ -1,4 +1,7 @@
-"""One kernel that packs codes, along a row or across rows: `quark_schemes.arithmetic.bits` in one read and one write."""
+"""One kernel that packs codes, along a row or across rows, in one read and one write.
+
+The operations are those of `quark_schemes.arithmetic.bits`.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,10 @@ def packed(codes: Tensor, layout: WordLayout) -> Tensor:
 
 
 def packed_across(codes: Tensor, layout: WordLayout) -> Tensor:
-    """Return ``packed(codes.T)`` of a matrix ``[O, I]``, which is read as it lies: ``[I, ceil(O / layout.codes)]``."""
+    """Return ``packed(codes.T)`` of a matrix ``[O, I]``, which is read as it lies.
+
+    The result is ``[I, ceil(O / layout.codes)]``.
+    """
     return _launched(codes.t(), layout)
 
 

@@ -11,7 +11,10 @@ __all__ = ["granularity_error", "options_error"]
 
 
 def options_error(observer: str, spec: QTensorConfig, known: Collection[str] = ()) -> str | None:
-    """Return why an observer with the options ``known`` cannot use those of the spec, and the fix; None if it can."""
+    """Return why an observer with the options ``known`` cannot use those of the spec, and the fix.
+
+    None if it can.
+    """
     unknown = [name for name, _ in spec.observer_options if name not in known]
     if not unknown:
         return None

@@ -36,7 +36,9 @@ _SMALLEST_EXPONENT = -100  # below, the factor from values to bins would overflo
 
 @attrs.frozen(eq=False)
 class Distribution:
-    """The non-empty bins of a histogram, ascending; the outer edges are clipped to the smallest and largest value.
+    """The non-empty bins of a histogram, ascending.
+
+    The outer edges are clipped to the smallest and largest value.
 
     Attributes:
         left, right: Edges, float64 ``[bins]``; the bin of zeros has width 0.
@@ -57,7 +59,9 @@ class Distribution:
         return (self.left + self.right) / 2
 
     def quantile(self, fraction: float) -> float:
-        """Return the quantile ``fraction``, 0 to 1, of the values; within a bin's width of ``torch.quantile``.
+        """Return the quantile ``fraction``, 0 to 1, of the values.
+
+        Within a bin's width of ``torch.quantile``.
 
         The result is interpolated between neighbouring values, as in torch, and the position of a value in
         its bin is interpolated too.
@@ -153,7 +157,10 @@ class Histogram:
         self.high = high if self.high is None else torch.maximum(self.high, high)
 
     def _grown(self, exponent: int, device: torch.device) -> Tensor:
-        """Return the counts, rebinned for magnitudes below ``2^exponent``; the caller adds to them in place."""
+        """Return the counts, rebinned for magnitudes below ``2^exponent``.
+
+        The caller adds to them in place.
+        """
         if self._counts is None:
             self._counts = torch.zeros(2 * BINS + 1, dtype=torch.int64, device=device)
         if exponent > self._exponent:
@@ -213,7 +220,10 @@ class HistogramObserver(Observer):
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether ranges are symmetric about 0; also true for formats without a zero point, whose specs may leave ``symmetric`` open."""
+        """Whether ranges are symmetric about 0.
+
+        Also true for formats without a zero point, whose specs may leave ``symmetric`` open.
+        """
         return self.spec.symmetric is not False
 
     @abstractmethod

@@ -1,4 +1,6 @@
-"""Histogram observers that narrow the range from both ends, bin by bin, to the smallest expected squared error.
+"""Histogram observers that narrow the range from both ends, to the smallest expected squared error.
+
+They do so bin by bin.
 
 Source: PyTorch's ``HistogramObserver`` for the loss: squared distance to the range for clipped values,
 rounding error for all others.
@@ -22,7 +24,10 @@ from quark_schemes.observers.mse import Range, best_range, has_real_zero_point
 __all__ = ["CLIPPED_SHARES", "ExpectedError", "PerTensorHistogramObserver", "PerTensorHistogramObserverPro"]
 
 CLIPPED_SHARES = (0.0, *(2.0 ** (-i / 4) for i in range(80, 11, -1)))
-"""Shares of all values that are clipped: none, then from a millionth to an eighth, four steps per doubling."""
+"""Shares of all values that are clipped.
+
+None, then from a millionth to an eighth, four steps per doubling.
+"""
 
 
 _COARSE = 256
@@ -30,7 +35,9 @@ _COARSE = 256
 
 
 class PerTensorHistogramObserver(HistogramObserver):
-    """One range per tensor: of the narrowest ranges for each of `CLIPPED_SHARES`, that with the smallest squared error.
+    """One range per tensor, the best of the narrowest ranges for each of `CLIPPED_SHARES`.
+
+    The best one has the smallest squared error.
 
     The narrowest range for a share is the shortest between bin edges that clips no more than that share of
     the values. Symmetric ranges clip the largest magnitudes. The squared error is that of the spec's own
@@ -116,7 +123,10 @@ class ExpectedError:
         self._below = torch.nn.functional.pad(moments.cumsum(1), (1, 0))
 
     def __call__(self, starts: Tensor, ends: Tensor) -> Tensor:
-        """Return the errors, float64 ``[starts, ends]``, of the ranges between all of them; infinite if a range ends before its start."""
+        """Return the errors, float64 ``[starts, ends]``, of the ranges between all of them.
+
+        Infinite if a range ends before its start.
+        """
         starts, ends = starts.contiguous(), ends.contiguous()
         under = self._below[:, torch.searchsorted(self._centres, starts)]
         over = self._below[:, -1:] - self._below[:, torch.searchsorted(self._centres, ends, right=True)]
@@ -133,7 +143,10 @@ def _clipping_error(moments: Tensor, end: Tensor) -> Tensor:
 
 
 def _least(cost: ExpectedError, starts: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the pair with the smallest error; starts and ends are in order, outermost first, and many are searched in two rounds."""
+    """Return the pair with the smallest error.
+
+    Starts and ends are in order, outermost first, and many are searched in two rounds.
+    """
     strides = [max(1, -(-len(edges) // _COARSE)) for edges in (starts, ends)]
     coarse = cost(starts[:: strides[0]], ends[:: strides[1]])
     row, column = divmod(int(coarse.argmin()), coarse.shape[1])

@@ -32,7 +32,10 @@ __all__ = [
 
 
 class MinMaxObserver(Observer):
-    """Keeps the smallest and the largest value of each set of elements that share a scale, for every granularity."""
+    """Keeps the smallest and the largest value of each set of elements that share a scale.
+
+    It serves every granularity.
+    """
 
     qschemes: ClassVar[tuple[QSchemeType, ...]] = ()
     is_extremes = True
@@ -74,7 +77,9 @@ class MinMaxObserver(Observer):
 
 
 def _row_ranges(rows: Tensor, *, symmetric: bool) -> tuple[Tensor, Tensor]:
-    """Return the smallest and largest value of each row, ``[rows, elements] → [rows]``, float32; if ``symmetric``, ∓ the largest magnitude.
+    """Return the smallest and largest value of each row, ``[rows, elements] → [rows]``, float32.
+
+    If ``symmetric``, ∓ the largest magnitude.
 
     On CPUs two reductions are much faster than one fused reduction, and faster in float32 than in 16 bits:
     tiles are converted while in cache. Without their sign, 16-bit floats are in the order of their bits as
@@ -124,11 +129,17 @@ class PerBlockMXObserver(MinMaxObserver):
 
 
 class PerBlockMXBufferReuseObserver(PerBlockMXObserver):
-    """`PerBlockMXObserver` under the name of AMD Quark's memory-saving variant; here both use the same memory."""
+    """`PerBlockMXObserver` under the name of AMD Quark's memory-saving variant.
+
+    Here both use the same memory.
+    """
 
 
 class PerBlockMXDiffsObserver(PerBlockMXObserver):
-    """`PerBlockMXObserver`: the exponent follows the spec's ``scale_calculation_mode``, as in runtimes, and is not searched."""
+    """`PerBlockMXObserver`: the exponent is not searched.
+
+    It follows the spec's ``scale_calculation_mode``, as in runtimes.
+    """
 
 
 class PerBlockBFPObserver(PerBlockMXObserver):

@@ -73,7 +73,10 @@ def error_norms(values: Tensor, low: Tensor, high: Tensor, spec: QTensorConfig, 
 
 
 def best_range(values: Tensor, candidates: Iterable[Range], spec: QTensorConfig, weights: Tensor | None = None) -> Range:
-    """Return the candidate with the smallest error for each row; the first of equals, so pass wide ranges first."""
+    """Return the candidate with the smallest error for each row.
+
+    The first of equals, so pass wide ranges first.
+    """
     remaining = iter(candidates)
     low, high = next(remaining)
     least = error_norms(values, low, high, spec, weights)
@@ -199,7 +202,10 @@ class RowSearchObserver(Observer):
 
     @abstractmethod
     def _search(self, rows: Tensor, low: Tensor, high: Tensor) -> Range:
-        """Return the range of each row of ``[rows, elements]``, float32; ``low`` and ``high`` are its extremes. NaN and Inf stay."""
+        """Return the range of each row of ``[rows, elements]``, float32.
+
+        ``low`` and ``high`` are its extremes. NaN and Inf stay.
+        """
 
 
 _STEPS_TO_HALF = 16
@@ -213,7 +219,10 @@ ROW_FACTORS = TENSOR_FACTORS[: 3 * _STEPS_TO_HALF + 1]
 
 
 class PerTensorMSEObserver(HistogramObserver):
-    """One range per tensor, with the smallest squared error in the spec's own format; `shrunk_range` has the candidates."""
+    """One range per tensor, with the smallest squared error in the spec's own format.
+
+    `shrunk_range` has the candidates.
+    """
 
     def _choose(self, histogram: Histogram) -> tuple[Tensor | float, Tensor | float]:
         values = histogram.distribution()

@@ -1,4 +1,6 @@
-"""Observers whose scales are powers of two, whatever the spec's scale type: their ranges are chosen so that the scale is exact.
+"""Observers whose scales are powers of two, whatever the spec's scale type.
+
+Their ranges are chosen so that the scale is exact.
 
 Min-max uses the power of two nearest to the min-max scale, as in AMD Quark; it may clip. Min-MSE also tries
 two more on either side. Source: AMD Quark 0.13's observers of the same names, for the choice of exponents.
@@ -99,7 +101,10 @@ def _of_least_error(values: Tensor, low: Tensor, high: Tensor, spec: QTensorConf
 
 
 class PerTensorPowOf2MinMSEObserver(HistogramObserver):
-    """One range per tensor; its scale is that of five powers of two around the min-max scale with the smallest squared error."""
+    """One range per tensor.
+
+    Its scale is that of five powers of two around the min-max scale with the smallest squared error.
+    """
 
     @classmethod
     def spec_error(cls, spec: QTensorConfig) -> str | None:
@@ -112,7 +117,10 @@ class PerTensorPowOf2MinMSEObserver(HistogramObserver):
 
 
 class PerChannelPowOf2MinMSEObserver(RowSearchObserver):
-    """One range per channel of a weight; its scale is the best of five powers of two around the min-max scale by squared error."""
+    """One range per channel of a weight.
+
+    Its scale is the best of five powers of two around the min-max scale by squared error.
+    """
 
     qschemes = (QSchemeType.per_channel,)
 

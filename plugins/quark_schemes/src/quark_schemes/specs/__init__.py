@@ -1,4 +1,7 @@
-"""The ``*Spec`` helpers of AMD Quark's public API: each builds a `QTensorConfig` from the few settings that vary. No torch here."""
+"""The ``*Spec`` helpers of AMD Quark's public API.
+
+Each builds a `QTensorConfig` from the few settings that vary. No torch here.
+"""
 
 from quark_schemes.specs.floats import (
     Bfloat16Spec,

@@ -1,4 +1,7 @@
-"""``*Spec`` helpers of the integer formats: three sets of fields, and for each format its name and AMD Quark's defaults."""
+"""``*Spec`` helpers of the integer formats.
+
+There are three sets of fields, and for each format its name and AMD Quark's defaults.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ _SYMMETRIC = attrs.Factory(lambda self: self.symmetric_by_default, takes_self=Tr
 
 
 class _Integer(SingleLevelSpec):
-    """Base of all helpers of integer formats; the fields are in the three bases below, in AMD Quark's order."""
+    """Base of all helpers of integer formats.
+
+    The fields are in the three bases below, in AMD Quark's order.
+    """
 
     dtype: ClassVar[Dtype]
     symmetric_by_default: ClassVar[bool]
@@ -99,7 +105,10 @@ class _PerGroup(_Integer):
 
 @attrs.define
 class _FourBitPerGroup(_Integer):
-    """`_PerGroup` with ``is_dynamic`` before the options of the scale, as in AMD Quark's signatures of these two helpers."""
+    """`_PerGroup` with ``is_dynamic`` before the options of the scale.
+
+    So it is in AMD Quark's signatures of these two helpers.
+    """
 
     ch_axis: int | None = None
     group_size: int | None = None

@@ -48,7 +48,7 @@ ZERO_POINT_TYPES: dict[str, ZeroPointType] = {"int32": ZeroPointType.int32, "flo
 
 
 def choice(option: str, value: Any, choices: Mapping[str, Any]) -> Any:
-    """Return the meaning of ``value``, which is an option string, a member of the enum that it stands for, or None.
+    """Return the meaning of ``value``: an option string, a member of its enum, or None.
 
     Raises:
         ConfigError: (a ValueError) It is neither.

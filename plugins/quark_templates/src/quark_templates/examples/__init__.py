@@ -12,7 +12,10 @@ __all__ = ["config_of", "tiny_model"]
 
 
 def tiny_model(model_type: str) -> nn.Module:
-    """Return a tiny model of a family that transformers knows: two or three blocks, float32, in evaluation mode, of random weights."""
+    """Return a tiny model of a family that transformers knows, of random weights.
+
+    It has two or three blocks, in float32, and is in evaluation mode.
+    """
     import torch
     import transformers
     from transformers.models.auto import modeling_auto
