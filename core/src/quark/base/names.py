@@ -116,8 +116,7 @@ def without_numbers(name: str) -> str:
 
 
 def _part(text: str) -> _Part:
-    # A number as modules have it: no leading zero, and none of the thousand digits that a damaged file may
-    # hold.
+    # Numbers in module names have no leading zero and few digits; a damaged file may hold any.
     return (int(text),) if text == "0" or _NUMBER.fullmatch(text) else text
 
 

@@ -182,8 +182,8 @@ class _Pool:
             self._executor = None
             raise
         all_started.wait()
-        # Each thread has its own number; but the last number that was set anywhere is also that of threads to
-        # come.
+        # Each thread has its own number of torch threads, but new threads get the number that was set last,
+        # in whichever thread.
         torch.set_num_threads(threads)
 
 

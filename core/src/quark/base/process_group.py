@@ -152,7 +152,7 @@ def _meet() -> tuple[Store, int, int]:
         store, rank, size = next(iter(rendezvous("env://", timeout=TIMEOUT)))
     except (RuntimeError, ValueError) as error:
         raise RankError(f"the processes of this run cannot meet at {os.environ['MASTER_ADDR']}: {_first_line(error)}") from error
-    # The store outlives processes that torchrun starts again, and has the addresses of those before them.
+    # The store outlives processes that torchrun restarts, and still has the addresses of the earlier ones.
     return PrefixStore(f"quark/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store), rank, size
 
 

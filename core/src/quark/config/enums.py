@@ -1,10 +1,10 @@
 """The enumerations of AMD Quark's public API. No torch here.
 
-`Dtype` and `QSchemeType` are open: their members are AMD Quark's names, and what a plugin brings is a value
-of them too. A number format goes by the name that it is registered under (``Dtype("acme_nf3")``). A way to
-share scales is not registered, but known to the number formats that have it, and goes by a name with its
-vendor's prefix (``QSchemeType("acme.diagonal")``). Reading a configuration needs no plugin: whether a format
-of that name is installed, and has that way, is asked when a plan is made, before any work.
+`Dtype` and `QSchemeType` are open: their members are AMD Quark's names, and names that plugins bring are
+values of them too. A number format goes by the name that it is registered under (``Dtype("acme_nf3")``). A
+way to share scales is not registered, but known to the number formats that have it, and goes by a name with
+its vendor's prefix (``QSchemeType("acme.diagonal")``). Reading a configuration needs no plugin: whether a
+format of that name is installed, and has that way, is asked when a plan is made, before any work.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Dtype(_OpenVocabulary):
         Raises:
             UnknownNameError: (a ValueError) No installed plugin brings the format.
         """
-        # Only what is installed can tell: the registry is asked when the question is.
+        # The registry is asked here and not before, since it depends on the installed plugins.
         return math.ceil(_FORMATS.load()().get(self.name).bits)
 
     def to_torch_packed_dtype(self) -> Any:

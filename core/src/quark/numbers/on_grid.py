@@ -168,8 +168,8 @@ def _are_usable(scales: Tensor) -> bool:
     return bool((low > 0) & (high < torch.inf))
 
 
-# Cached: a model has few shapes. Not on the meta device, where the first of some operations makes torch
-# import for seconds.
+# Cached, since a model has few shapes. Not computed on the meta device: there, some operations make torch
+# import modules for seconds when they are first called.
 @lru_cache(maxsize=1024)
 def _scale_shapes(quantizer: TensorQuantizer, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in quantizer.empty_qparams(shape, "cpu").items()}

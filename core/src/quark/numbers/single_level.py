@@ -190,8 +190,8 @@ class SingleLevelQuantizer:
             return False
         limits, outer = torch.finfo(dtype), 1.0 if qparams.outer_scale is None else qparams.outer_scale.float()
         low, high = (float(end) for end in torch.aminmax(qparams.scale.float() * outer))
-        # A value of at most 1 / eps steps, normal and finite, is cast by less than half a step, and float32
-        # adds next to nothing.
+        # The cast moves a value of at most 1 / eps steps, normal and finite, by less than half a step; errors
+        # of float32 are negligible beside that.
         is_fine = spacing.steps <= min(1 / limits.eps, MOST_STEPS)
         return is_fine and low * spacing.smallest >= limits.tiny and high * spacing.largest <= limits.max
 

@@ -165,8 +165,8 @@ class TwoLevelQuantizer(MultiLevelQuantizer):
         low, high = observer.range()
         if not self._keeps_outer_only:
             return attrs.evolve(self.scales_from_ranges(low, high, outer), outer_scale=outer)
-        # AMD Quark finds scales of activations first and makes them relative then, in two divisions; those of
-        # weights take one.
+        # As AMD Quark does: scales of activations are divided by the outer scale once they are found, in a
+        # second division; scales of weights take one division.
         return QParams(self._stored(torch.maximum(-low, high) / _max_magnitude(self.element_level) / outer), None, outer)
 
     def _fused(self, x: Tensor) -> FusedRounding | None:
@@ -180,8 +180,8 @@ class TwoLevelQuantizer(MultiLevelQuantizer):
 
     def _stored(self, relative: Tensor) -> Tensor:
         scale = self.scale_level.format.round_(relative)
-        # A scale that is too small for its format makes its block 0, whatever it is replaced by; 1 divides
-        # without harm.
+        # A scale that is too small for its format makes all values of its block 0; 1 takes its place, as a
+        # divisor that does no harm.
         return torch.where(scale == 0, 1.0, scale)
 
 

@@ -132,10 +132,10 @@ def viewed(quantizer: TensorQuantizer, view: TensorView) -> TensorQuantizer:
     return quantizer if quantizer.is_float else _viewed(quantizer, view)  # type: ignore[arg-type]  # quantizers are hashed by identity
 
 
-# As quantizers of equal specs are, so that what is cached by quantizer is shared by equal layers.
+# Cached like quantizers of equal specs, so that equal layers share whatever is cached by quantizer.
 @lru_cache(maxsize=1024)
 def _viewed(quantizer: TensorQuantizer, view: TensorView) -> TensorQuantizer:
-    return cast(TensorQuantizer, ViewedQuantizer(quantizer, view))  # the members that it does not define are those of ``quantizer``
+    return cast(TensorQuantizer, ViewedQuantizer(quantizer, view))  # other members come from ``quantizer``
 
 
 @attrs.frozen(eq=False)

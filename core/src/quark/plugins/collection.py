@@ -332,7 +332,7 @@ def _kind_of(value: object) -> str:
 
 
 def _described(error: BaseException) -> str:
-    # Validators of attrs hand over the field and its options besides the sentence.
+    # Errors of attrs' validators carry the field and its options besides the message.
     is_of_attrs = len(error.args) > 1 and isinstance(error.args[0], str) and isinstance(error.args[1], attrs.Attribute)
     text = " ".join(str(error.args[0] if is_of_attrs else error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

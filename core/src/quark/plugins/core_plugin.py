@@ -33,8 +33,9 @@ def quark_register_layer_types() -> Iterator[LayerTypeRecord]:
         transposed=True,
         summary="the linear layer of GPT-2: x @ weight + bias",
     )
-    # AMD Quark's global configuration reaches those of two dimensions. Those of one are depthwise in language
-    # models, and no runtime has quantized ones; those of three embed patches.
+    # AMD Quark's global configuration reaches convolutions of two dimensions. Convolutions of one dimension
+    # are depthwise in language models, where no runtime has quantized ones; in three dimensions they embed
+    # patches.
     yield _convolution("conv1d", "Conv1d", by_name=True)
     yield _convolution("conv2d", "Conv2d")
     yield _convolution("conv3d", "Conv3d", by_name=True)

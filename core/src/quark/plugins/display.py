@@ -39,7 +39,7 @@ _PHASES = {
 }
 """Phases outside the blocks, in words."""
 _LOGGED = ("data", "validate", "select", "compare")
-"""Those that may last, and that the log names too."""
+"""Phases that may take long, which the log names too."""
 
 
 def duration(seconds: float) -> str:

@@ -198,7 +198,7 @@ def called(whose: str, target: Callable[..., Any], given: Mapping[str, Any]) -> 
     except QuarkError:
         raise
     except (TypeError, ValueError) as error:
-        # Of attrs' validators the first argument is the sentence; the others are the objects behind it.
+        # Errors of attrs' validators carry the message first, and then the objects that it is about.
         raise ConfigError(f"{whose} refuses {_written(given)}: {error.args[0] if error.args else error}") from error
 
 
@@ -218,7 +218,7 @@ def _hints(target: Callable[..., Any], *, of_attributes: bool = False) -> dict[s
     is_plain = isinstance(target, type) and not attrs.has(target) and not of_attributes
     try:
         return typing.get_type_hints(target.__init__ if is_plain else target, include_extras=True)
-    except Exception:  # an annotation may name what is imported for type checkers only
+    except Exception:  # an annotation may name a class that is imported for type checkers only
         return {}
 
 

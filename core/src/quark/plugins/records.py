@@ -91,7 +91,7 @@ class FormatRecord(Record):
         layout_version: Version of the layout of its codes and scales in a checkpoint. Count it up when that
             changes: a checkpoint says by which it was written, and is refused where the plugin that is
             installed has another.
-        error_bound: Largest distance of a value from what it is rounded to, in units of the scale, for values
+        error_bound: Largest distance of a value from its rounded value, in units of the scale, for values
             up to the format's ``max_magnitude``; the conformance suite checks it. None for formats that round
             to the nearest of their values, each by itself.
     """

@@ -175,7 +175,7 @@ def _built(name: str, options: Mapping[str, Any] | None = None) -> QLayerConfig:
         layer = called(f"the scheme '{name}'", build, options) if options else build()
     if not isinstance(layer, QLayerConfig):
         raise whose.error(f"builds {described(layer)} where a QLayerConfig is wanted")
-    return layer.copied()  # one spec may serve two tensors in it, and nothing says that it is a new one each time
+    return layer.copied()  # one spec may serve two tensors in it, and the function may return the same object twice
 
 
 def _attention_config(layer: QLayerConfig) -> QTensorConfig | None:

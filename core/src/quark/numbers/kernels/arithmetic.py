@@ -45,6 +45,6 @@ def round_whole(t):
 
     Larger magnitudes stay larger than that.
     """
-    # Adding 1.5 · 2^23 leaves the whole part, rounded as the processor rounds sums. Nothing here may be
-    # reassociated, and nothing is.
+    # Adding 1.5 · 2^23 leaves the whole part, rounded as the processor rounds sums. The compiler must not
+    # reassociate this, and does not.
     return with_sign_of((t + 12582912.0) - 12582912.0, t)

@@ -36,8 +36,8 @@ def _extremes(x, is_inside, IS_SYMMETRIC: tl.constexpr):
 
     NaN where a row has one.
     """
-    # Magnitudes are in the order of their bits, NaN last: so a maximum of whole numbers does not lose NaN, as
-    # one of floats would.
+    # Magnitudes are in the order of their bits, NaN last. A maximum of bits therefore keeps NaN, which a
+    # maximum of floats would lose.
     largest = float_of(tl.max(tl.where(is_inside, bits_of(x) & 0x7FFFFFFF, 0), 1))
     if IS_SYMMETRIC:
         low, high = -largest, largest
