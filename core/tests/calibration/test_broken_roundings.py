@@ -153,6 +153,19 @@ class InPlace(Rounding):
         return said
 
 
+class SetsValuesAgain(Rounding):
+    """Rounds through the stacked weights, which set codes, and then to other values of the same grid."""
+
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        super().round(task)
+        for layer in task.layers.values():
+            module: Any = layer.weight_quantizer
+            module.codes = module.quantizer.codes_of(layer.weight.detach(), module.qparams)
+            values = torch.where(torch.arange(layer.weight.shape[1]) % 2 == 0, layer.weight.detach(), 0)
+            layer.weight = nn.Parameter(values, requires_grad=False)
+        return {}
+
+
 class Raising(Rounding):
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
         raise KeyError("boom")
@@ -200,6 +213,12 @@ def test_a_rounding_that_spoils_a_layer_is_named_with_the_layer(quantized: Quant
     text = str(caught.value)
     assert text.startswith(f"the algorithm 'breaking' {WHO} has rounded '{FIRST}.self_attn.q_proj', which")
     assert "pip install --upgrade broken-quant" in text
+
+
+def test_codes_that_a_weight_no_longer_has_are_no_error(quantized: Quantized) -> None:
+    weight: Any = quantized(SetsValuesAgain).get_submodule(f"{FIRST}.mlp.up_proj").weight
+    assert weight[:, ::2].any()
+    assert not weight[:, 1::2].any()
 
 
 @pytest.mark.parametrize("spoil", [changes_bias, changes_bias_in_place, drops_bias], ids=lambda f: f.__name__)

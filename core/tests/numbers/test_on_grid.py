@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from quark.config.tensor import QTensorConfig
-from quark.numbers import TensorQuantizer, quantizer_for
-from quark.numbers.on_grid import off_grid, qparams_of_rows, sample_of_rows
-from quark.plugins import documented_object
+from quark.numbers import TensorQuantizer, on_grid, quantizer_for
+from quark.numbers.on_grid import grid_error, off_grid, qparams_of_rows, sample_of_rows
+from quark.plugins import documented_object, schemes
 
 DECODED = torch.tensor([1.0, 2.0])
 
@@ -61,3 +61,21 @@ def test_small_tensors_and_those_of_other_ranks_are_taken_whole() -> None:
 def test_the_rows_of_a_sample_are_not_the_same_row_of_every_head() -> None:
     rows = sample_of_rows(quantizer("a tensor").granularity, (4096, 64), 64 * 64)
     assert len({row % 64 for row in range(4096)[rows]}) > 32
+
+
+def test_a_sample_of_rows_is_checked_and_all_scales_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    quantizer = quantizer_for(schemes().load_config("int4_wo_32")().weight, activation=False)
+    values, qparams = quantizer.round_to_nearest(torch.randn(64, 64, generator=torch.Generator().manual_seed(0)))
+    codes = quantizer.codes_of(values, qparams)
+    monkeypatch.setattr(on_grid, "SAMPLE", 1)
+    assert grid_error(quantizer, qparams, values, codes, sampled=True) is None
+    others, wrong_codes = values.clone(), codes.clone()
+    others[5, 3] += qparams.scale[5, 0] / 3
+    wrong_codes[5, 3] += 1
+    assert grid_error(quantizer, qparams, others, sampled=True) is None
+    assert "no codes stand for" in (grid_error(quantizer, qparams, others) or "")
+    assert grid_error(quantizer, qparams, values, wrong_codes, sampled=True) is None
+    assert "no codes stand for" in (grid_error(quantizer, qparams, values, wrong_codes) or "")
+    assert "no codes stand for" in (grid_error(quantizer, qparams, values + qparams.scale.mean() / 3, sampled=True) or "")
+    qparams.scale[7, 1] = math.nan
+    assert "NaN" in (grid_error(quantizer, qparams, values, sampled=True) or "")

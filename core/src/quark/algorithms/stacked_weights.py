@@ -53,15 +53,15 @@ class StackedWeights:
         return RoundedGrid([module.quantizer for module in modules], self.rows, self.wt, qparams)  # type: ignore[arg-type]
 
     def keep(self, grid: WeightGrid, qt: Tensor, scales: GroupScales) -> None:
-        """Give the layers their rounded weights and their scales.
+        """Give the layers their rounded weights and their scales, and their codes where these are known.
 
         Args:
             grid: As `grid` returned it.
             qt: ``Qᵀ [K, N]``, values of the grid.
             scales: Of all groups.
         """
-        for layer, (values, qparams) in zip(self._layers.values(), grid.weights(qt, scales, self._dtype), strict=True):
-            weight_quantizer(layer).set_qparams(qparams)
+        for layer, (values, qparams, codes) in zip(self._layers.values(), grid.coded_weights(qt, scales, self._dtype), strict=True):
+            weight_quantizer(layer).set_qparams(qparams, codes=codes)
             layer.weight = nn.Parameter(values, requires_grad=False)
 
     def by_layer(self, per_row: Tensor) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import OutputError, RoundedBlock, Sample, Tuning, validated
+from quark.algorithms import OutputError, RoundedBlock, Sample, Tuning, validated, weight_quantizer
 from quark.calibration.forwards import Forward
 from quark.calibration.held_out import held_out_ends
 from quark.calibration.lockstep import BlockRun
@@ -204,19 +204,20 @@ def _tokens(forward: Forward, output: Any) -> Tensor:
 class _State:
     """Weights, scales and float parameters of a block as they were before it was tuned."""
 
-    weights: Mapping[str, tuple[nn.Parameter, QParams | None]]
+    weights: Mapping[str, tuple[nn.Parameter, QParams | None, Tensor | None]]
     parameters: Mapping[str, Tensor]
 
     @classmethod
     def of(cls, block: RoundedBlock) -> _State:
-        weights = {n: (layer.weight, layer.weight_quantizer.qparams) for n, layer in block.layers.items()}  # type: ignore[union-attr]
+        modules = {n: (layer.weight, weight_quantizer(layer)) for n, layer in block.layers.items()}
+        weights = {n: (weight, module.qparams, module.codes) for n, (weight, module) in modules.items()}
         return cls(weights, {n: p.detach().clone() for n, p in block.parameters.items()})  # type: ignore[arg-type]
 
     @torch.no_grad()
     def restore(self, block: RoundedBlock) -> None:
-        for name, (weight, qparams) in self.weights.items():
+        for name, (weight, qparams, codes) in self.weights.items():
             block.layers[name].weight = weight
             if qparams is not None:
-                block.layers[name].weight_quantizer.set_qparams(qparams)  # type: ignore[union-attr]
+                weight_quantizer(block.layers[name]).set_qparams(qparams, codes=codes)
         for name, values in self.parameters.items():
             block.parameters[name].copy_(values)

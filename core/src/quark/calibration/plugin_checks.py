@@ -1,8 +1,9 @@
 """Checks of the results of plugin algorithms and of the model that they leave, before the run continues.
 
-The checks cost about as much as rounding each weight to nearest once more. An error is raised at the layer
-where it happened, with the names of the algorithm, its distribution and its version; otherwise the run would
-write a wrong checkpoint.
+Weights of other projects' algorithms are encoded whole, and the layer keeps their codes for the export; of
+this project's algorithms a sample of rows is (`quark.plugins.attribution.Origin.is_checked_whole`). An error
+is raised at the layer where it happened, with the names of the algorithm, its distribution and its version;
+otherwise the run would write a wrong checkpoint.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from quark.algorithms import (
 from quark.base.names import folded
 from quark.calibration.finite import is_finite
 from quark.checkpoint.checksum import checksums
-from quark.models.layers import QuantizedLayer
+from quark.models.layers import QuantizedLayer, QuantizerModule
 from quark.models.plan.quant_plan import QuantPlan
-from quark.numbers.on_grid import grid_error
+from quark.numbers.on_grid import grid_error, scales_error
 from quark.plugins.attribution import Origin, attributed
 from quark.plugins.expected import described, lacking
 
@@ -101,7 +102,7 @@ class CheckedRounding:
         with attributed(f"rounding {_some(task.layers)}", self._whose):
             report = self._rounding.round(task)
         for name, layer in task.layers.items():
-            if (complaint := before[name].complaint(layer)) is not None:
+            if (complaint := before[name].complaint(layer, whole=self._whose.is_checked_whole)) is not None:
                 raise self._whose.error(f"has rounded '{name}', which now {complaint}")
         return checked_metrics(report, set(task.layers), self._whose)
 
@@ -129,7 +130,7 @@ class CheckedTuning:
         with attributed(f"tuning '{block.name}'", self._whose):
             report = self._tuning.tune(block)
         for name, layer in block.layers.items():
-            if (complaint := before[name].complaint(layer)) is not None:
+            if (complaint := before[name].complaint(layer, whole=self._whose.is_checked_whole)) is not None:
                 raise self._whose.error(f"has tuned '{block.name}', in which '{name}' now {complaint}")
         for name, parameter in block.parameters.items():
             if not _is_finite(parameter):
@@ -153,8 +154,11 @@ class _LayerState:
         bias_copy = None if bias is None else bias.detach().clone()
         return cls(layer.weight, bias_copy, _members(layer), _hooks(layer), is_tuned)  # type: ignore[arg-type]
 
-    def complaint(self, layer: QuantizedLayer) -> str | None:
-        """Return the error in the layer after it was rounded, as a predicate; None where there is none."""
+    def complaint(self, layer: QuantizedLayer, *, whole: bool) -> str | None:
+        """Return the error in the layer after it was rounded, as a predicate; None where there is none.
+
+        ``whole`` says whether all values are compared with their codes, or those of a sample of rows.
+        """
         if (complaint := _differing(self.members, _members(layer))) is not None:
             return complaint
         if _hooks(layer) != self.hooks:
@@ -173,7 +177,9 @@ class _LayerState:
             return "still has its old parameter: write rounded values to a new one, since other modules may share the old one"
         if self.bias is not None and not _same(layer.bias, self.bias):
             return "has another bias: a rounding changes only weights"
-        return grid_error(module.quantizer, module.qparams, weight.detach())
+        if not whole and not is_finite(weight.detach()):
+            return "holds NaN or Inf"
+        return _grid_error(module, weight.detach(), whole=whole)
 
 
 class CheckedTransform:
@@ -388,6 +394,20 @@ def _hooks(module: nn.Module) -> tuple[Any, ...]:
 
 def _is_finite(parameter: Tensor) -> bool:
     return parameter.is_meta or not parameter.is_floating_point() or is_finite(parameter.detach())
+
+
+def _grid_error(module: QuantizerModule, weight: Tensor, *, whole: bool) -> str | None:
+    """Return why a weight is not on the grid of its quantizer, as a predicate; None where it is.
+
+    Codes that the weight no longer has are dropped. A weight that is checked whole gets its codes.
+    """
+    quantizer, qparams = module.quantizer, module.qparams
+    if (wrong := scales_error(quantizer, qparams, tuple(weight.shape))) is not None or qparams is None:
+        return wrong or grid_error(quantizer, qparams, weight)
+    if module.codes is not None and grid_error(quantizer, qparams, weight, module.codes, sampled=not whole) is None:
+        return None
+    module.codes = quantizer.codes_of(weight, qparams) if whole else None
+    return grid_error(quantizer, qparams, weight, module.codes, sampled=not whole)
 
 
 def _same(value: Any, expected: Tensor) -> bool:

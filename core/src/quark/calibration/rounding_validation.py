@@ -52,7 +52,7 @@ def round_validated(rounding: Rounding, task: RoundingTask) -> dict[str, dict[st
 def _validate(task: RoundingTask, weights: Mapping[str, nn.Parameter], held_out: HeldOut) -> dict[str, Any]:
     """Keep the better of the codes that the layers have and round-to-nearest; returns what to report."""
     quantizers = {name: weight_quantizer(layer) for name, layer in task.layers.items()}
-    codes = {name: (layer.weight, quantizers[name].qparams) for name, layer in task.layers.items()}
+    rounded = {name: (layer.weight, quantizers[name].qparams, quantizers[name].codes) for name, layer in task.layers.items()}
     errors = _output_error(task, weights, held_out)
     _to_nearest(task, weights)
     nearest = _output_error(task, weights, held_out)
@@ -64,10 +64,10 @@ def _validate(task: RoundingTask, weights: Mapping[str, nn.Parameter], held_out:
     if is_worse(errors, nearest):
         reason = f"{ratio:.3g} times the error on held-out tokens"
         return {"held_out_error": ratio, "output_snr_db": to_nearest, "nearest_snr_db": to_nearest, REASON: reason}
-    for name, (weight, qparams) in codes.items():
+    for name, (weight, qparams, codes) in rounded.items():
         task.layers[name].weight = weight
         if qparams is not None:
-            quantizers[name].set_qparams(qparams)
+            quantizers[name].set_qparams(qparams, codes=codes)
     return {"held_out_error": ratio, "output_snr_db": decibels(signal, noise), "nearest_snr_db": to_nearest}
 
 

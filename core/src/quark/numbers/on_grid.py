@@ -59,23 +59,33 @@ SAMPLE = 1 << 13
 
 
 @torch.no_grad()
-def grid_error(quantizer: TensorQuantizer, qparams: QParams | None, values: Tensor) -> str | None:
-    """Return why values are not on a quantizer's grid, or why their scales are unusable, or None.
+def grid_error(
+    quantizer: TensorQuantizer, qparams: QParams | None, values: Tensor, codes: Tensor | None = None, *, sampled: bool = False
+) -> str | None:
+    """Return why values do not lie on a quantizer's grid, or why their scales are unusable; None where all is well.
 
-    Checks every element, in about the time that rounding it takes.
+    Checks every scale and every element, in about the time that rounding it takes.
 
     Args:
         quantizer: The quantizer of the tensor.
         qparams: The scales; None where they are not set.
         values: A weight or a bias, on any device.
+        codes: The codes that are to stand for the values; None finds them.
+        sampled: Whether a `SAMPLE` of the elements is checked in place of all.
 
     Returns:
         A predicate, such as ``"holds NaN or Inf"``.
     """
     if (wrong := scales_error(quantizer, qparams, tuple(values.shape))) is not None:
         return wrong
+    shape = tuple(values.shape)
+    rows = sample_of_rows(quantizer.granularity, shape, SAMPLE) if sampled and qparams is not None else None
+    if rows is not None and qparams is not None:
+        values, codes = values[rows], None if codes is None else codes[rows]
+        qparams = qparams_of_rows(quantizer.granularity, shape, qparams, rows)
     scales = qparams or QParams(values.new_ones((), dtype=torch.float32))
-    return off_grid(values, quantizer.dequantize(quantizer.codes_of(values, scales), scales))
+    codes = quantizer.codes_of(values, scales) if codes is None else codes
+    return off_grid(values, quantizer.dequantize(codes, scales))
 
 
 @torch.no_grad()

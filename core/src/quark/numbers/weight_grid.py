@@ -167,17 +167,22 @@ class WeightGrid:
         Weights are in ``dtype``. A value beyond the range of ``dtype`` becomes the nearest value of the grid
         that ``dtype`` has, or its largest.
         """
+        return [(values, qparams) for values, qparams, _ in self.coded_weights(qt, scales, dtype)]
+
+    def coded_weights(self, qt: Tensor, scales: GroupScales, dtype: torch.dtype) -> list[tuple[Tensor, QParams, Tensor | None]]:
+        """Return `weights`, each with its codes where finding the values has taken them; None where it has not."""
         layers = []
         limit = torch.finfo(dtype).max
         low, high = numbers(*torch.aminmax(qt))
         is_beyond = max(-low, high) > limit
         for index, (quantizer, qparams) in enumerate(zip(self._quantizers, self.qparams(scales), strict=True)):
-            values = qt[:, self._slice(index)].t().contiguous()
+            values, codes = qt[:, self._slice(index)].t().contiguous(), None
             # Two multiplications may differ from one by their product in the last bit; and a value that is
             # cut off has another code.
             if is_beyond or not quantizer.has_one_product:
-                values = quantizer.dequantize(quantizer.codes_of(values.clamp_(-limit, limit), qparams), qparams)
-            layers.append((cast_finite(values, dtype), qparams))
+                codes = quantizer.codes_of(values.clamp_(-limit, limit), qparams)
+                values = quantizer.dequantize(codes, qparams)
+            layers.append((cast_finite(values, dtype), qparams, codes))
         return layers
 
     @property

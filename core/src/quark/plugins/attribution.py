@@ -14,6 +14,7 @@ from quark.errors import PluginError, QuarkError
 from quark.plugins.catalog import catalog
 from quark.plugins.discovery import CORE, Source
 from quark.plugins.failures import leave_out
+from quark.plugins.kinds import BUILT_IN
 
 __all__ = ["Origin", "attributed", "origin"]
 
@@ -34,6 +35,11 @@ class Origin:
 
     what: str
     source: Source
+
+    @property
+    def is_checked_whole(self) -> bool:
+        """Whether each element of its results is checked: those of other projects are, and under ``QUARK_STRICT_PLUGINS`` all."""
+        return catalog().is_strict or self.source.distribution not in (CORE, *BUILT_IN)
 
     def __str__(self) -> str:
         return f"{self.what} of {self.source}"

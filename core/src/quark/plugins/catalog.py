@@ -114,6 +114,9 @@ class Catalog:
         candidates: Plugins to use, in order.
         settings: Which of them to leave out, and whether failures are raised.
 
+    Attributes:
+        is_strict: Whether failures are raised (``QUARK_STRICT_PLUGINS``).
+
     Raises:
         PluginError: A plugin failed and ``settings.strict`` is set.
     """
@@ -124,6 +127,7 @@ class Catalog:
         self.left_out: dict[Source, str] = {c.source: variable for c in candidates if (variable := settings.left_out_by(c.source))}
         self._installed = frozenset(c.source.distribution for c in candidates)
         self._views: dict[object, Catalog] = {}
+        self.is_strict = settings.strict
         self._collection = Collection(strict=settings.strict)
         self.formats = FormatRegistry(*self._view("formats"))
         self.observers = ObserverRegistry(*self._view("observers"))

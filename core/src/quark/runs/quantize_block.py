@@ -218,6 +218,9 @@ def quantize_block(pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow
     pipeline.report.extend(report)
     with phase("write"):
         pipeline.sink.end_block(block, BlockResult(figures.of_block(block, layers, report).to_dict(), pipeline.learned()))
+    for row in rows:
+        if not row.is_kept and (quantizer := layers[row.name].weight_quantizer) is not None:
+            quantizer.codes = None  # the sink has them, and a model in memory is not to hold its weights twice
     started.source.release(block)
     pipeline.freed.add(size)
 

@@ -29,8 +29,8 @@ class QuantizerModule(nn.Module):
     Attributes:
         quantizer: The `quark.numbers.TensorQuantizer` that does the arithmetic.
         scale, zero_point, outer_scale: Buffers, None until `set_qparams`, or where the format has none.
-        codes: Buffer: the codes of a weight that stays as its checkpoint stores it; None where they follow
-            from its values.
+        codes: Buffer: the codes of a weight that stays as its checkpoint stores it, or those that its rounding
+            has set, until the run has written them; None where they follow from its values.
         is_deferred: Whether the scales are those of a weight that is still float: its codes are those of its
             values, rounded to nearest. No forward may run before the weight is rounded.
     """

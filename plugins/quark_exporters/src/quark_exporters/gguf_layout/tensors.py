@@ -163,7 +163,7 @@ def _blocks(layer: QuantizedLayer, block: BlockType, heads: int | None) -> Tenso
     quantizer = layer.weight_quantizer
     assert quantizer is not None
     assert quantizer.qparams is not None
-    codes = quantizer.quantizer.codes_of(_weight(layer), quantizer.qparams)
+    codes = quantizer.codes_of(_weight(layer))
     return _reordered(block.packed(codes, quantizer.qparams), heads)
 
 
