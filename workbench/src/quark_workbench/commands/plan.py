@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from quark.cli.option_groups import with_groups
+from quark.cli.given_options import with_groups
 from quark_workbench.commands.calibration_options import CalibrationChoices
 from quark_workbench.commands.config_options import ConfigOptions
 from quark_workbench.commands.export_choices import ExportChoices

@@ -56,8 +56,8 @@ def print_planned(
     Raises:
         QuarkError: Something refuses the run: all that is known of it, after the plan has been printed.
     """
-    from quark.runs.estimate_text import planned_lines
     from quark.runs.planned_run import plan as planned_run
+    from quark.runs.planned_run import planned_lines
     from quark.runs.workload import Calibration
 
     options, errors = _checked(out, calibration, export)

@@ -13,7 +13,7 @@ from torch import nn
 from quark.calibration.batches import calls
 from quark.config.model import QConfig
 from quark.config.templates.schemes import scheme_record
-from quark.models.hf.dtype_and_device import torch_device
+from quark.models.hf.loading import torch_device
 from quark.models.hf.shards import check_shards
 from quark.models.hf.skeleton import skeleton
 from quark.models.hf.stored_tensors import StoredTensors
