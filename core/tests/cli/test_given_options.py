@@ -1,4 +1,4 @@
-"""KEY=VALUE on the command line: JSON where it is JSON, else the text."""
+"""Options of commands: KEY=VALUE, which is JSON where it is JSON and else the text; and sizes as people write them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quark.cli.given_options import given_algorithm_options, given_options
+from quark.cli.given_options import given_algorithm_options, given_options, size_in_bytes
 from quark.errors import ConfigError
 
 json_values = st.recursive(
@@ -57,3 +57,17 @@ def test_a_key_that_is_given_twice_is_refused() -> None:
         given_options("--scheme-option", ["a=1", "a=2"])
     with pytest.raises(ConfigError, match="given twice for 'a'"):
         given_algorithm_options("--algorithm-option", ["x.a=1", "x.a=2"])
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("700", 700), ("700B", 700), ("5GB", 5 * 10**9), ("5 gb", 5 * 10**9), ("512MiB", 512 << 20), ("1.5kB", 1500), ("2TiB", 2 << 40)],
+)
+def test_a_size_is_a_number_and_a_unit(text: str, size: int) -> None:
+    assert size_in_bytes(text, "--size") == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-5GB", "5 parsecs", "0", "0.1B", "5GBB", "5IB", "nan", "1e9", "5 G"])
+def test_what_is_no_size_is_refused_with_the_option(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--size .* is no size: .*such as 5GB"):
+        size_in_bytes(text, "--size")

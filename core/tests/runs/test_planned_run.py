@@ -17,8 +17,7 @@ from quark.errors import CheckpointError
 from quark.models.hf.loading import load_model
 from quark.runs import ModelQuantizer, quantize_checkpoint
 from quark.runs.block_probe import BlockSeconds
-from quark.runs.estimate_text import planned_lines
-from quark.runs.planned_run import plan
+from quark.runs.planned_run import plan, planned_lines
 from quark.runs.workload import Calibration
 from quark_tiny_model import calibration_batches, tiny_model_dir, tiny_template
 

@@ -16,9 +16,9 @@ from quark.checkpoint.provenance import refuse_unreadable
 from quark.checkpoint.reader import fill_zero_points, place, prepared, tie
 from quark.checkpoint.restorers import restorers_of
 from quark.errors import CheckpointError, UnsupportedError
+from quark.models.hf.loading import unpack_all
 from quark.models.hf.shards import check_shards
 from quark.models.hf.skeleton import empty_model
-from quark.models.hf.unpacking import unpack_all
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
 
 __all__ = ["QuantizedCheckpoint"]

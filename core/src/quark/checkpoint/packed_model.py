@@ -13,7 +13,7 @@ from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.slot import Slot
 from quark.models.hf.attention_switch import switch_attention
-from quark.models.hf.quark_loader import is_stored_beside_weight
+from quark.models.hf.internals import is_stored_beside_weight
 from quark.models.layers import counts_as
 from quark.models.layers.attention import PROBABILITIES, STORED_STATES
 from quark.models.layers.packed import Packed

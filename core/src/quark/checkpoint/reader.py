@@ -19,10 +19,10 @@ from quark.checkpoint.provenance import refuse_unreadable
 from quark.checkpoint.restorers import missing_algorithms, restorers_of
 from quark.config.model import QConfig
 from quark.errors import AmbiguousNameError, CheckpointError, ConfigError, QuarkError, UnknownNameError, UnsupportedError
+from quark.models.hf.loading import unpack_all
 from quark.models.hf.placing import left_out_by, put_tensor, without_source
 from quark.models.hf.shards import check_shards
 from quark.models.hf.skeleton import empty_model
-from quark.models.hf.unpacking import unpack_all
 from quark.models.layers.packed_layers import PackedLayer, PackedScales
 from quark.models.plan.one_layer import as_model, put_back
 from quark.models.plan.quant_plan import QuantPlan

@@ -15,7 +15,7 @@ from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, RenamesT
 from quark.checkpoint.layouts import layout_for, reader_of
 from quark.checkpoint.provenance import refuse_unreadable
 from quark.models.hf.internals import source_of
-from quark.models.hf.unpacking import unpack_all
+from quark.models.hf.loading import unpack_all
 from quark.plugins import exporters
 
 __all__ = ["is_read_here", "register_layouts"]

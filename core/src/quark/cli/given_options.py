@@ -1,14 +1,18 @@
-"""Options of schemes, algorithms and exporters from the command line: ``KEY=VALUE``, with a JSON value or else a plain string."""
+"""Options of commands: sizes and pairs as texts, and groups of options that are read into one object."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
-from collections.abc import Iterable
+import re
+import typing
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from quark.errors import ConfigError
 
-__all__ = ["given_algorithm_options", "given_options"]
+__all__ = ["given_algorithm_options", "given_options", "size_in_bytes", "with_groups"]
 
 
 def given_options(flag: str, texts: Iterable[str] | None) -> dict[str, Any]:
@@ -55,3 +59,74 @@ def _put(options: dict[str, Any], key: str, value: Any, flag: str) -> None:
     if key in options:
         raise ConfigError(f"{flag} is given twice for '{key}': leave one out")
     options[key] = value
+
+
+_UNITS = {"": 1, "B": 1} | {f"{prefix}B": 1000**i for i, prefix in enumerate("KMGT", 1)}
+_UNITS |= {f"{prefix}IB": 1024**i for i, prefix in enumerate("KMGT", 1)}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
+
+
+def size_in_bytes(text: str, option: str) -> int:
+    """Return the number of bytes that a text such as ``5GB`` (10⁹ bytes each) or ``512MiB`` (2²⁰ each) says.
+
+    Args:
+        text: A positive number, with or without a unit.
+        option: The option that it is given for, for messages.
+
+    Raises:
+        ConfigError: It is no such size.
+
+    Example:
+        >>> size_in_bytes("1.5GB", "--max-shard-size"), size_in_bytes("2 MiB", "--max-shard-size"), size_in_bytes("700", "--max-shard-size")
+        (1500000000, 2097152, 700)
+    """
+    match = _SIZE.fullmatch(text.strip())
+    unit = match[2].upper() if match is not None else ""
+    size = int(float(match[1]) * _UNITS[unit]) if match is not None and unit in _UNITS else 0
+    if size < 1:
+        raise ConfigError(f"{option} {text!r} is no size: give bytes, or a number and one of {', '.join(list(_UNITS)[1:])}, such as 5GB")
+    return size
+
+
+def with_groups(**groups: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator of commands, by which the options of a function stand in the place of the argument that the function returns.
+
+    Args:
+        groups: Functions whose arguments are options, each by the name of an argument of the command, which
+            is no option.
+
+    Example:
+        >>> def size(width: int = 2, height: int = 3):
+        ...     return width, height
+        >>> @with_groups(size=size)
+        ... def draw(text: str, size: object) -> None:
+        ...     print(text, size)
+        >>> draw(text="box", width=5)
+        box (5, 3)
+    """
+    of_groups = {name: _parameters(read) for name, read in groups.items()}
+
+    def decorator(command: Callable[..., None]) -> Callable[..., None]:
+        every = [p for parameter in _parameters(command) for p in of_groups.get(parameter.name, [parameter])]
+
+        @functools.wraps(command)
+        def grouped(**values: Any) -> None:
+            read = {}
+            for name, parameters in of_groups.items():
+                read[name] = groups[name](**{p.name: values.pop(p.name) for p in parameters if p.name in values})
+            command(**values, **read)
+
+        grouped.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+        grouped.__annotations__ = {parameter.name: parameter.annotation for parameter in every}
+        return grouped
+
+    return decorator
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the arguments of a function by name, with their annotations as objects."""
+    hints = typing.get_type_hints(function, include_extras=True)
+    return [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints.get(name, parameter.annotation))
+        for name, parameter in inspect.signature(function).parameters.items()
+    ]

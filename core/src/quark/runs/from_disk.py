@@ -24,7 +24,7 @@ from quark.checkpoint.inspection import refuse_incomplete_export
 from quark.checkpoint.storable import refuse_unstorable
 from quark.config.model import QConfig
 from quark.errors import ConfigError, UnsupportedError
-from quark.models.hf.dtype_and_device import torch_device, torch_dtype
+from quark.models.hf.loading import torch_device, torch_dtype
 from quark.models.hf.quantized_source import float_tensors_of
 from quark.models.hf.shards import Shard, check_shards
 from quark.models.hf.skeleton import skeleton

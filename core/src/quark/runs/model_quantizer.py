@@ -22,10 +22,9 @@ from quark.config.model import QConfig
 from quark.errors import ConfigError, UnsupportedError
 from quark.models.hf.quantized_model import QuantizedModel
 from quark.models.layers.coded_layer import CodedLayer
-from quark.models.plan.kept_layers import CodesOf
 from quark.models.plan.one_layer import as_model, put_back
 from quark.models.plan.plan_row import PlanRow
-from quark.models.plan.quant_plan import QuantPlan
+from quark.models.plan.quant_plan import CodesOf, QuantPlan
 from quark.plugins.run_events import running
 from quark.runs.estimate import Estimate, estimate
 from quark.runs.from_disk import quantize_checkpoint

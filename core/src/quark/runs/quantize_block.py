@@ -34,8 +34,7 @@ from quark.models.plan.decoder_blocks import Block, decoder_blocks, rows_by_bloc
 from quark.models.plan.family import text_config
 from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import QuantPlan
-from quark.runs.block_events import BlockEvents
-from quark.runs.block_figures import RunFigures
+from quark.runs.block_figures import BlockEvents, RunFigures
 from quark.runs.memory import FreedMemory, tokens_in
 from quark.runs.run import Run, StartedRun
 from quark.runs.sink import BlockResult, BlockSink

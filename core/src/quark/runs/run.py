@@ -27,11 +27,10 @@ from quark.errors import ConfigError, UnsupportedError
 from quark.models.hf.attention_switch import refuse_unswitchable
 from quark.models.plan.decoder_blocks import decoder_blocks, owners, rows_by_block
 from quark.models.plan.family import architecture_of
-from quark.models.plan.kept_layers import CodesOf
 from quark.models.plan.mixtures import separate_experts
 from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.plan_text import plan_lines, warning_lines
-from quark.models.plan.quant_plan import QuantPlan, has_static_scale, make_plan
+from quark.models.plan.quant_plan import CodesOf, QuantPlan, has_static_scale, make_plan
 from quark.plugins.attribution import attributed
 from quark.plugins.events import RunPlanned
 from quark.plugins.run_events import SILENT, RunEvents

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from quark.config.templates import LLMTemplate
     from quark.runs import ModelQuantizer
     from quark.torch.not_offered import RuntimeOptions, disable_native_inference, enable_native_inference
-    from quark.torch.other_forms import export_gguf, export_onnx
-    from quark.torch.parameters import load_params, save_params
+    from quark.torch.parameters import export_gguf, export_onnx, load_params, save_params
 
 __all__ = [
     "LLMTemplate",

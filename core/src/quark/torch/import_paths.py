@@ -18,7 +18,7 @@ def _of(module: str, *names: str, **renamed: str) -> dict[str, str]:
 
 _CHECKPOINTS = _of("quark.checkpoint", "ModelExporter", "export_safetensors", "import_model_from_safetensors")
 _EXPORT_CONFIGS = _of("quark.config.export", "ExporterConfig", "JsonExporterConfig", "OnnxExporterConfig")
-_OTHER_FORMS = _of("quark.torch.other_forms", "export_gguf", "export_onnx")
+_OTHER_FORMS = _of("quark.torch.parameters", "export_gguf", "export_onnx")
 _QUANTIZER = _of("quark.runs", "ModelQuantizer")
 _LOAD, _SAVE = (_of("quark.torch.parameters", name) for name in ("load_params", "save_params"))
 _OPTIONS = _of("quark.torch.not_offered", "RuntimeOptions")

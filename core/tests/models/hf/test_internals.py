@@ -21,7 +21,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 from transformers.quantizers import quantizer_quark
 
 from quark.models.hf import internals
-from quark.models.hf.quark_loader import is_stored_beside_weight
+from quark.models.hf.internals import is_stored_beside_weight
 from quark_tiny_model import tiny_model
 
 SMALL = {

@@ -30,8 +30,7 @@ from quark.models.plan.family import template_of
 from quark.plugins import schemes
 from quark.runs import ModelQuantizer, quantize_checkpoint
 from quark.runs.planned_run import plan
-from quark.torch.other_forms import export_gguf
-from quark.torch.parameters import load_params, save_params
+from quark.torch.parameters import export_gguf, load_params, save_params
 
 __all__ = ["main", "run", "with_group_size"]
 

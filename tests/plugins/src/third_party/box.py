@@ -12,7 +12,7 @@ from quark.checkpoint import CheckpointContent, CheckpointExporter, ExportOption
 from quark.config.model import QConfig
 from quark.config.slot import Slot
 from quark.errors import UnsupportedError
-from quark.models.hf.quark_loader import is_stored_beside_weight
+from quark.models.hf.internals import is_stored_beside_weight
 from quark.models.layers import QuantizedLayer, QuantizerModule
 from quark.models.plan.quant_plan import QuantPlan
 

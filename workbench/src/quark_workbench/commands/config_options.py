@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import attrs
 import typer
 
-from quark.cli.given_options import given_algorithm_options, given_options
-from quark.cli.sizes import size_in_bytes
+from quark.cli.given_options import given_algorithm_options, given_options, size_in_bytes
 from quark.errors import ConfigError
 
 if TYPE_CHECKING:

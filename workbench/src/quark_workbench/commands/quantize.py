@@ -14,7 +14,7 @@ import typer
 
 from quark.base.log import get_logger
 from quark.cli.event_lines import print_result, with_event_lines
-from quark.cli.option_groups import with_groups
+from quark.cli.given_options import with_groups
 from quark.errors import ConfigError
 from quark_workbench.commands.config_options import ConfigOptions
 from quark_workbench.commands.plan import print_planned
@@ -125,7 +125,7 @@ def _base_scheme(config: ConfigOptions, selection: SelectionOptions | None) -> s
 def _ranks(device: str, is_deterministic: bool) -> Iterator[tuple[Ranks, str]]:
     """Yield the processes of the run and this one's device; all but the first log errors alone."""
     from quark.base.process_group import ranks_of_environment
-    from quark.models.hf.dtype_and_device import torch_device
+    from quark.models.hf.loading import torch_device
 
     with ranks_of_environment(torch_device(device), is_deterministic=is_deterministic) as (ranks, own):
         if not ranks.is_first:

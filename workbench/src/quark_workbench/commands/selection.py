@@ -12,8 +12,7 @@ import attrs
 import typer
 
 from quark.base.names import folded
-from quark.cli.given_options import given_options
-from quark.cli.sizes import size_in_bytes
+from quark.cli.given_options import given_options, size_in_bytes
 from quark.cli.tables import table, terminal_width
 from quark.errors import ConfigError, OutputError
 

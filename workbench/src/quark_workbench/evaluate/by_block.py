@@ -24,7 +24,7 @@ from quark.checkpoint.block_reader import QuantizedCheckpoint
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.errors import UnsupportedError
-from quark.models.hf.dtype_and_device import torch_device, torch_dtype
+from quark.models.hf.loading import torch_device, torch_dtype
 from quark.models.hf.model_config import model_config
 from quark.models.plan.decoder_blocks import decoder_blocks
 from quark.models.plan.family import architecture_of

@@ -1,13 +1,13 @@
-"""What this project needs of transformers' internals that has no public name; `tests/hf/test_internals.py` has a test for each.
+"""Internals of transformers that have no public name; `core/tests/models/hf/test_internals.py` has a test for each.
 
-Other uses lie where what they belong to is: names of stored tensors in `quark.models.hf.stored_tensors`, the
-loader of Quark checkpoints in `quark.models.hf.quark_loader`.
+Other uses lie where what they belong to is: names of stored tensors in `quark.models.hf.stored_tensors`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ __all__ = [
     "apply_gate",
     "can_set_attention",
     "initialize_what_no_checkpoint_holds",
+    "is_stored_beside_weight",
     "kept_in_float32",
     "model_classes",
     "source_of",
@@ -75,3 +76,16 @@ def apply_gate(experts: Any, outputs: Sequence[Tensor]) -> Tensor:
     """Return what the closing projection of fused experts gets, of the outputs of the others: the model's own code between its matrices."""
     gated: Tensor = experts._apply_gate(torch.cat(list(outputs), dim=-1))
     return gated
+
+
+@cache
+def is_stored_beside_weight(suffix: str) -> bool:
+    """Return whether the loader looks for a stored scale beside the weight, under its name in the checkpoint, not in a submodule.
+
+    transformers looks there for what belongs to second levels; up to 5.19 its loader renamed those names too.
+    """
+    if not suffix.endswith("_2"):
+        return False
+    from transformers.quantizers import quantizer_quark  # only where a checkpoint of two levels is read, which transformers does anyway
+
+    return hasattr(quantizer_quark, "CHECKPOINT_KEYS")

@@ -1,14 +1,16 @@
-"""Bounded reading of a checkpoint's JSON files: any content gives an object, or a CheckpointError that names the file."""
+"""Bounded reading of a checkpoint's JSON files, and CheckpointErrors in place of what other libraries raise for its files."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from quark.errors import CheckpointError
+from quark.errors import CheckpointError, ConfigError, QuarkError
 
-__all__ = ["LARGEST_FILE", "MOST_VALUES", "bounded_bytes", "read_json", "refuse_many_values"]
+__all__ = ["LARGEST_FILE", "MOST_VALUES", "bounded_bytes", "read_json", "reading", "refuse_many_values"]
 
 LARGEST_FILE = 100_000_000
 """Largest file in bytes: the limit of safetensors for a header. The index of a model of a trillion parameters
@@ -69,3 +71,45 @@ def refuse_many_values(data: bytes, path: Path) -> None:
 
 def _kind(value: object) -> str:
     return {list: "a list", str: "a string", bool: "a truth value", type(None): "null"}.get(type(value), "a number")
+
+
+_LONGEST = 400
+
+
+@contextmanager
+def reading(path: Path, cure: str) -> Iterator[None]:
+    """Raise errors of the body as a CheckpointError that names ``path``; the body passes the path to transformers, and does nothing else.
+
+    Which exceptions transformers and its dependencies raise for bad files is undocumented and changes between
+    releases, so all are caught.
+
+    Args:
+        path: A file or directory of a checkpoint.
+        cure: The probable cause and the fix, for the message.
+
+    Raises:
+        CheckpointError: The body raised an exception other than MemoryError and QuarkError, or a ConfigError
+            that does not name the path.
+    """
+    try:
+        yield
+    except MemoryError:
+        raise
+    except ConfigError as error:  # from our code, which transformers calls for a quantized checkpoint
+        if str(path) in str(error):
+            raise
+        raise CheckpointError(f"'{path}' cannot be read: {error}") from error
+    except QuarkError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"'{path}' cannot be read ({_in_one_line(error)}): {cure}") from error
+    except BaseException as error:
+        # A panic of a library written in Rust is no Exception, and its class cannot be imported.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise CheckpointError(f"'{path}' cannot be read ({_in_one_line(error)}): {cure}") from error
+
+
+def _in_one_line(error: BaseException) -> str:
+    message = " ".join(str(error).split()) or "no reason given"
+    return f"{type(error).__name__}: {message if len(message) <= _LONGEST else message[:_LONGEST] + '…'}"

@@ -1,4 +1,4 @@
-"""A checkpoint's model with its weights, float or quantized, loaded by transformers.
+"""A checkpoint's model with its weights, loaded by transformers; dtypes and devices by the names that users write.
 
 transformers is imported inside the functions: importing this package, and with it ``quark.torch``, does not
 pay for it.
@@ -6,20 +6,46 @@ pay for it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from quark.base.names import folded
-from quark.errors import CheckpointError
-from quark.models.hf.dtype_and_device import torch_device, torch_dtype
-from quark.models.hf.foreign_errors import reading
-from quark.models.hf.json_files import read_json
+from quark.errors import CheckpointError, ConfigError
+from quark.models.hf.json_files import read_json, reading
 from quark.models.hf.model_config import auto_class, model_config
 from quark.models.hf.shards import check_shards, refuse_codes
-from quark.models.hf.unpacking import unpack_all
+from quark.models.layers.packed import Packed
 
-__all__ = ["load_model"]
+__all__ = ["first_dtype", "load_model", "torch_device", "torch_dtype", "unpack_all"]
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+def torch_dtype(name: str) -> torch.dtype | None:
+    """Return the torch dtype of that name; None for ``auto``. Raises ConfigError for others."""
+    if name != "auto" and name not in _DTYPES:
+        raise ConfigError(f"the dtype {name!r} cannot be used: use auto, {', '.join(_DTYPES)}")
+    return _DTYPES.get(name)
+
+
+def torch_device(name: str) -> torch.device:
+    """Return the device of that name. Raises ConfigError where it cannot be used."""
+    try:
+        target = torch.device(name)
+        torch.empty(0, device=target)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"the device {name!r} cannot be used here: {error}") from error
+    return target
+
+
+def first_dtype(path: Path) -> torch.dtype:
+    """Return the dtype of the first floating-point tensor of a checkpoint; float32 where it has none."""
+    stored = (_STORED.get(dtype) for shard in check_shards(path) for dtype, _ in shard.tensors.values())
+    return next((dtype for dtype in stored if dtype is not None), torch.float32)
 
 
 def load_model(path: Path, dtype: str = "auto", device: str = "cpu", *, trust_remote_code: bool = False) -> nn.Module:
@@ -57,3 +83,17 @@ def load_model(path: Path, dtype: str = "auto", device: str = "cpu", *, trust_re
     loaded: nn.Module = model.eval().to(target)
     unpack_all(loaded, path)
     return loaded
+
+
+def unpack_all(model: nn.Module, directory: Path, chosen: Callable[[str], bool] = lambda _: True) -> None:
+    """Replace every `Packed` module of a model by what it stands for, in place; of chosen names only, where a choice is given.
+
+    Raises:
+        CheckpointError: A stored scale is not valid; the message names the directory and the layer.
+    """
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, Packed) and chosen(name):
+            try:
+                model.set_submodule(name, layer.unpack())
+            except CheckpointError as error:
+                raise CheckpointError(f"'{directory}' cannot be used: {error}") from error

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark.models.hf.dtype_and_device import first_dtype, torch_dtype
-from quark.models.hf.foreign_errors import reading
 from quark.models.hf.internals import initialize_what_no_checkpoint_holds, kept_in_float32, without_initialization
-from quark.models.hf.json_files import read_json
+from quark.models.hf.json_files import read_json, reading
+from quark.models.hf.loading import first_dtype, torch_dtype
 from quark.models.hf.model_config import auto_class, model_config, narrowed
 from quark.models.hf.quantized_source import refuse_unknown_source, without_quantization
 

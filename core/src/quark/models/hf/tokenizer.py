@@ -8,8 +8,7 @@ from typing import Any
 
 from quark.errors import CheckpointError
 from quark.models.hf.custom_code import refuse_code
-from quark.models.hf.foreign_errors import reading
-from quark.models.hf.json_files import bounded_bytes
+from quark.models.hf.json_files import bounded_bytes, reading
 
 __all__ = ["load_tokenizer"]
 

@@ -1,8 +1,8 @@
-"""QuantPlan: how each layer will be quantized and why; computed from structure and shapes alone, before the model is changed."""
+"""QuantPlan: how each layer will be quantized and why, computed from structure and shapes, before the model is changed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +15,7 @@ from quark.config.layer import QLayerConfig, TensorSpec, levels
 from quark.config.model import QConfig
 from quark.config.slot import ACTIVATIONS, Slot
 from quark.errors import ConfigError
+from quark.models.hf.dequantizer import LayerCodes
 from quark.models.layers.layer_shape import LayerShape
 from quark.models.layers.layer_types import layer_type_of
 from quark.models.layers.quantized_layers import is_quantized
@@ -26,7 +27,6 @@ from quark.models.plan.attention import (
     attention_warnings,
     resolve_attention,
 )
-from quark.models.plan.kept_layers import CodesOf, not_kept, with_kept
 from quark.models.plan.mixtures import fused_parameters
 from quark.models.plan.patterns import Rule, rules_of
 from quark.models.plan.plan_row import PlanRow
@@ -35,7 +35,18 @@ from quark.numbers import quantizer_for
 from quark.numbers.self_check import refuse_broken
 from quark.plugins import schemes, templates
 
-__all__ = ["QuantPlan", "has_static_scale", "make_plan", "plan_rows", "refuse_misfits", "static_activations"]
+__all__ = [
+    "CodesOf",
+    "QuantPlan",
+    "has_static_scale",
+    "is_left_alone",
+    "make_plan",
+    "not_kept",
+    "plan_rows",
+    "refuse_misfits",
+    "static_activations",
+    "with_kept",
+]
 
 
 @attrs.frozen
@@ -282,3 +293,41 @@ def _untied(row: PlanRow, owner: PlanRow) -> str:
         f"'{row.name}' shares its weight with '{owner.name}' and will be quantized: it gets its own weight, '{owner.name}' stays "
         "float. vLLM cannot load a quantized output head; exclude it unless that is intended"
     )
+
+
+CodesOf = Mapping[str, LayerCodes | None]
+"""The layers of a model that come quantized, by full name; None where their quantization has no exact
+expression.
+"""
+
+
+def is_left_alone(row: PlanRow) -> bool:
+    """Return whether a configuration leaves the weight and the input of a layer as they are; its output may enter a quantized cache."""
+    return row.config is None or attrs.evolve(row.config, output_tensors=None) == QLayerConfig()
+
+
+def with_kept(rows: Sequence[PlanRow], codes_of: CodesOf) -> tuple[PlanRow, ...]:
+    """Return the rows, those that stay as they are stored with the configuration of their checkpoint."""
+    return tuple(_kept(row, codes_of.get(row.name)) for row in rows)
+
+
+def _kept(row: PlanRow, codes: LayerCodes | None) -> PlanRow:
+    if codes is None or not is_left_alone(row) or not row.is_linear or codes.shape != row.shape or not _fits(row, codes.config):
+        return row
+    output = None if row.config is None else row.config.output_tensors
+    config = codes.config if output is None else attrs.evolve(codes.config, output_tensors=output)
+    return attrs.evolve(row, config=config, is_kept=True, reason=f"{row.reason}; stays as it is, from the source")
+
+
+def not_kept(rows: Sequence[PlanRow], codes_of: CodesOf) -> Iterator[str]:
+    """Yield a warning of layers that come quantized, are not to be quantized, and cannot stay as they are."""
+    known = {row.name: row for row in rows}
+    floats = {name for name, row in known.items() if is_left_alone(row)}
+    # A layer that the model has under another name, such as that of an expert, lies where layers stay float.
+    owners = {name.rpartition(".")[0] for name in floats}
+    names = [name for name in codes_of if name in floats or (name not in known and name.rpartition(".")[0] in owners)]
+    if names:
+        yield (
+            f"{len(names)} layer(s) come quantized and are written dequantized, since their quantization has no exact expression here: "
+            f"{folded(names)}. keep_prequantized_layers=False (--no-keep-prequantized) says that this is meant"
+        )

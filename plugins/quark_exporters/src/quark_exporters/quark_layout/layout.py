@@ -15,7 +15,7 @@ from quark.checkpoint.layout_reader import StoredConfig
 from quark.checkpoint.model_tensors import STORED_PROBABILITIES
 from quark.checkpoint.packed_model import pack_model
 from quark.config.slot import Slot
-from quark.models.hf.quark_loader import is_stored_beside_weight
+from quark.models.hf.internals import is_stored_beside_weight
 from quark.models.hf.shards import check_shards
 from quark.models.layers.attention import PROBABILITIES
 from quark.models.layers.packed_layers import PackedLayer

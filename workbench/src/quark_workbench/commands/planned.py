@@ -1,0 +1,105 @@
+"""Printing of a planned run, for ``quark plan`` and ``quark quantize --dry-run``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from quark.errors import QuarkError, UnknownNameError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from quark.checkpoint import ExportOptions
+    from quark.config.model import QConfig
+    from quark.runs.planned_run import PlannedRun
+    from quark_workbench.commands.calibration_options import CalibrationChoices
+    from quark_workbench.commands.export_choices import ExportChoices
+    from quark_workbench.mixed_precision import SelectionResult
+
+__all__ = ["print_planned", "refuse"]
+
+
+def print_planned(
+    source: Path,
+    out: Path | None,
+    config: Callable[[nn.Module], QConfig],
+    calibration: CalibrationChoices,
+    export: ExportChoices,
+    *,
+    device: str,
+    dtype: str,
+    trust_remote_code: bool,
+    probe: bool,
+    as_json: bool,
+    chosen: SelectionResult | None = None,
+) -> None:
+    """Print the planned run.
+
+    Args:
+        source: The checkpoint.
+        out: Where the run would write; None where that is not asked.
+        config: As of `quark.runs.plan`.
+        calibration: Which data it would be calibrated on.
+        export: How it would be written.
+        device: As of `quark.runs.plan`.
+        dtype: Likewise.
+        trust_remote_code: Likewise.
+        probe: Whether this machine is measured.
+        as_json: Whether JSON is printed.
+        chosen: The selection that the configuration comes from, for the JSON.
+
+    Raises:
+        QuarkError: Something refuses the run: all that is known of it, after the plan has been printed.
+    """
+    from quark.runs.planned_run import plan as planned_run
+    from quark.runs.planned_run import planned_lines
+    from quark.runs.workload import Calibration
+
+    options, errors = _checked(out, calibration, export)
+    size = Calibration(calibration.count, calibration.length)
+    where: Any = {"device": device, "dtype": dtype, "exporter": export.exporter, "trust_remote_code": trust_remote_code}
+    planned = planned_run(source, config, calibration=size, options=options, probing=probe, **where).with_errors(errors)
+    if as_json:
+        selection = {} if chosen is None else {"selection": chosen.to_dict()}
+        typer.echo(json.dumps(planned.to_dict() | selection, indent=2))
+    elif lines := planned_lines(planned):
+        typer.echo("\n".join(lines))
+    refuse(planned)
+
+
+def _checked(out: Path | None, calibration: CalibrationChoices, export: ExportChoices) -> tuple[ExportOptions | None, list[QuarkError]]:
+    """Return the options of the export, None where they cannot be read, and the errors of options that a plan of the run does not find."""
+    from quark.checkpoint.destination import refuse_used_directory
+
+    errors: list[QuarkError] = []
+    options = None
+    try:
+        options = export.options()
+    except UnknownNameError:
+        pass  # the plan says so
+    except QuarkError as error:
+        errors.append(error)
+    try:
+        if out is not None:
+            refuse_used_directory(out, None if options is None else export.exporter)
+    except QuarkError as error:
+        errors.append(error)
+    try:
+        calibration.refuse_missing()
+    except QuarkError as error:
+        errors.append(error)
+    return options, errors
+
+
+def refuse(planned: PlannedRun) -> None:
+    """Raise QuarkError with everything that refuses a planned run; nothing where nothing does."""
+    messages = [refusal.message for refusal in planned.refusals]
+    if len(messages) == 1:
+        raise QuarkError(messages[0])
+    if messages:
+        raise QuarkError("\n".join([f"this run would be refused, for {len(messages)} reasons:", *(f"- {m}" for m in messages)]))
