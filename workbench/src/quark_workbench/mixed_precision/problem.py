@@ -1,4 +1,4 @@
-"""SelectionProblem: groups, candidates, the bytes of each choice, a budget, and the model with its data."""
+"""SelectionProblem: groups of layers, each in one scheme; candidates, sizes, a budget, the model and data."""
 
 from __future__ import annotations
 

@@ -76,14 +76,14 @@ def sizes_of(rows: Sequence[PlanRow], blocks: Sequence[str], float_bytes: int, e
         kind["layers"] += 1
         kind["weights"] += prod(row.shape)
         kind["float_bytes"] += prod(row.shape) * element
-        kind["stored_bytes", "tensor_bytes"] += 0 if of_layer is None else of_layer[row.name]
+        kind["stored_bytes"] += 0 if of_layer is None else of_layer[row.name]
         kind["quantized"] |= _is_quantized(row)
     rest = float_bytes - sum(kind["float_bytes"] for kind in kinds.values())
     total = None if stored is None else sum(stored.values())
     if rest > 0:
-        left = 0 if total is None else total - sum(kind["stored_bytes", "tensor_bytes"] for kind in kinds.values())
+        left = 0 if total is None else total - sum(kind["stored_bytes"] for kind in kinds.values())
         kinds[OTHER] = {"layers": 0, "weights": rest // element, "float_bytes": rest, "stored_bytes": left, "quantized": False}
-    listed = [{"kind": name, **kind, "bits": _bits(kind["stored_bytes", "tensor_bytes"], kind["weights"])} for name, kind in kinds.items()]
+    listed = [{"kind": name, **kind, "bits": _bits(kind["stored_bytes"], kind["weights"])} for name, kind in kinds.items()]
     if of_layer is None:
         listed = [entry | {"stored_bytes": None, "bits": None} for entry in listed]
     quantized = [r for r in own if _is_quantized(r)]
