@@ -2,7 +2,17 @@
 
 Each forward is a greenlet that pauses in the middle of the model's own code: no arguments are captured, and
 any module code will do. A sample needs one forward in all, whatever the number of blocks and of pauses inside
-them. `BlockRun` is what happens at one block.
+them. One forward runs at a time; its states are::
+
+    fresh ─── advance ───▶ running ─── the model returns ───▶ finished
+                            ▲   │
+            advance, go_on  │   ├─── entry of a block that is not released ───▶ waiting ───┐
+                            │   └─── stop(place) ───▶ stopped ─────────────────────────────┤
+                            └──────────────────────────────────────────────────────────────┘
+
+A forward is stopped at a pause point inside a block, or at the entry of its block after a replay. When the
+run ends, forwards that wait or are stopped are ended. `BlockRun` is what happens at one block, with states of
+its own.
 """
 
 from __future__ import annotations

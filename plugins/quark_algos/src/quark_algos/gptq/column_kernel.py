@@ -1,6 +1,6 @@
-"""One kernel that rounds a block of columns, each in view of the errors of those before it.
+"""One kernel that rounds a block of columns: the inner loop of `quark_algos.gptq.ldlq`.
 
-It is the inner loop of `quark_algos.gptq.ldlq`.
+Each column is rounded in view of the errors of those before it.
 
 A program has a few rows of the weight. Their part of the block stays in registers: column after column is
 taken out of it and rounded, and its error is added to all columns behind it at once. So every row takes one

@@ -1,11 +1,9 @@
-"""Sweeps over the columns of a weight: LDLQ, which is GPTQ, and coordinate descent.
+"""Sweeps over columns, each rounded in view of the errors of the others: LDLQ and coordinate descent.
 
-Each column is rounded in view of the errors of the others.
-
-Both take a column to ``t_k = b_k + Σ_j V_j M_jk`` over the columns j before it: in LDLQ b is the weight, V
-the errors so far and M the factor; in descent b is computed from all columns and V holds their changes. The
-contribution of earlier blocks of columns is one matrix product, inside of a block there is a smaller product
-for every few columns, and each column then takes a handful of operations on one row.
+LDLQ is GPTQ. Both take a column to ``t_k = b_k + Σ_j V_j M_jk`` over the columns j before it: in LDLQ b is
+the weight, V the errors so far and M the factor; in descent b is computed from all columns and V holds their
+changes. The contribution of earlier blocks of columns is one matrix product, inside of a block there is a
+smaller product for every few columns, and each column then takes a handful of operations on one row.
 """
 
 from __future__ import annotations
