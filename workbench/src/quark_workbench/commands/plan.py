@@ -80,8 +80,8 @@ def print_planned(
         QuarkError: Something refuses the run: all that is known of it, after the plan has been printed.
     """
     # Torch and transformers are imported here, not above: `quark --help` does without them.
-    from quark.runs.estimate_text import planned_lines
     from quark.runs.planned_run import plan as planned_run
+    from quark.runs.planned_run import planned_lines
     from quark.runs.workload import Calibration
 
     options, errors = _checked(out, calibration, export)

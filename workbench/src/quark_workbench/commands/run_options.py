@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 import typer
 
-from quark.cli.given_options import given_options
-from quark.cli.sizes import size_in_bytes
+from quark.cli.given_options import given_options, size_in_bytes
 from quark.errors import CalibrationError
 from quark_workbench.commands.config_options import ConfigOptions
 
