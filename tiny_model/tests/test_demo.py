@@ -112,3 +112,13 @@ def test_the_demo_calibrates_on_eight_sequences() -> None:
     bench = Bench.bundled(count=2, length=32, new_tokens=1)
     assert sum(batch.shape[0] for batch in bench.calibration) == 8
     assert {batch.shape[1] for batch in bench.calibration} == {128}
+
+
+def test_without_json_the_demo_prints_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = Bench.bundled(count=2, length=32, new_tokens=1)
+    monkeypatch.setattr(Bench, "bundled", lambda: few)
+    monkeypatch.setattr(Bench, "jobs", lambda self: [("int4_wo_32", None)])
+    done = CliRunner().invoke(program(), ["demo"], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "The bundled model in each scheme" in done.stdout
+    assert [line.split()[-1] for line in done.stdout.splitlines() if line.lstrip().startswith("int4_wo_32 ")][0] == "equal"

@@ -51,7 +51,7 @@ WHOLE, NEAR = (
     15.0,
 )  # seconds up to which the mirrored test file is run whole, and others of the same folder of which a test runs the line
 OTHERS = 8.0  # seconds of the tests of other files
-AT_IMPORT = 60.0  # seconds of the tests of its distribution that meet a line which runs when its module is imported
+AT_IMPORT = 240.0  # seconds of the tests of its distribution that meet a line which runs when its module is imported
 MOST, FEW = 80, 12  # tests of other folders; those that go first where there are no nearer ones
 SECONDS = 300  # to compile
 PYTEST = (
