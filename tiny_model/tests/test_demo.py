@@ -121,4 +121,4 @@ def test_without_json_the_demo_prints_its_table(monkeypatch: pytest.MonkeyPatch)
     done = CliRunner().invoke(program(), ["demo"], catch_exceptions=False)
     assert done.exit_code == 0
     assert "The bundled model in each scheme" in done.stdout
-    assert [line.split()[-1] for line in done.stdout.splitlines() if line.lstrip().startswith("int4_wo_32 ")][0] == "equal"
+    assert next(line.split()[-1] for line in done.stdout.splitlines() if line.lstrip().startswith("int4_wo_32 ")) == "equal"
