@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from third_party.algorithms import ClippedNearestConfig, CountedNearestConfig, InputGainConfig
 from third_party.input_gain import Gain
-from third_party.settings import ClippedNearestConfig, CountedNearestConfig, InputGainConfig
 from torch import Tensor, nn
 
 import quark_tiny_model as tiny

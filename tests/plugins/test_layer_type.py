@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from third_party.gained import GainedTranspose, QuantGainedTranspose, QuantScaledEmbedding, ScaledEmbedding
-from third_party.gated import Gated, QuantGated
+from third_party.layers import GainedTranspose, Gated, QuantGainedTranspose, QuantGated, QuantScaledEmbedding, ScaledEmbedding
 from torch import nn
 
 import quark
@@ -104,7 +103,7 @@ def test_convolutions_and_embeddings_of_a_third_party_are_quantized_and_read_bac
 class _Rival:
     @hookimpl
     def quark_register_layer_types(self) -> list[LayerTypeRecord]:
-        return [LayerTypeRecord(name="rival", layer="third_party.gated:Gated", quantized="third_party.gated:QuantGated")]
+        return [LayerTypeRecord(name="rival", layer="third_party.layers:Gated", quantized="third_party.layers:QuantGated")]
 
 
 def test_two_layer_types_of_one_class_are_an_error_that_names_both(third_party: Catalog) -> None:
@@ -117,7 +116,7 @@ def test_a_quantized_class_that_is_none_is_named(third_party: Catalog) -> None:
     class Wrong:
         @hookimpl
         def quark_register_layer_types(self) -> list[LayerTypeRecord]:
-            return [LayerTypeRecord(name="wrong", layer="third_party.gated:Gated", quantized="third_party.gated:Gated")]
+            return [LayerTypeRecord(name="wrong", layer="third_party.layers:Gated", quantized="third_party.layers:Gated")]
 
     with using(Catalog(discover())) as catalog:
         catalog.add(Wrong(), Source("wrong-quant", "1.0", entry_point="wrong"))
@@ -137,7 +136,7 @@ def test_a_row_is_planned_under_the_registered_name_whatever_the_classes_are_cal
     class Own:
         @hookimpl
         def quark_register_layer_types(self) -> list[LayerTypeRecord]:
-            return [LayerTypeRecord(name="own_linear", layer=f"{__name__}:Linear", quantized="third_party.gated:QuantGated")]
+            return [LayerTypeRecord(name="own_linear", layer=f"{__name__}:Linear", quantized="third_party.layers:QuantGated")]
 
     with using(Catalog(discover())) as catalog:
         catalog.add(Own(), Source("own-quant", "1.0", entry_point="own"))

@@ -205,7 +205,7 @@ _ALIGNMENT = 16
 
 
 def _numbered(part: object, found: list[Tensor]) -> int | None:
-    """Add a tensor to those of a message and return its number; None for any other object."""
+    """Add a tensor to the tensors of a message and return its number; None for any other object."""
     if type(part) is not Tensor or part.layout is not torch.strided:
         return None
     found.append(part)

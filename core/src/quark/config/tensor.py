@@ -54,6 +54,26 @@ def _member(enum: type[Enum], value: Any) -> Any:
     raise ConfigError(f"expected a {enum.__name__} or its name, not {value!r}")
 
 
+def _dtype(value: Any) -> Any:
+    return _member(Dtype, value)
+
+
+def _qscheme(value: Any) -> Any:
+    return _member(QSchemeType, value)
+
+
+def _round_type(value: Any) -> Any:
+    return _member(RoundType, value)
+
+
+def _scale_type(value: Any) -> Any:
+    return _member(ScaleType, value)
+
+
+def _zero_point_type(value: Any) -> Any:
+    return _member(ZeroPointType, value)
+
+
 def _options(value: Mapping[str, Any] | Iterable[tuple[str, Any]] | None) -> tuple[tuple[str, Any], ...]:
     return tuple(sorted(dict(value or {}).items()))
 
@@ -119,21 +139,21 @@ class QTensorConfig:
         ConfigError: (a ValueError) A value is out of its range or another is missing beside it.
     """
 
-    dtype: Dtype = attrs.field(converter=lambda value: _member(Dtype, value))
+    dtype: Dtype = attrs.field(converter=_dtype)
     observer_cls: type | str | None = attrs.field(default=None, eq=observer_name, hash=True)
     is_dynamic: bool | None = None
-    qscheme: QSchemeType | None = attrs.field(default=None, converter=lambda value: _member(QSchemeType, value))
+    qscheme: QSchemeType | None = attrs.field(default=None, converter=_qscheme)
     ch_axis: int | None = None
     group_size: int | None = attrs.field(default=None, validator=_size)
     block_size: tuple[int, int] | None = attrs.field(default=None, converter=_pair)
     symmetric: bool | None = None
-    round_method: RoundType | None = attrs.field(default=None, converter=lambda value: _member(RoundType, value))
-    scale_type: ScaleType | None = attrs.field(default=None, converter=lambda value: _member(ScaleType, value))
+    round_method: RoundType | None = attrs.field(default=None, converter=_round_type)
+    scale_type: ScaleType | None = attrs.field(default=None, converter=_scale_type)
     scale_format: str | None = attrs.field(default=None, validator=_scale_format)
     scale_calculation_mode: str | None = None
     qat_spec: object = None
-    mx_element_dtype: Dtype | None = attrs.field(default=None, converter=lambda value: _member(Dtype, value))
-    zero_point_type: ZeroPointType = attrs.field(default=ZeroPointType.int32, converter=lambda value: _member(ZeroPointType, value))
+    mx_element_dtype: Dtype | None = attrs.field(default=None, converter=_dtype)
+    zero_point_type: ZeroPointType = attrs.field(default=ZeroPointType.int32, converter=_zero_point_type)
     is_scale_quant: bool = False
     enable_buffer_reuse: bool = False
     max_input_numel: int = 4 * 1024 * 1024

@@ -88,7 +88,7 @@ class Packing:
     def unpack_qparams(
         self, tensors: dict[str, Tensor], spec: QTensorConfig, granularity: Granularity, order: str, shape: tuple[int, ...]
     ) -> QParams:
-        """Undo `pack_qparams`; ``shape`` is that of the tensor."""
+        """Undo `pack_qparams` for a tensor of that shape."""
         return QParams(tensors["scale"], tensors.get("zero_point"))
 
 

@@ -99,7 +99,7 @@ class Registered:
 
 
 class _Manager(pluggy.PluginManager):
-    """pluggy's manager, restricted to valid hooks; it records what is wrong with the others."""
+    """pluggy's manager, restricted to valid hooks; it records the errors of others."""
 
     def __init__(self) -> None:
         super().__init__(PROJECT)

@@ -81,7 +81,7 @@ class RunStarted(Event):
 
 @attrs.frozen(kw_only=True)
 class RunPlanned(Event):
-    """The run knows what it is going to do; no weight has been read or changed.
+    """The plan of the run is made; no weight has been read or changed.
 
     Attributes:
         blocks: Decoder blocks of the model.

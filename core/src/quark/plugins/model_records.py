@@ -157,5 +157,5 @@ class GraphOpRecord(Record):
 
     @property
     def type_names(self) -> tuple[str, ...]:
-        """What ``layer_type_quant_config`` may call it."""
+        """Names of the operator in ``layer_type_quant_config``."""
         return (self.name, *self.aliases, *self.modules)

@@ -135,7 +135,7 @@ class Registry(Generic[R]):
         return loaded
 
     def options(self, name: str) -> tuple[Option, ...]:
-        """Return the options that a record declares, or else those of its code, which is loaded.
+        """Return the declared options of a record, or else the options of its code, which is loaded.
 
         Raises:
             UnknownNameError: As `get` does.

@@ -1,10 +1,48 @@
-"""Algorithms: a rounding, and a transform that runs with the model, of a role of its own."""
+"""Algorithms with their settings: roundings, and a transform that runs with the model, of its own role."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import attrs
+
+from quark.config.algorithm import AlgoConfig
 from quark.plugins import AlgorithmRecord, hookimpl
+
+
+@attrs.define(kw_only=True)
+class ClippedNearestConfig(AlgoConfig):
+    """Of `third_party.clipped_nearest.ClippedNearest`.
+
+    Attributes:
+        narrowest: Of the ranges that are tried, as a share of the whole one.
+    """
+
+    name: str = "clipped_nearest"
+    narrowest: float = 0.7
+
+
+@attrs.define(kw_only=True)
+class CountedNearestConfig(AlgoConfig):
+    """Of `third_party.clipped_nearest.CountedNearest`."""
+
+    name: str = "counted_nearest"
+
+
+@attrs.define(kw_only=True)
+class InputGainConfig(AlgoConfig):
+    """Of `third_party.input_gain.InputGain`.
+
+    Attributes:
+        layers: Ends of the names of layers.
+    """
+
+    name: str = "input_gain"
+    layers: list[str] = attrs.field(factory=lambda: ["mlp.down_proj"])
+
+    def runs_with_model(self) -> bool:
+        """Inputs are multiplied while the model runs."""
+        return True
 
 
 @hookimpl
@@ -14,7 +52,7 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
         name="clipped_nearest",
         summary="round to nearest under the range whose errors weigh least in the outputs",
         kind="rounding",
-        config="third_party.settings:ClippedNearestConfig",
+        config="third_party.algorithms:ClippedNearestConfig",
         processor="third_party.clipped_nearest:ClippedNearest",
         capabilities={"calibration"},
     )
@@ -22,7 +60,7 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
         name="counted_nearest",
         summary="round to nearest, and count the layers: a rounding that needs no data",
         kind="rounding",
-        config="third_party.settings:CountedNearestConfig",
+        config="third_party.algorithms:CountedNearestConfig",
         processor="third_party.clipped_nearest:CountedNearest",
     )
     yield AlgorithmRecord(
@@ -31,7 +69,7 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
         kind="transform",
         role="preconditioning",
         before=("equalization",),
-        config="third_party.settings:InputGainConfig",
+        config="third_party.algorithms:InputGainConfig",
         processor="third_party.input_gain:InputGain",
         restorer="third_party.input_gain:InputGain",
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from quark.algorithms import Hessian, Metrics, RoundingTask, RoundToNearest
-from third_party.settings import ClippedNearestConfig
+from third_party.algorithms import ClippedNearestConfig
 
 
 class ClippedNearest:

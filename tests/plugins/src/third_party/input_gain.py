@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from quark.algorithms import BlockContext, Metrics
-from third_party.settings import InputGainConfig
+from third_party.algorithms import InputGainConfig
 
 
 class Gain:

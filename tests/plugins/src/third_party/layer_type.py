@@ -13,23 +13,23 @@ def quark_register_layer_types() -> Iterator[LayerTypeRecord]:
     yield LayerTypeRecord(
         name="gated",
         summary="a linear layer with a gain for each output",
-        layer="third_party.gated:Gated",
-        quantized="third_party.gated:QuantGated",
+        layer="third_party.layers:Gated",
+        quantized="third_party.layers:QuantGated",
         planned_as="linear",
     )
     yield LayerTypeRecord(
         name="gained_transpose",
         summary="a transposed convolution with a gain for each output",
-        layer="third_party.gained:GainedTranspose",
-        quantized="third_party.gained:QuantGainedTranspose",
+        layer="third_party.layers:GainedTranspose",
+        quantized="third_party.layers:QuantGainedTranspose",
         planned_as="conv_transpose2d",
         transposed=True,
     )
     yield LayerTypeRecord(
         name="scaled_embedding",
         summary="an embedding times a factor",
-        layer="third_party.gained:ScaledEmbedding",
-        quantized="third_party.gained:QuantScaledEmbedding",
+        layer="third_party.layers:ScaledEmbedding",
+        quantized="third_party.layers:QuantScaledEmbedding",
         planned_as="embedding",
         lookup=True,
     )

@@ -24,8 +24,8 @@ def ternary_g32() -> QLayerConfig:
 @hookimpl
 def quark_register_formats() -> Iterator[FormatRecord]:
     """The formats."""
-    yield FormatRecord(name="third_ternary", bits=1.6, format="third_party.ternary:TERNARY")
-    yield FormatRecord(name="third_powers", bits=8, format="third_party.signed_powers:SIGNED_POWERS")
+    yield FormatRecord(name="third_ternary", bits=1.6, format="third_party.formats:TERNARY")
+    yield FormatRecord(name="third_powers", bits=8, format="third_party.formats:SIGNED_POWERS")
 
 
 @hookimpl

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quark.config.tensor import QTensorConfig
 from quark.numbers import Granularity
-from third_party.signed_powers import SignedPowers
+from third_party.formats import SignedPowers
 
 
 @attrs.frozen

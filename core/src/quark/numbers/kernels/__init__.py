@@ -100,5 +100,5 @@ class Runs:
 
     @property
     def have_own_scales(self) -> bool:
-        """Whether each run has a scale of its own, that of its number."""
+        """Whether run r has scale number r."""
         return self.period == self.span

@@ -1,4 +1,4 @@
-"""-1, 0 and 1, five in a byte: the number format with the fewest magnitudes, one besides 0."""
+"""Number formats in four methods: powers of two with a sign, and -1, 0 and 1, five in a byte."""
 
 from __future__ import annotations
 
@@ -8,6 +8,36 @@ from torch.nn.functional import pad
 
 from quark.config.tensor import QTensorConfig
 from quark.numbers import Granularity, NumberFormat, Packing
+
+BOUNDS = (0.5, 1.5, 3.0)
+"""Halfway between neighbours: 0.5 goes to 0, 1.5 to 2 and 3 to 2, which have the even codes."""
+
+
+class SignedPowers(NumberFormat):
+    """Codes −3…3 in int8: the sign, and the place of the magnitude among 0, 1, 2, 4."""
+
+    name = "third_powers"
+    bits = 8
+    storage_dtype = torch.int8
+
+    def max_magnitude(self, spec: QTensorConfig) -> float:
+        return 4.0
+
+    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
+        return t.copy_(torch.where(t.isnan(), t, self.decode(self.encode(t))))
+
+    def encode(self, t: Tensor) -> Tensor:
+        size = t.abs()
+        code = (size > BOUNDS[0]).to(torch.int8) + (size >= BOUNDS[1]).to(torch.int8) + (size > BOUNDS[2]).to(torch.int8)
+        return torch.where(t < 0, -code, code)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        size = codes.abs()
+        return codes.sign().float() * torch.where(size == 3, 4, size).float()
+
+
+SIGNED_POWERS = SignedPowers()
+
 
 _PLACES = (1, 3, 9, 27, 81)
 

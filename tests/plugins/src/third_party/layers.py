@@ -1,4 +1,4 @@
-"""A transposed convolution with a gain for each output, an embedding times a factor, and what both become."""
+"""Layers of a third party: a linear layer and a convolution with a gain, and an embedding with a factor."""
 
 from __future__ import annotations
 
@@ -6,10 +6,28 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from quark.models.layers import QuantizedConvolution, QuantizedLayer
 
-__all__ = ["GainedTranspose", "QuantGainedTranspose", "QuantScaledEmbedding", "ScaledEmbedding"]
+
+class Gated(nn.Module):
+    """``gain * (x @ weight.T) + bias``. Input ``[…, I]``, output ``[…, O]``."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = nn.Parameter(torch.randn(out_features, in_features) / in_features**0.5)
+        self.bias = nn.Parameter(torch.zeros(out_features))
+        self.gain = nn.Parameter(torch.linspace(0.5, 1.5, out_features))
+        self.register_buffer("offset", torch.full((out_features,), 0.25))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gain * functional.linear(x, self.weight) + self.bias + self.offset
+
+
+class QuantGated(QuantizedLayer, Gated):
+    """A quantized `Gated`: its gain stays float."""
 
 
 class GainedTranspose(nn.ConvTranspose2d):
