@@ -12,8 +12,7 @@ from torch import nn
 
 from quark.checkpoint import destination
 from quark.checkpoint.atomic_directory import building
-from quark.checkpoint.destination import COMPANIONS, REPLACED, move_into_place, refuse_used_directory
-from quark.checkpoint.exchange import exchange
+from quark.checkpoint.destination import COMPANIONS, REPLACED, exchange, move_into_place, refuse_used_directory
 from quark.checkpoint.export import export_with
 from quark.checkpoint.exporter import ExportOptions
 from quark.errors import ConfigError, OutputError

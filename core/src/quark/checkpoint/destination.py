@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import re
 import shutil
@@ -9,14 +11,13 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from quark.checkpoint.exchange import exchange
-from quark.checkpoint.layouts import quantization_block
+from quark.checkpoint.layout_reader import quantization_block
 from quark.errors import OutputError, QuarkError
 from quark.models.hf.custom_code import code_of
 from quark.plugins import exporters
 from quark.plugins.records import ExporterRecord
 
-__all__ = ["COMPANIONS", "OF_THE_RUN", "REPLACED", "REPORT_FILES", "RUN_FILE", "move_into_place", "refuse_used_directory"]
+__all__ = ["COMPANIONS", "OF_THE_RUN", "REPLACED", "REPORT_FILES", "RUN_FILE", "exchange", "move_into_place", "refuse_used_directory"]
 
 COMPANIONS = (
     "tokenizer.json",
@@ -178,3 +179,28 @@ def _is_export(directory: Path) -> bool:
         return any(exporters().get(name).exporter is not None for name in exporters().fitting(quantization_block(directory)))
     except QuarkError:
         return False
+
+
+_FROM_WORKING_DIRECTORY = -100  # AT_FDCWD of Linux
+_EXCHANGE = 2  # RENAME_EXCHANGE
+_UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP}
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Exchange the names of two directories of one file system, and return whether this system can do it; if not, nothing is changed.
+
+    Linux can, on most of its file systems. Source: ``renameat2(2)``.
+
+    Raises:
+        OSError: A directory is missing, or may not be renamed.
+    """
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        return False
+    names = [os.fsencode(path) for path in (one, other)]
+    if renameat2(_FROM_WORKING_DIRECTORY, names[0], _FROM_WORKING_DIRECTORY, names[1], _EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _UNSUPPORTED:
+        return False
+    raise OSError(number, os.strerror(number), str(one), None, str(other))

@@ -15,12 +15,11 @@ from torch import nn
 
 from quark.base.log import get_logger
 from quark.checkpoint.atomic_directory import Leftover, building
-from quark.checkpoint.chosen_exporter import exporter_of
+from quark.checkpoint.chosen_exporter import exporter_of, refuse_unstorable
 from quark.checkpoint.content import content_of
 from quark.checkpoint.destination import OF_THE_RUN, refuse_used_directory
 from quark.checkpoint.exporter import ExportOptions, Tokenizer
 from quark.checkpoint.inspection import refuse_incomplete_export
-from quark.checkpoint.storable import refuse_unstorable
 from quark.config.export import ExporterConfig, JsonExporterConfig, OnnxExporterConfig
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, ConfigError, UnsupportedError

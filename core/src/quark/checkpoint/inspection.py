@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from quark.base.log import silenced
 from quark.base.names import folded
-from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles
-from quark.checkpoint.layouts import layout_for, quantization_block, reader_of
+from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, layout_for, quantization_block, reader_of
 from quark.checkpoint.reader import fill_zero_points, place, prepared, tie
 from quark.checkpoint.restorers import restorers_of
 from quark.checkpoint.shard_layout import NAMES

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from quark.base.environment import refuse_rival
 from quark.base.names import folded
 from quark.checkpoint.content import CheckpointContent, set_results
-from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, StoredConfig
-from quark.checkpoint.layouts import layout_for, quantization_block, reader_of
+from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, StoredConfig, layout_for, quantization_block, reader_of
 from quark.checkpoint.provenance import refuse_unreadable
 from quark.checkpoint.restorers import missing_algorithms, restorers_of
 from quark.config.model import QConfig
@@ -96,7 +95,7 @@ def _refuse_lost_buffers(model: nn.Module) -> None:
 
 @attributed("reading a checkpoint")
 def packed_content(model_dir: str | Path) -> CheckpointContent:
-    """Return an export of a transformers model with its layers as they are stored (`quark.models.layers.packed.Packed`).
+    """Return an export of a transformers model with its layers as they are stored (`quark.models.layers.packed_layers.Packed`).
 
     Such a model takes no more memory than its files. Raises as `import_model_from_safetensors`.
     """

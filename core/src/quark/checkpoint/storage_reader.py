@@ -24,8 +24,7 @@ from quark.errors import CheckpointError
 from quark.models.hf.shards import check_shards
 from quark.models.layers import QuantizedLayer, quantized_class
 from quark.models.layers.coded_layer import CodedLayer
-from quark.models.layers.packed import Packed
-from quark.models.layers.packed_layers import without_weights
+from quark.models.layers.packed_layers import Packed, without_weights
 from quark.models.layers.quantized_layers import linear_weight
 from quark.models.plan.quant_plan import QuantPlan
 

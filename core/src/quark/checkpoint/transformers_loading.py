@@ -11,8 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, RenamesTensors
-from quark.checkpoint.layouts import layout_for, reader_of
+from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, RenamesTensors, layout_for, reader_of
 from quark.checkpoint.provenance import refuse_unreadable
 from quark.models.hf.internals import source_of
 from quark.models.hf.unpacking import unpack_all

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import nn
 
 from quark.errors import CheckpointError
-from quark.models.layers.packed import Packed
+from quark.models.layers.packed_layers import Packed
 
 __all__ = ["unpack_all"]
 

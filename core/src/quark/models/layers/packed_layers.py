@@ -19,17 +19,28 @@ from torch import Tensor, nn
 from quark.config.layer import QLayerConfig, TensorSpec, levels
 from quark.config.slot import ACTIVATIONS, PARAMETERS, Slot
 from quark.errors import CheckpointError, ConfigError
+from quark.models.layers.coded_layer import refuse_bad_scales
 from quark.models.layers.layer_shape import LayerShape
-from quark.models.layers.packed import Packed
 from quark.models.layers.quantized_layers import QuantizedLayer, linear_weight, quantized_class
 from quark.models.layers.quantizer_module import QuantizerModule
-from quark.models.layers.stored_scales import refuse_bad_scales
 from quark.numbers import cast_finite
 from quark.numbers.on_grid import LOSSY, codes_error
 from quark.numbers.tensor_quantizer import TensorQuantizer
 from quark.plugins.attribution import origin
 
-__all__ = ["PackedLayer", "PackedScales", "checked_codes", "packed_meta", "stored_tensors", "without_weights"]
+__all__ = ["Packed", "PackedLayer", "PackedScales", "checked_codes", "packed_meta", "stored_tensors", "without_weights"]
+
+
+class Packed(nn.Module):
+    """Base of modules that replace other modules while a checkpoint is loaded: loaders fill their tensors, then `unpack` is called once."""
+
+    def unpack(self) -> nn.Module:
+        """Return the module that replaces this one, on the device of its tensors.
+
+        Raises:
+            CheckpointError: The tensors cannot be used.
+        """
+        raise NotImplementedError
 
 
 class PackedScales(nn.Module):

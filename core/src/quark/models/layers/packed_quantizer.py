@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from quark.config.layer import TensorSpec
 from quark.errors import CheckpointError
-from quark.models.layers.packed import Packed
-from quark.models.layers.packed_layers import PackedScales
+from quark.models.layers.packed_layers import Packed, PackedScales
 from quark.models.layers.quantizer_module import QuantizerModule
 from quark.numbers import quantizer_for
 

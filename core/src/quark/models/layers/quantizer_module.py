@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from quark.config.layer import TensorSpec, levels
-from quark.errors import CalibrationError
-from quark.models.layers.exported_quantizer import exported
+from quark.config.tensor import QTensorConfig
+from quark.errors import CalibrationError, UnsupportedError
 from quark.numbers import QParams, TensorQuantizer, quantizer_for
 
 __all__ = ["QuantizerModule", "RoundedParameter"]
@@ -84,7 +86,7 @@ class QuantizerModule(nn.Module):
                 f"a static {_formats(self.quantizer.spec)} quantizer has no scales yet: quantize the model with calibration data"
             )
         if torch.compiler.is_exporting():
-            return exported(x, self.quantizer, qparams)
+            return _exported(x, self.quantizer, qparams)
         with torch.no_grad():
             values = self.quantizer.fake_quantize(x, qparams)
         return _StraightThrough.apply(x, values) if x.requires_grad and torch.is_grad_enabled() else values
@@ -119,3 +121,49 @@ class RoundedParameter(QuantizerModule):
 
 def _formats(spec: TensorSpec) -> str:
     return " → ".join(s.dtype.name for s in levels(spec))
+
+
+# A program of ``torch.export`` calls no Python code of a module, and torch cannot trace a quantizer. So a
+# quantizer is one operator in it, with its spec as text: a saved program computes what the model did, bit for
+# bit, wherever ``quark.models.layers`` is imported.
+def _fake_quantize(
+    x: Tensor, scale: Tensor | None, zero_point: Tensor | None, outer_scale: Tensor | None, spec: str, activation: bool
+) -> Tensor:
+    """Return ``x`` fake-quantized, in its dtype and shape."""
+    qparams = None if scale is None else QParams(scale, zero_point, outer_scale)
+    return _quantizer_of(spec, activation).fake_quantize(x, qparams)
+
+
+# Written out: torch cannot read it off annotations that are not evaluated.
+_SCHEMA = "(Tensor x, Tensor? scale, Tensor? zero_point, Tensor? outer_scale, str spec, bool activation) -> Tensor"
+_operator = torch.library.custom_op("quark::fake_quantize", _fake_quantize, mutates_args=(), schema=_SCHEMA)
+
+
+@_operator.register_fake
+def _shape_only(
+    x: Tensor, scale: Tensor | None, zero_point: Tensor | None, outer_scale: Tensor | None, spec: str, activation: bool
+) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@lru_cache(maxsize=1024)
+def _quantizer_of(spec: str, activation: bool) -> TensorQuantizer:
+    specs = [QTensorConfig.from_dict(level) for level in json.loads(spec)]
+    return quantizer_for(specs[0] if len(specs) == 1 else specs, activation=activation)
+
+
+def _exported(x: Tensor, quantizer: TensorQuantizer, qparams: QParams | None) -> Tensor:
+    """Return ``x`` fake-quantized by the operator ``quark::fake_quantize``, for programs of ``torch.export``.
+
+    Raises:
+        UnsupportedError: The spec alone does not say what the quantizer does.
+    """
+    spec = json.dumps([level.to_dict() for level in levels(quantizer.spec)])
+    activation = next((a for a in (True, False) if _quantizer_of(spec, a).granularity == quantizer.granularity), None)
+    if activation is None or type(_quantizer_of(spec, activation)) is not type(quantizer):
+        raise UnsupportedError(
+            f"torch.export cannot take a quantizer with scales of {quantizer.granularity} in a view of the tensor: use one scale"
+        )
+    scales = (None, None, None) if qparams is None else (qparams.scale, qparams.zero_point, qparams.outer_scale)
+    result: Tensor = _operator(x, *scales, spec, activation)
+    return result
