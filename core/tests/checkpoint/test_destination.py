@@ -1,4 +1,7 @@
-"""What may lie where an export goes; an earlier export is replaced only on request, and nothing else is ever deleted."""
+"""What may lie where an export goes.
+
+An earlier export is replaced only on request, and nothing else is ever deleted.
+"""
 
 from __future__ import annotations
 

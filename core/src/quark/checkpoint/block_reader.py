@@ -1,4 +1,7 @@
-"""QuantizedCheckpoint: a quantized checkpoint whose tensors are read one block at a time, for evaluations of models larger than memory."""
+"""QuantizedCheckpoint: a quantized checkpoint whose tensors are read one block at a time.
+
+So models larger than memory are evaluated.
+"""
 
 from __future__ import annotations
 

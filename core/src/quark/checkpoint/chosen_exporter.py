@@ -44,7 +44,10 @@ def exporter_of(name: str, options: ExportOptions | None = None) -> Exporter:
 
 
 def exporter_options(name: str) -> tuple[Option, ...]:
-    """Return the options of an export: those specific to the exporter, then the fields of `ExportOptions`, common to all exporters."""
+    """Return the options of an export.
+
+    Options of the exporter come first, then the fields of `ExportOptions`, which all exporters have.
+    """
     own = exporters().options(name)
     return (*own, *options_of(ExportOptions, without=("own", "tokenizer", "input_args", *(option.name for option in own))))
 
@@ -95,7 +98,7 @@ def refuse_unstorable(name: str, exporter: Exporter, content: CheckpointContent,
 
 
 def layouts_that_hold(content: CheckpointContent, skeleton: nn.Module, *, besides: str = "") -> list[str]:
-    """Return the names of the installed layouts that can hold a model, with the options that they have by default.
+    """Return the names of the installed layouts that can hold a model, with their default options.
 
     Args:
         content: As of `refuse_unstorable`.

@@ -71,7 +71,7 @@ class LayoutReader(Protocol):
         """
 
     def prepare(self, model: nn.Module, stored: StoredConfig) -> QuantPlan:
-        """Change a float model in place so that the stored tensors fit it, and return the plan by which its layers are quantized.
+        """Change a float model in place so that the stored tensors fit it, and return its plan.
 
         `quark.checkpoint.packed_model.pack_model` does this with modules of the core, whatever the format of
         the weights.
@@ -85,7 +85,7 @@ class LayoutReader(Protocol):
         """
 
     def place_of(self, model: nn.Module, name: str) -> str:
-        """Return the path of a stored tensor in the prepared model, such as ``"lm_head.weight_quantizer.scale"``.
+        """Return the path of a stored tensor in the prepared model: ``"lm_head.weight_quantizer.scale"``.
 
         Args:
             model: The model after `prepare`.
@@ -107,7 +107,10 @@ class ReadsOwnFiles(Protocol):
 
 @runtime_checkable
 class ReadsBlocks(Protocol):
-    """Additional interface of a `LayoutReader` of layouts that quantize all layers alike: a ``quantization_config`` says how by itself."""
+    """Additional interface of a `LayoutReader` of layouts that quantize all layers alike.
+
+    A ``quantization_config`` says how by itself.
+    """
 
     def layer_config(self, block: Mapping[str, Any]) -> QLayerConfig:
         """Return how layers are quantized; those that are not are in the files of the checkpoint.
@@ -119,7 +122,9 @@ class ReadsBlocks(Protocol):
 
 @runtime_checkable
 class RenamesTensors(Protocol):
-    """Additional interface of a `LayoutReader` for ``from_pretrained`` of transformers where stored names differ from those of the model.
+    """Additional interface of a `LayoutReader` where stored names differ from those of the model.
+
+    ``from_pretrained`` of transformers asks for it.
 
     Attributes:
         renamings: Regular expressions of parts of stored names and their replacements in the prepared model,

@@ -1,4 +1,4 @@
-"""Conversion of a float model to one that a checkpoint's tensors fit, before this package or transformers loads them."""
+"""Conversion of a float model to one that a checkpoint's tensors fit, before they are loaded."""
 
 from __future__ import annotations
 

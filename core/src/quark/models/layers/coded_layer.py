@@ -1,4 +1,4 @@
-"""CodedLayer: the codes and scales of a linear layer as a checkpoint stores them, and how they become a quantized layer's."""
+"""CodedLayer: the codes and scales of a linear layer as a checkpoint stores them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The registered layer types by class of a float layer: its quantized class, and the class as which plans know it."""
+"""The registered layer types by class of a float layer: its quantized class, and its class in plans."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def layer_type_of(layer: nn.Module) -> LayerType | None:
 
 
 def _inherited(layer: nn.Module) -> LayerType | None:
-    """Return the layer type of the nearest registered base class of a layer that computes what that class does."""
+    """Return the layer type of the nearest registered base class whose computation is the layer's."""
     for base in type(layer).__mro__[1:]:
         layer_type = layer_type_of_class(base)
         if layer_type is not None:
@@ -80,7 +80,10 @@ def _overrides_nothing(layer_class: type[nn.Module], base: type[nn.Module]) -> b
 
 
 def layer_type_of_class(layer_class: type[Any]) -> LayerType | None:
-    """Return the layer type registered for exactly this class, also one that stays float; None where there is none."""
+    """Return the layer type registered for exactly this class, also one that stays float.
+
+    None where there is none.
+    """
     known = _known(layer_types())
     if layer_class not in known:
         known[layer_class] = _registered_for(layer_class)
@@ -100,7 +103,7 @@ def is_by_name(layer_class: type[Any]) -> bool:
 
 
 def planned_names() -> list[str]:
-    """Return the sorted names of the classes that layers can be planned as: what ``layer_type_quant_config`` may name."""
+    """Return the sorted class names of layers in plans, which ``layer_type_quant_config`` may name."""
     return sorted({_class_name(record.layer) for record in layer_types() if record.quantized is not None and record.planned_as is None})
 
 
@@ -111,7 +114,7 @@ def _known(registry: Registry[LayerTypeRecord]) -> dict[Any, LayerType | None]:
 # Looked up for each module of a model; cached until the registry changes.
 @lru_cache(maxsize=2)
 def _cache(registry: Registry[LayerTypeRecord], revision: tuple[int, int]) -> dict[Any, LayerType | None]:
-    """Return an empty cache of layer types by class, the same one until the registry's revision is another."""
+    """Return a cache of layer types by class, empty at each new revision of the registry."""
     return {}
 
 
@@ -154,7 +157,9 @@ _TOLERANCE = 1e-12
 
 
 def is_verbatim_linear(layer: nn.Module) -> bool:
-    """Return whether a layer is an ``nn.Linear``, or of a subclass that computes the same, so that it can be quantized as such.
+    """Return whether a layer is an ``nn.Linear``, or of a subclass that computes the same.
+
+    It can be quantized as such then.
 
     The layer must have a weight and a bias and nothing else, and the forward of a copy with small random
     float64 tensors must give the result of ``nn.Linear``. This excludes routers that select experts, low-rank

@@ -20,7 +20,9 @@ _BUFFERS = ("scale", "zero_point", "outer_scale", "codes")
 
 
 class QuantizerModule(nn.Module):
-    """Fake-quantizes a tensor: with stored scales where they are static, and with scales computed at each call where they are dynamic.
+    """Fake-quantizes a tensor.
+
+    Static scales are stored, and dynamic ones are computed at each call.
 
     Args:
         spec: The tensor's quantization.
@@ -31,8 +33,8 @@ class QuantizerModule(nn.Module):
     Attributes:
         quantizer: The `quark.numbers.TensorQuantizer` that does the arithmetic.
         scale, zero_point, outer_scale: Buffers, None until `set_qparams`, or where the format has none.
-        codes: Buffer: the codes of a weight that stays as its checkpoint stores it, or those that its rounding
-            has set, until the run has written them; None where they follow from its values.
+        codes: Buffer: the codes of a weight that stays as its checkpoint stores it, or those that its
+            rounding has set, until the run has written them; None where they follow from its values.
         is_deferred: Whether the scales are those of a weight that is still float: its codes are those of its
             values, rounded to nearest. No forward may run before the weight is rounded.
     """
@@ -66,7 +68,10 @@ class QuantizerModule(nn.Module):
             setattr(self, name, value.detach())
 
     def codes_of(self, weight: Tensor) -> Tensor:
-        """Return the codes of a weight that is rounded, or, where ``is_deferred``, float; the scales are set."""
+        """Return the codes of a weight that is rounded, or, where ``is_deferred``, float.
+
+        The scales are set.
+        """
         assert self.qparams is not None
         if self.codes is not None:
             return self.codes
@@ -109,7 +114,7 @@ class _StraightThrough(torch.autograd.Function):
 
 
 class RoundedParameter(QuantizerModule):
-    """The quantizer of a parameter that has the values of its grid already, so that there is nothing to do when it is called.
+    """The quantizer of a parameter that has the values of its grid already: calls do nothing.
 
     It is called in graphs, for what reads them, such as an exporter, which finds the scales here.
     """
