@@ -1,4 +1,4 @@
-"""How much of a Hessian is likely to be chance: as the variance of its entries says, and however its tokens were given."""
+"""The share of a Hessian that is likely to be chance, by the variance of its entries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparisons of errors on the same tokens: what is harm, how sure it is, and answers where there is nothing to compare."""
+"""Comparisons of errors on the same tokens: harm, how sure it is, and nothing to compare."""
 
 from __future__ import annotations
 

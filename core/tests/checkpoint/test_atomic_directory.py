@@ -1,4 +1,7 @@
-"""An export appears under its name only when complete; nothing is overwritten, and a failure leaves nothing."""
+"""An export appears under its name only when complete.
+
+Nothing is overwritten, and a failure leaves nothing.
+"""
 
 import errno
 import os
@@ -71,7 +74,10 @@ def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def ctrl_c() -> Iterator[None]:
-    """SIGINT raises KeyboardInterrupt, also where the shell that started the tests ignores it, as it does for jobs in the background."""
+    """SIGINT raises KeyboardInterrupt.
+
+    Else it does not where a shell ignores it, as it does for jobs in the background.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -1,4 +1,7 @@
-"""Broken exporters: named in the error, nothing left where the checkpoint was to be; and weights that cannot be stored as they are."""
+"""Broken exporters, and weights that cannot be stored as they are.
+
+Errors name the exporter, and nothing is left where the checkpoint was to be.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CheckpointExporter: a layout that packs codes in its own way streams, resumes and reloads by its `LayerStorage` alone."""
+"""CheckpointExporter: a layout with its own packing streams, resumes and reloads by its `LayerStorage`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checksum finds damage to one word, and to whole pages of a file, and does not depend on how the bytes are read."""
+"""A checksum finds damage to a word, and to pages of a file, however the bytes are read."""
 
 import torch
 from hypothesis import given

@@ -1,4 +1,7 @@
-"""What lies beside the weights of a checkpoint: files of the float checkpoint, or the caller's tokenizer, and never over what is there."""
+"""Companions of a checkpoint: files of the float checkpoint, or the caller's tokenizer.
+
+They are never written over other files.
+"""
 
 from __future__ import annotations
 

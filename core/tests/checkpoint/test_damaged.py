@@ -1,4 +1,4 @@
-"""Whatever an export holds, reading it ends in an error that names it or in the model that was exported, never in another one."""
+"""Reading a damaged export ends in an error that names it, or in the model that was exported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What may lie where an export goes; an earlier export is replaced only on request, and nothing else is ever deleted."""
+"""What may lie where an export goes.
+
+An earlier export is replaced only on request, and nothing else is ever deleted.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,7 @@ from torch import nn
 
 from quark.checkpoint import destination
 from quark.checkpoint.atomic_directory import building
-from quark.checkpoint.destination import COMPANIONS, REPLACED, move_into_place, refuse_used_directory
-from quark.checkpoint.exchange import exchange
+from quark.checkpoint.destination import COMPANIONS, REPLACED, exchange, move_into_place, refuse_used_directory
 from quark.checkpoint.export import export_with
 from quark.checkpoint.exporter import ExportOptions
 from quark.errors import ConfigError, OutputError

@@ -1,4 +1,4 @@
-"""A run encodes each weight once, whatever rounds it, and a model in memory keeps no codes beside its values."""
+"""A run encodes each weight once, whatever rounds it, and a model in memory keeps no codes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ CASES = [
 
 @pytest.fixture
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the number of elements of each weight that is encoded; samples of rows, and formats that check themselves, do not count."""
+    """Return the number of elements of each weight that is encoded.
+
+    Samples of rows, and formats that check themselves, do not count.
+    """
     counts: list[int] = []
     shapes = {layer.weight.shape for layer in quantized_layers()}
     quantize = SingleLevelQuantizer.quantize

@@ -1,4 +1,4 @@
-"""Exporter: what one answers that writes whole models and nothing else, and what is said where a promise is not kept."""
+"""Exporter: one that writes whole models alone, and errors where a promise is not kept."""
 
 from __future__ import annotations
 

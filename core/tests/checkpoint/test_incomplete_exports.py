@@ -1,4 +1,4 @@
-"""An export that lacks what its layout's own reader wants is refused before it has its name, whichever way it was written."""
+"""An export that lacks tensors of its layout's own reader is refused before it has its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What an algorithm leaves in a model is put back when a checkpoint is read, by its registered restorer; without it, reading stops."""
+"""What an algorithm leaves in a model is put back when a checkpoint is read, by its registered restorer.
+
+Without it, reading stops.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What changes weights: the protocols Transform, Rounding and Tuning, statistics they may ask for, and round-to-nearest, the default."""
+"""What changes weights: the protocols Transform, Rounding and Tuning.
+
+And the statistics that they may ask for, and round-to-nearest, the default.
+"""
 
 from quark.algorithms.rounding import HeldOut, Metrics, NamesLayers, Rounding, RoundingTask, RoundToNearest
 from quark.algorithms.stacked_weights import StackedWeights, float_weight, weight_quantizer

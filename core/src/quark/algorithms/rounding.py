@@ -42,7 +42,10 @@ class HeldOut:
     reference: Tensor | None = None
 
     def output_error(self, weight: Tensor, rounded: Tensor) -> Tensor:
-        """Return the squared error of each token's outputs, ``[n]``, float32, for weights ``[N, K]``; against the float model if known."""
+        """Return the squared error of each token's outputs, ``[n]``, float32, for weights ``[N, K]``.
+
+        It is measured against the float model, if that is known.
+        """
         x, weight = self.x.float(), weight.float()
         error = x @ (weight - rounded.float()).t()  # [n, N]
         if self.reference is not None:
@@ -50,14 +53,19 @@ class HeldOut:
         return error.square_().sum(1)
 
     def output_energy(self, weight: Tensor) -> Tensor:
-        """Return the squared sum of all outputs for a weight ``[N, K]``, on the inputs of the float model if they are known; a scalar."""
+        """Return the squared sum of all outputs for a weight ``[N, K]``; a scalar.
+
+        Inputs are those of the float model, if they are known.
+        """
         x = self.x if self.reference is None else self.reference
         return (x.float() @ weight.float().t()).square_().sum()
 
 
 @attrs.frozen(eq=False)
 class RoundingTask:
-    """Layers that are rounded together: all weights have one spec, and, where there are statistics, all layers one input.
+    """Layers that are rounded together.
+
+    All weights have one spec, and, where there are statistics, all layers one input.
 
     Attributes:
         layers: By full name. Their ``weight`` is the float one.
@@ -76,14 +84,17 @@ class RoundingTask:
     ranks: Ranks = ALONE
 
     def statistic(self, kind: type[S]) -> S:
-        """Return the statistic of that class; raises KeyError where the rounding does not declare it in its ``needs``."""
+        """Return the statistic of that class.
+
+        Raises KeyError where the rounding does not declare it in its ``needs``.
+        """
         if kind not in self.statistics:
             names = ", ".join(k.__name__ for k in self.statistics) or "none"
             raise KeyError(f"asked for the statistic {kind.__name__}, which it does not declare: its needs are {names}")
         return cast("S", self.statistics[kind])
 
     def stacked(self) -> StackedWeights:
-        """Return the weights of all layers as one matrix, with the values they may take and the way back into the layers.
+        """Return the weights of all layers as one matrix, with their grid and the way back into the layers.
 
         Example:
             The body of a rounding that leaves scales as they are::
@@ -96,7 +107,9 @@ class RoundingTask:
         return StackedWeights(self.layers, shares_scale=self.shares_scale)
 
     def by_rows(self, work: Callable[[slice], T], rows: int) -> list[T]:
-        """Return ``work`` of consecutive slices of so many rows, each slice worked on by one rank, the results the same on all of them.
+        """Return the results of ``work`` on consecutive slices of the rows, the same on all ranks.
+
+        Each slice is worked on by one rank.
 
         In a deterministic run the slices do not depend on the number of ranks: what a matrix product makes of
         a row depends, in its last bits, on how many rows there are.
@@ -118,7 +131,10 @@ class Rounding(Protocol):
         """Statistics of the layers' inputs; without any, no data are wanted. A plain attribute will do."""
 
     def applies_to(self, name: str) -> bool:
-        """Return whether it rounds the layer of that name, relative to its block; others are rounded to nearest."""
+        """Return whether it rounds the layer of that name, relative to its block.
+
+        Others are rounded to nearest.
+        """
 
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
         """Round the weights of the layers.
@@ -139,10 +155,13 @@ class Rounding(Protocol):
 
 @runtime_checkable
 class NamesLayers(Protocol):
-    """A `Rounding` whose settings name the layers that it applies to; the plan warns of names that match no layer."""
+    """A `Rounding` whose settings name the layers that it applies to.
+
+    The plan warns of names that match no layer.
+    """
 
     def unmatched(self, names: Sequence[str]) -> Sequence[str]:
-        """Return the names in the settings that match none of these layers, which are named relative to their blocks."""
+        """Return the names in the settings that match none of the layers, named relative to their blocks."""
 
 
 class RoundToNearest:

@@ -1,4 +1,4 @@
-"""StackedWeights: what a rounding needs around its mathematics: one matrix, the values it may take, and the way back into the layers."""
+"""StackedWeights: the weights of a rounding as one matrix, their grid, and the way back into the layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statistics of a layer's inputs: declared by an algorithm as ``needs``, and collected once for each input group."""
+"""Statistics of layers' inputs: declared by an algorithm as ``needs``, collected once per input group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _Arguments = TypeVarTuple("_Arguments")
 _Value = TypeVar("_Value")
 
 _STRIP = 128
-"""Rows of a Hessian that are summed at a time, each strip from the diagonal on: little more than half of the full product."""
+"""Rows of a Hessian that are summed at a time.
+
+Each strip starts at the diagonal, which takes little more than half of the full product.
+"""
 _FEW_STRIPS = 4
 """Number of strips on devices that process one strip at a time: 5/8 of the full product."""
 _WAITING = 2048
@@ -31,15 +34,17 @@ _HALVES = (torch.float16, torch.bfloat16)
 class Statistic(ABC):
     """A sum over the input tokens of an input group.
 
-    Two statistics can be merged; the result equals one statistic of both sets of tokens. So several processes can share the tokens: each
-    has a statistic of its own, which is sent to the others with all its attributes.
+    Two statistics can be merged; the result equals one statistic of both sets of tokens. So several processes
+    can share the tokens: each has a statistic of its own, which is sent to the others with all its
+    attributes.
 
     Args:
         columns: K, the layers' number of input channels.
         device: The device of the inputs.
 
     Attributes:
-        wants_float: Whether the inputs in the float model are needed beside those in the quantized model, which doubles the forwards.
+        wants_float: Whether the inputs in the float model are needed beside those in the quantized model,
+            which doubles the forwards.
         tokens: The number of tokens in the sum.
 
     Example:
@@ -70,7 +75,8 @@ class Statistic(ABC):
 
         Args:
             x: The layers' input in the quantized model, ``[tokens, K]``, in the model's dtype.
-            reference: The layers' input in the float model, likewise; None where it is not known, or ``wants_float`` is not set.
+            reference: The layers' input in the float model, likewise; None where it is not known, or
+                ``wants_float`` is not set.
 
         Raises:
             PluginError: The statistic has changed ``x``.
@@ -92,7 +98,8 @@ class Statistic(ABC):
     def of_all_ranks(self, ranks: Ranks) -> Self:
         """Return the statistic of the tokens of all ranks, the same on each; this one is used up.
 
-        By default the statistics of all ranks are merged in their order; one that is a large sum has a faster way.
+        By default the statistics of all ranks are merged in their order; one that is a large sum has a faster
+        way.
         """
         first, *others = ranks.gather(self)
         for other in others:
@@ -101,7 +108,9 @@ class Statistic(ABC):
         return first
 
     def derived(self, compute: Callable[[Self, *_Arguments], _Value], *arguments: *_Arguments) -> _Value:
-        """Return ``compute(self, *arguments)``, computed once until tokens are added: other layers of the input group use it again.
+        """Return ``compute(self, *arguments)``, computed once until tokens are added.
+
+        Other layers of the input group use it again.
 
         Args:
             compute: A function of a module: the value is kept for it and its arguments.
@@ -114,7 +123,10 @@ class Statistic(ABC):
 
     @property
     def flops(self) -> int:
-        """Floating-point operations that the updates so far take at least; 0 where moving the data takes longer than computing."""
+        """Floating-point operations that the updates so far take at least.
+
+        0 where moving the data takes longer than computing.
+        """
         return 0
 
     def flush(self) -> None:
@@ -151,8 +163,9 @@ class _Moment(Statistic):
 class Hessian(_Moment):
     """The Hessian ``H = Σ x xᵀ [K, K]`` of the layer's input, an unnormalized sum in float32.
 
-    H is the uncentred second moment of the input: the Hessian of the layer's squared output error up to a factor. On GPUs, 16-bit inputs
-    are multiplied without conversion and summed in float32, which loses nothing: the product of two such numbers is exact in float32.
+    H is the uncentred second moment of the input: the Hessian of the layer's squared output error up to a
+    factor. On GPUs, 16-bit inputs are multiplied without conversion and summed in float32, which loses
+    nothing: the product of two such numbers is exact in float32.
     """
 
     master: ClassVar[torch.dtype] = torch.float32
@@ -183,11 +196,14 @@ class Hessian(_Moment):
         return self._products.others
 
     def shrinkage(self) -> tuple[float, float]:
-        """Return the Ledoit–Wolf shrinkage intensities of H, from 0 to 1: off its diagonal, and for the differences along the diagonal.
+        """Return the Ledoit–Wolf shrinkage intensities of H, from 0 to 1.
 
-        An intensity is the estimated variance of the entries, from the tokens' fourth moments, divided by their sum of squares. Shrinking
-        by it minimizes the expected squared distance to the Hessian of infinitely many tokens. Source: Ledoit, Wolf, "A well-conditioned
-        estimator for large-dimensional covariance matrices", 2004; here the diagonal and the rest have an intensity each.
+        One is that off the diagonal, the other that of the differences along the diagonal.
+
+        An intensity is the estimated variance of the entries, from the tokens' fourth moments, divided by
+        their sum of squares. Shrinking by it minimizes the expected squared distance to the Hessian of
+        infinitely many tokens. Source: Ledoit, Wolf, "A well-conditioned estimator for large-dimensional
+        covariance matrices", 2004; here the diagonal and the rest have an intensity each.
         """
         if self.tokens < 2:
             return 1.0, 1.0
@@ -273,13 +289,15 @@ class AbsMean(Statistic):
 class _Products:
     """``Σ aᵀ b [K, K]`` over batches of tokens, summed by strips of rows in several threads.
 
-    On CPUs batches are collected until they have `_WAITING` tokens, so that threads synchronize once for all of them.
+    On CPUs batches are collected until they have `_WAITING` tokens, so that threads synchronize once for all
+    of them.
 
     Args:
         columns: K.
         dtype: Dtype of the sum over batches; within a batch it is float32.
         device: Device of the batches.
-        is_symmetric: Whether a is b in every batch: then strips are summed from the diagonal on, little more than half the full product.
+        is_symmetric: Whether a is b in every batch: then strips are summed from the diagonal on, little more
+            than half the full product.
         also: Computes something else of each batch's a, to be summed.
 
     Attributes:
@@ -387,7 +405,10 @@ def _mirror_upper_(h: Tensor) -> None:
 
 
 def _add_product(target: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add ``aᵀ b`` to ``target`` in place, in the target's precision over batches and in float32 within a batch."""
+    """Add ``aᵀ b`` to ``target`` in place.
+
+    Sums are in float32 within a batch, and in the target's precision over batches.
+    """
     if a.dtype in _HALVES:
         target += torch.mm(a.t(), b, out_dtype=torch.float32)
     elif target.dtype is torch.float32:

@@ -66,7 +66,9 @@ class BlockContext:
     needs: Sequence[type[Statistic]] | None = None
 
     def statistic(self, layer: str, kind: type[S]) -> S | None:
-        """Return the statistic of that class of a layer's input; None where no token reached it, or it is not going to be quantized.
+        """Return the statistic of that class of a layer's input.
+
+        None where no token reached it, or it is not going to be quantized.
 
         Raises:
             KeyError: The transform does not declare it in its ``needs``.
@@ -77,12 +79,17 @@ class BlockContext:
         return cast("S | None", self.statistics.get(layer, {}).get(kind))
 
     def input_is_transformed(self, layer: str) -> bool:
-        """Return whether something changes the layer's input while the model runs, so that no scale may move into it (see there)."""
+        """Return whether something changes the layer's input while the model runs (see there).
+
+        No scale may move into it then.
+        """
         return input_is_transformed(self.module.get_submodule(layer))
 
 
 def input_is_transformed(layer: nn.Module) -> bool:
-    """Return whether a layer gets another input than the modules before it give, as by a rotation that runs with the model.
+    """Return whether a layer gets another input than the modules before it give.
+
+    A rotation that runs with the model changes it so.
 
     What changes it is a forward pre-hook of the layer: an object with the attribute
     ``transforms_input = True``.
@@ -105,7 +112,10 @@ class ResolvedSettings:
 
 @runtime_checkable
 class ResolvesForModel(Protocol):
-    """A transform whose settings become definite, such as by names of layers, when it is known what will be done to a model."""
+    """A transform whose settings become definite when it is known what will be done to a model.
+
+    Names of layers are such settings.
+    """
 
     def resolve_for_model(self, model: nn.Module, plan: QuantPlan) -> ResolvedSettings:
         """Return the settings for this model.
@@ -127,13 +137,17 @@ class TransformRun(Protocol):
     """
 
     def apply_global(self, model: nn.Module) -> None:
-        """Change what lies outside the decoder blocks, such as embeddings and head; called once, before any block.
+        """Change what lies outside the decoder blocks, such as embeddings and head.
+
+        Called once, before any block.
 
         Tensors inside the blocks may be on the meta device.
         """
 
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
-        """Change the values of one block's parameters; returns what is worth reporting, by full name of a layer or of the block.
+        """Change the values of one block's parameters.
+
+        Returns what is worth reporting, by full name of a layer or of the block.
 
         Metrics of the block that say ``applied: False`` mean that it is as it was. A transform that says so
         of every block, and has changed nothing outside them, is left out of the plan, and of the settings
@@ -147,14 +161,18 @@ class TransformRun(Protocol):
 
 @runtime_checkable
 class FinishesBlocks(Protocol):
-    """A `TransformRun` of which a part comes behind all other transforms of a block, such as a rotation that runs with the model.
+    """A `TransformRun` with a part that comes behind all other transforms of a block.
+
+    A rotation that runs with the model is such a part.
 
     What it adds to a layer's input in `finish` is not there yet when other transforms move scale into that
     layer.
     """
 
     def finish(self, block: BlockContext) -> Mapping[str, Metrics]:
-        """Change one block once more when every transform has been applied to it; where several do, the last one first.
+        """Change one block once more when every transform has been applied to it.
+
+        Where several do, the last one is first.
 
         As `TransformRun.apply`, except that there are no statistics: those that were collected are of the
         block as it was before.
@@ -202,7 +220,7 @@ class Transform(Protocol):
         """
 
     def start(self, model: nn.Module, plan: QuantPlan) -> TransformRun:
-        """Return the object that is to change ``model``, which has not been changed yet and is not changed here.
+        """Return the run that is to change ``model``, which has not been changed and is not changed here.
 
         A transform that need know nothing of the model may return itself.
 
@@ -218,7 +236,9 @@ class Transform(Protocol):
 
 @runtime_checkable
 class ValidatedTransform(Transform, Protocol):
-    """A transform of the whole model, which cannot be taken back block by block, and is tried on copies of the blocks first.
+    """A transform of the whole model, which is tried on copies of the blocks first.
+
+    It cannot be taken back block by block.
 
     Each block's copy is changed by a run that was started for that, a `ValidatedRun`, and by the transforms
     that follow in the run, such as an equalization. Its output error on held-out tokens is compared with that
@@ -250,11 +270,14 @@ class HasAlternatives(ValidatedTransform, Protocol):
         """The settings with which a run uses it, and which a checkpoint keeps."""
 
     def alternatives(self) -> Mapping[str, HasAlternatives]:
-        """Return transforms that each do a part of what this one does, by a name for reports, the simplest first; empty for none."""
+        """Return transforms that each do a part of this one, by a name for reports, the simplest first.
+
+        Empty for none.
+        """
 
 
 class ValidatedRun(TransformRun, Protocol):
     """The run of a `ValidatedTransform`."""
 
     def transformed_stream(self, x: Tensor) -> Tensor:
-        """Return what goes from block to block in the changed model, where ``x [batch, tokens, channels]`` does in this one."""
+        """Return the changed model's hidden states, where ``x [batch, tokens, channels]`` are this one's."""

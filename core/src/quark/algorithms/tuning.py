@@ -1,4 +1,7 @@
-"""Tuning: change codes, scales, norms and biases of a rounded block, so that its output comes nearer to the float block's."""
+"""Tuning: changes a rounded block, so that its output comes nearer to the float block's.
+
+It changes codes, scales, norms and biases.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,10 @@ class RoundedBlock:
     substituted: Callable[[Mapping[str, Tensor]], AbstractContextManager[None]]
 
     def weights(self, layer: str) -> StackedWeights:
-        """Return the rounded weight of a layer as `StackedWeights`, whose ``keep`` gives the layer other codes and scales."""
+        """Return the rounded weight of a layer as `StackedWeights`.
+
+        Its ``keep`` gives the layer other codes and scales.
+        """
         return StackedWeights({layer: self.layers[layer]})
 
 
@@ -82,7 +88,9 @@ class Tuning(Protocol):
     wants_float: bool
 
     def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
-        """Change codes and scales of the layers' weights, and values of the float parameters; return metrics, by name of a layer or ``""``.
+        """Change codes and scales of the layers' weights, and values of the float parameters.
+
+        Return metrics, by name of a layer or ``""``.
 
         Nothing else of the block may change. The pipeline compares the error of the block's output on
         held-out tokens before and after, and takes the change back where the error did not get smaller. The

@@ -1,4 +1,6 @@
-"""Validation: compares output errors before and after a change of weights, on held-out tokens that the change does not depend on.
+"""Validation: compares output errors before and after a change of weights, on held-out tokens.
+
+The change does not depend on these tokens.
 
 The threshold is one standard error of the difference, which is taken token by token:
 
@@ -90,7 +92,10 @@ class Validation:
 
     @property
     def is_improvement(self) -> bool:
-        """Whether the error fell by more than the standard error; False if one of the three numbers is NaN."""
+        """Whether the error fell by more than the standard error.
+
+        False if one of the three numbers is NaN.
+        """
         return self.after < self.before - self.standard_error
 
     @property
@@ -106,7 +111,7 @@ class Validation:
 
 
 def validated(before: Sequence[OutputError], after: Sequence[OutputError]) -> Validation:
-    """Return the comparison of relative errors (`OutputError.relative`) of the same tokens before and after a change.
+    """Return the comparison of relative errors (`OutputError.relative`) of tokens before and after a change.
 
     Args:
         before: Errors of each block before the change.
@@ -124,7 +129,9 @@ def validated(before: Sequence[OutputError], after: Sequence[OutputError]) -> Va
 
 
 def is_worse(errors: Tensor, others: Tensor) -> bool:
-    """Return whether ``errors [tokens]`` are larger than ``others [tokens]``, of the same tokens, by more than a standard error.
+    """Return whether ``errors [tokens]`` are larger than ``others [tokens]`` by more than a standard error.
+
+    Both are of the same tokens.
 
     Errors that are not finite are always worse.
     """
@@ -134,7 +141,10 @@ def is_worse(errors: Tensor, others: Tensor) -> bool:
 
 
 def standard_error(differences: Tensor) -> float:
-    """Return the standard error of the mean of ``differences [tokens]``, float64; infinite for fewer than two tokens."""
+    """Return the standard error of the mean of ``differences [tokens]``, float64.
+
+    Infinite for fewer than two tokens.
+    """
     return float(_deviation(differences)) / len(differences) ** 0.5
 
 

@@ -1,4 +1,6 @@
-"""Calibrate and round one block while forwards run through it: each layer when all forwards wait at it, its statistics complete.
+"""Calibrate and round one block while forwards run through it.
+
+Each layer is rounded when all forwards wait at it: its statistics are complete then.
 
 This is true-sequential calibration for the price of one forward: the input of a layer comes from layers that
 are rounded already, and from activations, keys and values among them, that are quantized with the scales they
@@ -61,7 +63,10 @@ class _Waiting:
 
 @attrs.define(eq=False, slots=False)
 class BlockRounding(BlockCalibration):
-    """Rounds weights and sets scales each when the inputs of all forwards are known; arguments and attributes as of `BlockCalibration`."""
+    """Rounds weights and sets scales each when the inputs of all forwards are known.
+
+    Arguments and attributes as of `BlockCalibration`.
+    """
 
     _group_of: dict[str, list[str]] = attrs.field(init=False)
     _pause_points: dict[str, PausePoint] = attrs.field(init=False, factory=dict)
@@ -115,7 +120,10 @@ class BlockRounding(BlockCalibration):
                 self._tuning.work()
 
     def _finish_unreached(self) -> None:
-        """Finish the layers that no token has reached; forwards that come again, behind other layers, may reach them."""
+        """Finish the layers that no token has reached.
+
+        Forwards that come again, behind other layers, may reach them.
+        """
         self._scales.finish()
         unreached = {n: p.quantized for n, p in self._pause_points.items() if n not in self.rounded}
         self.rounded |= round_to_nearest(unreached, self._input_groups.siblings)
@@ -123,14 +131,20 @@ class BlockRounding(BlockCalibration):
             pause_point.done()
 
     def _first_waiting(self) -> _Waiting | None:
-        """Return the first place where forwards of any rank wait; None where none is inside the block any more."""
+        """Return the first place where forwards of any rank wait.
+
+        None where none is inside the block any more.
+        """
         stopped = self._block_run.stopped
         places = [place for f, place in stopped.items() if not f.is_float]
         first = min((_Waiting(p.number, p.name) for p in places), default=_Waiting(math.inf, None) if stopped else None, key=_number)
         return min((w for w in self._ranks.gather(first) if w is not None), default=None, key=_number)
 
     def _step(self, waiting: _Waiting) -> None:
-        """Finish what forwards wait for at a place, and let those that wait there go on; no forward of this rank may be among them."""
+        """Finish what forwards wait for at a place, and let those that wait there go on.
+
+        No forward of this rank may be among them.
+        """
         stopped = self._block_run.stopped
         if waiting.name is None:
             # Float forwards alone wait: at experts that no token of the quantized model reaches.
@@ -157,7 +171,10 @@ class BlockRounding(BlockCalibration):
         return place
 
     def _attention(self, name: str, tensors: Mapping[str, Tensor]) -> bool:
-        """Return whether an attention module is to quantize some tensors, whose scales are set when this returns; see `calibrating`."""
+        """Return whether an attention module is to quantize some tensors; see `calibrating`.
+
+        Their scales are set when this returns.
+        """
         forward = current_forward()
         if forward is None or forward.is_float:
             return False
@@ -172,7 +189,10 @@ class BlockRounding(BlockCalibration):
         return True
 
     def _round_group(self, leader: PausePoint) -> None:
-        """Set the input scales of an input group at whose leader all forwards wait, round its layers, and let forwards pass them."""
+        """Set the input scales of an input group, round its layers, and let forwards pass them.
+
+        All forwards wait at the group's leader.
+        """
         agreed = set.intersection(*self._ranks.gather({m.name for m in self._members(leader)}))
         members = [m for m in self._members(leader) if m.name in agreed]
         inputs = {f: x for f, x in leader.arrived.items() if not f.is_float}
@@ -204,7 +224,10 @@ class BlockRounding(BlockCalibration):
         return [p for p in group if not p.is_done and (p is leader or (not p.arrived and p.quantized.layer_config.input_tensors == spec))]
 
     def _statistics_of(self, leader: PausePoint, members: Sequence[PausePoint], inputs: Mapping[Forward, Tensor]) -> Collector:
-        """Return the statistics of the members' input: those of the layers before, if these turn out to read the same tensors."""
+        """Return the statistics of the members' input.
+
+        They are those of the layers before, if these turn out to read the same tensors.
+        """
         names = [leader.name, *(m.name for m in members if m is not leader)]
         spec = leader.quantized.layer_config.input_tensors
         inside = [n.removeprefix(self._prefix) for n in names]

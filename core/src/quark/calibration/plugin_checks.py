@@ -51,7 +51,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_state_dic
 
 
 def refuse_strange(algorithm: Any, kind: str, whose: Origin) -> None:
-    """Check that the object that an algorithm's processor has returned has all members that the pipeline uses.
+    """Check that the result of an algorithm's processor has all members that the pipeline uses.
 
     Args:
         algorithm: A rounding, a transform or a tuning.
@@ -76,7 +76,9 @@ def refuse_strange(algorithm: Any, kind: str, whose: Origin) -> None:
 
 
 class CheckedRounding:
-    """A rounding with checked results: every weight finite, on its grid and with its scales, and the layer otherwise unchanged.
+    """A rounding with checked results.
+
+    Every weight is finite, on its grid and with its scales, and the layer is otherwise unchanged.
 
     Args:
         rounding: The rounding to check.
@@ -108,7 +110,10 @@ class CheckedRounding:
 
 
 class CheckedTuning:
-    """A tuning with checked results: as of a rounding; and the block's float parameters finite, and otherwise as they were.
+    """A tuning with checked results.
+
+    They are checked as those of a rounding; the block's float parameters are finite, and otherwise as they
+    were.
 
     Args:
         tuning: The tuning to check.
@@ -140,7 +145,7 @@ class CheckedTuning:
 
 @attrs.frozen(eq=False)
 class _LayerState:
-    """The state of a layer before it is rounded: members that must stay, and the weight, which must be replaced."""
+    """The state of a layer before it is rounded: members that stay, and the weight, which is replaced."""
 
     weight: Tensor
     bias: Tensor | None
@@ -237,7 +242,10 @@ class CheckedRun:
         self._not_applied: set[str] = set()
 
     def apply_global(self, model: nn.Module) -> None:
-        """Change the model outside its blocks, as `quark.algorithms.TransformRun.apply_global`; RuntimeError on a second call."""
+        """Change the model outside its blocks, as `quark.algorithms.TransformRun.apply_global`.
+
+        RuntimeError on a second call.
+        """
         if self._blocks is not None:
             raise RuntimeError("apply_global was called before: a run changes a model once")
         self._blocks = set()
@@ -258,7 +266,9 @@ class CheckedRun:
         return self._changed(block, self._run.apply)
 
     def finish(self, block: BlockContext) -> Mapping[str, Metrics]:
-        """Change a block once more, as `quark.algorithms.FinishesBlocks`; nothing where the run has no such part.
+        """Change a block once more, as `quark.algorithms.FinishesBlocks`.
+
+        Nothing where the run has no such part.
 
         Raises:
             PluginError: As `apply`.
@@ -266,7 +276,10 @@ class CheckedRun:
         return self._changed(block, self._run.finish) if isinstance(self._run, FinishesBlocks) else {}
 
     def _changed(self, block: BlockContext, change: Callable[[BlockContext], Mapping[str, Metrics]]) -> Mapping[str, Metrics]:
-        """Let the run change a block, and return its metrics; raise PluginError if it leaves the block in a wrong state."""
+        """Let the run change a block, and return its metrics.
+
+        Raise PluginError if it leaves the block in a wrong state.
+        """
         before, names = _BlockState.of(block.module, set(block.configs)), block.module.state_dict().keys()
         sums = _checksums(block.module)
         with attributed(f"changing '{block.name}'", self._whose):
@@ -287,7 +300,10 @@ class CheckedRun:
         return report
 
     def learned(self) -> Any:
-        """Return what the run has learned from blocks, as `quark.algorithms.LearnsFromBlocks.learned`; None where it learns nothing."""
+        """Return what the run has learned from blocks, as `quark.algorithms.LearnsFromBlocks.learned`.
+
+        None where it learns nothing.
+        """
         with attributed("keeping what it has learned", self._whose):
             return self._run.learned() if isinstance(self._run, LearnsFromBlocks) else None
 
@@ -345,7 +361,7 @@ class _BlockState:
 
 
 def checked_metrics(report: Any, layers: set[str] | None, whose: Origin) -> Mapping[str, Metrics]:
-    """Return the metrics that an algorithm reports, if they are a mapping of layers to mappings of JSON values.
+    """Return the metrics of an algorithm, if they are a mapping of layers to mappings of JSON values.
 
     Args:
         report: Metrics by layer.

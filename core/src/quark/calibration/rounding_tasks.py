@@ -20,7 +20,7 @@ def rounding_tasks(
     held_out: HeldOut | None = None,
     ranks: Ranks = ALONE,
 ) -> list[RoundingTask]:
-    """Return the layers whose weights are to be rounded in as few tasks as possible: one for each spec, dtype and shared scale.
+    """Return the rounding tasks of layers: one for each spec, dtype and shared scale.
 
     Args:
         layers: By full name; those without a weight quantizer, or with codes already, are left out. With
@@ -53,7 +53,10 @@ def _has_tensor_scale(layer: QuantizedLayer) -> bool:
 def round_without_statistics(
     rounding: Rounding, layers: Mapping[str, QuantizedLayer], siblings: Sequence[Sequence[str]], report: CalibrationReport
 ) -> set[str]:
-    """Round layers by a rounding without ``needs``; returns their names, and puts its metrics into the report."""
+    """Round layers by a rounding without ``needs``.
+
+    Returns their names, and puts its metrics into the report.
+    """
     for task in rounding_tasks(layers, siblings):
         report.add({name: metrics for name, metrics in round_validated(rounding, task).items() if metrics})
     return set(layers)

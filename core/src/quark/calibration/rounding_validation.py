@@ -1,4 +1,7 @@
-"""Round layers and validate the codes: a layer whose output error on held-out tokens is larger than with round-to-nearest gets that."""
+"""Round layers and validate the codes on held-out tokens.
+
+A layer whose output error is larger than with round-to-nearest is rounded to nearest.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Writing quantized models and reading them back: protocols of layouts, streamed safetensors, AMD Quark's public functions."""
+"""Writing quantized models and reading them back.
+
+Here are the protocols of layouts, streamed safetensors, and AMD Quark's public functions.
+"""
 
 from quark.checkpoint.checkpoint_exporter import CheckpointExporter
 from quark.checkpoint.companions import save_companions

@@ -70,7 +70,9 @@ class _Partial:
 
 @contextmanager
 def building(out: Path, exporter: str | None = None, *, overwrite: bool = False, leftover: Leftover = "refuse") -> Iterator[Path]:
-    """Yield a temporary directory beside ``out``, which is renamed to ``out`` if the body succeeds and removed if it raises.
+    """Yield a temporary directory beside ``out``.
+
+    It is renamed to ``out`` if the body succeeds, and removed if it raises.
 
     It stays if a journal beside it has finished blocks. A process that is killed leaves the directory behind;
     so does SIGTERM, unless the program uses `quark.base.interrupts.termination_unwinds`, as ``quark`` does.
@@ -134,7 +136,9 @@ def finished_blocks(partial: Path) -> int:
 
 
 def refuse_unfinished_run(out: Path, leftover: Leftover = "refuse") -> None:
-    """Raise where `building` would, for the sake of other runs to the same output directory; nothing is removed.
+    """Raise where `building` would, for the sake of other runs to the same output directory.
+
+    Nothing is removed.
 
     Raises:
         OutputError: Another process is writing to it; the message names it.
@@ -163,7 +167,10 @@ def _free_leftover(out: Path, leftover: Leftover) -> _Partial | None:
 
 
 def _choose(free: Iterable[_Partial], out: Path, leftover: Leftover) -> _Partial | None:
-    """Return the leftover with the most finished blocks, or None where none has any, or they are to be discarded."""
+    """Return the leftover with the most finished blocks.
+
+    None where none has any, or they are to be discarded.
+    """
     most = max(free, key=lambda partial: finished_blocks(partial.path), default=None)
     if most is None or not finished_blocks(most.path) or leftover == "restart":
         return None
@@ -174,7 +181,9 @@ def _choose(free: Iterable[_Partial], out: Path, leftover: Leftover) -> _Partial
 
 @contextmanager
 def _leftovers(out: Path, own: Path | None = None) -> Iterator[list[_Partial]]:
-    """Yield the leftovers of earlier runs to ``out``, locked while the body runs; ``own`` is the temporary directory of this process.
+    """Yield the leftovers of earlier runs to ``out``, locked while the body runs.
+
+    ``own`` is the temporary directory of this process.
 
     Raises:
         OutputError: One belongs to a process that runs.
@@ -244,7 +253,9 @@ def _own(lock: int) -> None:
 
 
 def _remove(temporary: Path, out: Path) -> None:
-    """Remove a temporary directory, its lock file last: if the process is killed meanwhile, the next run must recognize the leftover.
+    """Remove a temporary directory, its lock file last.
+
+    If the process is killed meanwhile, the next run must recognize the leftover.
 
     An earlier export in it is moved back to ``out`` where nothing has taken its place.
     """

@@ -1,4 +1,7 @@
-"""QuantizedCheckpoint: a quantized checkpoint whose tensors are read one block at a time, for evaluations of models larger than memory."""
+"""QuantizedCheckpoint: a quantized checkpoint whose tensors are read one block at a time.
+
+So models larger than memory are evaluated.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,7 @@ from safetensors import safe_open
 from torch import nn
 
 from quark.base.names import folded
-from quark.checkpoint.layout_reader import ReadsOwnFiles
-from quark.checkpoint.layouts import layout_for, quantization_block, reader_of
+from quark.checkpoint.layout_reader import ReadsOwnFiles, layout_for, quantization_block, reader_of
 from quark.checkpoint.provenance import refuse_unreadable
 from quark.checkpoint.reader import fill_zero_points, place, prepared, tie
 from quark.checkpoint.restorers import restorers_of

@@ -1,4 +1,7 @@
-"""CheckpointExporter: base of exporters that write a directory in Hugging Face form: safetensors files, config.json and companions."""
+"""CheckpointExporter: base of exporters that write a directory in Hugging Face form.
+
+That is safetensors files, config.json and companions.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,9 @@ _WHOLE = Region()
 
 
 class CheckpointExporter(Exporter):
-    """Writes a model layer by layer, in memory or block by block; exports can be resumed, and several processes can write to one.
+    """Writes a model layer by layer, in memory or block by block.
+
+    Exports can be resumed, and several processes can write to one.
 
     A layout says what ``config.json`` says of it (`quantization_config`), which tensors a layer has
     (`tensor_name`, or `layer_tensors` where it needs more than names, or a `LayerStorage` where it packs
@@ -69,7 +74,9 @@ class CheckpointExporter(Exporter):
         """Return the ``quantization_config`` of ``config.json``."""
 
     def tensor_name(self, slot: Slot, suffix: str) -> str:
-        """Return the last part of a stored tensor's name: ``"weight_scale"`` of a weight's ``"scale"``; ``""`` is the suffix of codes.
+        """Return the last part of a stored tensor's name: ``"weight_scale"`` of a weight's ``"scale"``.
+
+        ``""`` is the suffix of codes.
 
         Parameters that stay float keep their names, ``"weight"`` and ``"bias"``.
         """
@@ -108,7 +115,7 @@ class CheckpointExporter(Exporter):
         return self.tensor_name(slot, suffix) if layer.is_quantized(slot) else slot.value
 
     def reasons(self, content: CheckpointContent, options: ExportOptions) -> Iterable[tuple[str, str]]:
-        """Yield why the layout cannot hold a model: the name of a layer, or ``""`` for the whole model; and the reason.
+        """Yield why the layout cannot hold a model: a layer's name, ``""`` for the model, and the reason.
 
         By default, what `LayerStorage.why_not` says of each layer, and whatever a `LayerStorage` has no place
         for.
@@ -183,7 +190,10 @@ class CheckpointExporter(Exporter):
             yield _Stream(self, content, options, out, writer)
 
     def parts(self, model: nn.Module, plan: QuantPlan, options: ExportOptions, region: Region = _WHOLE) -> list[Part]:
-        """Return the tensors that a region of a quantized model becomes, in the order of the files; the tensors of a layer are one part."""
+        """Return the tensors that a region of a quantized model becomes, in the order of the files.
+
+        The tensors of a layer are one part.
+        """
         modules = region.modules(model)
         layers = exported_layers(model, plan, options, modules)
         announced = {name: self.layer_tensors(layer.on_meta()) for name, layer in layers.items()}
@@ -327,7 +337,7 @@ def _written_as_they_are(layers: Mapping[str, ExportedLayer], tensors: Mapping[s
 
 
 def _config_of(content: CheckpointContent, quantization: dict[str, Any]) -> Any:
-    """Return the content of config.json: the model's config, or, where it has none, its class; and the quantization."""
+    """Return the content of config.json: the model's config, or else its class; and the quantization."""
     model: Any = content.model
     if not _has_config(model):
         return {"architectures": [type(model).__name__], "quantization_config": quantization}

@@ -1,4 +1,7 @@
-"""Checksums of tensors, in files and in memory: damage is to be found, not forgery, at a fraction of the time of writing."""
+"""Checksums of tensors, in files and in memory.
+
+They find damage, not forgery, at a fraction of the time of writing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Companions of a checkpoint: the tokenizer, settings of generation and the like, which lie beside its weights."""
+"""Companions of a checkpoint: tokenizer, settings of generation and other files beside its weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ __all__ = ["copy_companions", "save_companions"]
 
 
 def save_companions(model: nn.Module, directory: Path, tokenizer: Tokenizer | None = None) -> None:
-    """Write what belongs beside the weights of a model: its tokenizer and settings of generation, and files beside its float checkpoint.
+    """Write the companions of a model: its tokenizer and settings of generation.
+
+    Files beside its float checkpoint are copied.
 
     Code that the configs of that checkpoint name is copied too, with the modules that it imports
     (`quark.models.hf.custom_code.code_of`).
@@ -45,7 +47,7 @@ def save_companions(model: nn.Module, directory: Path, tokenizer: Tokenizer | No
 
 
 def copy_companions(source: Path, directory: Path) -> None:
-    """Copy what lies beside the weights of a checkpoint: tokenizer, processor, settings, and the code that configs name.
+    """Copy the companions of a checkpoint: tokenizer, processor, settings, and the code that configs name.
 
     Args:
         source: Directory of the checkpoint.

@@ -1,4 +1,7 @@
-"""CheckpointContent: a quantized model with its configuration and its plan, which exporters write and readers return."""
+"""CheckpointContent: a quantized model, its configuration and its plan.
+
+Exporters write it, and readers return it.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ class CheckpointContent:
 
 
 def content_of(model: Any) -> CheckpointContent:
-    """Return the content that the attributes of a quantized model describe; `quark.runs.ModelQuantizer` and `set_results` set them.
+    """Return the content that the attributes of a quantized model describe.
+
+    `quark.runs.ModelQuantizer` and `set_results` set them.
 
     Raises:
         ConfigError: (a ValueError) The model has not been quantized.

@@ -1,7 +1,12 @@
-"""Checks of an output directory: it may contain files that belong beside the weights, those of other exporters, and an earlier export."""
+"""Checks of an output directory.
+
+It may contain companions of the weights, files of other exporters, and an earlier export.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import re
 import shutil
@@ -9,14 +14,13 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from quark.checkpoint.exchange import exchange
-from quark.checkpoint.layouts import quantization_block
+from quark.checkpoint.layout_reader import quantization_block
 from quark.errors import OutputError, QuarkError
 from quark.models.hf.custom_code import code_of
 from quark.plugins import exporters
 from quark.plugins.program_records import ExporterRecord
 
-__all__ = ["COMPANIONS", "OF_THE_RUN", "REPLACED", "REPORT_FILES", "RUN_FILE", "move_into_place", "refuse_used_directory"]
+__all__ = ["COMPANIONS", "OF_THE_RUN", "REPLACED", "REPORT_FILES", "RUN_FILE", "exchange", "move_into_place", "refuse_used_directory"]
 
 COMPANIONS = (
     "tokenizer.json",
@@ -45,7 +49,10 @@ RUN_FILE = "quark_run.json"
 """File that says which run has written a checkpoint (`quark.runs.journal.write_finished_run`)."""
 
 OF_THE_RUN = (*REPORT_FILES, RUN_FILE)
-"""Files about the run, which no reader of checkpoints looks at; they go with the export that they are about."""
+"""Files about the run, which no reader of checkpoints looks at.
+
+They go with the export that they are about.
+"""
 
 REPLACED = "replaced"
 """Name of the directory, beside that in which an export is built, to which an export that is replaced is
@@ -56,7 +63,9 @@ _EXPORTED = re.compile(r"config\.json|model(-\d{5}-of-\d{5})?\.safetensors|model
 
 
 def refuse_used_directory(out: Path, exporter: str | None = None, *, overwrite: bool = False, resume: bool = False) -> None:
-    """Raise unless ``out`` is free: it does not exist, is empty, or contains only what lies beside an export (`_lies_beside`).
+    """Raise unless ``out`` is free.
+
+    It is where it does not exist, is empty, or contains only files beside an export (`_lies_beside`).
 
     Args:
         out: The output directory.
@@ -85,7 +94,9 @@ def refuse_used_directory(out: Path, exporter: str | None = None, *, overwrite: 
 
 
 def move_into_place(export: Path, out: Path, exporter: str | None = None, *, overwrite: bool = False) -> None:
-    """Rename a complete export to ``out``; files that `refuse_used_directory` allows stay, except the export that is replaced.
+    """Rename a complete export to ``out``.
+
+    Files that `refuse_used_directory` allows stay, except the export that is replaced.
 
     Existing companions stay unchanged, except those of a replaced export of which the new export has its own
     version. The replaced export lies afterwards at ``export``, or beside it under the name `REPLACED`, and
@@ -122,7 +133,9 @@ def move_into_place(export: Path, out: Path, exporter: str | None = None, *, ove
 
 
 def _lies_beside(path: Path, exporter: str | None) -> bool:
-    """Return whether a file stays beside an export: one of `COMPANIONS`, or of another exporter that writes other files.
+    """Return whether a file stays beside an export.
+
+    One of `COMPANIONS` does, and one of another exporter that writes other files.
 
     Two checkpoints are in each other's way, whatever their files are called.
     """
@@ -146,7 +159,10 @@ def _is_checkpoint(record: ExporterRecord) -> bool:
 
 
 def _keep(path: Path, export: Path) -> None:
-    """Put a file of the output directory into the one that takes its place, without a copy of its bytes where the file system can."""
+    """Put a file of the output directory into the one that takes its place.
+
+    Its bytes are not copied where the file system can do without.
+    """
     target = export / path.name
     target.unlink(missing_ok=True)
     try:
@@ -166,7 +182,10 @@ def _why_not_replaceable(out: Path, names: Sequence[str]) -> str | None:
 
 
 def _code_of(export: Path) -> list[str]:
-    """Return the code that an export has, a copy of that beside its float checkpoint; nothing where its configs cannot be read."""
+    """Return the code that an export has, a copy of that beside its float checkpoint.
+
+    Nothing where its configs cannot be read.
+    """
     try:
         return code_of(export)
     except QuarkError:
@@ -178,3 +197,30 @@ def _is_export(directory: Path) -> bool:
         return any(exporters().get(name).exporter is not None for name in exporters().fitting(quantization_block(directory)))
     except QuarkError:
         return False
+
+
+_FROM_WORKING_DIRECTORY = -100  # AT_FDCWD of Linux
+_EXCHANGE = 2  # RENAME_EXCHANGE
+_UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP}
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Exchange the names of two directories of one file system, and return whether this system can do it.
+
+    If not, nothing is changed.
+
+    Linux can, on most of its file systems. Source: ``renameat2(2)``.
+
+    Raises:
+        OSError: A directory is missing, or may not be renamed.
+    """
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        return False
+    names = [os.fsencode(path) for path in (one, other)]
+    if renameat2(_FROM_WORKING_DIRECTORY, names[0], _FROM_WORKING_DIRECTORY, names[1], _EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _UNSUPPORTED:
+        return False
+    raise OSError(number, os.strerror(number), str(one), None, str(other))

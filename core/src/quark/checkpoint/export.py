@@ -15,12 +15,11 @@ from torch import nn
 
 from quark.base.log import get_logger
 from quark.checkpoint.atomic_directory import Leftover, building
-from quark.checkpoint.chosen_exporter import exporter_of
+from quark.checkpoint.chosen_exporter import exporter_of, refuse_unstorable
 from quark.checkpoint.content import content_of
 from quark.checkpoint.destination import OF_THE_RUN, refuse_used_directory
 from quark.checkpoint.exporter import ExportOptions, Tokenizer
 from quark.checkpoint.inspection import refuse_incomplete_export
-from quark.checkpoint.storable import refuse_unstorable
 from quark.config.export import ExporterConfig, JsonExporterConfig, OnnxExporterConfig
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, ConfigError, UnsupportedError
@@ -36,7 +35,9 @@ __all__ = ["ModelExporter", "export_safetensors", "export_with", "exporting"]
 
 @contextmanager
 def exporting(name: str, out: Path, *, overwrite: bool = False, leftover: Leftover = "refuse") -> Iterator[Path]:
-    """Yield a directory for the exporter of that name, empty or a leftover; it is renamed to ``out`` if the body succeeds.
+    """Yield a directory for the exporter of that name, empty or a leftover.
+
+    It is renamed to ``out`` if the body succeeds.
 
     If the body raises, it is removed, unless it has finished blocks: see
     `quark.checkpoint.atomic_directory.building`.
@@ -79,7 +80,7 @@ def export_with(name: str, model: nn.Module, output_dir: str | Path, options: Ex
 
 
 def _refuse_graph(name: str, plan: object) -> None:
-    """Raise UnsupportedError if a model was quantized in FX graph mode and the exporter of that name writes layers."""
+    """Raise UnsupportedError if a model was quantized in FX graph mode and the exporter writes layers."""
     if isinstance(plan, QuantPlan) or "graphs" in exporters().get(name).capabilities:
         return
     able = [record.name for record in exporters() if "graphs" in record.capabilities]
@@ -220,7 +221,9 @@ class ModelExporter:
         export_with("onnx", model, self.export_dir, ExportOptions(own=own, input_args=input_args, weight_format=weight_format))
 
     def export_gguf_model(self, model: nn.Module, tokenizer_path: str | Path | None, model_type: str) -> None:
-        """Write a GGUF file with the exporter that is registered as ``gguf``: ``<model_type>.gguf``, without one ``model.gguf``.
+        """Write a GGUF file with the exporter that is registered as ``gguf``.
+
+        It is ``<model_type>.gguf``, without a type ``model.gguf``.
 
         Args:
             model: A quantized model.

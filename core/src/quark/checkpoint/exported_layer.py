@@ -1,4 +1,4 @@
-"""ExportedLayer: a quantized layer on its way into a checkpoint or back, by its packed tensors or by its codes."""
+"""ExportedLayer: a quantized layer on its way into a checkpoint or back, as packed tensors or codes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ExportedLayer:
         return attrs.evolve(self, is_meta=True)
 
     def packed(self, slot: Slot) -> dict[str, Tensor]:
-        """Return the tensors of a slot as its number format packs them, by suffix: ``""`` for codes or values, ``"scale"``, …
+        """Return the packed tensors of a slot by suffix: ``""`` for codes or values, ``"scale"``, …
 
         Empty where the layer has no such tensor; an activation has scales alone, where they are static.
 
@@ -144,7 +144,9 @@ class ExportedLayer:
         self.layer._parameters[slot] = nn.Parameter(values, requires_grad=False)
 
     def coded(self) -> CodedLayer:
-        """Return the codes of a linear layer with a quantized weight, and its scales: for layouts that pack codes in their own way.
+        """Return the codes and scales of a linear layer with a quantized weight.
+
+        Layouts that pack codes in their own way take these.
 
         Raises:
             ConfigError: The weight is not on the grid, since it was changed after rounding.
@@ -178,7 +180,10 @@ def exported_layers(
 
 
 def _merged_outputs(outputs: Mapping[str, QuantizerModule | None], options: ExportOptions) -> dict[str, QParams]:
-    """Return the scales of the cache that the options merge: for each attention the largest one, not below the floor."""
+    """Return the scales of the cache that the options merge.
+
+    For each attention that is the largest one, not below the floor.
+    """
     scales = {name: q.scale for name, q in outputs.items() if q is not None and q.scale is not None and q.scale.numel() == 1}
     merged: dict[str, QParams] = {}
     for names in kv_scale_groups(scales, options.kv_cache_group):

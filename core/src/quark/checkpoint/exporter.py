@@ -1,4 +1,4 @@
-"""Exporter: base class of what writes a quantized model; and BlockStream, an export that is written while the model is being quantized.
+"""Exporter, which writes a quantized model, and BlockStream, an export that is written block by block.
 
 Third parties derive from `Exporter`, or, where their layout lies in safetensors files, from
 `quark.checkpoint.CheckpointExporter`, which streams, resumes and shares; they name the class as ``exporter``
@@ -83,7 +83,10 @@ class BlockStream(ABC):
 
     @abstractmethod
     def write(self, block: Block | None) -> None:
-        """Write the tensors of a finished block, or with None those outside all blocks; the caller may release them afterwards."""
+        """Write the tensors of a finished block, or with None those outside all blocks.
+
+        The caller may release them afterwards.
+        """
 
     @abstractmethod
     def finish(self, content: CheckpointContent) -> None:
@@ -95,14 +98,18 @@ class BlockStream(ABC):
         """
 
     def write_float(self) -> None:  # noqa: B027 - a stream may write everything in order
-        """Begin to write the tensors outside the blocks that belong to no quantized layer; called once, before any block is written.
+        """Begin to write the tensors outside the blocks that belong to no quantized layer.
+
+        Called once, before any block is written.
 
         They have their final values then, are often the largest of a model, and can be on the disk long
         before the last block is finished. By default they are written with the others outside the blocks.
         """
 
     def when_stored(self, then: Callable[[Mapping[str, str]], None]) -> None:
-        """Call ``then`` when everything that has been written is on the disk, with its checksums: at once, or later from another thread.
+        """Call ``then`` with the checksums of all that has been written, when it is on the disk.
+
+        That is at once, or later from another thread.
 
         What an earlier call has got is left out. An error of ``then`` is raised here, or by the next method
         that is called.
@@ -114,7 +121,9 @@ class BlockStream(ABC):
         _lacking(self, "when_stored", "resumes")
 
     def adopt(self, block: Block, checksums: Mapping[str, str]) -> Sequence[str]:
-        """Count a block as written, and return the names of what no longer has its checksum: where there are any, the block is not written.
+        """Count a block as written, and return the names of tensors that no longer have their checksums.
+
+        Where there are any, the block is not written.
 
         Args:
             block: A block that an earlier process has written to the same directory.
@@ -201,7 +210,9 @@ class Exporter(ABC):
         """
 
     def announced(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> list[Mapping[str, Tensor]] | None:
-        """Return meta tensors by full name, for each part of an export in the order of its files, so that a plan tells their size.
+        """Return meta tensors by full name, for each part of an export in the order of its files.
+
+        A plan tells their size.
 
         None, as by default, leaves it open: the files are written otherwise than by
         `quark.checkpoint.shard_writer.ShardWriter`.
@@ -238,7 +249,7 @@ class Exporter(ABC):
     def reopen(
         self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions
     ) -> AbstractContextManager[BlockStream]:
-        """Return the context of a streamed export that was begun by `stream` in another process, with the same arguments.
+        """Return the context of an export that `stream` began in another process, with the same arguments.
 
         Args:
             content: As for `stream`.
@@ -256,7 +267,7 @@ class Exporter(ABC):
     def join(
         self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions
     ) -> AbstractContextManager[BlockStream]:
-        """Return the context of an export that another process has opened by `stream`, with the same arguments."""
+        """Return the context of an export that `stream` opened in another process, with equal arguments."""
         _lacking(self, "join", "shares")
 
 

@@ -1,4 +1,4 @@
-"""Which layers of a quantized model stay float, by the names under which runtimes look for them in a list of exclusions."""
+"""Layers of a quantized model that stay float, by the names in lists of exclusions of runtimes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,19 @@ __all__ = ["is_float", "routers"]
 
 
 def is_float(row: PlanRow) -> bool:
-    """Return whether the layer is listed as excluded: its weight and input are float, its output may still enter a quantized cache."""
+    """Return whether the layer is listed as excluded: its weight and input are float.
+
+    Its output may still enter a quantized cache.
+    """
     has_no_codes = row.config is None or attrs.evolve(row.config, output_tensors=None) == QLayerConfig()
     return has_no_codes and not row.is_by_name
 
 
 def routers(model: nn.Module, config: QConfig, plan: QuantPlan) -> list[str]:
-    """Return modules that are excluded and have a weight, but are no linear layers here: runtimes may implement them as linear layers."""
+    """Return excluded modules that have a weight, but are no linear layers here.
+
+    Runtimes may implement them as linear layers.
+    """
     known = {row.name for row in plan.rows}
     return [
         name

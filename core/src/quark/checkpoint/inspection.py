@@ -1,4 +1,7 @@
-"""Inspection of a checkpoint: whether it is whole, and which runtimes would load it, without running any of them."""
+"""Inspection of a checkpoint: whether it is whole, and which runtimes would load it.
+
+None of them is run.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,7 @@ from torch import Tensor, nn
 
 from quark.base.log import silenced
 from quark.base.names import folded
-from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles
-from quark.checkpoint.layouts import layout_for, quantization_block, reader_of
+from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, layout_for, quantization_block, reader_of
 from quark.checkpoint.reader import fill_zero_points, place, prepared, tie
 from quark.checkpoint.restorers import restorers_of
 from quark.checkpoint.shard_layout import NAMES
@@ -89,7 +91,10 @@ class CheckpointFacts:
 
 
 class Inspector(Protocol):
-    """Says what runtimes make of checkpoints in a layout; third parties name such a class as ``inspector`` of an `ExporterRecord`."""
+    """Says what runtimes make of checkpoints in a layout.
+
+    Third parties name such a class as ``inspector`` of an `ExporterRecord`.
+    """
 
     def support(self, facts: CheckpointFacts) -> Iterable[RuntimeSupport]:
         """Yield what each runtime would do."""
@@ -200,7 +205,10 @@ def _placed_by(reader: LayoutReader, model: nn.Module, config: QConfig) -> Calla
 
 
 def _placed(model: nn.Module, place_of: Callable[[str, Tensor], str], shards: Iterable[Shard]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what of the stored tensors has no place in the prepared model, or another shape there; and the tensors that are missing."""
+    """Return the stored tensors without a place in the prepared model, or with another shape there.
+
+    And the tensors that are missing.
+    """
     found: set[str] = set()
     misfits = []
     is_left_out = left_out_by(model)

@@ -34,10 +34,16 @@ class LayerStorage(Protocol):
     def __hash__(self) -> int: ...
 
     def why_not(self, config: QLayerConfig, shape: tuple[int, ...]) -> str | None:
-        """Return why a layer with a weight of that shape, so quantized, cannot be stored; None where it can."""
+        """Return why a layer with a weight of that shape, so quantized, cannot be stored.
+
+        None where it can.
+        """
 
     def stored(self, layer: CodedLayer) -> dict[str, Tensor]:
-        """Return the tensors of a layer for which `why_not` gives None, by the last part of their names; works on meta tensors."""
+        """Return the tensors of a layer for which `why_not` gives None, by the last part of their names.
+
+        Works on meta tensors.
+        """
 
     def restored(self, config: QLayerConfig, shape: tuple[int, ...], tensors: Mapping[str, Tensor]) -> CodedLayer:
         """Undo `stored`, for a layer with a weight of that shape."""
@@ -46,7 +52,9 @@ class LayerStorage(Protocol):
 def layer_codes(
     layer: str, config: QLayerConfig, shape: tuple[int, ...], storage: LayerStorage, names: Mapping[str, str]
 ) -> tuple[LayerCodes, ...]:
-    """Return how a stored layer can be written again; nothing where its input is static and has no stored scale.
+    """Return how a stored layer can be written again.
+
+    Nothing where its input is static and has no stored scale.
 
     Args:
         layer: Its full name.
@@ -66,7 +74,10 @@ def layer_codes(
 
 
 def tensors_of(layer: ExportedLayer, storage: LayerStorage) -> Mapping[str, Tensor]:
-    """Return the tensors of a layer, by the last part of their names; nothing for one whose weight is float."""
+    """Return the tensors of a layer, by the last part of their names.
+
+    Nothing for one whose weight is float.
+    """
     if not layer.is_quantized(Slot.weight):
         return {}
     if layer.is_meta:

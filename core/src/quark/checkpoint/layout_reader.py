@@ -5,7 +5,7 @@ three methods: it parses the ``quantization_config`` (`LayoutReader.configuratio
 that the stored tensors fit it (`LayoutReader.prepare`), and maps stored names to paths in that model
 (`LayoutReader.place_of`). The core does the rest: it builds the float model from ``config.json``, checks and
 reads the files, places every tensor once, checks that none is missing, and replaces each
-`quark.models.layers.packed.Packed` by the quantized module.
+`quark.models.layers.packed_layers.Packed` by the quantized module.
 """
 
 from __future__ import annotations
@@ -19,9 +19,23 @@ from torch import Tensor, nn
 
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
+from quark.errors import CheckpointError
+from quark.models.hf.json_files import read_json
 from quark.models.plan.quant_plan import QuantPlan
+from quark.plugins import exporters
+from quark.plugins.attribution import attributed, origin
+from quark.plugins.catalog import catalog
 
-__all__ = ["LayoutReader", "ReadsBlocks", "ReadsOwnFiles", "RenamesTensors", "StoredConfig"]
+__all__ = [
+    "LayoutReader",
+    "ReadsBlocks",
+    "ReadsOwnFiles",
+    "RenamesTensors",
+    "StoredConfig",
+    "layout_for",
+    "quantization_block",
+    "reader_of",
+]
 
 
 @attrs.frozen(kw_only=True)
@@ -57,7 +71,7 @@ class LayoutReader(Protocol):
         """
 
     def prepare(self, model: nn.Module, stored: StoredConfig) -> QuantPlan:
-        """Change a float model in place so that the stored tensors fit it, and return the plan by which its layers are quantized.
+        """Change a float model in place so that the stored tensors fit it, and return its plan.
 
         `quark.checkpoint.packed_model.pack_model` does this with modules of the core, whatever the format of
         the weights.
@@ -71,7 +85,7 @@ class LayoutReader(Protocol):
         """
 
     def place_of(self, model: nn.Module, name: str) -> str:
-        """Return the path of a stored tensor in the prepared model, such as ``"lm_head.weight_quantizer.scale"``.
+        """Return the path of a stored tensor in the prepared model: ``"lm_head.weight_quantizer.scale"``.
 
         Args:
             model: The model after `prepare`.
@@ -93,7 +107,10 @@ class ReadsOwnFiles(Protocol):
 
 @runtime_checkable
 class ReadsBlocks(Protocol):
-    """Additional interface of a `LayoutReader` of layouts that quantize all layers alike: a ``quantization_config`` says how by itself."""
+    """Additional interface of a `LayoutReader` of layouts that quantize all layers alike.
+
+    A ``quantization_config`` says how by itself.
+    """
 
     def layer_config(self, block: Mapping[str, Any]) -> QLayerConfig:
         """Return how layers are quantized; those that are not are in the files of the checkpoint.
@@ -105,7 +122,9 @@ class ReadsBlocks(Protocol):
 
 @runtime_checkable
 class RenamesTensors(Protocol):
-    """Additional interface of a `LayoutReader` for ``from_pretrained`` of transformers where stored names differ from those of the model.
+    """Additional interface of a `LayoutReader` where stored names differ from those of the model.
+
+    ``from_pretrained`` of transformers asks for it.
 
     Attributes:
         renamings: Regular expressions of parts of stored names and their replacements in the prepared model,
@@ -113,3 +132,52 @@ class RenamesTensors(Protocol):
     """
 
     renamings: Sequence[tuple[str, str]]
+
+
+def quantization_block(directory: Path) -> dict[str, Any]:
+    """Return the ``quantization_config`` in the ``config.json`` of a checkpoint.
+
+    Raises:
+        CheckpointError: The file or the block is missing.
+    """
+    path = directory / "config.json"
+    if not path.is_file():
+        raise CheckpointError(f"'{directory}' is no export: it has no config.json")
+    block = read_json(path).get("quantization_config")
+    if not isinstance(block, dict):
+        raise CheckpointError(f"'{path}' has no quantization_config, by which a layout is chosen: load it with transformers instead")
+    return block
+
+
+def layout_for(block: Mapping[str, Any], path: Path) -> str:
+    """Return the name of the layout that reads a checkpoint.
+
+    Args:
+        block: The checkpoint's ``quantization_config``.
+        path: The file with the block, for messages.
+
+    Raises:
+        CheckpointError: No registered layout fits, or the one that fits has no reader.
+        AmbiguousNameError: (a ValueError) Several layouts fit equally well.
+    """
+    name = exporters().fitting_one(block, "reader", path)
+    if name is not None:
+        return name
+    names = exporters().fitting(block)
+    if names:
+        source = exporters().source(names[0])
+        can = "writes it and" if exporters().get(names[0]).exporter is not None else "makes float checkpoints of it and"
+        raise CheckpointError(f"'{path}' is of the layout '{names[0]}' of {source}, which {can} cannot read it")
+    raise CheckpointError(
+        f"'{path}' has a quantization_config of quant_method {block.get('quant_method')!r}, which no installed layout reads. Installed "
+        f"ones read {exporters().methods_with('reader')}: install the distribution that brings it, or load it with transformers. "
+        f"{catalog().missing((exporters().kind.distribution,))}".rstrip()
+    )
+
+
+def reader_of(name: str) -> LayoutReader:
+    """Return a reader of the layout of that name. Raises PluginError where its class cannot be called."""
+    kind = exporters().load_reader(name)
+    with attributed("being made", origin("exporters", name)):
+        reader: LayoutReader = kind()
+    return reader

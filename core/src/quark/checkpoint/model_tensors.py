@@ -1,4 +1,7 @@
-"""The tensors of a region of a model that layouts write alike: those that are not quantized, and scales of activations and attention."""
+"""The tensors of a region of a model that layouts write alike.
+
+Tensors that are not quantized are, and scales of activations and attention.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,9 @@ checkpoints of AMD Quark 0.13.
 
 @attrs.frozen
 class Region:
-    """A part of a model, whose tensors are written together: what lies under one module, except under some of its descendants.
+    """A part of a model whose tensors are written together.
+
+    It lies under one module, without some of its descendants.
 
     Attributes:
         root: Full name of the module; empty for the model itself.
@@ -57,7 +62,10 @@ class Region:
         return {name: module for name, module in modules if not self._excludes(name)}
 
     def state(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return its parameters and persistent buffers by full name, in the model's order; tied ones are one object."""
+        """Return its parameters and persistent buffers by full name, in the model's order.
+
+        Tied ones are one object.
+        """
         prefix = f"{self.root}." if self.root else ""
         state = model.get_submodule(self.root).state_dict(keep_vars=True, prefix=prefix)
         return {name: tensor for name, tensor in state.items() if not self._excludes(name)}
@@ -67,7 +75,7 @@ class Region:
 
 
 def is_tied_apart(model: nn.Module) -> bool:
-    """Return whether the config ties input and output embeddings and quantization has given the head a weight of its own."""
+    """Return whether the config ties the head to the embeddings, and quantization has untied it."""
     if not getattr(model.config, "tie_word_embeddings", False):
         return False
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()  # type: ignore[operator]
@@ -75,7 +83,10 @@ def is_tied_apart(model: nn.Module) -> bool:
 
 
 def plain_parts(state: Mapping[str, Tensor], elsewhere: Iterable[str], others: Collection[str]) -> list[Part]:
-    """Return parts of the tensors that are stored as they are: those that lie in no module of ``elsewhere``, and ``others``."""
+    """Return parts of the tensors that are stored as they are.
+
+    They lie in no module of ``elsewhere``; ``others`` are among them.
+    """
     inside, seen = set(elsewhere), set()
     parts = []
     for name, tensor in state.items():
@@ -101,7 +112,7 @@ def _lies_in(name: str, modules: Collection[str]) -> bool:
 
 
 def activation_tensors(module: QuantizerModule | None, qparams: QParams | None, options: ExportOptions) -> dict[str, Tensor]:
-    """Return the stored scales of a static activation quantizer: ``qparams``, or its own where that is None."""
+    """Return the stored scales of a static activation quantizer: ``qparams``, or else its own."""
     stored = qparams or (module.qparams if module is not None else None)
     if module is None or stored is None:
         return {}
@@ -115,19 +126,28 @@ def is_stored(suffix: str, module: QuantizerModule, options: ExportOptions) -> b
 
 
 def scale_suffixes(module: QuantizerModule | None, options: ExportOptions, shape: tuple[int, ...] = (1,)) -> list[str]:
-    """Return the suffixes that `activation_tensors` may give of an activation of that shape, a batch of one; none if it is not static."""
+    """Return the suffixes that `activation_tensors` may give of an activation of that shape, a batch of one.
+
+    None if it is not static.
+    """
     if module is None or module.quantizer.is_dynamic or module.quantizer.is_float:
         return []
     return list(module.quantizer.pack_qparams(module.quantizer.empty_qparams(shape, "meta"), order=options.pack_method))
 
 
 def attention_quantizers(modules: Mapping[str, nn.Module]) -> dict[str, QuantizerModule]:
-    """Return quantizers of attention modules by full name: of probabilities, and of states, whose scales are stored with projections."""
+    """Return quantizers of attention modules by full name: of probabilities and of states.
+
+    Scales of states are stored with projections.
+    """
     return {n: m for n, m in modules.items() if isinstance(m, QuantizerModule) and n.rpartition(".")[2] in (PROBABILITIES, *STATES)}
 
 
 def probability_parts(quantizers: Mapping[str, QuantizerModule], options: ExportOptions) -> Iterator[Part]:
-    """Yield the parts of scales of attention probabilities; ``quantizers`` are those of attention by full name."""
+    """Yield the parts of scales of attention probabilities.
+
+    ``quantizers`` are those of attention by full name.
+    """
     for name, module in quantizers.items():
         attention, _, attribute = name.rpartition(".")
         tensors = activation_tensors(module, None, options) if attribute == PROBABILITIES else {}
@@ -136,7 +156,10 @@ def probability_parts(quantizers: Mapping[str, QuantizerModule], options: Export
 
 
 def _probabilities_name(attention: str, suffix: str) -> str:
-    """Return the name of a tensor of attention probabilities: ``….self_attn`` + scale → ``….self_attn.prob_output_scale``."""
+    """Return the name of a tensor of attention probabilities.
+
+    ``….self_attn`` and scale give ``….self_attn.prob_output_scale``.
+    """
     return f"{attention}.{STORED_PROBABILITIES}_{suffix}"
 
 
@@ -172,7 +195,10 @@ def _scales(tensors: Mapping[str, Tensor]) -> Part:
 
 
 def _state_name(attention: str, state: str, suffix: str) -> str:
-    """Return the name of a tensor of queries, keys or values stored with attention: ``….self_attn`` + keys + scale → ``….k_scale``."""
+    """Return the name of a tensor of queries, keys or values stored with attention.
+
+    ``….self_attn``, keys and scale give ``….k_scale``.
+    """
     return f"{attention}.{STORED_STATES[state]}_{suffix}"
 
 

@@ -1,4 +1,4 @@
-"""Conversion of a float model to one that a checkpoint's tensors fit, before this package or transformers loads them."""
+"""Conversion of a float model to one that a checkpoint's tensors fit, before they are loaded."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from quark.models.hf.attention_switch import switch_attention
 from quark.models.hf.internals import is_stored_beside_weight
 from quark.models.layers import counts_as
 from quark.models.layers.attention import PROBABILITIES, STORED_STATES
-from quark.models.layers.packed import Packed
-from quark.models.layers.packed_layers import PackedLayer, PackedScales
+from quark.models.layers.packed_layers import Packed, PackedLayer, PackedScales
 from quark.models.layers.packed_quantizer import PackedQuantizer, ScalesOf, packed_scales
 from quark.models.plan.attention import AttentionRow, attention_rows
 from quark.models.plan.family import architecture_of

@@ -1,4 +1,6 @@
-"""The distributions whose formats, observers and algorithms a checkpoint uses: the block ``plugins`` of its ``quantization_config``.
+"""The distributions whose formats, observers and algorithms a checkpoint uses.
+
+They are the block ``plugins`` of its ``quantization_config``.
 
 It is written at export and checked on reading. AMD Quark 0.13, transformers and vLLM ignore it::
 
@@ -27,7 +29,7 @@ _DISTRIBUTION, _VERSION = r"[a-z0-9]+(-[a-z0-9]+)*", r"[0-9a-z.+!-]+"
 
 
 def provenance(config: QConfig) -> dict[str, Any]:
-    """Return the distribution and version of every format, observer and algorithm that a configuration names, as JSON values."""
+    """Return distribution and version of every format, observer and algorithm of a configuration, as JSON."""
     specs = [level for spec in _specs(config) for level in (*levels(spec), *canonicalize(spec))]
     names = {level.dtype.name for level in specs}
     classes = {s.observer_cls if isinstance(s.observer_cls, str) else s.observer_cls.__name__ for s in specs if s.observer_cls is not None}

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from quark.base.names import folded
 from quark.base.version import refuse_rival
 from quark.checkpoint.content import CheckpointContent, set_results
-from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, StoredConfig
-from quark.checkpoint.layouts import layout_for, quantization_block, reader_of
+from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, StoredConfig, layout_for, quantization_block, reader_of
 from quark.checkpoint.provenance import refuse_unreadable
 from quark.checkpoint.restorers import missing_algorithms, restorers_of
 from quark.config.model import QConfig
@@ -96,7 +95,9 @@ def _refuse_lost_buffers(model: nn.Module) -> None:
 
 @attributed("reading a checkpoint")
 def packed_content(model_dir: str | Path) -> CheckpointContent:
-    """Return an export of a transformers model with its layers as they are stored (`quark.models.layers.packed.Packed`).
+    """Return an export of a transformers model with its layers as they are stored.
+
+    They are `quark.models.layers.packed_layers.Packed`.
 
     Such a model takes no more memory than its files. Raises as `import_model_from_safetensors`.
     """
@@ -104,7 +105,10 @@ def packed_content(model_dir: str | Path) -> CheckpointContent:
 
 
 def _packed_content(float_model: nn.Module, directory: Path) -> CheckpointContent:
-    """Return the content of a checkpoint, loaded into ``float_model`` in place, its layers packed; raises as `packed_content`."""
+    """Return the content of a checkpoint, loaded into ``float_model`` in place, its layers packed.
+
+    Raises as `packed_content`.
+    """
     block = quantization_block(directory)
     layout = layout_for(block, directory / "config.json")
     reader, whose = reader_of(layout), origin("exporters", layout)
@@ -149,7 +153,10 @@ def _read(
 
 
 def prepared(reader: LayoutReader, model: nn.Module, stored: StoredConfig, directory: Path, whose: Origin | None = None) -> QuantPlan:
-    """Change a float model in place so that the tensors of a checkpoint fit it, and return the plan; errors name its ``config.json``."""
+    """Change a float model in place so that the tensors of a checkpoint fit it, and return the plan.
+
+    Errors name its ``config.json``.
+    """
     with _naming(directory / "config.json"):
         plan = reader.prepare(model, stored)
     if whose is not None:
@@ -158,7 +165,9 @@ def prepared(reader: LayoutReader, model: nn.Module, stored: StoredConfig, direc
 
 
 def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "reorder", custom_mode: str = "quark") -> nn.Module:
-    """Change a float model in place so that the tensors of a checkpoint fit it; transformers calls this before it loads tensors.
+    """Change a float model in place so that the tensors of a checkpoint fit it.
+
+    The library transformers calls this before it loads tensors.
 
     Args:
         model: A float model, with weights on any device; they are not used.
@@ -251,7 +260,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def place(model: nn.Module, target_path: str, name: str, tensor: Tensor, path: Path) -> str:
-    """Put the checkpoint tensor ``name`` at the path ``target_path`` of the model, and return ``target_path``."""
+    """Put the checkpoint tensor ``name`` at ``target_path`` in the model, and return ``target_path``."""
     owner, _, leaf = target_path.rpartition(".")
     try:
         target = model.get_submodule(owner)
@@ -274,7 +283,7 @@ def place(model: nn.Module, target_path: str, name: str, tensor: Tensor, path: P
 
 
 def fill_zero_points(model: nn.Module, loaded: set[str]) -> set[str]:
-    """Set zero points of symmetric specs that the export does not contain to 0, and return their paths in the model."""
+    """Set zero points of symmetric specs that the export lacks to 0, and return their paths in the model."""
     filled = set()
     for path, scales in ((path, m) for path, m in model.named_modules() if isinstance(m, PackedScales | PackedLayer)):
         for suffix in scales.zero_points_of_symmetric_specs():
@@ -285,7 +294,9 @@ def fill_zero_points(model: nn.Module, loaded: set[str]) -> set[str]:
 
 
 def tie(model: nn.Module, loaded: set[str]) -> None:
-    """Tie tensors that the export does not contain to those that it contains, as the model does; loaded tensors stay.
+    """Tie tensors that the export does not contain to those that it contains, as the model does.
+
+    Loaded tensors stay.
 
     The export decides and not the config of ``model``, since quantization unties a tied output head.
     """

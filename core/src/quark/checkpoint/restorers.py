@@ -1,4 +1,4 @@
-"""Restorers: they add again, when a checkpoint is read, what an algorithm added to the model beside weights, such as a hook."""
+"""Restorers: they add again, when a checkpoint is read, hooks and other additions of an algorithm."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ class Restorer(Protocol):
         """
 
     def place_of(self, name: str, tensor: Tensor) -> str:
-        """Return the full name in the restored model of a tensor of the checkpoint; ``name`` itself for tensors of other algorithms."""
+        """Return the full name in the restored model of a tensor of the checkpoint.
+
+        ``name`` itself for tensors of other algorithms.
+        """
 
 
 def restorers_of(config: QConfig) -> list[Restorer]:
@@ -65,7 +68,10 @@ def restorers_of(config: QConfig) -> list[Restorer]:
 
 
 def missing_algorithms(config: QConfig) -> list[str]:
-    """Return the names of the algorithms of a checkpoint that are not installed; unknown tensors may belong to them."""
+    """Return the names of the algorithms of a checkpoint that are not installed.
+
+    Unknown tensors may belong to them.
+    """
     return [settings.name for settings in config.algo_config or () if settings.name not in algorithms()]
 
 

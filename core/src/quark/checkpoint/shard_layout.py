@@ -1,4 +1,6 @@
-"""ShardLayout: which files a checkpoint has, what their headers say, and where in them each tensor lies, before any tensor exists.
+"""ShardLayout: the files of a checkpoint, their headers, and the place of each tensor in them.
+
+All of it is known before any tensor exists.
 
 Sizes are known beforehand from meta tensors, so that headers can be written first. Source: the safetensors
 format, version 0.4.
@@ -73,7 +75,9 @@ class ShardLayout:
 
     @classmethod
     def of(cls, announced: Iterable[Mapping[str, Tensor]], max_shard_bytes: int) -> Self:
-        """Return the layout of tensors that are announced part by part, in the order of the files; no part is split over two files.
+        """Return the layout of tensors that are announced part by part, in the order of the files.
+
+        No part is split over two files.
 
         Args:
             announced: Meta tensors by full name, for each part.
@@ -112,7 +116,7 @@ class ShardLayout:
 
     @cached_property
     def names_under(self) -> Mapping[str, list[str]]:
-        """The names of tensors by the full name of the module that they belong to, without that name, in the order of the files."""
+        """The names of tensors without their module's, by its full name, in the order of the files."""
         names: dict[str, list[str]] = {}
         for owner, _, name in (place.rpartition(".") for place in self.places):
             names.setdefault(owner, []).append(name)

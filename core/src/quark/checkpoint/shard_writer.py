@@ -59,7 +59,9 @@ def write_shards(parts: Sequence[Part], directory: Path, max_shard_bytes: int) -
 
 
 def create_shards(layout: ShardLayout, directory: Path) -> list[str]:
-    """Create the files of a layout with their headers, and return their names; files that have these headers already stay as they are.
+    """Create the files of a layout with their headers, and return their names.
+
+    Files that have these headers already stay as they are.
 
     Args:
         layout: Says which files there are, and what their headers say.
@@ -135,7 +137,9 @@ class ShardWriter:
         return name in self._layout.places
 
     def write(self, part: Part, *, checksums: bool = True) -> None:
-        """Compute a part and start writing it to its places in the files; the writing may continue in the background.
+        """Compute a part and start writing it to its places in the files.
+
+        The writing may continue in the background.
 
         Args:
             part: The part.
@@ -147,7 +151,9 @@ class ShardWriter:
         self._pending = self._thread.submit(self._write_all, tensors, self._checksums if checksums and self._with_checksums else None)
 
     def write_beside(self, part: Part) -> None:
-        """Start writing a part whose tensors stay in memory anyway, while other parts are computed and written; it has no checksums.
+        """Start writing a part whose tensors stay in memory anyway; it has no checksums.
+
+        Other parts are computed and written meanwhile.
 
         What goes wrong is raised by a method that is called later, by `finish` at the latest.
         """
@@ -162,7 +168,9 @@ class ShardWriter:
         return tensors
 
     def when_stored(self, then: Callable[[Mapping[str, str]], None]) -> None:
-        """Call ``then`` when all parts that have been written are on the disk: in the background, with the checksums of their tensors.
+        """Call ``then`` with the tensors' checksums when all parts that have been written are on the disk.
+
+        It is called in the background.
 
         Checksums of parts that an earlier call has got are left out. An error of ``then`` is raised by the
         next method that is called.
@@ -174,7 +182,7 @@ class ShardWriter:
         self._storing.append(self._storing_thread.submit(self._store, self._pending, files, checksums, then))
 
     def adopt(self, checksums: Mapping[str, str]) -> list[str]:
-        """Count tensors as written whose bytes in the files have these checksums, and return the names of the others.
+        """Count tensors as written whose bytes have these checksums, and return the names of the others.
 
         Args:
             checksums: By full name of a tensor; from `when_stored`, of an earlier run for instance.
@@ -196,7 +204,7 @@ class ShardWriter:
         return self._layout.names_under.get(module, ())
 
     def written(self) -> set[str]:
-        """Return the names of the tensors that are in the files, after waiting for those that are being written."""
+        """Return the names of the tensors in the files, after waiting for tensors that are being written."""
         self._wait(for_disk=True)
         return set(self._layout.places) - self._unwritten
 
@@ -218,7 +226,10 @@ class ShardWriter:
             (self._directory / INDEX).write_text(index, encoding="utf-8")
 
     def _wait(self, *, for_disk: bool = False) -> None:
-        """Wait until no part is being written any more, or, ``for_disk``, until all is stored; raises what went wrong there."""
+        """Wait until no part is being written any more, or, ``for_disk``, until all is stored.
+
+        Raises what went wrong there.
+        """
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
@@ -280,7 +291,10 @@ def _checked(name: str, tensor: Tensor, expected: Tensor) -> Tensor:
 
 
 def _write_at(file: int, data: memoryview, offset: int) -> None:
-    """Write all of ``data``, a part at a time: of those that write to one file, each waits while another writes."""
+    """Write all of ``data``, a part at a time.
+
+    Of several that write to one file, each waits while another writes.
+    """
     done = 0
     while done < data.nbytes:
         done += os.pwrite(file, data[done : done + _CHUNK], offset + done)

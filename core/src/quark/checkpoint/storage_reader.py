@@ -24,8 +24,7 @@ from quark.errors import CheckpointError
 from quark.models.hf.shards import check_shards
 from quark.models.layers import QuantizedLayer, quantized_class
 from quark.models.layers.coded_layer import CodedLayer
-from quark.models.layers.packed import Packed
-from quark.models.layers.packed_layers import without_weights
+from quark.models.layers.packed_layers import Packed, without_weights
 from quark.models.layers.quantized_layers import linear_weight
 from quark.models.plan.quant_plan import QuantPlan
 
@@ -33,7 +32,9 @@ __all__ = ["StorageReader", "StoredLayer", "by_pattern"]
 
 
 class StorageReader(ABC):
-    """Reads a layout, as `quark.checkpoint.LayoutReader`: which layers have codes is taken from the files, how from the configuration.
+    """Reads a layout, as `quark.checkpoint.LayoutReader`.
+
+    The files tell which layers have codes, and the configuration how these are stored.
 
     Attributes:
         storage: How the tensors of a layer are stored.
@@ -55,7 +56,9 @@ class StorageReader(ABC):
         """
 
     def cache(self, stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
-        """Return how the outputs of projections are quantized where attention caches them; by default the cache is float.
+        """Return how the outputs of projections are quantized where attention caches them.
+
+        By default the cache is float.
 
         Args:
             stored: As for `layers`. Scales of keys and values lie with every attention module, as
@@ -90,7 +93,9 @@ class StorageReader(ABC):
 
 
 class StoredLayer(Packed):
-    """A linear layer with the tensors of a `LayerStorage`, by their own names; a layer whose weight is float keeps it.
+    """A linear layer with the tensors of a `LayerStorage`, by their own names.
+
+    A layer whose weight is float keeps it.
 
     Args:
         layer: The float layer; its tensors may be on any device and are not used.
@@ -138,7 +143,9 @@ class StoredLayer(Packed):
 
 
 def by_pattern(layers: Mapping[str, QLayerConfig], others: Iterable[str]) -> dict[str, QLayerConfig]:
-    """Return the configurations of layers with one pattern for names that differ in numbers alone, where that matches nothing else.
+    """Return the configurations of layers, with one pattern for names that differ in numbers alone.
+
+    A pattern matches nothing else.
 
     A model has thousands of experts, and configurations are searched from the top.
 

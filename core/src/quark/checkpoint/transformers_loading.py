@@ -11,8 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, RenamesTensors
-from quark.checkpoint.layouts import layout_for, reader_of
+from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, RenamesTensors, layout_for, reader_of
 from quark.checkpoint.provenance import refuse_unreadable
 from quark.models.hf.internals import source_of
 from quark.models.hf.loading import unpack_all
@@ -25,7 +24,9 @@ _IMPORTS_QUARK = "quark"
 
 
 def register_layouts() -> list[str]:
-    """Register each installed layout with transformers by its ``quant_methods``; methods that transformers knows already are skipped.
+    """Register each installed layout with transformers by its ``quant_methods``.
+
+    Methods that transformers knows already are skipped.
 
     Layouts whose tensors are not in safetensors files (`ReadsOwnFiles`) can only be read by
     `import_model_from_safetensors`.
@@ -46,7 +47,9 @@ def register_layouts() -> list[str]:
 
 
 def is_read_here(method: str) -> bool:
-    """Return whether ``from_pretrained`` calls the reader of a layout for checkpoints of that method, after `register_layouts`.
+    """Return whether ``from_pretrained`` calls a layout's reader for checkpoints of that method.
+
+    That is so after `register_layouts`.
 
     For other methods that it knows, transformers has readers of its own.
     """

@@ -15,10 +15,9 @@ import torch
 from torch import nn
 
 from quark.base.version import refuse_rival
-from quark.checkpoint.chosen_exporter import exporter_of
+from quark.checkpoint.chosen_exporter import exporter_of, refuse_unstorable
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import Exporter, ExportOptions
-from quark.checkpoint.storable import refuse_unstorable
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, QuarkError
 from quark.models.hf.attention_switch import refuse_unswitchable

@@ -9,8 +9,7 @@ from typing import Any
 import attrs
 from torch import nn
 
-from quark.checkpoint.layout_reader import ReadsBlocks
-from quark.checkpoint.layouts import layout_for, reader_of
+from quark.checkpoint.layout_reader import ReadsBlocks, layout_for, reader_of
 from quark.config.export import JsonExporterConfig
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig

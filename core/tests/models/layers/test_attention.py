@@ -1,4 +1,4 @@
-"""Attention by hand: what the formula says, what is handed to the quantizers, and which models can be switched to it."""
+"""Attention by hand: the formula, the quantizers' inputs, and models that can be switched to it."""
 
 from types import SimpleNamespace
 from typing import Any

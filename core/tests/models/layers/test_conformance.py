@@ -1,4 +1,4 @@
-"""The core's own layer types keep the contracts of the plugin API: the conformance suite, a test class for each."""
+"""The core's own layer types pass the conformance suite, a test class for each."""
 
 from __future__ import annotations
 

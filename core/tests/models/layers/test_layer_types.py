@@ -1,4 +1,4 @@
-"""Layer types of the core: which classes are quantized, from which layout, and which of them a global configuration reaches."""
+"""Layer types of the core: quantized classes, their layouts, and the reach of a global configuration."""
 
 from __future__ import annotations
 

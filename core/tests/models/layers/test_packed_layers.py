@@ -1,4 +1,4 @@
-"""A packed layer holds what a checkpoint holds, and computes what the quantized layer it came from computed."""
+"""A packed layer holds the tensors of a checkpoint, and computes as the quantized layer did."""
 
 import pytest
 import torch

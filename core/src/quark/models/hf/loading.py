@@ -17,7 +17,7 @@ from quark.errors import CheckpointError, ConfigError
 from quark.models.hf.json_files import read_json, reading
 from quark.models.hf.model_config import auto_class, model_config
 from quark.models.hf.shards import check_shards, refuse_codes
-from quark.models.layers.packed import Packed
+from quark.models.layers.packed_layers import Packed
 
 __all__ = ["first_dtype", "load_model", "torch_device", "torch_dtype", "unpack_all"]
 

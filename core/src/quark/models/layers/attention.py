@@ -27,16 +27,23 @@ QUERY, KEY, VALUE = STATES = ("query_quantizer", "key_quantizer", "value_quantiz
 """Attributes of an attention module that quantize its queries, keys and values after the rotary embedding."""
 
 STORED_STATES = {QUERY: "q", KEY: "k", VALUE: "v"}
-"""The names of `STATES` in checkpoints where a fused projection gives them: the scale of the keys is then ``k_scale`` of the attention
-module. vLLM and SGLang read these names, and none of a fused projection."""
+"""The names of `STATES` in checkpoints where a fused projection gives them.
+
+The scale of the keys is ``k_scale`` of the attention module then. vLLM and SGLang read these names, and none
+of a fused projection.
+"""
 
 CALIBRATION = "states_in_calibration"
-"""Attribute of an attention module that calibration sets temporarily: a callable that takes and returns queries, keys and values, and runs
-in place of the quantizers of `STATES`."""
+"""Attribute of an attention module that calibration sets temporarily.
+
+It is a callable that takes and returns queries, keys and values, in place of the quantizers of `STATES`.
+"""
 
 BASIS = "head_basis"
-"""Attribute of an attention module: a callable that rotates queries and keys of each head, ``[…, d]``, to another orthogonal basis before
-keys are quantized. The rotation itself changes no logit."""
+"""Attribute of an attention module: a callable that rotates queries and keys of each head, ``[…, d]``.
+
+They get another orthogonal basis before keys are quantized. The rotation itself changes no logit.
+"""
 
 
 def eager_attention(
@@ -52,7 +59,9 @@ def eager_attention(
     position_bias: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Return attention's output and its probabilities, which are materialized; transformers' ``eager`` implementation with quantizers.
+    """Return attention's output and its probabilities, which are materialized.
+
+    It is the ``eager`` implementation of transformers, with quantizers.
 
     Args:
         module: The calling attention module, whose attributes hold the quantizers.
@@ -99,7 +108,10 @@ def sdpa_attention(
 
 
 def _softmax(logits: Tensor, sinks: Tensor | None) -> Tensor:
-    """Return probabilities over the keys, in float32; with sinks in the logits' dtype, as in transformers' models with sinks."""
+    """Return probabilities over the keys, in float32.
+
+    With sinks they are in the logits' dtype, as in transformers' models with sinks.
+    """
     if sinks is None:
         return torch.softmax(logits, dim=-1, dtype=torch.float32)
     extended = torch.cat([logits, sinks.reshape(1, -1, 1, 1).expand(*logits.shape[:-1], 1)], dim=-1)
@@ -108,7 +120,7 @@ def _softmax(logits: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def _repeated(x: Tensor, groups: int) -> Tensor:
-    """Return ``x [batch, heads, tokens, d]`` with each head repeated ``groups`` times (grouped-query attention)."""
+    """Return ``x [batch, heads, tokens, d]``, each head ``groups`` times: grouped-query attention."""
     return x if groups == 1 else x[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2)
 
 

@@ -1,4 +1,6 @@
-"""Quantized convolutions of torch: scales per output channel, groups of scales along the input channels, also where they are transposed.
+"""Quantized convolutions of torch: scales per output channel, groups of scales along the input channels.
+
+Transposed ones are no exception.
 
 A weight keeps torch's layout, so that the float class's forward applies. Its quantizer sees it as the matrix
 ``[out, kernel positions · in / groups]``, and an input or output whose scales are those of groups or vectors

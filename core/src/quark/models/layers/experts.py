@@ -47,7 +47,9 @@ class Expert(nn.Module):
 
 
 class SeparateExperts(nn.Module):
-    """Computes the output of a fused mixture expert by expert; the experts are its children, named by their numbers.
+    """Computes the output of a fused mixture expert by expert.
+
+    The experts are its children, named by their numbers.
 
     Args:
         parts: The matrices of the fused mixture, which are shared.
@@ -106,7 +108,10 @@ class SeparateExperts(nn.Module):
 
 
 def separated(parts: ExpertParts) -> SeparateExperts:
-    """Return the module that replaces a fused mixture of these parts; it is called with the same arguments."""
+    """Return the module that replaces a fused mixture of these parts.
+
+    It is called with the same arguments.
+    """
     return (parts.separate or SeparateExperts)(parts)
 
 

@@ -34,7 +34,10 @@ class LayerShape:
 
     @classmethod
     def of(cls, layer: nn.Module) -> Self:
-        """Return the shapes of a float layer that has a registered layer type; ``groups`` is its attribute of that name, or 1."""
+        """Return the shapes of a float layer that has a registered layer type.
+
+        ``groups`` is its attribute of that name, or 1.
+        """
         layer_type = layer_type_of_class(type(layer)) or layer_type_of(layer)
         is_transposed = layer_type is not None and layer_type.record.transposed
         groups = getattr(layer, "groups", 1)

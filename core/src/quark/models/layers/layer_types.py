@@ -1,23 +1,25 @@
-"""The registered layer types by class of a float layer: its quantized class, and the class as which plans know it."""
+"""The registered layer types by class of a float layer: its quantized class, and its class in plans."""
 
 from __future__ import annotations
 
+import copy
 import sys
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import attrs
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 from quark.base.lazy import ObjectRef, Reference
 from quark.errors import ConfigError
-from quark.models.layers.linear_forms import is_verbatim_linear
 from quark.plugins import LayerTypeRecord, Registry, layer_types
 
 if TYPE_CHECKING:
     from quark.models.layers.quantized_layers import QuantizedLayer
 
-__all__ = ["LayerType", "is_by_name", "is_lookup", "layer_type_of", "layer_type_of_class", "planned_names"]
+__all__ = ["LayerType", "is_by_name", "is_lookup", "is_verbatim_linear", "layer_type_of", "layer_type_of_class", "planned_names"]
 
 _HARMLESS = {"__init__", "__module__", "__doc__", "__qualname__", "__annotations__", "__firstlineno__", "__static_attributes__"} | {
     "__constants__", "__annotate_func__", "__annotations_cache__", "reset_parameters", "extra_repr", "__repr__"
@@ -54,14 +56,14 @@ def layer_type_of(layer: nn.Module) -> LayerType | None:
 
     It is the layer type registered for exactly the layer's class, or for the nearest class that it derives
     from and overrides nothing of. A subclass of ``nn.Linear`` may override what it likes, as long as it
-    computes the same (`quark.models.layers.linear_forms`).
+    computes the same (`is_verbatim_linear`).
     """
     layer_type = layer_type_of_class(type(layer)) or _inherited(layer)
     return None if layer_type is None or layer_type.record.quantized is None else layer_type
 
 
 def _inherited(layer: nn.Module) -> LayerType | None:
-    """Return the layer type of the nearest registered base class of a layer that computes what that class does."""
+    """Return the layer type of the nearest registered base class whose computation is the layer's."""
     for base in type(layer).__mro__[1:]:
         layer_type = layer_type_of_class(base)
         if layer_type is not None:
@@ -78,7 +80,10 @@ def _overrides_nothing(layer_class: type[nn.Module], base: type[nn.Module]) -> b
 
 
 def layer_type_of_class(layer_class: type[Any]) -> LayerType | None:
-    """Return the layer type registered for exactly this class, also one that stays float; None where there is none."""
+    """Return the layer type registered for exactly this class, also one that stays float.
+
+    None where there is none.
+    """
     known = _known(layer_types())
     if layer_class not in known:
         known[layer_class] = _registered_for(layer_class)
@@ -98,7 +103,7 @@ def is_by_name(layer_class: type[Any]) -> bool:
 
 
 def planned_names() -> list[str]:
-    """Return the sorted names of the classes that layers can be planned as: what ``layer_type_quant_config`` may name."""
+    """Return the sorted class names of layers in plans, which ``layer_type_quant_config`` may name."""
     return sorted({_class_name(record.layer) for record in layer_types() if record.quantized is not None and record.planned_as is None})
 
 
@@ -109,7 +114,7 @@ def _known(registry: Registry[LayerTypeRecord]) -> dict[Any, LayerType | None]:
 # Looked up for each module of a model; cached until the registry changes.
 @lru_cache(maxsize=2)
 def _cache(registry: Registry[LayerTypeRecord], revision: tuple[int, int]) -> dict[Any, LayerType | None]:
-    """Return an empty cache of layer types by class, the same one until the registry's revision is another."""
+    """Return a cache of layer types by class, empty at each new revision of the registry."""
     return {}
 
 
@@ -145,3 +150,42 @@ def _loaded(reference: Reference) -> Any:
     for part in reference.attribute.split("."):
         loaded = getattr(loaded, part, None)
     return loaded
+
+
+_IN, _OUT = 3, 2
+_TOLERANCE = 1e-12
+
+
+def is_verbatim_linear(layer: nn.Module) -> bool:
+    """Return whether a layer is an ``nn.Linear``, or of a subclass that computes the same.
+
+    It can be quantized as such then.
+
+    The layer must have a weight and a bias and nothing else, and the forward of a copy with small random
+    float64 tensors must give the result of ``nn.Linear``. This excludes routers that select experts, low-rank
+    adapters, weights stored as codes, and grouped matrices.
+    """
+    if not isinstance(layer, nn.Linear) or layer._modules or layer._buffers:
+        return False
+    weight, bias = layer._parameters.get("weight"), layer._parameters.get("bias")
+    plain = set(layer._parameters) == {"weight", "bias"} and type(weight) is nn.Parameter and weight.is_floating_point()
+    if not plain or weight is None or tuple(weight.shape) != (layer.out_features, layer.in_features):
+        return False
+    return type(layer).forward is nn.Linear.forward or _forward_agrees(layer, has_bias=bias is not None)
+
+
+def _forward_agrees(layer: nn.Linear, *, has_bias: bool) -> bool:
+    # Models are prepared for loading under the meta device, where tensors have no values to compare.
+    with torch.device("cpu"), torch.no_grad():
+        generator = torch.Generator().manual_seed(0)
+        sizes = ((_OUT, _IN), (_OUT,), (2, 2, _IN))
+        weight, bias, x = (torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes)
+        tiny = copy.copy(layer)
+        tiny._parameters = {"weight": nn.Parameter(weight), "bias": nn.Parameter(bias) if has_bias else None}
+        tiny.in_features, tiny.out_features = _IN, _OUT
+        expected = functional.linear(x, weight, bias if has_bias else None)
+        try:
+            output = type(tiny).forward(tiny, x)
+        except Exception:  # of any kind, since any class may be tested: a layer that cannot be called like a linear layer is none
+            return False
+        return isinstance(output, Tensor) and output.shape == expected.shape and torch.allclose(output, expected, rtol=0, atol=_TOLERANCE)

@@ -19,17 +19,31 @@ from torch import Tensor, nn
 from quark.config.layer import QLayerConfig, TensorSpec, levels
 from quark.config.slot import ACTIVATIONS, PARAMETERS, Slot
 from quark.errors import CheckpointError, ConfigError
+from quark.models.layers.coded_layer import refuse_bad_scales
 from quark.models.layers.layer_shape import LayerShape
-from quark.models.layers.packed import Packed
 from quark.models.layers.quantized_layers import QuantizedLayer, linear_weight, quantized_class
 from quark.models.layers.quantizer_module import QuantizerModule
-from quark.models.layers.stored_scales import refuse_bad_scales
 from quark.numbers import cast_finite
 from quark.numbers.on_grid import LOSSY, codes_error
 from quark.numbers.tensor_quantizer import TensorQuantizer
 from quark.plugins.attribution import origin
 
-__all__ = ["PackedLayer", "PackedScales", "checked_codes", "packed_meta", "stored_tensors", "without_weights"]
+__all__ = ["Packed", "PackedLayer", "PackedScales", "checked_codes", "packed_meta", "stored_tensors", "without_weights"]
+
+
+class Packed(nn.Module):
+    """Base of modules that replace other modules while a checkpoint is loaded.
+
+    Loaders fill their tensors, then `unpack` is called once.
+    """
+
+    def unpack(self) -> nn.Module:
+        """Return the module that replaces this one, on the device of its tensors.
+
+        Raises:
+            CheckpointError: The tensors cannot be used.
+        """
+        raise NotImplementedError
 
 
 class PackedScales(nn.Module):
@@ -105,7 +119,7 @@ class PackedLayer(Packed):
         self._ready: QuantizedLayer | None = None
 
     def _register_others(self, layer: nn.Module) -> None:
-        """Register the other tensors of the layer, which checkpoints hold unchanged, and its submodules, which are shared."""
+        """Register the layer's other tensors, as checkpoints hold them; its submodules are shared."""
         for name in self._others:
             if name in layer._parameters:
                 tensor = layer._parameters[name]
@@ -157,7 +171,9 @@ class PackedLayer(Packed):
 
     @torch.no_grad()
     def unpack(self) -> QuantizedLayer:
-        """Return the quantized layer of the stored tensors, on their device; its forward equals that of the exported layer.
+        """Return the quantized layer of the stored tensors, on their device.
+
+        Its forward equals that of the exported layer.
 
         Raises:
             CheckpointError: A scale is not valid.
@@ -213,7 +229,10 @@ class PackedLayer(Packed):
 
 
 def without_weights(layer: nn.Module) -> nn.Module:
-    """Return a shallow copy on the meta device: a packed layer must not keep the float weights of the model alive."""
+    """Return a shallow copy on the meta device.
+
+    A packed layer must not keep the float weights of the model alive.
+    """
     shell = copy.copy(layer)
     shell._parameters = {
         name: None if tensor is None else nn.Parameter(tensor.detach().to("meta"), requires_grad=False)
@@ -264,7 +283,10 @@ def checked_codes(name: str, module: QuantizerModule, values: Tensor) -> Tensor:
 
 
 def _codes_and_complaint(name: str, module: QuantizerModule, values: Tensor, order: str) -> tuple[Tensor, str | None]:
-    """Return the codes of values on a grid, and what is wrong with how their format packs them; None where nothing is."""
+    """Return the codes of values on a grid, and what is wrong with how their format packs them.
+
+    None where nothing is.
+    """
     quantizer, qparams = module.quantizer, module.qparams
     assert qparams is not None
     codes = module.codes_of(values.detach())
@@ -285,7 +307,10 @@ def packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) 
 
 @lru_cache(maxsize=1024)
 def _packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:
-    """Return `packed_meta`, cached by shape: operations on meta tensors take longer than packing a small layer, and shapes repeat."""
+    """Return `packed_meta`, cached by shape.
+
+    Operations on meta tensors take longer than packing a small layer, and shapes repeat.
+    """
     qparams = quantizer.empty_qparams(shape, "meta")
     codes = quantizer.quantize(torch.empty(shape, dtype=torch.float32, device="meta"), qparams)
     return quantizer.pack(codes, qparams, order=order)

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from quark.config.layer import TensorSpec
 from quark.errors import CheckpointError
-from quark.models.layers.packed import Packed
-from quark.models.layers.packed_layers import PackedScales
+from quark.models.layers.packed_layers import Packed, PackedScales
 from quark.models.layers.quantizer_module import QuantizerModule
 from quark.numbers import quantizer_for
 
@@ -18,7 +17,10 @@ __all__ = ["PackedQuantizer", "ScalesOf", "packed_scales"]
 
 
 def packed_scales(spec: TensorSpec, order: str) -> dict[str, Tensor]:
-    """Return the stored scales of a per-tensor activation by suffix, on the meta device; empty where they are dynamic."""
+    """Return the stored scales of a per-tensor activation by suffix, on the meta device.
+
+    Empty where they are dynamic.
+    """
     quantizer = quantizer_for(spec, activation=True)
     if quantizer.is_dynamic or quantizer.is_float:
         return {}
@@ -26,7 +28,9 @@ def packed_scales(spec: TensorSpec, order: str) -> dict[str, Tensor]:
 
 
 class ScalesOf:
-    """Stored scales that are buffers of another module: ``k_scale`` of an attention module, where loaders look for it by that name.
+    """Stored scales that are buffers of another module, where loaders look for them.
+
+    ``k_scale`` of an attention module is one.
 
     Args:
         owner: The module, which gets the buffers.

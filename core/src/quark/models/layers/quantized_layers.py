@@ -1,4 +1,4 @@
-"""Quantized layers: the float layer's own class, with its weight rounded and its inputs and outputs fake-quantized.
+"""Quantized layers: the float layer's class, with a rounded weight and fake-quantized inputs and outputs.
 
 Convolutions are in `quark.models.layers.convolutions`.
 """
@@ -55,7 +55,10 @@ class QuantizedLayer(nn.Module):
 
     @classmethod
     def from_float(cls, layer: nn.Module, config: QLayerConfig) -> Self:
-        """Return a quantized layer that shares the parameters, hooks and settings of ``layer``; no value is rounded yet."""
+        """Return a quantized layer that shares the parameters, hooks and settings of ``layer``.
+
+        No value is rounded yet.
+        """
         quantized = cls.__new__(cls)
         quantized.__dict__.update({k: dict(v) if type(v) is dict else v for k, v in layer.__dict__.items()})
         quantized._modules = dict(layer._modules)
@@ -88,14 +91,20 @@ class QuantizedLayer(nn.Module):
         return quantizer_for(spec, activation=slot.is_activation)
 
     def other_state(self) -> dict[str, Tensor]:
-        """Return parameters and persistent buffers by name, except weight, bias and quantizer buffers; they are never quantized."""
+        """Return parameters and persistent buffers by name, except weight, bias and quantizer buffers.
+
+        They are never quantized.
+        """
         quantizers = tuple(f"{slot.quantizer_attribute}." for slot in Slot)
         state: dict[str, Tensor] = self.state_dict(keep_vars=True)
         return {name: tensor for name, tensor in state.items() if name not in PARAMETERS and not name.startswith(quantizers)}
 
     @staticmethod
     def as_stored(matrix: Tensor) -> Tensor:
-        """Return a view of a weight, or of its codes, in the layout of the float class's checkpoints, and back to ``[out, in, …]``."""
+        """Return a view of a weight or codes in the layout of the float class's checkpoints, or back.
+
+        The layout here is ``[out, in, …]``.
+        """
         return matrix
 
     # The float classes name and count their arguments differently; all take the input first.
@@ -114,7 +123,9 @@ class QuantLinear(QuantizedLayer, nn.Linear):  # type: ignore[misc]
 
 
 class QuantConv1D(QuantLinear):
-    """A quantized linear layer whose float class stores its weight as ``[in, out]``, such as ``Conv1D`` of transformers.
+    """A quantized linear layer whose float class stores its weight as ``[in, out]``.
+
+    ``Conv1D`` of transformers is one.
 
     The quantized layer's weight is ``[out, in]``, a view of the float weight, with the channels and groups of
     any linear layer. In a checkpoint, weight and codes are ``[in, out]``, since runtimes of such models
@@ -124,7 +135,10 @@ class QuantConv1D(QuantLinear):
 
     @classmethod
     def from_float(cls, layer: nn.Module, config: QLayerConfig) -> Self:
-        """Return a quantized layer that shares the storage of the weight of ``layer``; see `QuantizedLayer.from_float`."""
+        """Return a quantized layer that shares the storage of the weight of ``layer``.
+
+        See `QuantizedLayer.from_float`.
+        """
         quantized = super().from_float(layer, config)
         weight = linear_weight(layer)
         quantized._parameters["weight"] = nn.Parameter(weight, requires_grad=False)
@@ -133,7 +147,10 @@ class QuantConv1D(QuantLinear):
 
     @staticmethod
     def as_stored(matrix: Tensor) -> Tensor:
-        """Return a matrix transposed, ``[out, in]`` to ``[in, out]`` or back; tensors of other ranks are returned unchanged."""
+        """Return a matrix transposed, ``[out, in]`` to ``[in, out]`` or back.
+
+        Tensors of other ranks are returned unchanged.
+        """
         return matrix.t() if matrix.ndim == 2 else matrix
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -161,7 +178,10 @@ class QuantEmbeddingBag(QuantizedLayer, nn.EmbeddingBag):  # type: ignore[misc]
 
 
 def counts_as(layer: nn.Module) -> type[nn.Module] | None:
-    """Return the class by which a float layer is planned, from its registered layer type; None where it cannot be quantized."""
+    """Return the class by which a float layer is planned, from its registered layer type.
+
+    None where it cannot be quantized.
+    """
     layer_type = layer_type_of(layer)
     return None if layer_type is None else layer_type.planned_as
 
@@ -186,7 +206,9 @@ def is_transposed(layer: nn.Module) -> bool:
 
 
 def linear_weight(layer: nn.Module) -> Tensor:
-    """Return a view of a float layer's weight as its quantized class has it: ``[out, in]`` for a linear layer, however it is stored.
+    """Return a view of a float layer's weight as its quantized class has it.
+
+    It is ``[out, in]`` for a linear layer, however it is stored.
 
     Weights of other ranks, those of convolutions, are as the float class has them.
     """

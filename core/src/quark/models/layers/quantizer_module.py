@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from quark.config.layer import TensorSpec, levels
-from quark.errors import CalibrationError
-from quark.models.layers.exported_quantizer import exported
+from quark.config.tensor import QTensorConfig
+from quark.errors import CalibrationError, UnsupportedError
 from quark.numbers import QParams, TensorQuantizer, quantizer_for
 
 __all__ = ["QuantizerModule", "RoundedParameter"]
@@ -18,7 +20,9 @@ _BUFFERS = ("scale", "zero_point", "outer_scale", "codes")
 
 
 class QuantizerModule(nn.Module):
-    """Fake-quantizes a tensor: with stored scales where they are static, and with scales computed at each call where they are dynamic.
+    """Fake-quantizes a tensor.
+
+    Static scales are stored, and dynamic ones are computed at each call.
 
     Args:
         spec: The tensor's quantization.
@@ -29,8 +33,8 @@ class QuantizerModule(nn.Module):
     Attributes:
         quantizer: The `quark.numbers.TensorQuantizer` that does the arithmetic.
         scale, zero_point, outer_scale: Buffers, None until `set_qparams`, or where the format has none.
-        codes: Buffer: the codes of a weight that stays as its checkpoint stores it, or those that its rounding
-            has set, until the run has written them; None where they follow from its values.
+        codes: Buffer: the codes of a weight that stays as its checkpoint stores it, or those that its
+            rounding has set, until the run has written them; None where they follow from its values.
         is_deferred: Whether the scales are those of a weight that is still float: its codes are those of its
             values, rounded to nearest. No forward may run before the weight is rounded.
     """
@@ -64,7 +68,10 @@ class QuantizerModule(nn.Module):
             setattr(self, name, value.detach())
 
     def codes_of(self, weight: Tensor) -> Tensor:
-        """Return the codes of a weight that is rounded, or, where ``is_deferred``, float; the scales are set."""
+        """Return the codes of a weight that is rounded, or, where ``is_deferred``, float.
+
+        The scales are set.
+        """
         assert self.qparams is not None
         if self.codes is not None:
             return self.codes
@@ -84,7 +91,7 @@ class QuantizerModule(nn.Module):
                 f"a static {_formats(self.quantizer.spec)} quantizer has no scales yet: quantize the model with calibration data"
             )
         if torch.compiler.is_exporting():
-            return exported(x, self.quantizer, qparams)
+            return _exported(x, self.quantizer, qparams)
         with torch.no_grad():
             values = self.quantizer.fake_quantize(x, qparams)
         return _StraightThrough.apply(x, values) if x.requires_grad and torch.is_grad_enabled() else values
@@ -107,7 +114,7 @@ class _StraightThrough(torch.autograd.Function):
 
 
 class RoundedParameter(QuantizerModule):
-    """The quantizer of a parameter that has the values of its grid already, so that there is nothing to do when it is called.
+    """The quantizer of a parameter that has the values of its grid already: calls do nothing.
 
     It is called in graphs, for what reads them, such as an exporter, which finds the scales here.
     """
@@ -119,3 +126,49 @@ class RoundedParameter(QuantizerModule):
 
 def _formats(spec: TensorSpec) -> str:
     return " → ".join(s.dtype.name for s in levels(spec))
+
+
+# A program of ``torch.export`` calls no Python code of a module, and torch cannot trace a quantizer. So a
+# quantizer is one operator in it, with its spec as text: a saved program computes what the model did, bit for
+# bit, wherever ``quark.models.layers`` is imported.
+def _fake_quantize(
+    x: Tensor, scale: Tensor | None, zero_point: Tensor | None, outer_scale: Tensor | None, spec: str, activation: bool
+) -> Tensor:
+    """Return ``x`` fake-quantized, in its dtype and shape."""
+    qparams = None if scale is None else QParams(scale, zero_point, outer_scale)
+    return _quantizer_of(spec, activation).fake_quantize(x, qparams)
+
+
+# Written out: torch cannot read it off annotations that are not evaluated.
+_SCHEMA = "(Tensor x, Tensor? scale, Tensor? zero_point, Tensor? outer_scale, str spec, bool activation) -> Tensor"
+_operator = torch.library.custom_op("quark::fake_quantize", _fake_quantize, mutates_args=(), schema=_SCHEMA)
+
+
+@_operator.register_fake
+def _shape_only(
+    x: Tensor, scale: Tensor | None, zero_point: Tensor | None, outer_scale: Tensor | None, spec: str, activation: bool
+) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@lru_cache(maxsize=1024)
+def _quantizer_of(spec: str, activation: bool) -> TensorQuantizer:
+    specs = [QTensorConfig.from_dict(level) for level in json.loads(spec)]
+    return quantizer_for(specs[0] if len(specs) == 1 else specs, activation=activation)
+
+
+def _exported(x: Tensor, quantizer: TensorQuantizer, qparams: QParams | None) -> Tensor:
+    """Return ``x`` fake-quantized by the operator ``quark::fake_quantize``, for programs of ``torch.export``.
+
+    Raises:
+        UnsupportedError: The spec alone does not say what the quantizer does.
+    """
+    spec = json.dumps([level.to_dict() for level in levels(quantizer.spec)])
+    activation = next((a for a in (True, False) if _quantizer_of(spec, a).granularity == quantizer.granularity), None)
+    if activation is None or type(_quantizer_of(spec, activation)) is not type(quantizer):
+        raise UnsupportedError(
+            f"torch.export cannot take a quantizer with scales of {quantizer.granularity} in a view of the tensor: use one scale"
+        )
+    scales = (None, None, None) if qparams is None else (qparams.scale, qparams.zero_point, qparams.outer_scale)
+    result: Tensor = _operator(x, *scales, spec, activation)
+    return result

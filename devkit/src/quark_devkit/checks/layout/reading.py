@@ -13,7 +13,7 @@ from torch import nn
 from quark.checkpoint import ExportOptions, ReadsOwnFiles
 from quark.checkpoint.export import export_with
 from quark.checkpoint.inspection import inspect_checkpoint
-from quark.checkpoint.layouts import quantization_block, reader_of
+from quark.checkpoint.layout_reader import quantization_block, reader_of
 from quark.checkpoint.reader import import_model_from_safetensors
 from quark.checkpoint.transformers_loading import is_read_here, register_layouts
 from quark.models.hf.dequantized_tensors import DequantizedTensors

@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 from quark.checkpoint import Exporter, StoredConfig, export_safetensors, import_model_from_safetensors, map_to_quark
-from quark.checkpoint.layouts import layout_for
+from quark.checkpoint.layout_reader import layout_for
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, PluginError, UnsupportedError
