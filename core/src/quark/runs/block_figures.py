@@ -88,7 +88,10 @@ class RunFigures:
 
 
 def _products(block: Block, tokens: int, counts: Mapping[str, int]) -> int:
-    """Return the floating-point operations of the matrix products of one forward of all samples; attention's own are not counted."""
+    """Return the floating-point operations of the matrix products of one forward of all samples.
+
+    Attention's own are not counted.
+    """
     flops = 0
     for name, module in block.module.named_modules():
         weight = module._parameters.get("weight")
@@ -128,7 +131,10 @@ class BlockEvents:
 
     @contextmanager
     def block(self, number: int, rows: Sequence[PlanRow]) -> Iterator[None]:
-        """Tell that a block is worked on, and, where the body succeeds, that it is finished; ``rows`` are its layers to quantize."""
+        """Tell that a block is worked on, and, where the body succeeds, that it is finished.
+
+        ``rows`` are its layers to quantize.
+        """
         name = self._blocks[number].name or "model"
         self._events.block_started(name, number)
         yield

@@ -68,7 +68,10 @@ class Output:
 
     @property
     def bits_per_quantized_weight(self) -> float:
-        """Bits of a quantized weight, its share of scales and zero points included; 0 where none is quantized."""
+        """Bits of a quantized weight, its share of scales and zero points included.
+
+        0 where none is quantized.
+        """
         return self.quantized_bits / self.quantized_weights if self.quantized_weights else 0.0
 
     @property
@@ -146,7 +149,9 @@ def estimate(
     in_memory: bool = False,
     probing: bool = True,
 ) -> Estimate:
-    """Estimate a run on data of that size; the one place where this is done, for checkpoints and for models in memory.
+    """Estimate a run on data of that size.
+
+    The one place where this is done, for checkpoints and for models in memory.
 
     Args:
         model: Of the plan, on the meta device; a checkpoint that is read block by block.
@@ -218,7 +223,10 @@ def _memory(
 
 
 def _activations(model: nn.Module, run: Run, calibration: Calibration) -> int:
-    """Return the bytes of the activations of forwards that wait inside a block, or, without statistics, between two."""
+    """Return the bytes of the activations of forwards that wait inside a block.
+
+    Without statistics they wait between two blocks.
+    """
     data = calibration.calls()
     streams = run.algorithms.streams
     hidden = getattr(text_config(model), "hidden_size", None) or 0

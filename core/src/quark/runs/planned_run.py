@@ -78,7 +78,7 @@ class PlannedRun:
         return attrs.evolve(self, refusals=_as_refusals([*errors, *self.refusals]))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan in JSON form, with the estimate, the refusals and the warnings beside its own entries."""
+        """Return the plan in JSON form, with the estimate, the refusals and the warnings."""
         own = {} if self.plan is None else self.plan.to_dict()
         return {
             **own,
@@ -101,7 +101,7 @@ def plan(
     probing: bool = True,
     trust_remote_code: bool = False,
 ) -> PlannedRun:
-    """Return what `quark.runs.quantize_checkpoint` would do with a checkpoint, and what it would write and need.
+    """Return the `PlannedRun` of `quark.runs.quantize_checkpoint` on a checkpoint.
 
     Only ``config.json`` and the headers of the safetensors files are read; without such files,
     ``config.json`` alone. Errors that the run would raise are collected: the result has all that are
@@ -158,7 +158,7 @@ def _has_files(path: Path) -> bool:
 def _opened(
     path: Path, dtype: str, refusals: _Refusals, *, trust_remote_code: bool
 ) -> tuple[nn.Module | None, Sequence[Shard] | None, CodesOf]:
-    """Return the model on the meta device, the files of its weights, after a check that they are its, and which layers come quantized.
+    """Return the model on the meta device, its files after a check, and the layers that come quantized.
 
     What is refused is None.
     """

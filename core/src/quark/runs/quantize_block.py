@@ -1,4 +1,4 @@
-"""Quantize a model block by block: `quantize_block` is what happens to one block, `quantize_blocks` goes from block to block."""
+"""Quantize a model: `quantize_block` is the work on one block, `quantize_blocks` that on all."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ __all__ = [
 
 
 def quantize_blocks(started: StartedRun, sink: BlockSink) -> CalibrationReport:
-    """Quantize the model of a run, block by block; layers outside the blocks come last, and are rounded to nearest.
+    """Quantize the model of a run, block by block.
+
+    Layers outside the blocks come last, and are rounded to nearest.
 
     The sink has taken everything when this returns; to finish it is left to the caller.
 
@@ -145,7 +147,10 @@ class BlockPipeline:
 
 @contextmanager
 def _forwards(pipeline: BlockPipeline, blocks: Sequence[Block], scales: ActivationScales) -> Iterator[LockStep]:
-    """Yield the calibration forwards, which wait at the first block; ``scales`` are those of layers outside the blocks."""
+    """Yield the calibration forwards, which wait at the first block.
+
+    ``scales`` are those of layers outside the blocks.
+    """
     started, run, model, figures = pipeline.started, pipeline.run, pipeline.started.model, pipeline.figures
     with_float = run.algorithms.streams == 2
     modules = [b.module for b in blocks]
@@ -163,7 +168,7 @@ def _forwards(pipeline: BlockPipeline, blocks: Sequence[Block], scales: Activati
 
 
 def start_transforms(model: nn.Module, plan: QuantPlan, transforms: Sequence[Transform]) -> list[StartedTransform]:
-    """Start transforms, and let each change what lies outside the decoder blocks, where all tensors are in memory.
+    """Start transforms: each changes the tensors outside the decoder blocks, all of which are in memory.
 
     The model has all tensors outside the blocks then that the finished model has, by which the files of an
     export are laid out.
@@ -223,7 +228,9 @@ def quantize_block(pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow
 def pass_finished_block(
     pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow], block_run: BlockRun | None, finished: BlockResult
 ) -> None:
-    """Lead the forwards through a block that an interrupted run has finished; nothing is calibrated or rounded again.
+    """Lead the forwards through a block that an interrupted run has finished.
+
+    Nothing is calibrated or rounded again.
 
     Forwards of the quantized model pass the block as the sink has it. Forwards of the float model, and those
     of a run whose rounding needs no statistics, pass the float block, for which transforms are applied again:
@@ -273,7 +280,10 @@ def _calibrated(
     scales: ActivationScales,
     report: CalibrationReport,
 ) -> tuple[set[str], Mapping[str, InputSample]]:
-    """Lead the forwards through a block and round its layers by the plan; returns the names of the rounded ones, and samples of inputs."""
+    """Lead the forwards through a block and round its layers by the plan.
+
+    Returns the names of the rounded ones, and samples of inputs.
+    """
     run, model, rounding, figures = pipeline.run, pipeline.started.model, pipeline.rounding, pipeline.figures
     chosen = run.chosen(rows)
     if block_run is not None and run.algorithms.is_sequential:
@@ -360,7 +370,9 @@ def finish_layers(
     rounded: Collection[str] = (),
     inputs: Mapping[str, InputSample] = MappingProxyType({}),
 ) -> None:
-    """Set the scales of activations that have none, round other weights than ``rounded``, and biases, to nearest; the sink gets all.
+    """Set missing scales of activations, and round other weights than ``rounded``, and biases.
+
+    The sink gets all layers.
 
     The layers are measured for the report before the sink gets them; ``inputs`` are samples of the inputs of
     some.

@@ -1,4 +1,7 @@
-"""The output of a run that several ranks share: the first opens it, completes it and gives it its name; the others write to its files."""
+"""The output of a run that several ranks share: the first opens it, completes it and gives it its name.
+
+The others write to its files.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ __all__ = ["directory_of_first", "is_divided", "opened_sink", "sink_of_other"]
 
 
 def is_divided(run: Run, ranks: Ranks) -> bool:
-    """Return whether each block is one rank's: there are several, and none needs calibration forwards, which pass all blocks."""
+    """Return whether each block is one rank's.
+
+    That is so where there are several, and no calibration forward has to pass all blocks.
+    """
     return ranks.size > 1 and not run.needs_data
 
 

@@ -34,7 +34,9 @@ def save_params(
     compressed: bool = False,
     reorder: bool = True,
 ) -> None:
-    """Write the configuration and the tensors of a quantized model, for `load_params`; other programs read `export_safetensors`'s.
+    """Write the configuration and the tensors of a quantized model, for `load_params`.
+
+    Other programs read `export_safetensors`'s.
 
     Args:
         model: A quantized model.

@@ -1,4 +1,7 @@
-"""A checkpoint's tensors after weight converters: their names, shapes and dtypes from headers alone, their values when they are read."""
+"""A checkpoint's tensors after weight converters.
+
+Their names, shapes and dtypes from headers alone, their values when they are read.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A module for each operator of torch that has a record, with arguments: what the conformance suite captures."""
+"""Example modules for the operators that have a record; the conformance suite captures them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ _FUNCTIONS: Mapping[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...
 
 
 def example(name: str) -> tuple[nn.Module, tuple[Any, ...]]:
-    """Return a module whose graph has the operator of that name, in inference mode, and arguments of the module.
+    """Return a module whose graph has the operator of that name, and arguments of the module.
 
     Args:
         name: Of a record of quark-core.
