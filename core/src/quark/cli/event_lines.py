@@ -22,7 +22,7 @@ SECONDS_BETWEEN_PHASES = 1.0
 class EventLines:
     """A listener that prints each event as a line of JSON.
 
-    Of the phases inside blocks, no more than one in a second.
+    There is at most one line in a second for phases inside blocks.
 
     Args:
         write: Writes one line.

@@ -54,7 +54,7 @@ def _print_version(is_asked: bool) -> None:
 def _sleep_while_waiting() -> None:
     """Have OpenMP threads soon sleep when they wait for each other, unless the environment says otherwise.
 
-    Before torch is imported.
+    This has to come before torch is imported.
 
     By default they wait in a busy loop for milliseconds. Beside other programs that loop takes processor time
     from the very thread that is waited for, and a run takes many times as long. GNU's OpenMP, with which

@@ -1,6 +1,6 @@
 """Tables of the listings: one line per row.
 
-In a terminal no line is longer than the terminal is wide, and none is obeyed by it.
+In a terminal no line is wider than the terminal, and no control character of a text takes effect.
 """
 
 from __future__ import annotations

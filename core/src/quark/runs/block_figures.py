@@ -23,7 +23,7 @@ from quark.runs.sink import BlockResult, BlockSink
 __all__ = ["OUTSIDE", "BlockEvents", "RunFigures"]
 
 OUTSIDE = "(outside the blocks)"
-"""The name under which a report has the time and the bytes of what lies in no block."""
+"""The name under which a report has the time and the bytes of layers outside all blocks."""
 
 
 @attrs.define(eq=False)
@@ -53,7 +53,7 @@ class RunFigures:
             figures.add({name: model.get_submodule(name) for name in layers}, layers, inputs)
 
     def end_block(self, block: Block | None, size: int, passes: int, counts: Mapping[str, int]) -> None:
-        """Add what is known of a block that the sink has taken.
+        """Add the figures of a block that the sink has taken.
 
         Args:
             block: The block; None for what lies outside the blocks.

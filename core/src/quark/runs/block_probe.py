@@ -185,7 +185,7 @@ def _widest(models: list[_OneBlock], times: Mapping[str, float], device: torch.d
 
 
 def _extended(work: tuple[float, float], *known: tuple[tuple[float, float], float]) -> float:
-    """Return the seconds of an amount of work from those of one or two other amounts.
+    """Return the seconds of an amount of work from the seconds of one or two other amounts.
 
     They are ``a x + b y`` with ``a, b >= 0``, or proportional to ``x`` where one amount is known.
 

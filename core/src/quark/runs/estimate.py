@@ -1,4 +1,4 @@
-"""Estimate: what a run will write and need, from its plan and the shapes of its model; no weight is read."""
+"""Estimate: the output, memory, work and time of a run, from its plan and shapes; no weight is read."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def estimate(
 
 
 def output_of(model: nn.Module, run: Run, parts: Iterable[Mapping[str, Tensor]], max_shard_bytes: int) -> Output:
-    """Return what the writer of these parts writes."""
+    """Return the `Output` of a writer of these parts."""
     parts = list(parts)
     quantized = {r.name: math.prod(r.shape) for r in run.plan.quantized if r.has_quantized_weight}
     total = inside = 0
@@ -238,7 +238,7 @@ def _activations(model: nn.Module, run: Run, calibration: Calibration) -> int:
 
 
 def _seconds(model: nn.Module, run: Run, calibration: Calibration, block: BlockSeconds, file: Path | None) -> dict[str, float]:
-    """Return the seconds of all blocks by phase, as one was measured, and those of reading the checkpoint."""
+    """Return the seconds of reading the checkpoint, and of all blocks by phase, as one was measured."""
     in_blocks = sum(p.nbytes for b in decoder_blocks(model, run.plan.architecture) for p in b.module.parameters())
     stored = sum(p.nbytes for p in model.parameters())
     tokens = calibration.tokens if run.needs_data else 0

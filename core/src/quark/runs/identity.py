@@ -149,7 +149,7 @@ def _shown(values: Mapping[str, Any], name: str) -> str:
 def _bytes_of(value: Any) -> Iterator[bytes]:
     """Yield bytes that differ where arguments of a model differ.
 
-    Of objects other than tensors and plain values, the class counts.
+    Only the class counts of objects other than tensors and plain values.
     """
     if isinstance(value, Tensor):
         dense = value.detach().cpu().contiguous()

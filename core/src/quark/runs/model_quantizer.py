@@ -67,7 +67,7 @@ class ModelQuantizer:
             get_logger(__name__).warning(several_devices("multi_device"))
 
     def plan(self, model: nn.Module) -> QuantPlan | GraphPlan:
-        """Return what would be done to ``model``, and why; meta tensors will do.
+        """Return the `QuantPlan` of ``model``, or the `GraphPlan` of a graph; meta tensors will do.
 
         Raises ConfigError with all that is wrong.
 
@@ -207,7 +207,7 @@ class ModelQuantizer:
         resume: bool = False,
         restart: bool = False,
     ) -> None:
-        """Go from a checkpoint to a checkpoint, for what needs no data.
+        """Quantize a checkpoint to a checkpoint, with settings that need no data.
 
         `quark.runs.quantize_checkpoint` takes them.
 

@@ -188,7 +188,7 @@ class _Refusals:
         return False
 
     def all(self) -> tuple[Refusal, ...]:
-        """Return what was collected, each message once."""
+        """Return the collected refusals, each message once."""
         return _as_refusals(self._errors)
 
 
@@ -261,7 +261,7 @@ def _warnings(numbers: Estimate | None, device: torch.device) -> Iterator[str]:
 
 
 def planned_lines(planned: PlannedRun) -> list[str]:
-    """Return a planned run as lines of text, without what refuses it."""
+    """Return a planned run as lines of text, without its refusals."""
     lines = [] if planned.plan is None else plan_lines(planned.plan)
     if planned.needs_data:
         lines.append(f"  data: calibration text is needed by {planned.needs_data} (--calib)")

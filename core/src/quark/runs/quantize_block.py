@@ -135,11 +135,11 @@ class BlockPipeline:
         return self.figures.report
 
     def learned(self) -> dict[str, Any]:
-        """Return what goes from block to block, as JSON values."""
+        """Return the state that goes from block to block, as JSON values."""
         return {"input_groups": self.input_groups.learned(), "transforms": [t.learned() for t in self.started.transforms]}
 
     def recall(self, learned: Mapping[str, Any]) -> None:
-        """Go on with what an interrupted run had learned."""
+        """Take over the state of an interrupted run."""
         self.input_groups.recall(learned["input_groups"])
         for transform, own in zip(self.started.transforms, learned["transforms"], strict=True):
             transform.recall(own)
@@ -314,7 +314,7 @@ def _tuning(
     layers: Mapping[str, tuple[nn.Module, QuantizedLayer]],
     block_run: BlockRun,
 ) -> BlockTuning | None:
-    """Return what tunes a block, which has the outputs of the float block; None where nothing does."""
+    """Return the `BlockTuning` of a block, with the outputs of the float block; None where nothing tunes."""
     if not pipeline.tunings or not layers:
         return None
     keeps_floats = pipeline.run.algorithms.rounding_wants_float

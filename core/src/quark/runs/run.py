@@ -145,7 +145,7 @@ class Run:
         return run
 
     def tell_plan(self, blocks: int) -> None:
-        """Tell listeners what is planned for so many blocks."""
+        """Tell listeners the plan of a model with that number of blocks."""
         layers, samples, tokens = len(self.plan.quantized), len(self.data), tokens_in(self.data)
         size = {"blocks": blocks, "layers": layers, "samples": samples, "tokens": tokens}
         self.events.tell(RunPlanned, **size, two_passes=self.two_passes, processes=self.ranks.size)
@@ -197,7 +197,7 @@ class Run:
 
 @attrs.frozen(eq=False)
 class StartedRun:
-    """A run whose transforms have changed what lies outside the decoder blocks; the blocks are as they were.
+    """A run whose transforms have changed tensors outside the decoder blocks, and no block yet.
 
     Attributes:
         run: Without the transforms that their validation refuses.
@@ -238,7 +238,7 @@ class FinishedRun:
 
 @attributed("planning the run")
 def plan_run(model: nn.Module, config: QConfig, codes_of: CodesOf = MappingProxyType({})) -> Run:
-    """Plan a run: what would be done to ``model``, by which algorithms.
+    """Plan a run: return the `Run` of a configuration on ``model``, with its algorithms.
 
     Data and memory mode are left to `Run.with_data`.
 
@@ -326,7 +326,7 @@ def _by_type(rows: Iterable[PlanRow]) -> str:
 
 
 def _note(name: str) -> str:
-    """Return what a plan says of a transform."""
+    """Return a plan's note about a transform."""
     return f"before rounding, each block is transformed by {name} (its output is unchanged)"
 
 
@@ -342,7 +342,7 @@ def _resolved(model: nn.Module, plan: QuantPlan, algorithms: Algorithms) -> tupl
 
 
 def _unmatched(algorithms: Algorithms, rows: Sequence[PlanRow], blocks: Collection[str]) -> Iterator[str]:
-    """Yield what the settings of the rounding name and the model does not have."""
+    """Yield names in the settings of the rounding that the model does not have."""
     if isinstance(algorithms.rounding, NamesLayers):
         names = [r.name.removeprefix(f"{block}.") for r in rows if (block := _block_of(r, blocks)) is not None]
         unmatched = algorithms.rounding.unmatched(names)

@@ -175,12 +175,12 @@ def _earlier(name: str, records: Mapping[str, AlgorithmRecord]) -> set[str]:
 
 
 def _names(record: AlgorithmRecord) -> set[str]:
-    """Return what other records may call an algorithm: its name, its aliases, its role."""
+    """Return the names by which other records may call an algorithm: its own, its aliases, its role."""
     return {record.name, *record.aliases, *([record.role] if record.role else [])}
 
 
 def _circle(earlier: Mapping[str, set[str]]) -> Sequence[str]:
-    """Return transforms of which each has to go before the next, and the last before the first.
+    """Return a cycle of transforms, each of which has to go before the next.
 
     Every one given has to follow another.
     """
@@ -266,7 +266,7 @@ def refuse_excluded_schemes(rounding: str, rows: Iterable[PlanRow]) -> None:
 
 
 def _kind(weight: QTensorConfig | Sequence[QTensorConfig] | None) -> Kind:
-    """Return what tells the weights of one scheme from those of another."""
+    """Return a key that tells the weights of one scheme from weights of another."""
     if weight is None:
         return ()
     return tuple((level.dtype, level.qscheme, level.symmetric, level.scale_format, level.is_scale_quant) for level in levels(weight))

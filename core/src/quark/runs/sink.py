@@ -165,7 +165,7 @@ class JournaledSink(CheckpointSink):
             self._finished[block.name] = BlockResult(entry.report, entry.learned)
 
     def finished(self, block: Block) -> BlockResult | None:
-        """Return what the journal has of a block."""
+        """Return the journal's entry of a block."""
         return self._finished.get(block.name)
 
     def read(self, block: Block) -> None:

@@ -52,7 +52,7 @@ class ReadAhead(Generic[K, V]):
         self._ahead: tuple[K, Future[V]] | None = None
 
     def start(self, key: K) -> None:
-        """Begin to read the thing of a key in a thread; what was read ahead and not taken is dropped."""
+        """Begin to read a key's value in a thread; a value that was read ahead and not taken is dropped."""
         self.stop()
         executor = ThreadPoolExecutor(1, thread_name_prefix="quark-read-ahead")
         self._ahead = key, executor.submit(self._read, key)
@@ -68,7 +68,7 @@ class ReadAhead(Generic[K, V]):
         return ahead[1].result()
 
     def stop(self) -> None:
-        """Wait for the thread, and drop what it has read."""
+        """Wait for the thread, and drop its value."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             _ended(ahead[1])
@@ -233,7 +233,7 @@ class CheckpointSource:
         return self._stored.read_codes(names, self._device)
 
     def close(self) -> None:
-        """End what is read ahead; call it when the run has ended, or failed."""
+        """End reading ahead; call it when the run has ended, or failed."""
         self._ahead.stop()
 
     def _read(self, name: str | None) -> list[tuple[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""Templates as plain dicts, as AMD Quark's template module has them: a view of what plugins register."""
+"""Registered templates as plain dicts, as AMD Quark's template module has them."""
 
 from __future__ import annotations
 

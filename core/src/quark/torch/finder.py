@@ -1,6 +1,6 @@
 """The finder of AMD Quark's public modules.
 
-They have no files, but are made of `quark.torch.import_paths` and of what plugins export.
+They have no source files: `quark.torch.import_paths` and the exports of plugins say their names.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class PublicModules:
 
 
 def install() -> None:
-    """Put the finder in front of that of files, once in a process."""
+    """Put the finder in front of the finder of files, once in a process."""
     if not any(isinstance(finder, PublicModules) for finder in sys.meta_path):
         files = next((i for i, finder in enumerate(sys.meta_path) if finder is PathFinder), len(sys.meta_path))
         sys.meta_path.insert(files, PublicModules())

@@ -92,7 +92,7 @@ class ConvertedTensors:
 
 
 def _shapes(conversion: Conversion, stored: Mapping[str, Tensor], directory: Path) -> dict[str, Tensor]:
-    """Return what a conversion makes of meta tensors; an error names converter and tensors."""
+    """Return the results of a conversion of meta tensors; an error names converter and tensors."""
     try:
         return conversion.make(stored)
     except (RuntimeError, ValueError, IndexError, KeyError) as error:

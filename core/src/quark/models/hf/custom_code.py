@@ -53,7 +53,7 @@ def code_of(directory: Path) -> list[str]:
 def refuse_code(file: Path) -> None:
     """Raise if a file has an ``auto_map``.
 
-    For a caller whose user has not said that the code may run, and who cannot do without it.
+    It is for callers that need the code, and whose user has not allowed it.
 
     Raises:
         UnsupportedError: There is an ``auto_map``; the message names its files and how to allow them.

@@ -1,6 +1,6 @@
 """A quantized checkpoint's tensors as those of a float checkpoint.
 
-Computed from codes and scales when they are read.
+They are computed from codes and scales when they are read.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def _names(values: Iterable[str]) -> tuple[str, ...]:
 class LayerCodes:
     """How a linear layer is quantized in a checkpoint.
 
-    Exactly so it can be written again, where a run leaves it as it is.
+    It can be written again exactly so, where a run leaves it as it is.
 
     Attributes:
         name: Its full name, as in a float checkpoint; that of a fused expert's layer has the expert's number,

@@ -70,7 +70,7 @@ def without_initialization() -> AbstractContextManager[None]:
 
 
 def source_of(config: Any) -> str:
-    """Return what ``from_pretrained`` was given: a directory, or the name of a model of a hub.
+    """Return the argument of ``from_pretrained``: a directory, or the name of a model of a hub.
 
     Empty where the config was not loaded.
     """

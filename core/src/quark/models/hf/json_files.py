@@ -61,7 +61,7 @@ def bounded_bytes(path: Path) -> bytes:
 
 
 def refuse_many_values(data: bytes, path: Path) -> None:
-    """Raise CheckpointError where parsing JSON would take more time and memory than that of any real file.
+    """Raise CheckpointError where JSON would take more time and memory than any real file does.
 
     ``path`` is for the message.
     """

@@ -88,9 +88,9 @@ def load_model(path: Path, dtype: str = "auto", device: str = "cpu", *, trust_re
 
 
 def unpack_all(model: nn.Module, directory: Path, chosen: Callable[[str], bool] = lambda _: True) -> None:
-    """Replace every `Packed` module of a model by what it stands for, in place.
+    """Replace every `Packed` module of a model by its quantized module, in place.
 
-    Of chosen names only, where a choice is given.
+    Only modules with a chosen name are replaced.
 
     Raises:
         CheckpointError: A stored scale is not valid; the message names the directory and the layer.

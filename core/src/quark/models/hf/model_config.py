@@ -143,7 +143,7 @@ def narrowed(config: Any, layers: int) -> Any:
 
 
 def _counts(config: Any, names: tuple[str, ...]) -> dict[str, int]:
-    """Return those of the attributes of a config that are positive integers."""
+    """Return the attributes of a config that are positive integers."""
     values = {name: getattr(config, name, None) for name in names}
     return {name: n for name, n in values.items() if isinstance(n, int) and not isinstance(n, bool) and n > 0}
 

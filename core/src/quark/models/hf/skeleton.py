@@ -1,6 +1,6 @@
 """A checkpoint's model without its weights.
 
-On the meta device, or with memory that nothing has been written to.
+It is on the meta device, or its memory has not been written to.
 """
 
 from __future__ import annotations

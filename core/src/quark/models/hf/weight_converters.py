@@ -31,7 +31,7 @@ OPERATIONS: dict[str, type[ConversionOps]] = {
 class NameMatch:
     """A tensor's name as a source of a converter.
 
-    What stands before the pattern, the pattern, and the expert's number if it has one.
+    It has the text before the pattern, the pattern, and the expert's number if there is one.
     """
 
     prefix: str
@@ -106,7 +106,7 @@ class WeightConverter:
         return [prefix + pattern for pattern in self.source_patterns if pattern in self.target_patterns]
 
     def convert(self, inputs: Inputs, prefix: str = "") -> dict[str, Tensor]:
-        """Return what the tensors of one place become.
+        """Return the tensors that the tensors of one place become.
 
         Args:
             inputs: By source pattern; a list, in the order of experts, where names have their numbers.
@@ -222,7 +222,7 @@ def apply_converters(tensors: Mapping[str, Tensor], converters: Sequence[WeightC
 
 
 def _in_order(tensors: Mapping[str, Tensor], names: Mapping[int | None, str]) -> Tensor | list[Tensor]:
-    """Return the tensor of a name without a number, or those of all experts in the order of their numbers."""
+    """Return the tensor of a name without a number, or the tensors of all experts in their order."""
     return tensors[names[None]] if None in names else [tensors[names[i]] for i in range(len(names))]
 
 

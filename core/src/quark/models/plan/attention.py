@@ -185,7 +185,7 @@ def attention_errors(
 def attention_warnings(
     model: nn.Module, rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None, asked: bool | None
 ) -> Iterator[str]:
-    """Yield warnings about KV-cache scales that do not describe what runtimes cache.
+    """Yield warnings about KV-cache scales of other values than runtimes cache.
 
     Arguments as for `attention_errors`.
     """

@@ -57,7 +57,7 @@ def decoder_blocks(model: nn.Module, architecture: Architecture | None) -> list[
 
 
 def rows_by_block(blocks: Sequence[Block], rows: Sequence[PlanRow]) -> list[list[PlanRow]]:
-    """Return the rows of each block, in their order; those of layers outside all blocks are in none."""
+    """Return the rows of each block, in their order, without rows of layers outside all blocks."""
     number = {block.name: i for i, block in enumerate(blocks)}
     inside: list[list[PlanRow]] = [[] for _ in blocks]
     for row in rows:

@@ -1,6 +1,6 @@
 """Models that are a single layer, such as a bare ``nn.Linear``.
 
-Wrapped for the run in a module that only calls the layer.
+They are wrapped for the run in a module that only calls the layer.
 """
 
 from __future__ import annotations

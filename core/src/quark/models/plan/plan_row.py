@@ -1,4 +1,4 @@
-"""PlanRow: what one layer gets in a plan, and which rule said so."""
+"""PlanRow: the configuration of one layer in a plan, and the rule that decided it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class PlanRow:
     def has_codes_to_choose(self) -> bool:
         """Whether an algorithm may choose the codes of the weight.
 
-        A quantized matrix, not merely cast, whose codes are not stored yet.
+        That is a quantized matrix, not merely cast, whose codes are not stored yet.
         """
         if self.config is None or self.config.weight is None or self.is_kept or not self.is_linear:
             return False

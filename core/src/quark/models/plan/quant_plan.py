@@ -109,7 +109,7 @@ class QuantPlan:
 def static_activations(layer: QLayerConfig | None) -> Iterator[Slot]:
     """Yield the slots of a layer whose activations need calibration.
 
-    Those with a static level that is not a mere cast.
+    Such slots have a static level that is not a mere cast.
     """
     for slot in ACTIVATIONS:
         if layer is not None and has_static_scale(getattr(layer, slot)):
@@ -275,7 +275,7 @@ def _notes(rows: tuple[PlanRow, ...], model: nn.Module, architecture: Architectu
 
 
 def _notes_of_types(rows: Sequence[PlanRow]) -> Iterator[str]:
-    """Yield what the axes of a spec mean in layers that are not linear."""
+    """Yield notes on the axes of specs in layers that are not linear."""
     quantized = [row for row in rows if row.has_quantized_weight]
     if kernels := [row.name for row in quantized if len(row.shape) > 2]:
         yield (

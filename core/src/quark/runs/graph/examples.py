@@ -40,7 +40,7 @@ _MODULES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "batch_norm": (lambda: nn.BatchNorm2d(4), _IMAGE),
     "prelu": (nn.PReLU, _VECTORS),
 }
-"""By name: what makes the module, and the shape of its argument; without axes, it is indices."""
+"""The maker of the module and the shape of its argument, by name; an argument without axes is indices."""
 
 _FUNCTIONS: Mapping[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
     "add": (torch.add, (_VECTORS, _VECTORS)),

@@ -34,7 +34,7 @@ class NormalForm:
 
 
 def normal_form(model: fx.GraphModule) -> NormalForm:
-    """Return a graph that computes what ``model`` computes, which is not changed.
+    """Return a graph that computes the same as ``model``, which is not changed.
 
     Raises:
         UnsupportedError: An operator writes to a part of a tensor.
@@ -80,7 +80,7 @@ def _replace_writing(graph: fx.Graph) -> None:
 
 
 def _aliases(node: fx.Node) -> set[fx.Node]:
-    """Return the nodes whose tensors share the storage of that of ``node``, which is one of them."""
+    """Return the nodes whose tensors share storage with the tensor of ``node``, itself included."""
     while _is_view(node):
         node = node.all_input_nodes[0]
     aliases, open_nodes = {node}, [node]
@@ -139,5 +139,5 @@ def _constant(model: fx.GraphModule, node: fx.Node) -> Tensor | None:
 
 
 def _erase_unread(graph: fx.Graph) -> None:
-    """Erase what nothing reads, but for inputs and checks of them."""
+    """Erase nodes that nothing reads, except inputs and checks of them."""
     graph.eliminate_dead_code(lambda node: node.op == "call_module" or node.is_impure())

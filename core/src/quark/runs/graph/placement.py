@@ -113,7 +113,7 @@ class _Points:
         self._inputs: dict[fx.Node, list[Point]] = {}
 
     def __iter__(self) -> Iterator[Point]:
-        """Yield those of outputs before those of inputs, which quantize the quantized output."""
+        """Yield points of outputs before points of inputs, which quantize the quantized output."""
         yield from self._outputs.values()
         for points in self._inputs.values():
             yield from points

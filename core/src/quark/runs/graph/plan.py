@@ -108,7 +108,7 @@ def make_graph_plan(form: NormalForm, config: QConfig) -> GraphPlan:
 
 
 def _described(layer: QLayerConfig | None) -> str:
-    """Return what is quantized; of an operator without a weight, its activations."""
+    """Return the quantized tensors; of an operator without a weight, its activations."""
     return describe_layer(layer).removeprefix("W float, ")
 
 
