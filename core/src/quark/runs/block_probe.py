@@ -98,7 +98,8 @@ class _OneBlock:
         one = _of_one_block(model, block)
         size = sum(p.nbytes for p in block.module.parameters())
         work = workload_of(one, plan_run(one, config).in_memory_mode(two_passes), Calibration(1, length))
-        by_token = dict.fromkeys(_BY_TOKEN, (work.forward / length, 0.0)) | {"statistics": (work.statistics / length, 0.0)}
+        forward = work.forward / length or size  # without data, a transform's time grows with its weights
+        by_token = dict.fromkeys(_BY_TOKEN, (forward, 0.0)) | {"statistics": (work.statistics / length, 0.0)}
         solve = (float(work.solver), float(size)) if work.solver else (size, 1.0)
         return cls(one, config, size, {**dict.fromkeys(PHASES, (size, 1.0)), **by_token, "solve": solve})
 
@@ -111,9 +112,7 @@ class _OneBlock:
 def measured_block(
     model: nn.Module, run: Run, length: int, exporter: Exporter, options: ExportOptions, device: torch.device
 ) -> BlockSeconds | None:
-    """Return the seconds of a block of the most frequent size.
-
-    None where the model does not run with one block.
+    """Return the seconds of a block of the most frequent size; None where the model does not run with one.
 
     The time of a copy with few channels tells how long the block would take. Where that is longer than a few
     seconds, the widest copy that takes less is measured, and its seconds are multiplied by the ratio of the
