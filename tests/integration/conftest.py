@@ -1,4 +1,7 @@
-"""Calibration text in a file, for the tests of the command line; a checkpoint and records of runs, for those of resumed runs."""
+"""Calibration text in a file, for the tests of the command line.
+
+A checkpoint and records of runs, for those of resumed runs.
+"""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,6 @@
-"""A program that runs `quantize_checkpoint` in processes that are killed: `test_killed_runs` starts it and sends it jobs.
+"""A program that runs `quantize_checkpoint` in processes that are killed.
+
+`test_killed_runs` starts it and sends it jobs.
 
 It reads one job a line from its standard input, as JSON, runs it in a fork of itself, and answers with what
 became of that process: its exit code, or ``-9`` where it was killed. A fork begins with everything imported,
@@ -28,7 +30,7 @@ plain_pwrite = os.pwrite
 
 
 def killed_after(allowed: int) -> Any:
-    """An ``os.pwrite`` that writes that many bytes in all, the last of them in the middle of a call, and kills the process."""
+    """Return an ``os.pwrite`` that kills the process after a number of bytes, in the middle of a call."""
     left = allowed
 
     def pwrite(file: int, data: Any, offset: int) -> int:
@@ -64,7 +66,10 @@ def figures_of(report: CalibrationReport) -> dict[str, Any]:
 
 
 def work(job: dict[str, Any]) -> None:
-    """Run one job; ``kill_after`` is a number of bytes, ``count`` a file for their number in a run that is not killed."""
+    """Run one job.
+
+    ``kill_after`` is a number of bytes, ``count`` a file for their number in a run that is not killed.
+    """
     torch.set_num_threads(1)
     logging.getLogger("quark").setLevel(logging.ERROR)
     if job.get("kill_after") is not None:

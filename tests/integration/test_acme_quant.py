@@ -1,4 +1,7 @@
-"""A third party's plugin, ``examples/acme_quant``: installed as one installs it, it is listed, quantizes, is stored and read back."""
+"""A third party's plugin, ``examples/acme_quant``.
+
+Installed as one installs it, it is listed, quantizes, is stored and read back.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ class Trial:
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of packages with the example in it; the environment of the tests stays as it is, and so does the source folder."""
+    """A folder of packages with the example in it.
+
+    The environment of the tests stays as it is, and so does the source folder.
+    """
     source, target = tmp_path_factory.mktemp("acme") / "source", tmp_path_factory.mktemp("site")
     shutil.copytree(EXAMPLE, source, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
     offline = ("--isolated", "--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--quiet")

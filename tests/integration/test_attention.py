@@ -1,4 +1,4 @@
-"""Quantized attention from configuration to checkpoint and back: probabilities, and keys after the rotary embedding."""
+"""Quantized attention from configuration to checkpoint and back: probabilities, and rotated keys."""
 
 import copy
 import json

@@ -1,4 +1,7 @@
-"""``quark quantize --mixed``: schemes chosen layer by layer, exported, reloaded; and what is refused before any work."""
+"""``quark quantize --mixed``: schemes chosen layer by layer, exported, reloaded.
+
+And what is refused before any work.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``quark quantize``: the way from a checkpoint to a checkpoint, and every bad input as one paragraph, exit code 2, nothing written."""
+"""``quark quantize`` from a checkpoint to a checkpoint.
+
+Every bad input is one paragraph with exit code 2, and nothing is written.
+"""
 
 import json
 import shutil

@@ -1,4 +1,7 @@
-"""``quark quantize`` writes a report beside the weights, which no reader minds; ``quark report`` makes one of an export."""
+"""``quark quantize`` writes a report beside the weights, which no reader minds.
+
+``quark report`` makes one of an export.
+"""
 
 from __future__ import annotations
 

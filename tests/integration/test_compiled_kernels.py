@@ -1,4 +1,4 @@
-"""Kernels compile for NVIDIA's and AMD's GPUs, whether there is one or not, to code that is as exact and as fast as it is meant to be."""
+"""Kernels compile for NVIDIA's and AMD's GPUs, without one too, to exact and fast code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A run has its own copy of the configuration: it changes none, and what is changed later does not change the run."""
+"""A run has its own copy of the configuration.
+
+It changes none, and what is changed later does not change the run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint with fused and renamed tensors is quantized through weight converters, with calibration and without, as the plain one is."""
+"""A checkpoint with fused and renamed tensors is quantized through weight converters as the plain one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEAVES = ("q_proj", "k_proj", "v_proj")
 
 
 def fused_checkpoint(directory: Path) -> tuple[Path, list[WeightConverter]]:
-    """The bundled checkpoint with queries, keys and values of each layer in one ``qkv.weight``, and its converters."""
+    """The bundled checkpoint with one ``qkv.weight`` in each layer, and its converters."""
     shutil.copytree(tiny_model_dir(), directory, dirs_exist_ok=True)
     tensors = load_file(directory / "model.safetensors")
     prefixes = [name.removesuffix("q_proj.weight") for name in tensors if name.endswith("q_proj.weight")]

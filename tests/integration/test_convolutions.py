@@ -1,4 +1,7 @@
-"""Models of convolutions: equal to a plain simulation once they are quantized, exported and read back; algorithms leave them out."""
+"""Models of convolutions: equal to a plain simulation once they are quantized, exported and read back.
+
+Algorithms leave them out.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,10 @@ def fp8(x: Tensor, scale: Tensor) -> Tensor:
 
 
 def simulated(round_weight: Callable[[nn.Module], Tensor], round_input: Callable[[Tensor, Tensor], Tensor], reach: float) -> Tensor:
-    """What `Picture` computes with rounded weights and inputs; scales are those of the largest inputs in the float model."""
+    """What `Picture` computes with rounded weights and inputs.
+
+    Scales are those of the largest inputs in the float model.
+    """
     model, scale_of = Picture(), {}
     for layer in model.children():
         layer.register_forward_pre_hook(lambda layer, args: scale_of.update({layer: args[0].abs().max() / reach}))

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(document: str, **given: Any) -> dict[str, Any]:
-    """Names that the first block of Python in a document defines, when it runs with what the text around it takes as given."""
+    """Return the names that a document's first block of Python defines, in the setting of its text."""
     code = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), flags=re.DOTALL)[0]
     module = types.ModuleType("readme")
     module.__dict__.update(given)

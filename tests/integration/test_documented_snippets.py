@@ -1,4 +1,4 @@
-"""Code blocks of the documentation, run as they stand but for model path, data and device (see ``snippets/``).
+"""Code blocks of the documentation, run with another model path, data and device (``snippets/``).
 
 A block is the text of a file there; what is exchanged in it is listed at each test, and has to occur in it.
 """

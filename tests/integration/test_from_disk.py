@@ -1,4 +1,7 @@
-"""From a checkpoint to a checkpoint: the same bytes as in memory, one block in memory at a time, nothing left behind when it fails."""
+"""From a checkpoint to a checkpoint: the bytes of a run in memory, with one block in memory at a time.
+
+A run that fails leaves nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ SIZES: dict[str, Any] = {
 
 
 class Calibrated(RoundToNearest):
-    """Rounds to nearest, but asks for statistics first, so that each layer is rounded in the middle of the forwards."""
+    """Rounds to nearest, but asks for statistics, so that layers are rounded amid the forwards."""
 
     needs = (Hessian,)
 

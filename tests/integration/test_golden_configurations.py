@@ -1,4 +1,4 @@
-"""``to_dict`` equals the ``quantization_config`` that AMD Quark 0.13 wrote for the same request, key for key (see tests/golden)."""
+"""``to_dict`` equals the ``quantization_config`` of AMD Quark 0.13, key for key (see tests/golden)."""
 
 from __future__ import annotations
 

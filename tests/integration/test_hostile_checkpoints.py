@@ -1,4 +1,6 @@
-"""Damaged and hostile checkpoints through the program and the reader: a result, or one paragraph that names the culprit and exit code 2.
+"""Damaged and hostile checkpoints through the program and the reader.
+
+A result, or one paragraph that names the culprit and exit code 2.
 
 Cases are drawn from a fixed seed: fields of another type or gone, bytes changed, files cut, nested, empty, or
 of another kind.

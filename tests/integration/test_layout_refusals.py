@@ -1,4 +1,7 @@
-"""What a layout cannot hold is in the plan, and refuses a run before it asks for data; the message names the layouts that can."""
+"""What a layout cannot hold is in the plan, and refuses a run before it asks for data.
+
+The message names the layouts that can.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A family whose model class a plugin brings: its module is imported on every way to a model, and errors name the plugin."""
+"""A family whose model class a plugin brings.
+
+Its module is imported on every way to a model, and errors name the plugin.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ AutoModelForCausalLM.register(NovaConfig, NovaForCausalLM)
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Catalog]]:
-    """Install ``nova-quant 3.1``, whose template names the given module, and whose modeling module holds the given code."""
+    """Install ``nova-quant 3.1``, whose template names the module, and whose module holds the code."""
     site = tmp_path / "site"
     monkeypatch.syspath_prepend(str(site))
 

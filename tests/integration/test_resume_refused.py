@@ -1,4 +1,7 @@
-"""What is not the run that was interrupted is refused, and the difference is named; finished blocks are kept unless asked otherwise."""
+"""What is not the run that was interrupted is refused, and the difference is named.
+
+Finished blocks are kept unless asked otherwise.
+"""
 
 from __future__ import annotations
 

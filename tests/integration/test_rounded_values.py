@@ -1,4 +1,4 @@
-"""Exports of rounded values (``weight_format="fake_quantized"``) are read back to the very model that codes give."""
+"""Exports of rounded values (``weight_format="fake_quantized"``) are read back to the model of codes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def same_bytes(first: Path, second: Path) -> bool:
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("scheme", quark.schemes().names())
 def test_rounded_values_of_every_scheme_reload_to_the_same_model(scheme: str, tmp_path: Path) -> None:
-    """In our reader and in transformers; and what was read is exported as codes to the same bytes as the model itself."""
+    """In our reader and in transformers.
+
+    And what was read is exported as codes to the same bytes as the model itself.
+    """
     model = quantized(scheme, torch.bfloat16, kv_cache_scheme="fp8")
     export_safetensors(model, tmp_path / "values", weight_format="fake_quantized")
     export_safetensors(model, tmp_path / "codes")

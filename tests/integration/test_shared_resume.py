@@ -1,4 +1,7 @@
-"""A run that several ranks share keeps a journal, from which any number of ranks goes on; here ranks are threads."""
+"""A run that several ranks share keeps a journal, from which any number of ranks goes on.
+
+Here ranks are threads.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ CASES = (
 
 @pytest.fixture(autouse=True)
 def _one_opens_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let one thread at a time make a model: transformers sets torch's default dtype meanwhile, which is that of all threads."""
+    """Let one thread at a time make a model, since transformers sets torch's default dtype meanwhile."""
     plain, lock = from_disk.opened_checkpoint, threading.Lock()
 
     def opened(*args: Any, **kwargs: Any) -> Any:

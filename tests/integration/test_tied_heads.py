@@ -71,7 +71,10 @@ def test_a_float_head_that_the_export_does_not_hold_stays_tied(tmp_path: Path) -
 
 
 def test_one_of_three_tied_tensors_is_quantized_and_the_others_stay_tied(tmp_path: Path) -> None:
-    """The export holds the shared embedding and the head; the encoder's and the decoder's embeddings are the shared one."""
+    """The export holds the shared embedding and the head.
+
+    The encoder's and the decoder's embeddings are the shared one.
+    """
     sizes = {"vocab_size": 64, "d_model": 64, "d_ff": 128, "d_kv": 16, "num_layers": 1, "num_heads": 4, "decoder_start_token_id": 0}
     torch.manual_seed(0)
     family = T5Config(**sizes)

@@ -1,4 +1,7 @@
-"""``--json``: stdout has JSON alone, an event on each line and the result on the last; an error before a run is a line too."""
+"""``--json``: stdout has JSON alone, an event on each line and the result on the last.
+
+An error before a run is a line too.
+"""
 
 from __future__ import annotations
 

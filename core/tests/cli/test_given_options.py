@@ -1,4 +1,7 @@
-"""Options of commands: KEY=VALUE, which is JSON where it is JSON and else the text; and sizes as people write them."""
+"""Options of commands: KEY=VALUE, which is JSON where it is JSON and else the text.
+
+And sizes as people write them.
+"""
 
 from __future__ import annotations
 

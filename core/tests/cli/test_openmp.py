@@ -1,4 +1,4 @@
-"""OpenMP threads of the ``quark`` program sleep while they wait, unless the user's environment says otherwise."""
+"""OpenMP threads of the ``quark`` program sleep while they wait, unless the environment says otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What listeners hear of a run, in which order and with what figures; and that it is the same for a run that is resumed."""
+"""What listeners hear of a run, in which order and with what figures.
+
+And that it is the same for a run that is resumed.
+"""
 
 from __future__ import annotations
 

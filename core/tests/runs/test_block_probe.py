@@ -1,4 +1,4 @@
-"""The seconds of a block, by the times of runs on a model with one block, of the planned width or a narrower one."""
+"""The seconds of a block, by the times of runs on one block, of the planned width or narrower."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_seconds_per_byte_are_those_of_the_part_that_is_read(tmp_path: Path, mon
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, length: int = 256) -> tuple[BlockSeconds | None, list[tuple[int, int]]]:
-    """The seconds of the tiny model's block where a phase takes 3 s and one more for every hundredth token."""
+    """Return the seconds of the tiny model's block where a phase takes 3 s and 10 ms for each token."""
     asked: list[tuple[int, int]] = []
 
     def seconds(small: nn.Module, config: Any, run: Any, count: int, length: int, *rest: Any) -> dict[str, float]:

@@ -1,4 +1,7 @@
-"""Runs that only store weights do not round them: their codes are made of the float values, and are the same."""
+"""Runs that only store weights do not round them.
+
+Their codes are made of the float values, and are the same.
+"""
 
 from __future__ import annotations
 

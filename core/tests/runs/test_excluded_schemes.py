@@ -1,4 +1,4 @@
-"""`refuse_excluded_schemes`: a run in a scheme that the rounding's record excludes is refused when it is planned, with the reason."""
+"""`refuse_excluded_schemes` refuses a scheme that the rounding's record excludes, with the reason."""
 
 from __future__ import annotations
 

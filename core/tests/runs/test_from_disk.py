@@ -142,7 +142,10 @@ def test_what_is_foreseen_has_the_scales_that_calibration_finds_and_no_values() 
 
 
 def test_what_is_foreseen_ties_the_parameters_that_the_model_ties() -> None:
-    """Biases of layers that are alike are no tied tensors: a layout that took them for such would write one of them."""
+    """Biases of layers that are alike are no tied tensors.
+
+    A layout that took them for such would write one of them.
+    """
     model = small_model().to("meta")
     found = quantized_skeleton(model, ModelQuantizer(run_config("int4_wo_32")).plan(model))
     assert sum(name.endswith(".bias") for name, _ in found.named_parameters()) == 2 * 7

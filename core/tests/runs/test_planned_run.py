@@ -1,4 +1,7 @@
-"""A plan of a run on a checkpoint: what it writes to the byte, what it needs, and all that refuses it; no weight is read."""
+"""A plan of a run on a checkpoint: what it writes to the byte, what it needs, and all that refuses it.
+
+No weight is read.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ INT8 = documented_object("Int8PerTensorSpec")(is_dynamic=False, symmetric=True).
 
 
 class Calibrated(RoundToNearest):
-    """Rounds to nearest, but wants to see inputs first, so that layers are finished in the middle of the forwards."""
+    """Rounds to nearest, but needs inputs, so that layers are finished in the middle of the forwards."""
 
     needs = (Hessian,)
 

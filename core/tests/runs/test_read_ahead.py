@@ -1,4 +1,7 @@
-"""`quark.runs.source.ReadAhead`, and what `CheckpointSource` reads ahead: one block, errors where the block is loaded, no thread left."""
+"""`quark.runs.source.ReadAhead`, and what `CheckpointSource` reads ahead.
+
+One block, errors where the block is loaded, no thread left.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A run got ready: what cannot be done is said before any work; what turned out to do nothing is said afterwards."""
+"""A run got ready: what cannot be done is said before any work.
+
+What turned out to do nothing is said afterwards.
+"""
 
 from __future__ import annotations
 

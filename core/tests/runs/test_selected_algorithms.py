@@ -1,4 +1,7 @@
-"""The order of transforms comes from their records: a topological order, ties as named; what cannot be ordered is refused by name."""
+"""The order of transforms comes from their records: a topological order, ties as named.
+
+What cannot be ordered is refused by name.
+"""
 
 from __future__ import annotations
 

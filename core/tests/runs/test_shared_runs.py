@@ -1,4 +1,7 @@
-"""A run that several ranks share has the bits of one by a single rank, if it is deterministic; here ranks are threads."""
+"""A run that several ranks share has the bits of one by a single rank, if it is deterministic.
+
+Here ranks are threads.
+"""
 
 from __future__ import annotations
 

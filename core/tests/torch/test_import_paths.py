@@ -1,4 +1,4 @@
-"""AMD Quark's import paths: which objects their names are, what comes from plugins, and what is said where one is missing."""
+"""AMD Quark's import paths: their objects, names of plugins, and errors where one is missing."""
 
 from __future__ import annotations
 

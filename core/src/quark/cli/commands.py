@@ -1,4 +1,7 @@
-"""The commands of the program, from the records of plugins; the code of a command is imported when it is called."""
+"""The commands of the program, from the records of plugins.
+
+The code of a command is imported when it is called.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _BROUGHT_BY = MappingProxyType(
 
 
 class CommandGroup(TyperGroup):
-    """The program: its help lists the records of all commands, and no code of a command is imported for it."""
+    """The program: its help lists the records of all commands, and imports no command's code."""
 
     _origin: Origin | None = None
 

@@ -20,7 +20,9 @@ SECONDS_BETWEEN_PHASES = 1.0
 
 
 class EventLines:
-    """A listener that prints each event as a line of JSON; of the phases inside blocks, no more than one in a second.
+    """A listener that prints each event as a line of JSON.
+
+    There is at most one line in a second for phases inside blocks.
 
     Args:
         write: Writes one line.
@@ -48,7 +50,9 @@ class EventLines:
 
 
 def with_event_lines(task: str, command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command that, with ``--json``, prints the events of its runs; of several processes, the first prints.
+    """Return a command that, with ``--json``, prints the events of its runs.
+
+    Of several processes, the first prints.
 
     Args:
         task: What it does, for errors that come before its run.
@@ -67,7 +71,10 @@ def with_event_lines(task: str, command: Callable[..., None]) -> Callable[..., N
 
 @contextmanager
 def _event_lines(task: str) -> Iterator[None]:
-    """Print the events of the body's runs to stdout; an error that comes before a run, or after it, is one too."""
+    """Print the events of the body's runs to stdout.
+
+    An error that comes before a run, or after it, is one too.
+    """
     from quark.plugins import RunFailed, listening
 
     lines = EventLines(_print)

@@ -77,8 +77,8 @@ def size_in_bytes(text: str, option: str) -> int:
         ConfigError: It is no such size.
 
     Example:
-        >>> size_in_bytes("1.5GB", "--max-shard-size"), size_in_bytes("2 MiB", "--max-shard-size"), size_in_bytes("700", "--max-shard-size")
-        (1500000000, 2097152, 700)
+        >>> [size_in_bytes(text, "--max-shard-size") for text in ("1.5GB", "2 MiB", "700")]
+        [1500000000, 2097152, 700]
     """
     match = _SIZE.fullmatch(text.strip())
     unit = match[2].upper() if match is not None else ""
@@ -89,7 +89,7 @@ def size_in_bytes(text: str, option: str) -> int:
 
 
 def with_groups(**groups: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator of commands, by which the options of a function stand in the place of the argument that the function returns.
+    """Return a decorator of commands that puts the options of functions in the place of arguments.
 
     Args:
         groups: Functions whose arguments are options, each by the name of an argument of the command, which

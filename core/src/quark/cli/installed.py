@@ -25,7 +25,10 @@ __all__ = ["kind_report", "plugins_report", "record_report"]
 
 
 def plugins_report(catalog: Catalog) -> dict[str, Any]:
-    """Return all plugins: those in use, those that failed, those left out; then conflicts by kind, and failures."""
+    """Return all plugins: those in use, those that failed, those left out.
+
+    Then conflicts by kind, and failures.
+    """
     failed = {failure.source for failure in catalog.failures()}
     active = list(catalog.sources())
     rows = [_plugin(source, "active, with failures" if source in failed else "active", catalog) for source in active]
@@ -40,7 +43,9 @@ def plugins_report(catalog: Catalog) -> dict[str, Any]:
 
 
 def kind_report(catalog: Catalog, kind: str) -> dict[str, Any]:
-    """Return all records of one kind, with the facts of that kind; then its conflicts, and the failures of all plugins.
+    """Return all records of one kind, with the facts of that kind.
+
+    Then its conflicts, and the failures of all plugins.
 
     Args:
         catalog: The plugins.

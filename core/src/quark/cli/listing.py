@@ -209,7 +209,10 @@ _PLUGIN_COLUMNS: tuple[Column, ...] = (
 
 
 def _print_table(columns: Sequence[Column], rows: Sequence[Row], what: str) -> None:
-    """Print a table of the columns with content; in a terminal, of those that fit, and how to see the others."""
+    """Print a table of the columns with content.
+
+    In a terminal, of those that fit, and how to see the others.
+    """
     width = terminal_width()
     lines, left_out = table([title for title, _ in columns], [[cell(row) for _, cell in columns] for row in rows], width)
     print("\n".join(lines))

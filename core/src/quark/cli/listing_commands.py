@@ -1,4 +1,7 @@
-"""The listing commands as typer reads them, for ``--help`` and for errors in their arguments; see `quark.cli.listing`."""
+"""The listing commands as typer reads them, for ``--help`` and for errors in their arguments.
+
+See `quark.cli.listing`.
+"""
 
 from __future__ import annotations
 

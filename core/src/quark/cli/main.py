@@ -51,7 +51,9 @@ def _print_version(is_asked: bool) -> None:
 
 
 def _sleep_while_waiting() -> None:
-    """Have OpenMP threads soon sleep when they wait for each other, unless the environment says otherwise; before torch is imported.
+    """Have OpenMP threads soon sleep when they wait for each other, unless the environment says otherwise.
+
+    This has to come before torch is imported.
 
     By default they wait in a busy loop for milliseconds. Beside other programs that loop takes processor time
     from the very thread that is waited for, and a run takes many times as long. GNU's OpenMP, with which
@@ -63,7 +65,10 @@ def _sleep_while_waiting() -> None:
 
 
 def main() -> None:
-    """Run the program: an error is one paragraph on stderr and exit code 2; its traceback is shown only with ``--debug``."""
+    """Run the program: an error is one paragraph on stderr and exit code 2.
+
+    Its traceback is shown only with ``--debug``.
+    """
     arguments, debug = _without_debug(sys.argv[1:])
     sys.argv[1:] = arguments
     _sleep_while_waiting()
@@ -80,7 +85,7 @@ def main() -> None:
 
 
 def _without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
-    """Return the command line without ``--debug``, which may be anywhere before ``--``, and whether it was there."""
+    """Return the command line without ``--debug``, and whether that stood anywhere before ``--``."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     return [a for i, a in enumerate(arguments) if i >= end or a != "--debug"], "--debug" in arguments[:end]
 

@@ -1,4 +1,7 @@
-"""Tables of the listings: one line per row; in a terminal no line is longer than the terminal is wide, and none is obeyed by it."""
+"""Tables of the listings: one line per row.
+
+In a terminal no line is wider than the terminal, and no control character of a text takes effect.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,10 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int | Non
 
 
 def paragraphs(entries: Sequence[tuple[str, str]], width: int | None = None) -> list[str]:
-    """Return lines of heads, each with its text below it, indented and wrapped to ``width``; None puts each text on one line."""
+    """Return lines of heads, each with its text below it, indented and wrapped to ``width``.
+
+    None puts each text on one line.
+    """
     lines = []
     for head, text in entries:
         lines.append(f"  {shown(head)}")

@@ -23,7 +23,7 @@ from quark.runs.sink import BlockResult, BlockSink
 __all__ = ["OUTSIDE", "BlockEvents", "RunFigures"]
 
 OUTSIDE = "(outside the blocks)"
-"""The name under which a report has the time and the bytes of what lies in no block."""
+"""The name under which a report has the time and the bytes of layers outside all blocks."""
 
 
 @attrs.define(eq=False)
@@ -53,7 +53,7 @@ class RunFigures:
             figures.add({name: model.get_submodule(name) for name in layers}, layers, inputs)
 
     def end_block(self, block: Block | None, size: int, passes: int, counts: Mapping[str, int]) -> None:
-        """Add what is known of a block that the sink has taken.
+        """Add the figures of a block that the sink has taken.
 
         Args:
             block: The block; None for what lies outside the blocks.
@@ -88,7 +88,10 @@ class RunFigures:
 
 
 def _products(block: Block, tokens: int, counts: Mapping[str, int]) -> int:
-    """Return the floating-point operations of the matrix products of one forward of all samples; attention's own are not counted."""
+    """Return the floating-point operations of the matrix products of one forward of all samples.
+
+    Attention's own are not counted.
+    """
     flops = 0
     for name, module in block.module.named_modules():
         weight = module._parameters.get("weight")
@@ -128,7 +131,10 @@ class BlockEvents:
 
     @contextmanager
     def block(self, number: int, rows: Sequence[PlanRow]) -> Iterator[None]:
-        """Tell that a block is worked on, and, where the body succeeds, that it is finished; ``rows`` are its layers to quantize."""
+        """Tell that a block is worked on, and, where the body succeeds, that it is finished.
+
+        ``rows`` are its layers to quantize.
+        """
         name = self._blocks[number].name or "model"
         self._events.block_started(name, number)
         yield

@@ -1,4 +1,4 @@
-"""A measurement of one block: the run itself on a block of random weights, whole or narrower, at two sizes of data, by phase."""
+"""A measurement of one block: the seconds of runs by phase, on the block or on a narrower copy."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _BUDGET = 6.0
 _COPIES = 8
 """Size of a block's run in memory, in sizes of the block: its copies, statistics and codes."""
 _LARGEST = 128 << 20
-"""Bytes of a block that is measured as it is where its class builds no narrower one, so that nothing tells how long
-that takes.
+"""Bytes of a block up to which it is measured where its class builds no narrower one, whose time would tell
+how long that takes.
 """
 _READ, _SECONDS = 1 << 26, 0.5
 """Bytes of a file that are read to measure how fast that is, and how long at most."""
@@ -60,7 +60,7 @@ class BlockSeconds:
         fixed: Seconds by phase (`quark.calibration.phases.PHASES`), without data.
         per_token: Seconds by phase for each calibration token.
         size: Bytes of the block's float tensors.
-        measured_share: The size of the block whose run was measured, divided by ``size``: 1 where that was the block
+        measured_share: The size of the measured block, divided by ``size``: 1 where that was the block
             itself, less where it was a copy with fewer channels, attention heads and experts.
     """
 
@@ -82,8 +82,9 @@ class _OneBlock:
         model: On the meta device where the planned model is.
         config: Of its run.
         size: Bytes of the block's float tensors.
-        work: Two numbers by phase, of which the phase's time is a sum: FLOPs and bytes of the block, or its bytes and a
-            constant. Phases whose time grows with the data have the FLOPs of a token alone.
+        work: Two numbers by phase; the phase's time is a sum of multiples of them. They are FLOPs and bytes
+            of the block, or its bytes and a constant. Phases whose time grows with the data have the FLOPs
+            of a token alone.
     """
 
     model: nn.Module
@@ -97,7 +98,8 @@ class _OneBlock:
         one = _of_one_block(model, block)
         size = sum(p.nbytes for p in block.module.parameters())
         work = workload_of(one, plan_run(one, config).in_memory_mode(two_passes), Calibration(1, length))
-        by_token = dict.fromkeys(_BY_TOKEN, (work.forward / length, 0.0)) | {"statistics": (work.statistics / length, 0.0)}
+        forward = work.forward / length or size  # without data, a transform's time grows with its weights
+        by_token = dict.fromkeys(_BY_TOKEN, (forward, 0.0)) | {"statistics": (work.statistics / length, 0.0)}
         solve = (float(work.solver), float(size)) if work.solver else (size, 1.0)
         return cls(one, config, size, {**dict.fromkeys(PHASES, (size, 1.0)), **by_token, "solve": solve})
 
@@ -110,11 +112,11 @@ class _OneBlock:
 def measured_block(
     model: nn.Module, run: Run, length: int, exporter: Exporter, options: ExportOptions, device: torch.device
 ) -> BlockSeconds | None:
-    """Return the seconds of a block of the most frequent size; None where the model does not run with one block.
+    """Return the seconds of a block of the most frequent size; None where the model does not run with one.
 
-    Where the block would take longer than a few seconds, by the time of a copy with few channels, the widest copy that
-    does not is measured, and its seconds are multiplied by the ratio of the FLOPs or of the bytes. Phases of which a part
-    does not grow with these are told by the times of two copies.
+    The time of a copy with few channels tells how long the block would take. Where that is longer than a few
+    seconds, the widest copy that takes less is measured, and its seconds are multiplied by the ratio of the
+    FLOPs or of the bytes. The times of two copies tell what part of a phase grows with which of these.
 
     Args:
         model: Of the plan, on the meta device but for buffers that no checkpoint holds; not changed.
@@ -158,14 +160,20 @@ def measured_block(
 
 
 def _line(few: Mapping[str, float], more: Mapping[str, float], length: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the seconds by phase without data, and for each token, from those of two runs with `_FEW` and `_MORE` sequences."""
+    """Return the seconds by phase without data, and for each token, from two runs.
+
+    They have `_FEW` and `_MORE` sequences.
+    """
     pairs = {name: (few.get(name, 0.0), more.get(name, 0.0)) for name in dict.fromkeys([*few, *more])}
     slopes = {name: max(0.0, b - a) / ((_MORE - _FEW) * length) if name in _BY_TOKEN else 0.0 for name, (a, b) in pairs.items()}
     return {name: max(0.0, min(pair) - _FEW * length * slopes[name]) for name, pair in pairs.items()}, slopes
 
 
 def _widest(models: list[_OneBlock], times: Mapping[str, float], device: torch.device) -> _OneBlock:
-    """Return the widest of these models that is measured within `_BUDGET`, by the times of the narrowest with one sequence."""
+    """Return the widest of these models that is measured within `_BUDGET`.
+
+    ``times`` are the seconds by phase of the narrowest one with one sequence.
+    """
     narrowest = models[-1]
     for one in models[:-1]:
         factors = {name: one.work[name][0] / (narrowest.work[name][0] or 1.0) for name in times}
@@ -176,7 +184,7 @@ def _widest(models: list[_OneBlock], times: Mapping[str, float], device: torch.d
 
 
 def _extended(work: tuple[float, float], *known: tuple[tuple[float, float], float]) -> float:
-    """Return the seconds of some work, of which two numbers are known, from those of one or two other amounts of work.
+    """Return the seconds of an amount of work from the seconds of one or two other amounts.
 
     They are ``a x + b y`` with ``a, b >= 0``, or proportional to ``x`` where one amount is known.
 
@@ -199,7 +207,7 @@ def _extended(work: tuple[float, float], *known: tuple[tuple[float, float], floa
 
 
 def _of_all_widths(model: nn.Module, run: Run, blocks: list[Block], length: int, used: int) -> list[_OneBlock]:
-    """Return models with the first block of the most frequent size: of the planned model, then narrower ones."""
+    """Return models with one block of the most frequent size, from the planned width to narrower ones."""
     config = attrs.evolve(run.plan.config, strict=False, spill_directory=None)
     sizes = [sum(p.nbytes for p in block.module.parameters()) for block in blocks]
     index = sizes.index(statistics.mode(sizes))
@@ -215,7 +223,10 @@ def _of_all_widths(model: nn.Module, run: Run, blocks: list[Block], length: int,
 
 
 def seconds_per_byte(file: Path) -> float:
-    """Return the seconds that reading a byte of a file takes: from the disk, where the system lets its cached pages go."""
+    """Return the seconds that reading a byte of a file takes.
+
+    From the disk, where the system lets its cached pages go.
+    """
     with file.open("rb", buffering=0) as opened:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(opened.fileno(), 0, _READ, os.POSIX_FADV_DONTNEED)

@@ -1,4 +1,4 @@
-"""Estimate: what a run will write and need, from its plan and the shapes of its model; no weight is read."""
+"""Estimate: the output, memory, work and time of a run, from its plan and shapes; no weight is read."""
 
 from __future__ import annotations
 
@@ -68,7 +68,10 @@ class Output:
 
     @property
     def bits_per_quantized_weight(self) -> float:
-        """Bits of a quantized weight, its share of scales and zero points included; 0 where none is quantized."""
+        """Bits of a quantized weight, its share of scales and zero points included.
+
+        0 where none is quantized.
+        """
         return self.quantized_bits / self.quantized_weights if self.quantized_weights else 0.0
 
     @property
@@ -146,7 +149,9 @@ def estimate(
     in_memory: bool = False,
     probing: bool = True,
 ) -> Estimate:
-    """Estimate a run on data of that size; the one place where this is done, for checkpoints and for models in memory.
+    """Estimate a run on data of that size.
+
+    The one place where this is done, for checkpoints and for models in memory.
 
     Args:
         model: Of the plan, on the meta device; a checkpoint that is read block by block.
@@ -175,7 +180,7 @@ def estimate(
 
 
 def output_of(model: nn.Module, run: Run, parts: Iterable[Mapping[str, Tensor]], max_shard_bytes: int) -> Output:
-    """Return what the writer of these parts writes."""
+    """Return the `Output` of a writer of these parts."""
     parts = list(parts)
     quantized = {r.name: math.prod(r.shape) for r in run.plan.quantized if r.has_quantized_weight}
     total = inside = 0
@@ -218,7 +223,10 @@ def _memory(
 
 
 def _activations(model: nn.Module, run: Run, calibration: Calibration) -> int:
-    """Return the bytes of the activations of forwards that wait inside a block, or, without statistics, between two."""
+    """Return the bytes of the activations of forwards that wait inside a block.
+
+    Without statistics they wait between two blocks.
+    """
     data = calibration.calls()
     streams = run.algorithms.streams
     hidden = getattr(text_config(model), "hidden_size", None) or 0
@@ -230,7 +238,7 @@ def _activations(model: nn.Module, run: Run, calibration: Calibration) -> int:
 
 
 def _seconds(model: nn.Module, run: Run, calibration: Calibration, block: BlockSeconds, file: Path | None) -> dict[str, float]:
-    """Return the seconds of all blocks by phase, as one was measured, and those of reading the checkpoint."""
+    """Return the seconds of reading the checkpoint, and of all blocks by phase, as one was measured."""
     in_blocks = sum(p.nbytes for b in decoder_blocks(model, run.plan.architecture) for p in b.module.parameters())
     stored = sum(p.nbytes for p in model.parameters())
     tokens = calibration.tokens if run.needs_data else 0

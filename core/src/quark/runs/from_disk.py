@@ -1,4 +1,4 @@
-"""From a checkpoint to a checkpoint, one block in memory at a time: the pipeline with another source and another sink."""
+"""Runs from a checkpoint to a checkpoint, with one block in memory at a time."""
 
 from __future__ import annotations
 
@@ -145,7 +145,10 @@ def _quantize(
     report: DescribesRun | None,
     events: RunEvents = SILENT,
 ) -> QuantPlan:
-    """Quantize the checkpoint that ``opened`` opens, as its algorithms and exporter allow; arguments as of `quantize_checkpoint`."""
+    """Quantize the checkpoint that ``opened`` opens, as its algorithms and exporter allow.
+
+    Arguments as of `quantize_checkpoint`.
+    """
     shards, tensors = opened()
     run = plan_run(tensors.model, config, tensors.codes_of)
     output.refuse_to_resume(run)
@@ -201,7 +204,10 @@ class Output:
     def of(
         cls, path: Path, exporter: str, options: ExportOptions, *, resume: bool = False, restart: bool = False, ranks: Ranks = ALONE
     ) -> Self:
-        """Return the output, after checks that a run may write to it; arguments and errors as of `quantize_checkpoint`."""
+        """Return the output, after checks that a run may write to it.
+
+        Arguments and errors as of `quantize_checkpoint`.
+        """
         if resume and restart:
             raise ConfigError("resume goes on from the finished blocks of an earlier run, and restart discards them: set one of the two")
         leftover: Leftover = "resume" if resume else "restart" if restart else "refuse"
@@ -211,7 +217,10 @@ class Output:
         return cls(path, exporter, exporter_of(exporter, options), options, leftover, ranks=ranks)
 
     def is_finished(self, identity: RunIdentity) -> bool:
-        """Return whether a run that is to be resumed, the one of that identity, has nothing left to do; raises as `is_finished_run`."""
+        """Return whether a run that is to be resumed, the one of that identity, has nothing left to do.
+
+        Raises as `is_finished_run`.
+        """
         if self.leftover != "resume":
             return False
         is_finished = self.ranks.is_first and is_finished_run(self.path, identity, overwrite=self.options.overwrite)
@@ -234,12 +243,12 @@ class Output:
             yield directory
 
     def refuse_unstorable(self, model: nn.Module, plan: QuantPlan) -> None:
-        """Raise UnsupportedError if the layout cannot hold the model, which is on the meta device, as it is planned."""
+        """Raise UnsupportedError if the layout cannot hold the model, which is on the meta device."""
         content = CheckpointContent(model, plan.config, plan)
         refuse_unstorable(self.exporter, self.writer, content, quantized_skeleton(model, plan), self.options)
 
     def refuse_to_resume(self, run: Run) -> None:
-        """Raise UnsupportedError if finished blocks of an earlier run are to be used, and the run keeps no journal of any."""
+        """Raise UnsupportedError if a run that keeps no journal is to resume."""
         has_journal = run.works_by_block and self.writer.resumes and not is_divided(run, self.ranks)
         if self.leftover != "resume" or has_journal:
             return
@@ -259,7 +268,9 @@ def opened_checkpoint(
     *,
     trust_remote_code: bool = False,
 ) -> tuple[Sequence[Shard], CheckpointSource]:
-    """Return the files of a checkpoint, and its tensors with the model on the meta device; nothing has been read but headers.
+    """Return the files of a checkpoint, and its tensors with the model on the meta device.
+
+    Nothing has been read but headers.
 
     Arguments and errors as of `quantize_checkpoint`.
     """
@@ -283,7 +294,9 @@ def _streamed(run: Run, tensors: CheckpointSource, output: Output, writer: Expor
 
 
 def quantize_with_journal(run: Run, tensors: CheckpointSource, output: Output, writer: Exporter, identity: RunIdentity) -> QuantPlan:
-    """Write each block as soon as it is quantized, and enter it in a journal; go on from the journal of an earlier run.
+    """Write each block as soon as it is quantized, and enter it in a journal.
+
+    Go on from the journal of an earlier run.
 
     Of several ranks, the first writes the output and the journal. The others read finished blocks from its
     files.

@@ -1,4 +1,7 @@
-"""Identity of a run: everything that its result depends on, as JSON values, so that a resumed run can be told from another one."""
+"""Identity of a run: everything that its result depends on, as JSON values.
+
+A run is resumed only where it equals that of the run before.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +120,7 @@ def _identity_of_data(calls: Sequence[Call]) -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return a line for each value that differs, such as ``"settings.dtype was torch.float16 and is torch.float32"``.
+    """Return a line for each value that differs, such as ``"settings.dtype was float16 and is float32"``.
 
     >>> differences({"a": {"x": 1, "y": [1, 2]}}, {"a": {"x": 2, "y": [1, 2]}, "b": "new"})
     ['a.x was 1 and is 2', "b was not there and is 'new'"]
@@ -144,7 +147,10 @@ def _shown(values: Mapping[str, Any], name: str) -> str:
 
 
 def _bytes_of(value: Any) -> Iterator[bytes]:
-    """Yield bytes that differ where arguments of a model differ; of objects other than tensors and plain values, the class counts."""
+    """Yield bytes that differ where arguments of a model differ.
+
+    Only the class counts of objects other than tensors and plain values.
+    """
     if isinstance(value, Tensor):
         dense = value.detach().cpu().contiguous()
         yield f"{value.dtype}{list(value.shape)}".encode()

@@ -1,4 +1,4 @@
-"""Journal of a run from disk: what the run is, and what it knows of each finished block, so that a killed run can be resumed.
+"""Journal of a run from disk: the identity of the run and each finished block, to resume it.
 
 What the run is stays in its output, so that a run that is asked for again is known to be finished.
 
@@ -120,7 +120,10 @@ class Journal:
         )
 
     def remove_later_files(self, directory: Path) -> None:
-        """Remove the files of an export that were not there when the run began: they are written at its end, and may be incomplete."""
+        """Remove the files of an export that were not there when the run began.
+
+        They are written at its end, and may be incomplete.
+        """
         for path in directory.iterdir():
             if path.name not in self.header["files"]:
                 path.unlink()
@@ -158,7 +161,9 @@ def write_finished_run(directory: Path, identity: RunIdentity) -> None:
 
 
 def is_finished_run(out: Path, identity: RunIdentity, *, overwrite: bool) -> bool:
-    """Return whether an output directory is of the run of that identity; False where it is free, or may be replaced.
+    """Return whether an output directory is of the run of that identity.
+
+    False where it is free, or may be replaced.
 
     Raises:
         ResumeError: It is of another run; the message names what differs.

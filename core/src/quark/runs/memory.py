@@ -1,4 +1,4 @@
-"""Memory: estimates of what calibration needs for activations, free memory, and the return of freed blocks to the system."""
+"""Memory: estimates for activations, free memory, and the return of freed blocks to the system."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ LEAST_RETURNED = 64 << 20
 
 
 def tokens_in(calls: Iterable[Call]) -> int:
-    """Return the number of tokens of all calls: elements of their token ids, or vectors of their first floating-point argument."""
+    """Return the number of tokens of all calls.
+
+    They are elements of token ids, or vectors of the first floating-point argument.
+    """
     tokens = 0
     for call in calls:
         first = next((v for v in (*call.args, *call.kwargs.values()) if isinstance(v, Tensor)), None)
@@ -68,7 +71,7 @@ def held_bytes(blocks: Sequence[Block], inside: Sequence[Sequence[PlanRow]], mod
 
 
 def held_probabilities(model: nn.Module, calls: Iterable[Call]) -> int:
-    """Return an estimate of the bytes of attention logits and probabilities, in float32, of forwards that pause inside attention.
+    """Return an estimate of the bytes of float32 attention logits and probabilities of paused forwards.
 
     Args:
         model: The model, whose configuration has the number of heads; without one, a single head is assumed.
@@ -86,7 +89,10 @@ def held_probabilities(model: nn.Module, calls: Iterable[Call]) -> int:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Return the free memory of a device, with what torch keeps of it for later; None where it is not known."""
+    """Return the free memory of a device, with what torch keeps of it for later.
+
+    None where it is not known.
+    """
     if device.type not in ("cpu", "meta"):
         module = torch.get_device_module(device)
         if not hasattr(module, "mem_get_info"):
@@ -101,7 +107,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def return_freed() -> None:
-    """Return the process's free memory to the system, where its C library supports that (glibc ``malloc_trim``).
+    """Return the process's free memory to the system, with glibc's ``malloc_trim``.
 
     glibc keeps free memory between live allocations: without this call, replaced float weights would stay
     resident, one block's worth per block. `FreedMemory` decides when to call it.
@@ -112,7 +118,7 @@ def return_freed() -> None:
 
 
 class FreedMemory:
-    """Counts freed bytes and returns them to the system above a threshold, since returning and reallocating memory takes time.
+    """Counts freed bytes, and returns them to the system above a threshold, since that takes time.
 
     Args:
         enough: Threshold in bytes. Runs with much work per block can afford to return each block at once.
@@ -132,7 +138,10 @@ class FreedMemory:
 
 @contextmanager
 def collecting_later() -> Iterator[None]:
-    """Put off Python's garbage collection while the body runs: it looks at all objects again and again while many modules are made."""
+    """Put off Python's garbage collection while the body runs.
+
+    It looks at all objects again and again while many modules are made.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -67,7 +67,7 @@ class ModelQuantizer:
             get_logger(__name__).warning(several_devices("multi_device"))
 
     def plan(self, model: nn.Module) -> QuantPlan | GraphPlan:
-        """Return what would be done to ``model``, and why; meta tensors will do.
+        """Return the `QuantPlan` of ``model``, or the `GraphPlan` of a graph; meta tensors will do.
 
         Raises ConfigError with all that is wrong.
 
@@ -91,7 +91,7 @@ class ModelQuantizer:
         options: ExportOptions | None = None,
         probing: bool = True,
     ) -> Estimate:
-        """Return what `quantize_model` and an export of ``model`` would write and need, as ``quark plan`` tells it of a checkpoint.
+        """Return the `Estimate` of `quantize_model` and an export, as ``quark plan`` of a checkpoint.
 
         Args:
             model: As of `plan`; it is not changed.
@@ -106,7 +106,8 @@ class ModelQuantizer:
 
         Example:
             >>> from quark_tiny_model import tiny_model, tiny_template
-            >>> estimate = ModelQuantizer(tiny_template().get_config("int4_wo_64")).estimate(tiny_model(), probing=False)
+            >>> quantizer = ModelQuantizer(tiny_template().get_config("int4_wo_64"))
+            >>> estimate = quantizer.estimate(tiny_model(), probing=False)
             >>> round(estimate.output.bits_per_quantized_weight, 2)
             4.56
         """
@@ -184,7 +185,7 @@ class ModelQuantizer:
         return model
 
     def _planned(self, model: nn.Module) -> tuple[Run, Mapping[str, CodedLayer]]:
-        """Return the run for a model, which is float then, and the codes of its layers that stay as they come."""
+        """Return the run for a model, made float, and the codes of its layers that stay as they come."""
         source = QuantizedModel.of(model)
         if source is None:
             return plan_run(model, self.config), {}
@@ -206,7 +207,9 @@ class ModelQuantizer:
         resume: bool = False,
         restart: bool = False,
     ) -> None:
-        """Go from a checkpoint to a checkpoint, for what needs no data; `quark.runs.quantize_checkpoint` takes them.
+        """Quantize a checkpoint to a checkpoint, with settings that need no data.
+
+        `quark.runs.quantize_checkpoint` takes them.
 
         Args:
             pretrained_model_path: Directory of a checkpoint, float or quantized, as of
@@ -267,7 +270,7 @@ class ModelQuantizer:
 
 
 def several_devices(wish: str) -> str:
-    """Return what is done where AMD Quark would spread a model over devices, and which command uses them all, as a sentence."""
+    """Return a sentence about AMD Quark's option that spreads a model over devices."""
     count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
     if count < 2:
         return f"{wish} changes nothing: this machine has {'one accelerator' if count else 'no accelerator'}, and one device is used."

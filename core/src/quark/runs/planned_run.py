@@ -77,7 +77,7 @@ class PlannedRun:
         return attrs.evolve(self, refusals=_as_refusals([*errors, *self.refusals]))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan in JSON form, with the estimate, the refusals and the warnings beside its own entries."""
+        """Return the plan in JSON form, with the estimate, the refusals and the warnings."""
         own = {} if self.plan is None else self.plan.to_dict()
         return {
             **own,
@@ -100,7 +100,7 @@ def plan(
     probing: bool = True,
     trust_remote_code: bool = False,
 ) -> PlannedRun:
-    """Return what `quark.runs.quantize_checkpoint` would do with a checkpoint, and what it would write and need.
+    """Return the `PlannedRun` of `quark.runs.quantize_checkpoint` on a checkpoint.
 
     Only ``config.json`` and the headers of the safetensors files are read; without such files,
     ``config.json`` alone. Errors that the run would raise are collected: the result has all that are
@@ -157,7 +157,7 @@ def _has_files(path: Path) -> bool:
 def _opened(
     path: Path, dtype: str, refusals: _Refusals, *, trust_remote_code: bool
 ) -> tuple[nn.Module | None, Sequence[Shard] | None, CodesOf]:
-    """Return the model on the meta device, the files of its weights, after a check that they are its, and which layers come quantized.
+    """Return the model on the meta device, its files after a check, and the layers that come quantized.
 
     What is refused is None.
     """
@@ -187,7 +187,7 @@ class _Refusals:
         return False
 
     def all(self) -> tuple[Refusal, ...]:
-        """Return what was collected, each message once."""
+        """Return the collected refusals, each message once."""
         return _as_refusals(self._errors)
 
 
@@ -260,7 +260,7 @@ def _warnings(numbers: Estimate | None, device: torch.device) -> Iterator[str]:
 
 
 def planned_lines(planned: PlannedRun) -> list[str]:
-    """Return a planned run as lines of text, without what refuses it."""
+    """Return a planned run as lines of text, without its refusals."""
     lines = [] if planned.plan is None else plan_lines(planned.plan)
     if planned.needs_data:
         lines.append(f"  data: calibration text is needed by {planned.needs_data} (--calib)")

@@ -1,4 +1,4 @@
-"""Quantize a model block by block: `quantize_block` is what happens to one block, `quantize_blocks` goes from block to block."""
+"""Quantize a model: `quantize_block` is the work on one block, `quantize_blocks` that on all."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ __all__ = [
 
 
 def quantize_blocks(started: StartedRun, sink: BlockSink) -> CalibrationReport:
-    """Quantize the model of a run, block by block; layers outside the blocks come last, and are rounded to nearest.
+    """Quantize the model of a run, block by block.
+
+    Layers outside the blocks come last, and are rounded to nearest.
 
     The sink has taken everything when this returns; to finish it is left to the caller.
 
@@ -134,11 +136,11 @@ class BlockPipeline:
         return self.figures.report
 
     def learned(self) -> dict[str, Any]:
-        """Return what goes from block to block, as JSON values."""
+        """Return the state that goes from block to block, as JSON values."""
         return {"input_groups": self.input_groups.learned(), "transforms": [t.learned() for t in self.started.transforms]}
 
     def recall(self, learned: Mapping[str, Any]) -> None:
-        """Go on with what an interrupted run had learned."""
+        """Take over the state of an interrupted run."""
         self.input_groups.recall(learned["input_groups"])
         for transform, own in zip(self.started.transforms, learned["transforms"], strict=True):
             transform.recall(own)
@@ -146,7 +148,10 @@ class BlockPipeline:
 
 @contextmanager
 def _forwards(pipeline: BlockPipeline, blocks: Sequence[Block], scales: ActivationScales) -> Iterator[LockStep]:
-    """Yield the calibration forwards, which wait at the first block; ``scales`` are those of layers outside the blocks."""
+    """Yield the calibration forwards, which wait at the first block.
+
+    ``scales`` are those of layers outside the blocks.
+    """
     started, run, model, figures = pipeline.started, pipeline.run, pipeline.started.model, pipeline.figures
     with_float = run.algorithms.streams == 2
     modules = [b.module for b in blocks]
@@ -164,7 +169,7 @@ def _forwards(pipeline: BlockPipeline, blocks: Sequence[Block], scales: Activati
 
 
 def start_transforms(model: nn.Module, plan: QuantPlan, transforms: Sequence[Transform]) -> list[StartedTransform]:
-    """Start transforms, and let each change what lies outside the decoder blocks, where all tensors are in memory.
+    """Start transforms: each changes the tensors outside the decoder blocks, all of which are in memory.
 
     The model has all tensors outside the blocks then that the finished model has, by which the files of an
     export are laid out.
@@ -227,7 +232,9 @@ def quantize_block(pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow
 def pass_finished_block(
     pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow], block_run: BlockRun | None, finished: BlockResult
 ) -> None:
-    """Lead the forwards through a block that an interrupted run has finished; nothing is calibrated or rounded again.
+    """Lead the forwards through a block that an interrupted run has finished.
+
+    Nothing is calibrated or rounded again.
 
     Forwards of the quantized model pass the block as the sink has it. Forwards of the float model, and those
     of a run whose rounding needs no statistics, pass the float block, for which transforms are applied again:
@@ -277,7 +284,10 @@ def _calibrated(
     scales: ActivationScales,
     report: CalibrationReport,
 ) -> tuple[set[str], Mapping[str, InputSample]]:
-    """Lead the forwards through a block and round its layers by the plan; returns the names of the rounded ones, and samples of inputs."""
+    """Lead the forwards through a block and round its layers by the plan.
+
+    Returns the names of the rounded ones, and samples of inputs.
+    """
     run, model, rounding, figures = pipeline.run, pipeline.started.model, pipeline.rounding, pipeline.figures
     chosen = run.chosen(rows)
     if block_run is not None and run.algorithms.is_sequential:
@@ -308,7 +318,7 @@ def _tuning(
     layers: Mapping[str, tuple[nn.Module, QuantizedLayer]],
     block_run: BlockRun,
 ) -> BlockTuning | None:
-    """Return what tunes a block, which has the outputs of the float block; None where nothing does."""
+    """Return the `BlockTuning` of a block, with the outputs of the float block; None where nothing tunes."""
     if not pipeline.tunings or not layers:
         return None
     keeps_floats = pipeline.run.algorithms.rounding_wants_float
@@ -364,7 +374,9 @@ def finish_layers(
     rounded: Collection[str] = (),
     inputs: Mapping[str, InputSample] = MappingProxyType({}),
 ) -> None:
-    """Set the scales of activations that have none, round other weights than ``rounded``, and biases, to nearest; the sink gets all.
+    """Set missing scales of activations, and round other weights than ``rounded``, and biases.
+
+    The sink gets all layers.
 
     The layers are measured for the report before the sink gets them; ``inputs`` are samples of the inputs of
     some.

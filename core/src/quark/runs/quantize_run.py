@@ -1,4 +1,4 @@
-"""Quantize a model as a run says: `start_run` validates transforms and changes the model outside its blocks, `quantize_started` goes on."""
+"""Quantize a model by a run: `start_run` for all outside its blocks, then `quantize_started`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def quantize_run(run: Run, model: nn.Module, sink: BlockSink, source: RunSource 
 
 @attributed("transforming the model")
 def start_run(run: Run, model: nn.Module, source: RunSource | None = None) -> StartedRun:
-    """Start a run: validate transforms, and let those that are accepted change what lies outside the decoder blocks.
+    """Start a run: validate transforms, and apply the accepted ones outside the decoder blocks.
 
     Args:
         run: With its data.
@@ -52,7 +52,7 @@ def start_run(run: Run, model: nn.Module, source: RunSource | None = None) -> St
 
 @attributed("quantizing the model")
 def quantize_started(started: StartedRun, sink: BlockSink) -> FinishedRun:
-    """Quantize the model of a started run, and return the run as it has ended, with the plan of what was done.
+    """Quantize the model of a started run, and return the finished run with the plan of what was done.
 
     Transforms that turn out to change none of the blocks are left out of that plan. For users, the model has
     the results as attributes: ``quant_config``, ``quark_plan``, ``quark_report`` and ``quark_quantized``.

@@ -1,4 +1,4 @@
-"""Run: plan, algorithms, data and memory mode of one run, decided and checked together before any weight is touched."""
+"""Run: plan, algorithms, data and memory mode, decided together before any weight is touched."""
 
 from __future__ import annotations
 
@@ -94,7 +94,10 @@ class Run:
         return self.algorithms.works_by_block
 
     def chosen(self, rows: Iterable[PlanRow]) -> set[str]:
-        """Return the full names of the layers whose codes the rounding chooses: those that the plan gives it; round-to-nearest has all."""
+        """Return the full names of the layers whose codes the rounding chooses: those that the plan gives it.
+
+        Round-to-nearest has all.
+        """
         is_nearest = self.algorithms.rounding_name is None
         return {r.name for r in rows if (r.has_codes_to_choose if is_nearest else r.algorithm is not None)}
 
@@ -142,13 +145,16 @@ class Run:
         return run
 
     def tell_plan(self, blocks: int) -> None:
-        """Tell listeners what is planned for so many blocks."""
+        """Tell listeners the plan of a model with that number of blocks."""
         layers, samples, tokens = len(self.plan.quantized), len(self.data), tokens_in(self.data)
         size = {"blocks": blocks, "layers": layers, "samples": samples, "tokens": tokens}
         self.events.tell(RunPlanned, **size, two_passes=self.two_passes, processes=self.ranks.size)
 
     def for_data(self, model: nn.Module, data: Sequence[Call], device: torch.device) -> Run:
-        """Return the run in the memory mode that these calls need on a device, with no data yet; `with_data` decides it again."""
+        """Return the run in the memory mode that these calls need on a device, with no data yet.
+
+        `with_data` decides it again.
+        """
         return self.in_memory_mode(True) if needs_two_passes(model, self.plan, self.algorithms, data, device) else self
 
     def in_memory_mode(self, two_passes: bool) -> Run:
@@ -158,7 +164,7 @@ class Run:
         return attrs.evolve(self, plan=plan, two_passes=two_passes)
 
     def as_validated(self, model: nn.Module, validations: Mapping[str, TransformValidation]) -> Run:
-        """Return the run without the transforms that were refused, and with the parts of others that do better than the whole."""
+        """Return the run without refused transforms, and with the parts of others that do better alone."""
         left_out = [name for name, validation in validations.items() if not validation.is_accepted]
         parts = {name: v.settings for name, v in validations.items() if v.is_accepted and v.settings is not None}
         if not left_out and not parts:
@@ -171,7 +177,10 @@ class Run:
         return attrs.evolve(run, plan=plan, data=self.data, two_passes=self.two_passes, ranks=self.ranks, events=self.events)
 
     def without_idle(self, names: Sequence[str]) -> QuantPlan:
-        """Return the plan without those transforms that have changed nothing, with a warning; one that also rounds stays."""
+        """Return the plan without those transforms that have changed nothing, with a warning.
+
+        One that also rounds stays.
+        """
         plan = self.plan
         for name in names:
             is_rounding = name == self.algorithms.rounding_name
@@ -188,7 +197,7 @@ class Run:
 
 @attrs.frozen(eq=False)
 class StartedRun:
-    """A run whose transforms have changed what lies outside the decoder blocks; the blocks are as they were.
+    """A run whose transforms have changed tensors outside the decoder blocks, and no block yet.
 
     Attributes:
         run: Without the transforms that their validation refuses.
@@ -229,7 +238,9 @@ class FinishedRun:
 
 @attributed("planning the run")
 def plan_run(model: nn.Module, config: QConfig, codes_of: CodesOf = MappingProxyType({})) -> Run:
-    """Plan a run: what would be done to ``model``, by which algorithms; data and memory mode are left to `Run.with_data`.
+    """Plan a run: return the `Run` of a configuration on ``model``, with its algorithms.
+
+    Data and memory mode are left to `Run.with_data`.
 
     Nothing of the model is changed, except that fused experts that are to be quantized become separate
     layers. The plan has a copy of ``config``: what is changed afterwards has no effect on the run.
@@ -287,7 +298,10 @@ def plan_run(model: nn.Module, config: QConfig, codes_of: CodesOf = MappingProxy
 
 
 def with_algorithm(plan: QuantPlan, algorithms: Algorithms, blocks: Collection[str]) -> tuple[PlanRow, ...]:
-    """Return the rows of a plan, those of layers in ``blocks`` whose codes the rounding chooses with its name: a run obeys them."""
+    """Return the rows of a plan with the name of the rounding that chooses their codes.
+
+    Such layers are in ``blocks``; a run obeys the rows.
+    """
     name, rounding = algorithms.rounding_name, algorithms.rounding
     return tuple(attrs.evolve(r, algorithm=name) if r.has_codes_to_choose and _is_named_by(rounding, r, blocks) else r for r in plan.rows)
 
@@ -312,7 +326,7 @@ def _by_type(rows: Iterable[PlanRow]) -> str:
 
 
 def _note(name: str) -> str:
-    """Return what a plan says of a transform."""
+    """Return a plan's note about a transform."""
     return f"before rounding, each block is transformed by {name} (its output is unchanged)"
 
 
@@ -328,7 +342,7 @@ def _resolved(model: nn.Module, plan: QuantPlan, algorithms: Algorithms) -> tupl
 
 
 def _unmatched(algorithms: Algorithms, rows: Sequence[PlanRow], blocks: Collection[str]) -> Iterator[str]:
-    """Yield what the settings of the rounding name and the model does not have."""
+    """Yield names in the settings of the rounding that the model does not have."""
     if isinstance(algorithms.rounding, NamesLayers):
         names = [r.name.removeprefix(f"{block}.") for r in rows if (block := _block_of(r, blocks)) is not None]
         unmatched = algorithms.rounding.unmatched(names)
@@ -341,14 +355,17 @@ def _unmatched(algorithms: Algorithms, rows: Sequence[PlanRow], blocks: Collecti
 
 
 def needs_two_passes(model: nn.Module, plan: QuantPlan, algorithms: Algorithms, data: Sequence[Call], device: torch.device) -> bool:
-    """Return whether forwards that wait inside a block would hold more than the configuration, or the machine, allows."""
+    """Return whether forwards that wait inside a block would hold more memory than allowed."""
     held = held_by_forwards(model, plan, algorithms, data)
     allowed = allowed_activations(plan.config, device)
     return allowed is not None and held > allowed
 
 
 def held_by_forwards(model: nn.Module, plan: QuantPlan, algorithms: Algorithms, data: Sequence[Call]) -> int:
-    """Return an estimate of the bytes that forwards hold while they wait inside a block; 0 where none waits there."""
+    """Return an estimate of the bytes that forwards hold while they wait inside a block.
+
+    0 where none waits there.
+    """
     if not algorithms.is_sequential:
         return 0
     blocks = decoder_blocks(model, plan.architecture)
@@ -359,7 +376,10 @@ def held_by_forwards(model: nn.Module, plan: QuantPlan, algorithms: Algorithms, 
 
 
 def allowed_activations(config: QConfig, device: torch.device) -> int | None:
-    """Return the bytes that activations may take; None where there is no limit, and free memory is not known."""
+    """Return the bytes that activations may take.
+
+    None where there is no limit, and free memory is not known.
+    """
     if config.activation_memory is not None:
         return config.activation_memory
     free = free_bytes(device)

@@ -1,4 +1,7 @@
-"""The algorithms of one run, made from the settings in a QConfig: transforms and tunings, each in their order, and one rounding."""
+"""The algorithms of one run, made from the settings in a QConfig.
+
+Transforms and tunings, each in their order, and one rounding.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ class Algorithms:
 
     @property
     def is_sequential(self) -> bool:
-        """Whether a block is rounded while calibration forwards are in it, which then pass it with rounded weights."""
+        """Whether a block is rounded while calibration forwards are in it, which see rounded weights."""
         return self.compensates or bool(self.tunings)
 
     @property
@@ -129,7 +132,9 @@ def algorithms_of(config: QConfig) -> Algorithms:
 
 
 def in_order(records: Mapping[str, AlgorithmRecord]) -> list[str]:
-    """Return names of transforms, or of tunings, so that each comes after all it has to follow; ties as they were named.
+    """Return names of transforms, or of tunings, so that each comes after all it has to follow.
+
+    Ties as they were named.
 
     Args:
         records: Of these algorithms, by the names in their settings.
@@ -170,12 +175,15 @@ def _earlier(name: str, records: Mapping[str, AlgorithmRecord]) -> set[str]:
 
 
 def _names(record: AlgorithmRecord) -> set[str]:
-    """Return what other records may call an algorithm: its name, its aliases, its role."""
+    """Return the names by which other records may call an algorithm: its own, its aliases, its role."""
     return {record.name, *record.aliases, *([record.role] if record.role else [])}
 
 
 def _circle(earlier: Mapping[str, set[str]]) -> Sequence[str]:
-    """Return transforms of which each has to go before the next, and the last before the first; every one given has to follow another."""
+    """Return a cycle of transforms, each of which has to go before the next.
+
+    Every one given has to follow another.
+    """
     path = [next(iter(earlier))]
     while (before := min(earlier[path[-1]])) not in path:
         path.append(before)
@@ -214,7 +222,7 @@ def _source(name: str) -> str:
 
 
 def _processor(settings: AlgoConfig) -> Any:
-    """Return the transform, the rounding or the tuning of some settings, checked for what the pipeline asks of it."""
+    """Return the checked transform, rounding or tuning of an algorithm's settings."""
     whose = origin("algorithms", settings.name)
     processor = algorithms().load_processor(settings.name)
     with attributed("being made of its settings", whose):
@@ -224,7 +232,7 @@ def _processor(settings: AlgoConfig) -> Any:
 
 
 def settings_told(config: QConfig) -> dict[str, Any]:
-    """Return what listeners hear about a configuration when a run begins, as fields of `quark.plugins.RunStarted`."""
+    """Return the fields of `quark.plugins.RunStarted` about a configuration."""
     return {"scheme": config.scheme, "algorithms": tuple(str(settings.name) for settings in config.algo_config or ())}
 
 
@@ -258,7 +266,7 @@ def refuse_excluded_schemes(rounding: str, rows: Iterable[PlanRow]) -> None:
 
 
 def _kind(weight: QTensorConfig | Sequence[QTensorConfig] | None) -> Kind:
-    """Return what tells the weights of one scheme from those of another."""
+    """Return a key that tells the weights of one scheme from weights of another."""
     if weight is None:
         return ()
     return tuple((level.dtype, level.qscheme, level.symmetric, level.scale_format, level.is_scale_quant) for level in levels(weight))

@@ -1,4 +1,7 @@
-"""The output of a run that several ranks share: the first opens it, completes it and gives it its name; the others write to its files."""
+"""The output of a run that several ranks share: the first opens it, completes it and gives it its name.
+
+The others write to its files.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,15 @@ __all__ = ["directory_of_first", "is_divided", "opened_sink", "sink_of_other"]
 
 
 def is_divided(run: Run, ranks: Ranks) -> bool:
-    """Return whether each block is one rank's: there are several, and none needs calibration forwards, which pass all blocks."""
+    """Return whether each block is one rank's.
+
+    That is so where there are several, and no calibration forward has to pass all blocks.
+    """
     return ranks.size > 1 and not run.needs_data
 
 
 def directory_of_first(ranks: Ranks) -> Path:
-    """Return the directory that the first rank has opened and told to the others, one of which this is.
+    """Return the directory that the first rank has opened, which it tells this one.
 
     Raises:
         OutputError: It cannot be found from this rank.
@@ -113,7 +119,7 @@ class _ReadingSink(InPlaceSink):
 
 
 class _SharedSink(CheckpointSink):
-    """Writes the blocks of one rank: each block is that of one, about as many bytes for each.
+    """Writes the blocks of one rank; blocks are shared so that each rank has about as many bytes.
 
     Args:
         started: Has the ranks, all of which write to the stream.
@@ -134,7 +140,7 @@ class _SharedSink(CheckpointSink):
         return self._owner_of[block.name] == self._ranks.rank
 
     def end_block(self, block: Block | None, result: BlockResult) -> None:
-        """Write the block, or, on the first rank, what lies outside all blocks."""
+        """Write the block, or, on the first rank, the tensors outside all blocks."""
         if block is not None or self._ranks.is_first:
             super().end_block(block, result)
 

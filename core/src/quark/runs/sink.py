@@ -1,4 +1,4 @@
-"""Sinks accept finished blocks: one replaces float layers by quantized ones in the model, the other also writes each block to an export."""
+"""Sinks of finished blocks: one replaces layers in the model, the other also writes to an export."""
 
 from __future__ import annotations
 
@@ -44,19 +44,22 @@ class BlockSink(Protocol):
     needs_values: bool
 
     def finished(self, block: Block) -> BlockResult | None:
-        """Return the result of a block that an interrupted run has finished, and that is not to be quantized again; else None.
+        """Return the result of a block that an interrupted run has finished; None for other blocks.
 
         The first rank's answer counts; the others read the block if it says so.
         """
 
     def wants(self, block: Block) -> bool:
-        """Return whether this rank has to quantize a block for which no calibration forward is needed: else another rank does."""
+        """Return whether this rank has to quantize a block for which no calibration forward is needed."""
 
     def accept(self, layers: Mapping[str, QuantizedLayer]) -> None:
         """Accept quantized layers, by full name."""
 
     def read(self, block: Block) -> None:
-        """Set the values of a block for which `finished` has a result; its layers have been accepted, with float weights."""
+        """Set the values of a block for which `finished` has a result.
+
+        Its layers have been accepted, with float weights.
+        """
 
     def end_block(self, block: Block | None, result: BlockResult) -> None:
         """End a block: all its layers have been accepted, and its other tensors are final.
@@ -100,7 +103,9 @@ class InPlaceSink:
 
 
 class CheckpointSink(InPlaceSink):
-    """Writes each block to an export when it is finished; its layers are in the model at that time, where exporters look for them.
+    """Writes each block to an export when it is finished.
+
+    Its layers are in the model at that time, where exporters look for them.
 
     Args:
         model: The model that contains the layers.
@@ -113,7 +118,10 @@ class CheckpointSink(InPlaceSink):
         self.needs_values = not stream.encodes
 
     def begin(self) -> None:
-        """Begin with the tensors that are final before the first block, if the export takes them so early; on one rank only."""
+        """Begin with the tensors that are final before the first block, if the export takes them so early.
+
+        On one rank only.
+        """
         self._stream.write_float()
 
     def end_block(self, block: Block | None, result: BlockResult) -> None:
@@ -126,7 +134,9 @@ class CheckpointSink(InPlaceSink):
 
 
 class JournaledSink(CheckpointSink):
-    """Writes each block to an export and, when its tensors are on the disk, to a journal; goes on from the blocks that the journal has.
+    """Writes each block to an export and, when its tensors are on the disk, to a journal.
+
+    Goes on from the blocks that the journal has.
 
     A block whose tensors no longer have their checksums is quantized again, and so are all blocks behind it:
     a finished block is then always one that was made behind the blocks that are now in the output.
@@ -155,7 +165,7 @@ class JournaledSink(CheckpointSink):
             self._finished[block.name] = BlockResult(entry.report, entry.learned)
 
     def finished(self, block: Block) -> BlockResult | None:
-        """Return what the journal has of a block."""
+        """Return the journal's entry of a block."""
         return self._finished.get(block.name)
 
     def read(self, block: Block) -> None:

@@ -1,4 +1,4 @@
-"""The quantized skeleton: the quantized model on the meta device, from which the files of an export are laid out in advance."""
+"""The quantized skeleton: the quantized model on the meta device, which gives an export's layout."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _M = TypeVar("_M", bound=nn.Module)
 
 @torch.no_grad()
 def quantized_skeleton(model: nn.Module, plan: QuantPlan) -> nn.Module:
-    """Return a copy of ``model``, quantized by ``plan``, whose scales have the shapes and dtypes that calibration gives.
+    """Return a copy of ``model``, quantized by ``plan``, with scales of the final shapes and dtypes.
 
     Args:
         model: The float model, with its parameters on the meta device.

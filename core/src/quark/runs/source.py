@@ -1,4 +1,4 @@
-"""Sources of a model's float tensors: a model in memory, and a checkpoint whose tensors are read block by block."""
+"""Sources of float tensors: a model in memory, and a checkpoint that is read block by block."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ReadAhead(Generic[K, V]):
         self._ahead: tuple[K, Future[V]] | None = None
 
     def start(self, key: K) -> None:
-        """Begin to read the thing of a key in a thread; what was read ahead and not taken is dropped."""
+        """Begin to read a key's value in a thread; a value that was read ahead and not taken is dropped."""
         self.stop()
         executor = ThreadPoolExecutor(1, thread_name_prefix="quark-read-ahead")
         self._ahead = key, executor.submit(self._read, key)
@@ -68,7 +68,7 @@ class ReadAhead(Generic[K, V]):
         return ahead[1].result()
 
     def stop(self) -> None:
-        """Wait for the thread, and drop what it has read."""
+        """Wait for the thread, and drop its value."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             _ended(ahead[1])
@@ -94,7 +94,10 @@ class RunSource(BlockSource, Protocol):
     """The source of a run, whose layers may stay quantized as they come."""
 
     def coded(self, names: Sequence[str]) -> Mapping[str, CodedLayer]:
-        """Return the codes and scales of layers that stay as they are (`quark.models.plan.plan_row.PlanRow.is_kept`); asked for once."""
+        """Return the codes and scales of layers that stay as they are; asked for once.
+
+        They are those of `quark.models.plan.plan_row.PlanRow.is_kept`.
+        """
 
 
 class InMemorySource:
@@ -119,7 +122,9 @@ class InMemorySource:
 
 
 class CheckpointSource:
-    """Reads the tensors of a block when it is quantized and releases them afterwards; the rest of the model is on the meta device.
+    """Reads the tensors of a block when it is quantized and releases them afterwards.
+
+    The rest of the model is on the meta device.
 
     A model that is one block is read at once, since its forwards start before the block is loaded.
 
@@ -152,7 +157,9 @@ class CheckpointSource:
         self._ahead: ReadAhead[str | None, list[tuple[str, Tensor]]] = ReadAhead(self._read)
 
     def load_all(self) -> None:
-        """Read every tensor into the model, for a run that needs the whole model in memory; call `prepare` before.
+        """Read every tensor into the model, for a run that needs the whole model in memory.
+
+        Call `prepare` before.
 
         Raises:
             CheckpointError: A file cannot be read.
@@ -163,7 +170,10 @@ class CheckpointSource:
             _share(fused, self._model.get_submodule(mixture))
 
     def prepare(self, plan: QuantPlan) -> None:
-        """Assign stored tensors to the blocks of a plan; the fused experts of the model have been separated."""
+        """Assign stored tensors to the blocks of a plan.
+
+        The fused experts of the model have been separated.
+        """
         names = [b.name for b in decoder_blocks(self._model, plan.architecture) if b.name]
         self._next = dict(zip((None, *names), names, strict=False))
         inside = tuple(f"{name}." for name in names)
@@ -180,7 +190,9 @@ class CheckpointSource:
             self._recipes.setdefault(_common_block(users, names), []).append(recipe)
 
     def load(self, block: Block | None) -> None:
-        """Load the tensors of a block, or with None those outside all blocks; then begin to read those of the next block ahead.
+        """Load the tensors of a block, or with None those outside all blocks.
+
+        Then begin to read those of the next block ahead.
 
         Raises:
             CheckpointError: A file cannot be read.
@@ -200,7 +212,7 @@ class CheckpointSource:
         refuse_non_finite(self._model, self._rows if block is None else (r for r in self._rows if block.owns(r.name)))
 
     def release(self, block: Block) -> None:
-        """Replace the tensors of a block by meta tensors, except those that are shared with modules outside the block."""
+        """Replace a block's tensors by meta tensors, except those that modules outside it share."""
         if not block.name:
             return
         for recipe in self._recipes.get(block.name, ()):
@@ -221,11 +233,13 @@ class CheckpointSource:
         return self._stored.read_codes(names, self._device)
 
     def close(self) -> None:
-        """End what is read ahead; call it when the run has ended, or failed."""
+        """End reading ahead; call it when the run has ended, or failed."""
         self._ahead.stop()
 
     def _read(self, name: str | None) -> list[tuple[str, Tensor]]:
-        """Return the tensors of a block by name; their pages are in memory, also where a tensor is a view of a mapped file.
+        """Return the tensors of a block by name.
+
+        Their pages are in memory, also where a tensor is a view of a mapped file.
 
         Of the tensors outside the blocks, for which a run waits when it begins, pages come when they are
         needed.
@@ -243,7 +257,10 @@ class CheckpointSource:
         return free is not None and free >= LEAST_ROOM * sum(tensor.numel() * tensor.itemsize for tensor in targets)
 
     def _place(self, name: str, tensor: Tensor) -> Tensor:
-        """Put a tensor into all modules that own the tensor of that name, and return it; tied modules share it."""
+        """Put a tensor into all modules that own the tensor of that name, and return it.
+
+        Tied modules share it.
+        """
         return put_tensor(self._owners[id(self._state[name])], tensor)
 
     def _untie(self) -> None:

@@ -1,4 +1,4 @@
-"""Workload: the floating-point operations and the bytes that a run moves, computed from its plan and from shapes alone."""
+"""Workload: the FLOPs and the bytes of a run, computed from its plan and from shapes alone."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Workload:
 
 
 def workload_of(model: nn.Module, run: Run, calibration: Calibration) -> Workload:
-    """Return the work of a run; ``model`` is that of its plan, on the meta device or not."""
+    """Return the `Workload` of a run; ``model`` is the model of its plan, on the meta device or not."""
     rounded = sum(math.prod(r.shape) for r in run.plan.quantized if r.has_quantized_weight)
     if not run.needs_data:
         return Workload(rounded=rounded)
@@ -117,7 +117,7 @@ def workload_of(model: nn.Module, run: Run, calibration: Calibration) -> Workloa
 
 
 def statistics_bytes(rounding: Rounding, columns: int) -> int:
-    """Return the bytes of the statistics that a rounding needs of one input, from what their constructors allocate."""
+    """Return the bytes of the statistics of one input, from the allocations of their constructors."""
     with _Allocated() as allocated:
         for kind in rounding.needs:
             _made(kind, columns)

@@ -1,4 +1,7 @@
-"""``quark.torch``: AMD Quark's public interface. Its names are loaded on first use, as `quark.torch.import_paths` says."""
+"""``quark.torch``: AMD Quark's public interface.
+
+Its names are loaded on first use, as `quark.torch.import_paths` says.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Modules and names of AMD Quark's public API that do not come here: importing one is an error that says so, and what to use."""
+"""Modules and names of AMD Quark's public API that do not come here.
+
+Importing one is an error that says so, and what to use.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,7 @@ _NAMES: Mapping[str, str] = MappingProxyType(
 
 
 def refuse_absent_module(name: str) -> None:
-    """Raise NotOfferedError (an ImportError) for a public module of AMD Quark that does not come, or one below it.
+    """Raise NotOfferedError (an ImportError) for a module of AMD Quark's that is not offered here.
 
     Raises:
         MissingPluginError: A distribution that is not installed has the module.

@@ -1,4 +1,4 @@
-"""Templates as plain dicts, as AMD Quark's template module has them: a view of what plugins register."""
+"""Registered templates as plain dicts, as AMD Quark's template module has them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ ATTENTION_TOKENS = ("self_attn", "self_attention", "attn", "attention")
 
 
 class _DefaultTemplates(Mapping[str, dict[str, Any]]):
-    """The registered templates by model type, each as the dict that `template_from_dict` takes; read when it is asked for."""
+    """The registered templates by model type, each as the dict that `template_from_dict` takes.
+
+    Read when it is asked for.
+    """
 
     def __getitem__(self, model_type: str) -> dict[str, Any]:
         registry = templates()
@@ -53,7 +56,7 @@ Quark.
 
 
 def template_from_dict(model_type: str, config: Mapping[str, Any]) -> LLMTemplate:
-    """Return a template of the fields of an entry of `DEFAULT_TEMPLATES`, with the settings that algorithms derive for ``model_type``."""
+    """Return a template of an entry of `DEFAULT_TEMPLATES`, with algorithm settings for ``model_type``."""
     return LLMTemplate(
         model_type=model_type,
         kv_layers_name=config["kv_layers_name"],
@@ -66,7 +69,9 @@ def template_from_dict(model_type: str, config: Mapping[str, Any]) -> LLMTemplat
 
 
 def projection_base(config: QConfig, pattern: str) -> QLayerConfig:
-    """Return AMD Quark's guess at the configuration of the projections behind ``pattern``; templates use the exact `projections.base_for`.
+    """Return AMD Quark's guess at the configuration of the projections behind ``pattern``.
+
+    Templates use the exact `projections.base_for`.
 
     That is what the first pattern of ``layer_quant_config`` says that ends as ``pattern`` does or names
     attention, or what is global.

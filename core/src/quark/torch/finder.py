@@ -1,4 +1,7 @@
-"""The finder of AMD Quark's public modules: they have no files, but are made of `quark.torch.import_paths` and of what plugins export."""
+"""The finder of AMD Quark's public modules.
+
+They have no source files: `quark.torch.import_paths` and the exports of plugins say their names.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,9 @@ _PACKAGES = {name.rsplit(".", count)[0] for name in _OWN for count in range(1, n
 
 
 def load(module: str, name: str) -> Any:
-    """Return the object of that name of a public module, for its ``__getattr__``; the module keeps it for the next time.
+    """Return the object of that name of a public module, for its ``__getattr__``.
+
+    The module keeps it for the next time.
 
     Raises:
         AttributeError: There is no such name.
@@ -85,7 +90,10 @@ def refuse_incomplete(name: str) -> None:
 
 
 def _of_a_plugin(module: str, name: str) -> Any:
-    """Return the object that a plugin exports under a public name, or the public module below this one; errors as for `load`."""
+    """Return the object that a plugin exports under a public name, or the public module below this one.
+
+    Errors as for `load`.
+    """
     near = None
     if module in WITH_NAMES_OF_PLUGINS:
         from quark.base.names import closest
@@ -134,8 +142,8 @@ def _no_attribute(module: str, name: str, hint: str = "") -> AttributeError:
 class PublicModules:
     """Finder and loader of the public modules that are not files of the core.
 
-    It asks for a file first. It has to come before the finder of files, for which a folder of stubs (``.pyi``) is a
-    namespace package.
+    It asks for a file first. It has to come before the finder of files, for which a folder of stubs
+    (``.pyi``) is a namespace package.
     """
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -170,7 +178,10 @@ class PublicModules:
         module.__dict__.update(__getattr__=lambda attribute: load(name, attribute), __dir__=lambda: public_names(name))
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """Return the code of a program, which ``python -m`` runs by its public name; None for a module that is none."""
+        """Return the code of a program, which ``python -m`` runs by its public name.
+
+        None for a module that is none.
+        """
         if fullname not in IN_EXAMPLES:
             return None
         loader: Any = importlib.util.find_spec(_example(fullname).__name__).loader  # type: ignore[union-attr]  # it is imported
@@ -179,7 +190,7 @@ class PublicModules:
 
 
 def install() -> None:
-    """Put the finder in front of that of files, once in a process."""
+    """Put the finder in front of the finder of files, once in a process."""
     if not any(isinstance(finder, PublicModules) for finder in sys.meta_path):
         files = next((i for i, finder in enumerate(sys.meta_path) if finder is PathFinder), len(sys.meta_path))
         sys.meta_path.insert(files, PublicModules())

@@ -1,4 +1,7 @@
-"""Functions of AMD Quark's public API that this project does not have: they can be imported, and say what to use when they are called."""
+"""Functions of AMD Quark's public API that this project does not have.
+
+They can be imported, and say what to use when they are called.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,9 @@ move_quantizer_to_dict = not_offered("tensor-parallel evaluation", "evaluate the
 
 @attrs.define
 class RuntimeOptions:
-    """AMD Quark's options of native inference; `quark.runs.ModelQuantizer.freeze` takes them and ignores them.
+    """AMD Quark's options of native inference.
+
+    `quark.runs.ModelQuantizer.freeze` takes them and ignores them.
 
     Attributes:
         native_linear_mode: Which native linear layer; without effect.

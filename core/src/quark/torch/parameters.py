@@ -21,7 +21,7 @@ __all__ = ["export_gguf", "export_onnx", "load_params", "save_params"]
 
 _GRAPHS = "a model that was quantized in FX graph mode is saved and loaded by torch.export.save and torch.export.load, or by export_onnx"
 _NAMES = {".json": "config.json", ".safetensors": "model.safetensors"}
-"""Ending of each file, with its name in a checkpoint of the Quark layout, of which both are."""
+"""The name of each file in a checkpoint of the Quark layout, by its ending."""
 
 
 def save_params(
@@ -34,7 +34,9 @@ def save_params(
     compressed: bool = False,
     reorder: bool = True,
 ) -> None:
-    """Write the configuration and the tensors of a quantized model, for `load_params`; other programs read `export_safetensors`'s.
+    """Write the configuration and the tensors of a quantized model, for `load_params`.
+
+    Other programs read `export_safetensors`'s.
 
     Args:
         model: A quantized model.
@@ -80,7 +82,7 @@ def load_params(
     compressed: bool = False,
     reorder: bool = True,
 ) -> nn.Module:
-    """Return a float model with what `save_params` has written, changed in place.
+    """Return a float model, changed in place, with the parameters that `save_params` has written.
 
     Args:
         model: A float model of the same structure.

@@ -1,4 +1,4 @@
-"""``quark.torch.export.main_export.quant_config_parser``: which quantization a layer gets, and configurations of other producers."""
+"""``quark.torch.export.main_export.quant_config_parser``: configurations of layers and producers."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ _CACHE = QTensorConfig(dtype="fp8_e4m3", qscheme="per_tensor", observer_cls="Per
 
 
 def get_layer_quant_config(quant_config: QConfig, layer_type: type[nn.Module], layer_name: str) -> QLayerConfig | None:
-    """Return the configuration of the layer ``layer_name``, None where it stays float (`quark.models.plan.rules.layer_config_for`)."""
+    """Return the configuration of the layer ``layer_name``, None where it stays float.
+
+    `quark.models.plan.rules.layer_config_for` decides it.
+    """
     return layer_config_for(quant_config, layer_name, layer_type).config
 
 
 class QuantConfigParser:
-    """The entry of transformers' loader for checkpoints in other producers' layouts, in AMD Quark's public API.
+    """The entry of transformers' loader for checkpoints of other producers, in AMD Quark's public API.
 
     Args:
         quant_config: A model's configuration.
@@ -52,7 +55,7 @@ class QuantConfigParser:
         return self.quant_config.global_quant_config.output_tensors is not None
 
     def get_custom_config(self) -> tuple[dict[str, Any], str]:
-        """Return the ``quantization_config`` that another producer's layout wants, and its name: none and ``"quark"``."""
+        """Return another producer's ``quantization_config``, and its name: none and ``"quark"``."""
         return {}, _OURS
 
     @staticmethod
@@ -62,7 +65,7 @@ class QuantConfigParser:
         is_kv_cache: bool = False,
         kv_layers_name: Sequence[str] | None = None,
     ) -> QConfig:
-        """Read a ``quantization_config`` of this project, or of a layout that quantizes all layers alike, such as ``fp8`` and ``awq``.
+        """Read a ``quantization_config`` of this project, or of a uniform layout such as ``fp8`` and ``awq``.
 
         Args:
             quant_config: The block of ``config.json``; ``"quant_method"`` says whose it is.

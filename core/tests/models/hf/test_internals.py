@@ -1,4 +1,4 @@
-"""The internals of transformers that this project uses are there, and do what it takes them to do: one test for each."""
+"""The internals of transformers that this project uses are there and work: one test for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a JSON file of a checkpoint holds, reading it gives an object or a CheckpointError that names the file, and soon."""
+"""Reading any JSON file of a checkpoint gives an object or a CheckpointError that names it, and soon."""
 
 from __future__ import annotations
 

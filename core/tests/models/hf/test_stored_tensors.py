@@ -1,4 +1,4 @@
-"""`quark.models.hf.stored_tensors`: recipes from stored tensors to those of a transformers model, and checkpoints that are refused."""
+"""`quark.models.hf.stored_tensors`: recipes for a transformers model's tensors, and refused checkpoints."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_stored_tensor_without_a_place_in_the_model_is_warned_of(tmp_path: Pat
 
 
 class PassesOn(ConversionOps):
-    """Gives what it gets, as some conversions of transformers do with tensors that are none of theirs: in a list."""
+    """Returns its input in a list, as some conversions do with tensors that are not theirs."""
 
     def convert(self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **_: Any) -> dict[str, Any]:
         (given,) = input_dict.values()

@@ -177,7 +177,10 @@ def test_a_projection_that_gives_keys_alone_is_not_fused_whatever_patterns_match
 
 
 def test_queries_of_a_fused_projection_are_rounded_where_its_keys_are() -> None:
-    """A fused projection has one output quantizer: it cannot round queries at one place and keys at another."""
+    """A fused projection has one output quantizer.
+
+    It cannot round queries at one place and keys at another.
+    """
     for post_rope, states in ((None, {"query", "key", "value"}), (False, set())):
         asked = attrs.evolve(cached("*wide", post_rope=post_rope), softmax_quant_spec=fp8())
         asked.layer_quant_config = {"*wide": QLayerConfig(weight=fp8(), output_tensors=fp8())}

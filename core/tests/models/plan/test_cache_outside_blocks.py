@@ -1,4 +1,7 @@
-"""Patterns of what feeds the cache also hit layers of vision towers: no cache is there, and text calibrates nothing of it."""
+"""Patterns of what feeds the cache also hit layers of vision towers.
+
+No cache is there, and text calibrates nothing of it.
+"""
 
 from __future__ import annotations
 

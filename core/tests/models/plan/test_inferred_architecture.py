@@ -1,4 +1,7 @@
-"""What the module tree of an unknown family shows: enough to quantize it block by block, or nothing at all."""
+"""What the module tree of an unknown family shows.
+
+Enough to quantize it block by block, or nothing at all.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""A small CNN and a small vision transformer, trained on scikit-learn's digits within seconds, always to the same weights."""
+"""A small CNN and a small vision transformer, trained on scikit-learn's digits to the same weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 class SmallCnn(nn.Module):
-    """Batch norms, a residual sum, branches that are joined, both kinds of pooling, a transposed convolution."""
+    """Batch norms, a residual sum, joined branches, both kinds of pooling, a transposed convolution."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The core's own operators keep the contracts of the plugin API: the conformance suite, a test class for each."""
+"""The conformance suite on the core's own operators, a test class for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The normal form computes what the graph computed: folded batch norms, operators that write, parts of stacked weights."""
+"""The normal form of a graph computes the same: folded batch norms, operators in place, stacked weights."""
 
 from __future__ import annotations
 

@@ -37,7 +37,10 @@ def quantized(model: nn.Module, *args: Tensor, layer: QLayerConfig = BOTH, **fie
 
 
 def calls(graph: fx.GraphModule) -> dict[str, str]:
-    """What each activation quantizer is called with: names of nodes, by the path of the quantizer where a tensor is quantized once."""
+    """What each activation quantizer is called with.
+
+    Names of nodes, by the path of the quantizer where a tensor is quantized once.
+    """
     modules = dict(graph.named_modules())
     quantizers = [n for n in graph.graph.nodes if n.op == "call_module" and type(modules[n.target]) is QuantizerModule]
     return {str(node.args[0]): str(node.target) for node in quantizers}

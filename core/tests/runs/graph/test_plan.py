@@ -1,4 +1,4 @@
-"""The plan of a graph: names, precedence, rules without effect, what is refused before anything is changed."""
+"""The plan of a graph: names, precedence, rules without effect, refusals before any change."""
 
 from __future__ import annotations
 

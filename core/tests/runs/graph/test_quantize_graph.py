@@ -1,4 +1,4 @@
-"""FX graph mode on models trained on digits: accuracy, ONNX, saved programs, and AMD Quark's documented snippet."""
+"""FX graph mode on models trained on digits: accuracy, ONNX, saved programs, AMD Quark's snippet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Switch a transformers model to attention that can be quantized, by transformers' own registries; no function of torch is replaced."""
+"""Switch a transformers model to attention that can be quantized, by transformers' own registries.
+
+No function of torch is replaced.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ _BASES = {"eager": "eager", "sdpa": "sdpa", _EAGER: "eager", _SDPA: "sdpa"}
 
 
 def why_unswitchable(model: nn.Module, attentions: Sequence[str]) -> str | None:
-    """Return why these attention modules of ``model`` cannot be switched, with what to do; None where they can be."""
+    """Return why these attention modules of ``model`` cannot be switched, with what to do.
+
+    None where they can be.
+    """
     if not hasattr(model, "set_attn_implementation"):
         return (
             f"the attention of a {type(model).__name__} cannot be quantized: only transformers models call an attention that can be "

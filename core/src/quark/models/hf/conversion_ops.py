@@ -181,7 +181,10 @@ class SplitFusedExperts(ConversionOps):
 
 
 class FuseExperts(ConversionOps):
-    """Fuse the tensors of single experts into one, ``[E, …]``; undoes `SplitFusedExperts` of the same arguments."""
+    """Fuse the tensors of single experts into one, ``[E, …]``.
+
+    Undoes `SplitFusedExperts` of the same arguments.
+    """
 
     joins_experts = True
 

@@ -1,4 +1,7 @@
-"""A checkpoint's tensors after weight converters: their names, shapes and dtypes from headers alone, their values when they are read."""
+"""A checkpoint's tensors after weight converters.
+
+Their names, shapes and dtypes from headers alone, their values when they are read.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +92,7 @@ class ConvertedTensors:
 
 
 def _shapes(conversion: Conversion, stored: Mapping[str, Tensor], directory: Path) -> dict[str, Tensor]:
-    """Return what a conversion makes of meta tensors; an error names converter and tensors."""
+    """Return the results of a conversion of meta tensors; an error names converter and tensors."""
     try:
         return conversion.make(stored)
     except (RuntimeError, ValueError, IndexError, KeyError) as error:

@@ -1,4 +1,4 @@
-"""Code that comes with a checkpoint: run where the user says so, and else refused, in one sentence that names the files."""
+"""Code that comes with a checkpoint: run where the user allows it, and otherwise refused by name."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ _NAMING = ("config.json", "tokenizer_config.json", "processor_config.json", "pre
 """Files of a checkpoint whose ``auto_map`` names code."""
 _LARGEST = 1 << 24  # bytes: no module that people write has more
 _RELATIVE = re.compile(r"^\s*from\s+\.(?:(\w+)|\s+import\s+\(?([\w ,]+))", re.MULTILINE)
-"""``from .name import …``, and ``from . import name, name``: how modules beside each other import each other."""
+"""``from .name import …`` and ``from . import name``: imports of modules beside each other."""
 
 
 def code_files(file: Path) -> list[str]:
-    """Return the names of the Python files that ``auto_map`` of a config.json or tokenizer_config.json names; none without that key."""
+    """Return the names of the Python files that ``auto_map`` of a config.json or tokenizer_config.json names.
+
+    None without that key.
+    """
     data = read_json(file) if file.is_file() else None
     auto_map = data.get("auto_map") if isinstance(data, dict) else None
     if not isinstance(auto_map, Mapping):
@@ -30,7 +33,7 @@ def code_files(file: Path) -> list[str]:
 
 
 def code_of(directory: Path) -> list[str]:
-    """Return the names of the Python files that are a checkpoint's code: those that ``auto_map`` names, and those that these import.
+    """Return the names of the files of a checkpoint's code: of ``auto_map``, and what they import.
 
     Other Python files in the directory are not of the checkpoint. Nothing is run.
     """
@@ -48,7 +51,9 @@ def code_of(directory: Path) -> list[str]:
 
 
 def refuse_code(file: Path) -> None:
-    """Raise if a file has an ``auto_map``; for a caller whose user has not said that the code may run, and who cannot do without it.
+    """Raise if a file has an ``auto_map``.
+
+    It is for callers that need the code, and whose user has not allowed it.
 
     Raises:
         UnsupportedError: There is an ``auto_map``; the message names its files and how to allow them.

@@ -1,4 +1,7 @@
-"""A quantized checkpoint's tensors as those of a float checkpoint: computed from codes and scales when they are read."""
+"""A quantized checkpoint's tensors as those of a float checkpoint.
+
+They are computed from codes and scales when they are read.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interface of dequantizers, which say what float tensors a quantized checkpoint stands for, so that it can be quantized anew.
+"""Interface of dequantizers: the float tensors that a quantized checkpoint stands for.
 
 Third parties implement `Dequantizer` and name the class as ``dequantizer`` of an `ExporterRecord`, whose
 ``quant_methods`` and ``marks`` say which checkpoints it is for. The core does the rest: it reads the stored
@@ -31,7 +31,9 @@ def _names(values: Iterable[str]) -> tuple[str, ...]:
 
 @attrs.frozen(kw_only=True, eq=False)
 class LayerCodes:
-    """How a linear layer is quantized in a checkpoint: exactly so it can be written again, where a run leaves it as it is.
+    """How a linear layer is quantized in a checkpoint.
+
+    It can be written again exactly so, where a run leaves it as it is.
 
     Attributes:
         name: Its full name, as in a float checkpoint; that of a fused expert's layer has the expert's number,

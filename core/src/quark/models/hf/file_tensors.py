@@ -1,4 +1,7 @@
-"""The tensors of a checkpoint's safetensors files, as they are stored: names, shapes and dtypes from headers, values when they are read."""
+"""The tensors of a checkpoint's safetensors files, as they are stored.
+
+Names, shapes and dtypes from headers, values when they are read.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,10 @@ class TensorFiles(Protocol):
         """Return names of the stored tensors that make the tensor ``name``."""
 
     def reading(self, device: torch.device) -> AbstractContextManager[ReadTensor]:
-        """Return the context of a function that reads tensors to a device; files are open only while the body runs."""
+        """Return the context of a function that reads tensors to a device.
+
+        Files are open only while the body runs.
+        """
 
 
 class FileTensors:

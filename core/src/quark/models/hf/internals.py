@@ -1,4 +1,6 @@
-"""Internals of transformers that have no public name; `core/tests/models/hf/test_internals.py` has a test for each.
+"""Internals of transformers that have no public name.
+
+`core/tests/models/hf/test_internals.py` has a test for each.
 
 Other uses lie where what they belong to is: names of stored tensors in `quark.models.hf.stored_tensors`.
 """
@@ -26,7 +28,10 @@ __all__ = [
 
 
 def model_classes(auto: Any, config: Any) -> tuple[type[nn.Module], ...]:
-    """Return the model classes that an Auto class has for a config; none where it does not know the config."""
+    """Return the model classes that an Auto class has for a config.
+
+    None where it does not know the config.
+    """
     mapping = auto._model_mapping
     if type(config) not in mapping:
         return ()
@@ -35,7 +40,7 @@ def model_classes(auto: Any, config: Any) -> tuple[type[nn.Module], ...]:
 
 
 def kept_in_float32(model: Any, dtype: torch.dtype) -> list[str]:
-    """Return the full names of tensors that a model of that dtype keeps in float32 nevertheless, as its class says."""
+    """Return the full names of tensors that a model class keeps in float32 at that dtype."""
     from transformers.core_model_loading import build_glob_alternation
 
     patterns = list(model._get_dtype_plan(dtype))
@@ -44,7 +49,9 @@ def kept_in_float32(model: Any, dtype: torch.dtype) -> list[str]:
 
 
 def initialize_what_no_checkpoint_holds(model: Any) -> None:
-    """Compute the buffers that are not persistent, such as rotary tables; parameters and persistent buffers stay as they are.
+    """Compute the buffers that are not persistent, such as rotary tables.
+
+    Parameters and persistent buffers stay as they are.
 
     The random state stays as it is too.
     """
@@ -63,24 +70,27 @@ def without_initialization() -> AbstractContextManager[None]:
 
 
 def source_of(config: Any) -> str:
-    """Return what ``from_pretrained`` was given: a directory, or the name of a model of a hub; empty where the config was not loaded."""
+    """Return the argument of ``from_pretrained``: a directory, or the name of a model of a hub.
+
+    Empty where the config was not loaded.
+    """
     return str(getattr(config, "_name_or_path", "") or "")
 
 
 def can_set_attention(model: Any) -> bool:
-    """Return whether the code of a transformers model uses the attention interface, so that its attention can be exchanged."""
+    """Return whether a transformers model uses the attention interface, and so can be switched."""
     return bool(type(model)._can_set_attn_implementation())
 
 
 def apply_gate(experts: Any, outputs: Sequence[Tensor]) -> Tensor:
-    """Return what the closing projection of fused experts gets, of the outputs of the others: the model's own code between its matrices."""
+    """Return the input of the closing projection of fused experts, by the model's own code."""
     gated: Tensor = experts._apply_gate(torch.cat(list(outputs), dim=-1))
     return gated
 
 
 @cache
 def is_stored_beside_weight(suffix: str) -> bool:
-    """Return whether the loader looks for a stored scale beside the weight, under its name in the checkpoint, not in a submodule.
+    """Return whether the loader looks for a stored scale beside the weight, not in a submodule.
 
     transformers looks there for what belongs to second levels; up to 5.19 its loader renamed those names too.
     """

@@ -1,4 +1,4 @@
-"""Bounded reading of a checkpoint's JSON files, and CheckpointErrors in place of what other libraries raise for its files."""
+"""Reading of a checkpoint's files: JSON within bounds, and errors of other libraries converted."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ def bounded_bytes(path: Path) -> bytes:
 
 
 def refuse_many_values(data: bytes, path: Path) -> None:
-    """Raise CheckpointError where parsing JSON would take more time and memory than that of any real file; ``path`` is for the message."""
+    """Raise CheckpointError where JSON would take more time and memory than any real file does.
+
+    ``path`` is for the message.
+    """
     values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
     if values > MOST_VALUES:
         raise CheckpointError(
@@ -78,7 +81,9 @@ _LONGEST = 400
 
 @contextmanager
 def reading(path: Path, cure: str) -> Iterator[None]:
-    """Raise errors of the body as a CheckpointError that names ``path``; the body passes the path to transformers, and does nothing else.
+    """Raise errors of the body as a CheckpointError that names ``path``.
+
+    The body passes the path to transformers, and does nothing else.
 
     Which exceptions transformers and its dependencies raise for bad files is undocumented and changes between
     releases, so all are caught.

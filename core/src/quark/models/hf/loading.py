@@ -1,4 +1,6 @@
-"""A checkpoint's model with its weights, loaded by transformers; dtypes and devices by the names that users write.
+"""A checkpoint's model with its weights, loaded by transformers.
+
+Dtypes and devices by the names that users write.
 
 transformers is imported inside the functions: importing this package, and with it ``quark.torch``, does not
 pay for it.
@@ -86,7 +88,9 @@ def load_model(path: Path, dtype: str = "auto", device: str = "cpu", *, trust_re
 
 
 def unpack_all(model: nn.Module, directory: Path, chosen: Callable[[str], bool] = lambda _: True) -> None:
-    """Replace every `Packed` module of a model by what it stands for, in place; of chosen names only, where a choice is given.
+    """Replace every `Packed` module of a model by its quantized module, in place.
+
+    Only modules with a chosen name are replaced.
 
     Raises:
         CheckpointError: A stored scale is not valid; the message names the directory and the layer.

@@ -1,4 +1,4 @@
-"""The transformers config of a checkpoint, the model classes of plugins for it, and the Auto class of its model."""
+"""The transformers config of a checkpoint, model classes of plugins, and the Auto class of a model."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ _EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_exp
 """Names that configs of transformers have for these numbers."""
 
 _NARROWEST, _MULTIPLE = 512, 128
-"""The least width of a narrowed model, and what its intermediate widths are multiples of, so that groups of channels fit."""
+"""The least width of a narrowed model, and a divisor of its intermediate widths."""
 
 _MOST_PARTS = 10_000  # layers, or experts of a layer: of a model that can be built in time
 
 
 def model_config(path: Path, *, trust_remote_code: bool = False) -> Any:
-    """Return the transformers config of a checkpoint; the model class that a plugin brings for it is imported first.
+    """Return the transformers config of a checkpoint.
+
+    The model class that a plugin brings for it is imported first.
 
     Args:
         path: Directory of the checkpoint.
@@ -109,15 +111,18 @@ def is_of_its_config(model: nn.Module) -> bool:
 
 
 def experts_per_token(config: Any) -> tuple[int | None, int | None]:
-    """Return how many experts of a mixture each token is routed to, and how many there are; None for what a config does not say."""
+    """Return how many experts of a mixture each token is routed to, and how many there are.
+
+    None for what a config does not say.
+    """
     return next(iter(_counts(config, _CHOSEN).values()), None), next(iter(_counts(config, _EXPERTS).values()), None)
 
 
 def narrowed(config: Any, layers: int) -> Any:
-    """Return a copy of a config with ``layers`` decoder blocks of half the channels, attention heads and experts.
+    """Return a config with ``layers`` decoder blocks of half the channels, heads and experts.
 
-    Heads keep their size, and a token its number of experts. Channels are not halved below 512, nor experts below twice
-    a token's number; None where neither can be halved.
+    Heads keep their size, and a token its number of experts. Channels are not halved below 512, nor experts
+    below twice a token's number. None where neither can be halved.
     """
     config = copy.deepcopy(config)
     text = config.get_text_config()
@@ -138,13 +143,13 @@ def narrowed(config: Any, layers: int) -> Any:
 
 
 def _counts(config: Any, names: tuple[str, ...]) -> dict[str, int]:
-    """Return those of the attributes of a config that are positive integers."""
+    """Return the attributes of a config that are positive integers."""
     values = {name: getattr(config, name, None) for name in names}
     return {name: n for name, n in values.items() if isinstance(n, int) and not isinstance(n, bool) and n > 0}
 
 
 def _known_classes(config: Any) -> dict[Any, tuple[Any, ...]]:
-    """Return the model classes of transformers that have such a config, by the Auto class for text and that for images and text."""
+    """Return transformers' model classes for a config, by Auto class: for text, for images and text."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     return {auto: model_classes(auto, config) for auto in (AutoModelForCausalLM, AutoModelForImageTextToText)}
@@ -152,7 +157,7 @@ def _known_classes(config: Any) -> dict[Any, tuple[Any, ...]]:
 
 @contextmanager
 def known_to_transformers(file: Path) -> Iterator[None]:
-    """Import the model classes of a plugin for the model type of a config.json, which the body reads with transformers.
+    """Import a plugin's model classes for the model type of a config.json, which the body reads.
 
     The classes stay registered with transformers: an import cannot be undone.
 

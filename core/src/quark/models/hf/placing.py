@@ -14,7 +14,7 @@ __all__ = ["left_out_by", "owners_of", "put_tensor", "without_source"]
 
 
 def owners_of(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
-    """Return every module and attribute that holds each tensor of a model, by ``id()`` of the tensor: tied ones have several."""
+    """Return every module and attribute that holds each tensor of a model, by ``id()`` of the tensor."""
     owners: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
         for leaf, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -23,7 +23,10 @@ def owners_of(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
 
 
 def put_tensor(owners: Iterable[tuple[nn.Module, str]], tensor: Tensor) -> Tensor:
-    """Make ``tensor`` the parameter, or the buffer, that each of these modules has under that attribute; return what was put there."""
+    """Make ``tensor`` the parameter, or the buffer, that each of these modules has under that attribute.
+
+    Return what was put there.
+    """
     parameter = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
     placed = tensor
     for module, leaf in owners:
@@ -46,7 +49,7 @@ def without_source(state: Mapping[str, Tensor], names: Iterable[str]) -> Iterato
 
 
 def left_out_by(model: nn.Module) -> Callable[[str], bool]:
-    """Return whether the class of a model leaves out a stored tensor of some name, such as the layers of DeepSeek-V3 that predict ahead.
+    """Return whether a model class leaves out a stored tensor, as DeepSeek-V3 its layers that predict ahead.
 
     The patterns of a class are for tensors that the model does not have, and fit others too: GPT-2's
     ``attn.bias`` is found in ``c_attn.bias``. What belongs to a module that stores tensors is never left out.

@@ -1,4 +1,4 @@
-"""Quantized models in memory as sources: models of transformers whose modules hold codes and scales become float, one module at a time."""
+"""Quantized models of transformers in memory as sources: their modules become float one by one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OF_TRANSFORMERS = ("hf_quantizer", "is_quantized", "quantization_method")
 
 @attrs.frozen(eq=False)
 class QuantizedModel:
-    """A model in memory with codes and scales in place of weights, in a layout that an installed plugin dequantizes.
+    """A model in memory with codes and scales, in a layout that an installed plugin dequantizes.
 
     Attributes:
         model: The model.
@@ -61,7 +61,10 @@ class QuantizedModel:
 
     @property
     def codes_of(self) -> dict[str, LayerCodes | None]:
-        """How each layer that comes quantized is stored, by full name; None where that has no exact expression."""
+        """How each layer that comes quantized is stored, by full name.
+
+        None where that has no exact expression.
+        """
         known: dict[str, LayerCodes | None] = {codes.name: codes for one in self.float_tensors for codes in one.layers}
         return known | {one.name.removesuffix(".weight"): None for one in self.float_tensors if not one.layers}
 
@@ -77,7 +80,10 @@ class QuantizedModel:
 
     @torch.no_grad()
     def dequantize(self) -> None:
-        """Replace the quantized modules of the model by float ones, in place; the model no longer says that it is quantized."""
+        """Replace the quantized modules of the model by float ones, in place.
+
+        The model no longer says that it is quantized.
+        """
         of_module: dict[str, dict[str, FloatTensor]] = {}
         for one in self.float_tensors:
             owner, _, leaf = one.name.rpartition(".")

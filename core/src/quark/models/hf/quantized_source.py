@@ -1,4 +1,4 @@
-"""Quantized checkpoints as sources: which dequantizer a checkpoint has, and the float tensors that it stands for."""
+"""Quantized checkpoints as sources: their dequantizer, and the float tensors that they stand for."""
 
 from __future__ import annotations
 
@@ -83,7 +83,10 @@ def checked_float_tensors(name: str, block: Mapping[str, Any], stored: Mapping[s
 
 
 def without_quantization(config: Any) -> Any:
-    """Return a transformers config that says nothing of how its checkpoint is quantized; it is changed in place."""
+    """Return a transformers config that says nothing of how its checkpoint is quantized.
+
+    It is changed in place.
+    """
     for part in (config, getattr(config, "text_config", None)):
         if getattr(part, _KEY, None) is not None:
             delattr(part, _KEY)
@@ -91,7 +94,10 @@ def without_quantization(config: Any) -> Any:
 
 
 def _layout_of(directory: Path) -> tuple[str, Mapping[str, Any]] | None:
-    """Return the layout that dequantizes a checkpoint, and its ``quantization_config``; None of a float checkpoint."""
+    """Return the layout that dequantizes a checkpoint, and its ``quantization_config``.
+
+    None of a float checkpoint.
+    """
     path = directory / "config.json"
     if not path.is_file():
         what = "there is no such directory" if not directory.is_dir() else "it has no config.json"

@@ -1,4 +1,7 @@
-"""The files that hold a checkpoint's tensors: its safetensors files and their headers, checked before anything is read from them."""
+"""The files that hold a checkpoint's tensors.
+
+Its safetensors files and their headers, checked before anything is read from them.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ class Shard:
 
 
 def check_shards(directory: Path) -> list[Shard]:
-    """Return the safetensors files of a checkpoint, after checking that each is complete and no tensor is in two of them.
+    """Return the safetensors files of a checkpoint, checked: all complete, no tensor in two of them.
 
     Raises:
         CheckpointError: A file is missing, truncated or malformed, is outside the directory, or lacks a
@@ -143,7 +146,10 @@ def read_header(path: Path) -> Shard:
 
 
 def _refuse_large_header(path: Path) -> None:
-    """Raise CheckpointError for a header of more values than any real one has; one that is longer than the file is left to safetensors."""
+    """Raise CheckpointError for a header of more values than any real one has.
+
+    One that is longer than the file is left to safetensors.
+    """
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")

@@ -1,4 +1,7 @@
-"""A checkpoint's model without its weights: on the meta device, or with memory that nothing has been written to."""
+"""A checkpoint's model without its weights.
+
+It is on the meta device, or its memory has not been written to.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,9 @@ def meta_model(path: Path, dtype: torch.dtype | None = None, *, trust_remote_cod
 
 
 def skeleton(path: Path, dtype: str, device: torch.device, *, trust_remote_code: bool = False) -> nn.Module:
-    """As `load_model`, without reading a weight: parameters and persistent buffers are on the meta device, in the dtypes they are to have.
+    """As `load_model`, without reading a weight.
+
+    Parameters and persistent buffers are on the meta device, in the dtypes they are to have.
 
     Buffers that no checkpoint holds (rotary tables) are computed, on ``device``. Source: what
     ``from_pretrained`` of transformers 5 does.
@@ -76,7 +81,7 @@ def skeleton(path: Path, dtype: str, device: torch.device, *, trust_remote_code:
 
 
 def empty_model(path: Path, attn_implementation: str | None, *, trust_remote_code: bool = False) -> nn.Module:
-    """Return the float model of a checkpoint's config.json with weights that are allocated and not initialised, in the checkpoint's dtype.
+    """Return the float model of a config.json with allocated weights, in the checkpoint's dtype.
 
     Its buffers that no checkpoint holds (rotary tables) are computed. Raises as `model_config`.
     """

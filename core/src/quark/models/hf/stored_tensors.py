@@ -1,4 +1,4 @@
-"""Mapping of stored tensors to the tensors of a transformers model, decided from file headers before any tensor is read.
+"""Mapping of stored tensors to those of a transformers model, decided from file headers.
 
 Weight converters of the user or template come first (`quark.models.hf.converted_tensors`), then the renamings
 and conversions of transformers, such as fusing experts that are stored one by one, so that the result equals
@@ -206,7 +206,7 @@ def _layers(names: _ModelNames, float_tensors: Sequence[FloatTensor]) -> Iterato
 
 
 def _name_in_model(layer: str, owner: str) -> str:
-    """Return the name of a stored layer below the module of the model that has its weight, or the fused weights of its experts."""
+    """Return the name of a stored layer below the module that has its weight or its fused experts."""
     parts, last = layer.split("."), owner.rpartition(".")[2]
     if last not in parts:
         return layer
@@ -229,7 +229,7 @@ class _ModelNames:
         self._state = state
 
     def find(self, name: str) -> tuple[str, str | None] | None:
-        """Return the name of the model's tensor that a stored tensor belongs to, and the pattern of its conversion, if any."""
+        """Return the name of the model's tensor of a stored tensor, and the pattern of its conversion."""
         from transformers.core_model_loading import rename_source_key
 
         target, pattern = rename_source_key(name, self._renamings, self._converters, self._prefix, self._state)
@@ -273,7 +273,7 @@ def _converted(
 
 
 def _warn_unused(names: Sequence[str], model: Any, directory: Path) -> None:
-    """Log a warning about stored tensors that the model does not have and that its class does not list as expected."""
+    """Log a warning about stored tensors that the model lacks and its class does not expect."""
     is_expected = left_out_by(model)
     left_out = [name for name in names if not is_expected(name)]
     if left_out:

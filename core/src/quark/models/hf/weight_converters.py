@@ -1,4 +1,6 @@
-"""WeightConverter: which tensors of a checkpoint become which others, by name; the form of AMD Quark's ``weight_convert``.
+"""WeightConverter: which tensors of a checkpoint become which others, by name.
+
+The form of AMD Quark's ``weight_convert``.
 
 Patterns are matched against the end of a name. `quark.models.hf.converted_tensors` applies converters when a
 checkpoint is read.
@@ -27,7 +29,10 @@ OPERATIONS: dict[str, type[ConversionOps]] = {
 
 @attrs.frozen
 class NameMatch:
-    """A tensor's name as a source of a converter: what stands before the pattern, the pattern, and the expert's number if it has one."""
+    """A tensor's name as a source of a converter.
+
+    It has the text before the pattern, the pattern, and the expert's number if there is one.
+    """
 
     prefix: str
     pattern: str
@@ -51,7 +56,8 @@ class WeightConverter:
 
     Example:
         >>> import torch
-        >>> converter = WeightConverter("gate_up_proj.weight", ["gate_proj.weight", "up_proj.weight"], operations=[Chunk(dim=0)])
+        >>> targets = ["gate_proj.weight", "up_proj.weight"]
+        >>> converter = WeightConverter("gate_up_proj.weight", targets, operations=[Chunk(dim=0)])
         >>> list(apply_converters({"mlp.gate_up_proj.weight": torch.ones(4, 2)}, [converter]))
         ['mlp.gate_proj.weight', 'mlp.up_proj.weight']
     """
@@ -93,11 +99,14 @@ class WeightConverter:
         return None
 
     def names_kept(self, prefix: str) -> list[str]:
-        """Return the full names that sources and results have in common: the values change, the names do not."""
+        """Return the full names that sources and results have in common.
+
+        The values change, the names do not.
+        """
         return [prefix + pattern for pattern in self.source_patterns if pattern in self.target_patterns]
 
     def convert(self, inputs: Inputs, prefix: str = "") -> dict[str, Tensor]:
-        """Return what the tensors of one place become.
+        """Return the tensors that the tensors of one place become.
 
         Args:
             inputs: By source pattern; a list, in the order of experts, where names have their numbers.
@@ -112,7 +121,10 @@ class WeightConverter:
         return {prefix + name: tensor for name, tensor in current.items()}  # type: ignore[misc]  # operations give no lists
 
     def reverse_transform(self) -> WeightConverter:
-        """Return the converter that undoes this one; raises UnsupportedError where an operation cannot be undone."""
+        """Return the converter that undoes this one.
+
+        Raises UnsupportedError where an operation cannot be undone.
+        """
         return WeightConverter(
             self.target_patterns, self.source_patterns, [operation.reverse_op for operation in reversed(self.operations)]
         )
@@ -127,7 +139,7 @@ def _expression(pattern: str, joins_experts: bool) -> re.Pattern[str]:
 
 @attrs.frozen(eq=False)
 class Conversion:
-    """One application of a converter: the tensors of one place, such as one layer's attention, that become others together.
+    """One application of a converter: tensors of one place that become others together.
 
     Attributes:
         converter: Converts them.
@@ -167,7 +179,10 @@ class Conversion:
 
 
 def find_conversions(names: Iterable[str], converters: Sequence[WeightConverter]) -> list[Conversion]:
-    """Return where converters match tensors, in the order of the first of each place; the first converter that matches a name takes it."""
+    """Return where converters match tensors, in the order of the first of each place.
+
+    The first converter that matches a name takes it.
+    """
     places: dict[tuple[int, str], dict[str, dict[int | None, str]]] = {}
     for name in names:
         matches = ((index, converter.find(name)) for index, converter in enumerate(converters))
@@ -207,7 +222,7 @@ def apply_converters(tensors: Mapping[str, Tensor], converters: Sequence[WeightC
 
 
 def _in_order(tensors: Mapping[str, Tensor], names: Mapping[int | None, str]) -> Tensor | list[Tensor]:
-    """Return the tensor of a name without a number, or those of all experts in the order of their numbers."""
+    """Return the tensor of a name without a number, or the tensors of all experts in their order."""
     return tensors[names[None]] if None in names else [tensors[names[i]] for i in range(len(names))]
 
 

@@ -1,1 +1,1 @@
-"""A model's structure: which layer gets what and why, the plan, and where its decoder blocks are."""
+"""A model's structure: its decoder blocks, its attention, and the plan of its layers."""

@@ -1,4 +1,4 @@
-"""Planning of attention: which modules are attention, and which of their probabilities, queries, keys and values are quantized."""
+"""Planning of attention: which probabilities, queries, keys and values are quantized."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class AttentionRow:
 
     @property
     def states(self) -> dict[str, tuple[str, TensorSpec]]:
-        """The projection and the spec of each quantized state, by attribute of the module (`quark.models.layers.attention.STATES`)."""
+        """The projection and the spec of each quantized state, by a name of ``attention.STATES``."""
         states = {QUERY: (self.query_layer, self.query), KEY: (self.key_layer, self.key), VALUE: (self.value_layer, self.value)}
         return {name: (layer, spec) for name, (layer, spec) in states.items() if layer is not None and spec is not None}
 
@@ -108,7 +108,9 @@ def attention_rows(
 
 
 def resolve_attention(model: nn.Module, rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None) -> QConfig:
-    """Return the configuration with ``kv_cache_post_rope`` and ``attention_post_rope`` resolved for this model where they are None.
+    """Return the configuration with ``kv_cache_post_rope`` and ``attention_post_rope`` resolved.
+
+    They are resolved for this model where they are None.
 
     They become True, which matches what runtimes compute, wherever attention can be switched to our
     implementation and each projection produces keys, values or queries alone.
@@ -126,7 +128,10 @@ def resolve_attention(model: nn.Module, rows: Sequence[PlanRow], config: QConfig
 
 
 def why_before_rope(model: nn.Module, rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None) -> str | None:
-    """Return why keys and values of the cache cannot be rounded inside attention, with the fix; None where they can be."""
+    """Return why keys and values of the cache cannot be rounded inside attention, with the fix.
+
+    None where they can be.
+    """
     attentions = _after_rope(model, rows, config, architecture)
     reason = next(_cache_errors(attentions, rows, config, architecture), None)
     return reason or why_unswitchable(model, [a.name for a in attentions if a.states])
@@ -180,7 +185,7 @@ def attention_errors(
 def attention_warnings(
     model: nn.Module, rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None, asked: bool | None
 ) -> Iterator[str]:
-    """Yield warnings about KV-cache scales that do not describe what runtimes cache.
+    """Yield warnings about KV-cache scales of other values than runtimes cache.
 
     Arguments as for `attention_errors`.
     """
@@ -243,13 +248,16 @@ def _cache_errors(
 
 
 def _after_rope(model: nn.Module, rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None) -> tuple[AttentionRow, ...]:
-    """Return the attention modules as they are with keys and values of the cache after the rotary embedding, and no queries there."""
+    """Return the attention modules with keys and values cached behind the rotary embedding.
+
+    No queries are quantized there.
+    """
     after_rope = attrs.evolve(config, kv_cache_post_rope=True, attention_post_rope=False)
     return attention_rows(model, rows, after_rope, architecture)
 
 
 def _neither_keys_nor_values(rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None) -> list[str]:
-    """Return the layers that feed the quantized cache and, as the architecture states, give neither keys, nor values, nor both fused.
+    """Return the layers that feed the quantized cache, and give neither keys, values, nor both fused.
 
     Such as ``kv_b_proj`` of latent attention. Where projections are inferred from names, nothing is known of
     the others.
@@ -308,7 +316,10 @@ def _attentions(model: nn.Module, rows: Iterable[PlanRow], architecture: Archite
 
 
 def _outermost(names: Iterable[str]) -> list[str]:
-    """Return the modules that are inside none of the others: a token indexer inside attention has projections too, but no cache."""
+    """Return the modules that are inside none of the others.
+
+    A token indexer inside attention has projections too, but no cache.
+    """
     unique = dict.fromkeys(names)
     return [n for n in unique if not any(".".join(n.split(".")[:i]) in unique for i in range(1, n.count(".") + 1))]
 
@@ -332,7 +343,10 @@ def _query_patterns(architecture: Architecture | None) -> list[str]:
 
 
 def _projection(attention: str, projections: Iterable[str], among: Iterable[PlanRow]) -> PlanRow | None:
-    """Return the first row that is one of the projections of an attention module; projection names are relative to a decoder block."""
+    """Return the first row that is one of the projections of an attention module.
+
+    Projection names are relative to a decoder block.
+    """
     inside = (row for row in among if row.name.rpartition(".")[0] == attention)
     return next((row for row in inside if _is_one_of(row.name, projections)), None)
 

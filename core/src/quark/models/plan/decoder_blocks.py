@@ -37,7 +37,9 @@ class Block:
 
 
 def decoder_blocks(model: nn.Module, architecture: Architecture | None) -> list[Block]:
-    """Return the blocks of ``model`` in order; one block, the model itself, where the architecture is not known or names no blocks.
+    """Return the blocks of ``model`` in order.
+
+    One block, the model itself, where the architecture is not known or names no blocks.
 
     Raises:
         ConfigError: The architecture names a list that the model does not have.
@@ -55,7 +57,7 @@ def decoder_blocks(model: nn.Module, architecture: Architecture | None) -> list[
 
 
 def rows_by_block(blocks: Sequence[Block], rows: Sequence[PlanRow]) -> list[list[PlanRow]]:
-    """Return the rows of each block, in their order; those of layers outside all blocks are in none."""
+    """Return the rows of each block, in their order, without rows of layers outside all blocks."""
     number = {block.name: i for i, block in enumerate(blocks)}
     inside: list[list[PlanRow]] = [[] for _ in blocks]
     for row in rows:
@@ -65,7 +67,7 @@ def rows_by_block(blocks: Sequence[Block], rows: Sequence[PlanRow]) -> list[list
 
 
 def owners(name: str) -> Iterator[str]:
-    """Yield the full names of the modules that contain a module, from the innermost to the model itself, whose name is empty.
+    """Yield the full names of the modules that contain a module, from the innermost to the model (``""``).
 
     >>> list(owners("layers.0.mlp"))
     ['layers.0', 'layers', '']

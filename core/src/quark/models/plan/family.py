@@ -17,13 +17,19 @@ __all__ = ["architecture_of", "model_type_of", "template_of", "text_config", "we
 
 
 def model_type_of(model_config: Any) -> str | None:
-    """Return ``model_type`` of a transformers config, or its first architecture's name if that is missing; None for other objects."""
+    """Return ``model_type`` of a transformers config, or its first architecture's name if that is missing.
+
+    None for other objects.
+    """
     model_type = getattr(model_config, "model_type", None) or next(iter(getattr(model_config, "architectures", None) or []), None)
     return model_type if isinstance(model_type, str) and model_type else None
 
 
 def architecture_of(model: nn.Module) -> Architecture | None:
-    """Return facts about the family of ``model``, from its template or inferred from its modules; None where neither is possible."""
+    """Return facts about the family of ``model``, from its template or inferred from its modules.
+
+    None where neither is possible.
+    """
     name = model_type_of(getattr(model, "config", None))
     if name is None:
         return None
@@ -31,7 +37,10 @@ def architecture_of(model: nn.Module) -> Architecture | None:
 
 
 def weight_converters_of(model: nn.Module) -> list[Any]:
-    """Return the weight converters (`quark.models.hf.weight_converters`) of the template of ``model``; none where it has no template."""
+    """Return the weight converters (`quark.models.hf.weight_converters`) of the template of ``model``.
+
+    None where it has no template.
+    """
     name = model_type_of(getattr(model, "config", None))
     try:
         return list(LLMTemplate.get(name).f2f_weight_converters or ()) if name else []

@@ -1,4 +1,4 @@
-"""Inference of an `Architecture` from module names, for models without a template and for fields that a template leaves open.
+"""Inference of an `Architecture` from module names, where a template is missing or leaves fields open.
 
 This is the one module of core that tests names of layers; everything else asks an `Architecture`. An inferred
 architecture has fewer facts than a template and is not verified. It suffices to quantize block by block, to
@@ -39,7 +39,7 @@ EXPERTS = "experts"
 
 
 def infer_architecture(model: nn.Module, model_type: str) -> Architecture | None:
-    """Return the architecture inferred from the module tree of a language model, or None if the model is not a plain decoder.
+    """Return the architecture of a language model by its modules, None where it is not a plain decoder.
 
     The decoder blocks are the one list of modules of one class that contains linear layers. A model with two
     such lists (an encoder and a decoder, a vision tower) is not a plain decoder, nor is one that runs a block
@@ -77,7 +77,7 @@ def infer_architecture(model: nn.Module, model_type: str) -> Architecture | None
 
 
 def with_inferred_attention(architecture: Architecture | None, model: nn.Module, layers: Iterable[str]) -> Architecture:
-    """Return the facts with query, key and value projections and key norms, by names where ``architecture`` does not state them.
+    """Return the facts with query, key and value projections and key norms, by names where not stated.
 
     Args:
         architecture: Facts about the family of ``model``; None where nothing is known.
@@ -95,7 +95,7 @@ def with_inferred_attention(architecture: Architecture | None, model: nn.Module,
 
 
 def gives_queries_keys_and_values(layer: str, architecture: Architecture) -> bool:
-    """Return whether the output of a layer has the queries, keys and values of attention, such as that of ``qkv_proj``.
+    """Return whether a layer's output has queries, keys and values of attention, as ``qkv_proj``'s has.
 
     The architecture says so where its patterns of projections that feed the cache and its patterns of query
     projections both name the layer, and it belongs to no ``mixer``; where it has no such patterns, the
@@ -123,7 +123,10 @@ def inferred_lines(found: Architecture) -> Iterator[str]:
 
 
 def _attention_roles(names: Iterable[str]) -> dict[str, Any]:
-    """Return, by field of `Architecture`, layers that give queries, keys or values alone: ``k_proj`` does, ``query_key_value`` does not."""
+    """Return, by field of `Architecture`, layers that give queries, keys or values alone.
+
+    ``k_proj`` does, ``query_key_value`` does not.
+    """
     roles: dict[str, dict[str, None]] = {"query_projections": {}, "key_projections": {}, "value_projections": {}}
     words_of = dict(zip(roles, (_QUERY_WORDS, _KEY_WORDS, _VALUE_WORDS), strict=True))
     for name in names:

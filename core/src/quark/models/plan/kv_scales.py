@@ -16,7 +16,9 @@ __all__ = ["kv_scale_groups", "merge_kv_scales"]
 
 
 def kv_scale_groups(names: Iterable[str], patterns: Sequence[str], *, separate: bool = False) -> list[tuple[str, ...]]:
-    """Return the layers that feed the KV cache, in groups that share a scale: keys and values of one attention.
+    """Return the layers that feed the KV cache, in groups that share a scale.
+
+    Keys and values of one attention.
 
     Args:
         names: Full names of layers with one static scale for their output.

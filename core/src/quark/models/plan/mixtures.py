@@ -1,4 +1,4 @@
-"""Mixtures of experts: names of experts' layers, and the separation of fused experts that a configuration quantizes."""
+"""Mixtures of experts: names of experts' layers, and the separation of fused experts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def fused_mixtures(model: nn.Module) -> dict[str, FusedMixture]:
 
 
 def separate_experts(model: nn.Module, config: QConfig, kept: Container[str] = ()) -> list[str]:
-    """Replace fused experts by separate ones, in place, where a layer of them is quantized, named, in ``kept``, or changed by an algorithm.
+    """Replace fused experts by separate ones, in place, where a layer of them is changed or kept.
+
+    That is one that is quantized, named, in ``kept``, or changed by an algorithm.
 
     The model computes the same as before. Returns the full names of the mixtures that were separated.
     """
@@ -67,21 +69,24 @@ def _parts(module: nn.Module, facts: Architecture) -> ExpertParts | None:
 
 
 def _is_told_apart(name: str, parts: ExpertParts, config: QConfig, kept: Container[str]) -> bool:
-    """Return whether a layer of an expert is quantized, stays as it comes, or is excluded by its full name, as some exports do."""
+    """Return whether a layer of an expert is quantized, kept, or excluded by its full name."""
     layers = [f"{name}.{i}.{layer}" for layer, weight in parts.weights.items() for i in range(weight.shape[0])]
     excluded = frozenset(config.exclude)
     return any(layer in excluded or layer in kept or layer_config_for(config, layer, nn.Linear).config is not None for layer in layers)
 
 
 class ExpertNames:
-    """Tells which layers belong to experts, by the architecture; without one, experts are the children of a module named ``experts``.
+    """Tells which layers belong to experts, by the architecture.
+
+    Without one, experts are the children of a module named ``experts``.
 
     Args:
         architecture: Facts about the family; None where nothing is known.
 
     Example:
         >>> names = ExpertNames(Architecture(model_type="acme", experts="mlp.experts"))
-        >>> names.expert("model.layers.0.mlp.experts.7.up_proj"), names.projection("model.layers.0.mlp.experts.7.up_proj")
+        >>> layer = "model.layers.0.mlp.experts.7.up_proj"
+        >>> names.expert(layer), names.projection(layer)
         ('model.layers.0.mlp.experts.7', 'model.layers.0.mlp.experts.*.up_proj')
         >>> names.projection("model.layers.0.mlp.up_proj") is None
         True
@@ -92,11 +97,17 @@ class ExpertNames:
         self._expression = None if holder is None else re.compile(rf"((?:^|\.){re.escape(holder)}\.)\d+(\.)")
 
     def projection(self, layer: str) -> str | None:
-        """Return the name of an expert's layer with ``*`` for the expert's number, the same for all experts; None for other layers."""
+        """Return the name of an expert's layer with ``*`` for the expert's number, the same for all experts.
+
+        None for other layers.
+        """
         return None if self._match(layer) is None or self._expression is None else self._expression.sub(r"\1*\2", layer)
 
     def expert(self, layer: str) -> str:
-        """Return the full name of the expert that a layer belongs to; the layer's own where it belongs to none."""
+        """Return the full name of the expert that a layer belongs to.
+
+        The layer's own where it belongs to none.
+        """
         match = self._match(layer)
         return layer if match is None else layer[: match.end() - 1]
 

@@ -1,4 +1,7 @@
-"""Models that are a single layer, such as a bare ``nn.Linear``: wrapped for the run in a module that only calls the layer."""
+"""Models that are a single layer, such as a bare ``nn.Linear``.
+
+They are wrapped for the run in a module that only calls the layer.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ def as_model(model: nn.Module) -> nn.Module:
 
 
 def put_back(whole: nn.Module, model: nn.Module) -> None:
-    """Turn ``model``, in place, into the layer that replaced it in ``whole``, the wrapper from `as_model`: class and attributes change."""
+    """Turn ``model``, in place, into the layer that replaced it in ``whole``, the wrapper of `as_model`.
+
+    Its class and its attributes change.
+    """
     if not isinstance(whole, OneLayer) or whole is model:
         return
     if whole.layer is not model:

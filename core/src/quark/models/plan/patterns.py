@@ -68,7 +68,10 @@ def _unmatched(field: str, pattern: str, layers: Sequence[str]) -> str:
 
 
 def _nearest(pattern: str, layers: Sequence[str]) -> str | None:
-    """Return the layer name, cut to as many parts as the pattern has, that is closest to the pattern without its wildcards."""
+    """Return the layer name, cut to the pattern's number of parts, that is closest to the pattern.
+
+    Wildcards of the pattern do not count.
+    """
     words = pattern.replace("*", "").strip(".")
     parts = words.count(".") + 1
     return closest(words, dict.fromkeys(".".join(name.split(".")[-parts:]) for name in layers))

@@ -1,4 +1,4 @@
-"""PlanRow: what one layer gets in a plan, and which rule said so."""
+"""PlanRow: the configuration of one layer in a plan, and the rule that decided it."""
 
 from __future__ import annotations
 
@@ -58,12 +58,18 @@ class PlanRow:
 
     @property
     def has_quantized_matrix(self) -> bool:
-        """Whether the weight is quantized, and is a matrix ``[out, in]``: algorithms for linear layers work on it."""
+        """Whether the weight is quantized, and is a matrix ``[out, in]``.
+
+        Algorithms for linear layers work on it.
+        """
         return self.has_quantized_weight and self.is_linear
 
     @property
     def has_codes_to_choose(self) -> bool:
-        """Whether an algorithm may choose the codes of the weight: a quantized matrix, not merely cast, whose codes are not stored yet."""
+        """Whether an algorithm may choose the codes of the weight.
+
+        That is a quantized matrix, not merely cast, whose codes are not stored yet.
+        """
         if self.config is None or self.config.weight is None or self.is_kept or not self.is_linear:
             return False
         return not quantizer_for(self.config.weight, activation=False).is_float
@@ -75,7 +81,10 @@ class PlanRow:
 
     @property
     def is_by_name(self) -> bool:
-        """Whether the layer is quantized only where a pattern or a type names it: a configuration need not exclude it."""
+        """Whether the layer is quantized only where a pattern or a type names it.
+
+        A configuration need not exclude it.
+        """
         return layer_types().get(self.layer_type).by_name
 
     @property

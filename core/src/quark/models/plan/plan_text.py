@@ -34,7 +34,7 @@ def _rule_lines(plan: QuantPlan) -> Iterator[str]:
 
 
 def _shape(row: PlanRow) -> str:
-    """Return the shape of a weight with its output channels first, and the type and groups of a layer that is not linear."""
+    """Return the shape of a weight, output channels first, and the type of a layer that is not linear."""
     shape = "×".join(map(str, row.shape))
     groups = f" in {row.groups} groups" if row.groups > 1 else ""
     return shape if row.is_linear else f"{row.layer_type} {shape}{groups}"

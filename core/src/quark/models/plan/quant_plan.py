@@ -1,4 +1,4 @@
-"""QuantPlan: how each layer will be quantized and why, computed from structure and shapes, before the model is changed."""
+"""QuantPlan: how each layer will be quantized and why, from structure and shapes alone."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class QuantPlan:
 
     @property
     def excluded(self) -> tuple[str, ...]:
-        """Full names of the layers whose weight and input stay float, embeddings and others that are quantized by name apart."""
+        """Full names of the layers whose weight and input stay float, embeddings and their like apart."""
         return tuple(r.name for r in self.rows if (r.config is None or r.config.weight is None) and not r.is_by_name)
 
     @property
@@ -107,7 +107,10 @@ class QuantPlan:
 
 
 def static_activations(layer: QLayerConfig | None) -> Iterator[Slot]:
-    """Yield the slots of a layer whose activations need calibration: those with a static level that is not a mere cast."""
+    """Yield the slots of a layer whose activations need calibration.
+
+    Such slots have a static level that is not a mere cast.
+    """
     for slot in ACTIVATIONS:
         if layer is not None and has_static_scale(getattr(layer, slot)):
             yield slot
@@ -121,7 +124,7 @@ def has_static_scale(spec: TensorSpec | None) -> bool:
 def make_plan(
     model: nn.Module, config: QConfig, architecture: Architecture | None = None, codes_of: CodesOf = MappingProxyType({})
 ) -> QuantPlan:
-    """Resolve the quantization of every layer of ``model`` (meta tensors will do) and check everything that needs no data.
+    """Resolve the quantization of every layer of ``model``, and check everything that needs no data.
 
     Layers in ``codes_of`` that the configuration leaves alone stay as they come.
 
@@ -199,7 +202,10 @@ def refuse_misfits(rows: tuple[PlanRow, ...]) -> None:
 
 
 def _misfits(rows: tuple[PlanRow, ...], scheme: str | None) -> Iterator[str]:
-    """Yield one error for each kind of spec that is incomplete or does not fit its layers; ``scheme`` is the requested scheme."""
+    """Yield one error for each kind of spec that is incomplete or does not fit its layers.
+
+    ``scheme`` is the requested scheme.
+    """
     rows_of: dict[tuple[tuple[str, ...], str], list[PlanRow]] = {}
     for row in rows:
         slots: dict[str, list[str]] = {}
@@ -238,7 +244,7 @@ def _fits(row: PlanRow, layer: QLayerConfig) -> bool:
 
 
 def _fitting_schemes(bad: Sequence[PlanRow]) -> list[str]:
-    """Return the registered schemes whose weight format is that of the first misfit and that fit all misfits in every slot."""
+    """Return the registered schemes with the weight format of the first misfit that fit all misfits."""
     config = bad[0].config
     formats = {s.dtype for s in levels(config.weight if config else None)}
     fitting = []
@@ -269,7 +275,7 @@ def _notes(rows: tuple[PlanRow, ...], model: nn.Module, architecture: Architectu
 
 
 def _notes_of_types(rows: Sequence[PlanRow]) -> Iterator[str]:
-    """Yield what the axes of a spec mean in layers that are not linear."""
+    """Yield notes on the axes of specs in layers that are not linear."""
     quantized = [row for row in rows if row.has_quantized_weight]
     if kernels := [row.name for row in quantized if len(row.shape) > 2]:
         yield (
@@ -284,7 +290,10 @@ def _notes_of_types(rows: Sequence[PlanRow]) -> Iterator[str]:
 
 
 def _untied(row: PlanRow, owner: PlanRow) -> str:
-    """Return the note that a layer and the owner of its weight are no longer tied, since at least one of them is quantized."""
+    """Return the note that a layer is no longer tied to the owner of its weight.
+
+    At least one of them is quantized.
+    """
     if not row.has_quantized_weight:
         return f"'{owner.name}' will be quantized and '{row.name}', which shares its weight, stays float: each gets its own weight"
     if owner.has_quantized_weight:
@@ -302,7 +311,10 @@ expression.
 
 
 def is_left_alone(row: PlanRow) -> bool:
-    """Return whether a configuration leaves the weight and the input of a layer as they are; its output may enter a quantized cache."""
+    """Return whether a configuration leaves the weight and the input of a layer as they are.
+
+    Its output may enter a quantized cache.
+    """
     return row.config is None or attrs.evolve(row.config, output_tensors=None) == QLayerConfig()
 
 

@@ -1,4 +1,7 @@
-"""Resolution of a layer's quantization by the rules of a configuration; the order of precedence is defined only here."""
+"""Resolution of a layer's quantization by the rules of a configuration.
+
+The order of precedence is defined only here.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ __all__ = ["Resolution", "first_match", "layer_config_for", "resolution"]
 
 @attrs.frozen
 class Resolution:
-    """The configuration of a layer and the rule that decided it; ``config`` is None where the layer stays float."""
+    """The configuration of a layer and the rule that decided it.
+
+    ``config`` is None where the layer stays float.
+    """
 
     config: QLayerConfig | None
     reason: str
@@ -75,7 +81,7 @@ def _without_cache(config: QConfig, name: str, planned_as: type[nn.Module]) -> R
 def resolution(
     config: QConfig, names: Sequence[str], is_type: Callable[[type | str], bool], type_name: str, unless_named: str = ""
 ) -> Resolution:
-    """Return the quantization of a layer, or an operator of a graph, by the rules that do not concern the KV cache.
+    """Return the quantization of a layer or an operator by the rules that do not concern the KV cache.
 
     Args:
         config: Of the whole model.

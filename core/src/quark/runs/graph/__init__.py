@@ -1,4 +1,4 @@
-"""FX graph mode: quantization of the operators in the graph of a model, functions such as ``torch.add`` among them."""
+"""FX graph mode: quantization of the operators in a model's graph, such as ``torch.add``."""
 
 from quark.runs.graph.capture import capture
 from quark.runs.graph.plan import GraphPlan, GraphRow

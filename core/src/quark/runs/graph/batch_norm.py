@@ -88,7 +88,7 @@ class BatchNorm:
 def folded_parameters(
     weight: Tensor, bias: Tensor | None, norm: BatchNorm, *, is_transposed: bool = False, groups: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Return weight and bias of the layer that computes what a layer and the batch norm behind it compute.
+    """Return weight and bias of a layer that computes the same as a layer with the batch norm behind it.
 
     Args:
         weight: ``[out, in / groups, …]``.

@@ -1,4 +1,4 @@
-"""A module for each operator of torch that has a record, with arguments: what the conformance suite captures."""
+"""Example modules for the operators that have a record; the conformance suite captures them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _MODULES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "batch_norm": (lambda: nn.BatchNorm2d(4), _IMAGE),
     "prelu": (nn.PReLU, _VECTORS),
 }
-"""By name: what makes the module, and the shape of its argument; without axes, it is indices."""
+"""The maker of the module and the shape of its argument, by name; an argument without axes is indices."""
 
 _FUNCTIONS: Mapping[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
     "add": (torch.add, (_VECTORS, _VECTORS)),
@@ -82,7 +82,7 @@ _FUNCTIONS: Mapping[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...
 
 
 def example(name: str) -> tuple[nn.Module, tuple[Any, ...]]:
-    """Return a module whose graph has the operator of that name, in inference mode, and arguments of the module.
+    """Return a module whose graph has the operator of that name, and arguments of the module.
 
     Args:
         name: Of a record of quark-core.

@@ -1,4 +1,4 @@
-"""Quantizers in a graph: points become calls of submodules, which observe during calibration and then fake-quantize."""
+"""Insertion of quantizers into a graph: calls that observe in calibration, and then fake-quantize."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def is_static(quantizer: QuantizerModule) -> bool:
 
 
 def insert(model: fx.GraphModule, points: Sequence[Point]) -> list[str]:
-    """Call a submodule at each point, one for each group, and return the paths of those that have to be calibrated.
+    """Call a submodule at each point, and return the paths of those that have to be calibrated.
 
     A submodule has the name of the operator that asks first: ``"stem.0.output_quantizer"``.
     """
@@ -66,7 +66,10 @@ def insert(model: fx.GraphModule, points: Sequence[Point]) -> list[str]:
 
 
 def _call(graph: fx.Graph, point: Point, path: str, quantized: dict[fx.Node, fx.Node]) -> None:
-    """Insert the call of one quantizer; ``quantized`` has the outputs that are quantized already, which inputs are made of."""
+    """Insert the call of one quantizer.
+
+    ``quantized`` has the outputs that are quantized already, which inputs are made of.
+    """
     tensor = quantized.get(point.tensor, point.tensor)
     readers = set(point.readers) or set(tensor.users)
     with graph.inserting_after(tensor):
@@ -78,7 +81,7 @@ def _call(graph: fx.Graph, point: Point, path: str, quantized: dict[fx.Node, fx.
 
 
 def observe(model: fx.GraphModule, paths: Iterable[str], calls: Sequence[Call]) -> None:
-    """Run the model on calibration data, then put quantizers with the observed ranges in the place of observers.
+    """Run the model on calibration data, then replace observers by quantizers with their ranges.
 
     What is observed are the values that the model computes with quantized parameters and float activations.
     Quantized activations would be nearer to the finished model, and have no order: a tensor that is added, or

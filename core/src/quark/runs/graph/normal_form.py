@@ -1,4 +1,4 @@
-"""The graph that is quantized: no operator writes to its arguments, weights are parameters, batch norms are folded."""
+"""The normal form of a graph: no operator in place, weights as parameters, batch norms folded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class NormalForm:
 
 
 def normal_form(model: fx.GraphModule) -> NormalForm:
-    """Return a graph that computes what ``model`` computes, which is not changed.
+    """Return a graph that computes the same as ``model``, which is not changed.
 
     Raises:
         UnsupportedError: An operator writes to a part of a tensor.
@@ -55,7 +55,7 @@ def normal_form(model: fx.GraphModule) -> NormalForm:
 
 
 def _replace_writing(graph: fx.Graph) -> None:
-    """Replace operators that write to their first argument, such as ``aten::add_``, by those that give a new tensor."""
+    """Replace in-place operators, such as ``aten::add_``, by those that return a new tensor."""
     order = {node: place for place, node in enumerate(graph.nodes)}
     wrong = []
     for node in list(graph.nodes):
@@ -80,7 +80,7 @@ def _replace_writing(graph: fx.Graph) -> None:
 
 
 def _aliases(node: fx.Node) -> set[fx.Node]:
-    """Return the nodes that give a tensor with the storage of that which ``node`` gives, ``node`` among them."""
+    """Return the nodes whose tensors share storage with the tensor of ``node``, itself included."""
     while _is_view(node):
         node = node.all_input_nodes[0]
     aliases, open_nodes = {node}, [node]
@@ -114,7 +114,7 @@ def _remove_dropouts(graph: fx.Graph) -> None:
 
 
 def _evaluate_weights(model: fx.GraphModule) -> None:
-    """Make parameters of weights and biases that are computed from parameters alone, such as a part of a stacked weight."""
+    """Make parameters of weights and biases that are computed from parameters alone."""
     for layer in operators_in(model.graph):
         for name in (layer.record.weight, layer.record.bias):
             node = layer.argument(name)
@@ -139,5 +139,5 @@ def _constant(model: fx.GraphModule, node: fx.Node) -> Tensor | None:
 
 
 def _erase_unread(graph: fx.Graph) -> None:
-    """Erase what nothing reads, but for inputs and checks of them."""
+    """Erase nodes that nothing reads, except inputs and checks of them."""
     graph.eliminate_dead_code(lambda node: node.op == "call_module" or node.is_impure())

@@ -1,4 +1,4 @@
-"""Operators in a graph: which record a node has, its arguments by name, and the tensors that it reads and gives."""
+"""Operators in a graph: the record of a node, its arguments by name, its tensors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ class Operator:
         return self.layer_type is not None and self.layer_type.lookup
 
     def quantizer(self, slot: Slot, spec: TensorSpec) -> TensorQuantizer:
-        """Return the quantizer of one of its tensors, as the layer type gives it: channels and groups lie where eager mode has them."""
+        """Return the quantizer of one of its tensors, as the layer type gives it.
+
+        Channels and groups lie where eager mode has them.
+        """
         if self.record.layer_type is None:
             return quantizer_for(spec, activation=slot.is_activation)
         quantized: type[QuantizedLayer] = layer_types().load_quantized(self.record.layer_type)
@@ -65,12 +68,15 @@ class Operator:
         return LayerShape(weight, groups, layer_type.transposed, layer_type.lookup)
 
     def argument(self, name: str | None) -> Any:
-        """Return the value of an argument of the schema; None where the operator has no such argument or it is left out."""
+        """Return the value of an argument of the schema.
+
+        None where the operator has no such argument or it is left out.
+        """
         return None if name is None else arguments(self.node).get(name)
 
     @property
     def inputs(self) -> list[fx.Node]:
-        """The float tensors that are activations, each once, with a weight or bias that no parameter holds."""
+        """The float activations, each once, with a weight or bias that no parameter holds."""
         values = arguments(self.node)
         of_parameters = (self.record.weight, self.record.bias)
         computed = [node for name in of_parameters for node in tensors_in(self.argument(name)) if node.op != "get_attr"]
@@ -80,7 +86,10 @@ class Operator:
 
     @property
     def outputs(self) -> list[fx.Node]:
-        """The float tensors that it gives and others read: the node, or of one with several results the nodes that take them out."""
+        """The float tensors that it gives and others read.
+
+        The node, or of one with several results the nodes that take them out.
+        """
         nodes = (
             [self.node] if isinstance(self.node.meta.get("val"), Tensor) else [n for n in self.node.users if n.target is operator.getitem]
         )
@@ -129,7 +138,10 @@ def _by_operator(registry: Registry[GraphOpRecord], revision: tuple[int, int]) -
 
 
 def schema_name(node: fx.Node) -> str | None:
-    """Return the full name of the operator that a node calls, such as ``"aten::add"``; None where it calls none of torch's."""
+    """Return the full name of the operator that a node calls, such as ``"aten::add"``.
+
+    None where it calls none of torch's.
+    """
     target = node.target
     return str(target._schema.name) if node.op == "call_function" and isinstance(target, torch._ops.OpOverload) else None
 
@@ -142,7 +154,10 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 
 
 def module_of(node: fx.Node) -> tuple[str, str]:
-    """Return the full name and the class name of the innermost module whose forward has called an operator; empty for the model itself."""
+    """Return the full name and the class name of the innermost module whose forward has called an operator.
+
+    Empty for the model itself.
+    """
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     if not stack:
         return "", ""
@@ -167,7 +182,10 @@ def is_float(node: fx.Node) -> bool:
 
 
 def shape_of(node: fx.Node) -> tuple[int, ...]:
-    """Return the shape of the tensor that a node gives; sizes that vary are those of the example of which the graph was captured."""
+    """Return the shape of the tensor that a node gives.
+
+    Sizes that vary are those of the example of which the graph was captured.
+    """
     return tuple(_size(size) for size in node.meta["val"].shape)
 
 

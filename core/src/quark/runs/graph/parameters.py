@@ -48,7 +48,10 @@ class QuantizedParameter:
 
 
 def quantized_parameters(operators: Sequence[Operator], configs: Mapping[str, QLayerConfig | None]) -> list[QuantizedParameter]:
-    """Return the weights and biases that are quantized; ``configs`` as of `quark.runs.graph.placement.place`."""
+    """Return the weights and biases that are quantized.
+
+    ``configs`` as of `quark.runs.graph.placement.place`.
+    """
     parameters: dict[object, QuantizedParameter] = {}
     for operator in operators:
         config = configs[operator.node.name]
@@ -83,7 +86,7 @@ def refuse_unfit_parameters(model: fx.GraphModule, parameters: Sequence[Quantize
 
 
 def round_parameters(model: fx.GraphModule, parameters: Sequence[QuantizedParameter]) -> None:
-    """Round parameters to nearest, each to a new one, as in eager mode, and let the operators read them through their quantizers.
+    """Round parameters to nearest, each to a new one that its operators read through quantizers.
 
     The quantizer of ``stem.0.weight`` is ``stem.0.weight_quantizer``, a `RoundedParameter`.
     """

@@ -94,7 +94,7 @@ def _is_shareable(spec: TensorSpec) -> bool:
 
 
 def _continued(operators: Sequence[Operator]) -> dict[fx.Node, fx.Node]:
-    """Return the tensors that only an operator reads which continues the one that gives them, each with that reader's node."""
+    """Return the tensors whose only reader continues their operator, each with the reader's node."""
     continuing = {operator.node for operator in operators if operator.record.continues}
     return {
         tensor: reader
@@ -113,7 +113,7 @@ class _Points:
         self._inputs: dict[fx.Node, list[Point]] = {}
 
     def __iter__(self) -> Iterator[Point]:
-        """Yield those of outputs before those of inputs, which quantize the quantized output."""
+        """Yield points of outputs before points of inputs, which quantize the quantized output."""
         yield from self._outputs.values()
         for points in self._inputs.values():
             yield from points
@@ -150,5 +150,8 @@ class _Points:
 
 
 def _is_same(one: TensorQuantizer, other: TensorQuantizer) -> bool:
-    """Return whether two quantizers do the same: equal ones of one type of layer are one object, and a single scale has no axis."""
+    """Return whether two quantizers do the same.
+
+    Equal ones of one type of layer are one object, and a single scale has no axis.
+    """
     return one is other or (one.spec == other.spec and one.has_tensor_scale and other.has_tensor_scale)

@@ -1,4 +1,4 @@
-"""GraphPlan: what each operator of a graph gets, made from the graph and the configuration before any tensor is changed."""
+"""GraphPlan: the quantization of each operator of a graph, decided before any tensor is changed."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def make_graph_plan(form: NormalForm, config: QConfig) -> GraphPlan:
 
 
 def _described(layer: QLayerConfig | None) -> str:
-    """Return what is quantized; of an operator without a weight, its activations."""
+    """Return the quantized tensors; of an operator without a weight, its activations."""
     return describe_layer(layer).removeprefix("W float, ")
 
 
@@ -190,7 +190,10 @@ def _unknown(graph: fx.Graph, operators: Sequence[Operator]) -> Iterator[str]:
 
 
 def _misfits(operators: Sequence[Operator], rows: Sequence[GraphRow]) -> Iterator[str]:
-    """Yield one error for each spec that is incomplete or does not fit its tensors; raises PluginError where a plugin is broken."""
+    """Yield one error for each spec that is incomplete or does not fit its tensors.
+
+    Raises PluginError where a plugin is broken.
+    """
     names_of: dict[tuple[str, str], list[str]] = {}
     for operator, row in zip(operators, rows, strict=True):
         for slot, nodes in _tensors(operator).items():

@@ -27,7 +27,7 @@ _STATIC = "activations with static scales"
 
 
 def plan_graph(model: nn.Module, config: QConfig) -> GraphPlan:
-    """Return what would be done to a graph, and why; meta tensors will do.
+    """Return the `GraphPlan` of a model; meta tensors will do.
 
     Args:
         model: A graph module of torch.export, such as `quark.runs.graph.capture` returns; it is not changed.
@@ -113,7 +113,7 @@ def _captured(model: nn.Module, batches: _Batches) -> fx.GraphModule:
 
 
 def _become(given: fx.GraphModule, result: fx.GraphModule, plan: GraphPlan) -> None:
-    """Turn ``given`` into ``result``, and set what describes it to users."""
+    """Turn ``given`` into ``result``, and set the attributes that describe it to users."""
     object.__setattr__(given, "__class__", type(result))
     given.__dict__.clear()
     given.__dict__.update(result.__dict__)

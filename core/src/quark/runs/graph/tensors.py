@@ -91,7 +91,7 @@ def _is_free(model: nn.Module, path: str) -> bool:
 
 
 def add_module(model: fx.GraphModule, path: str, module: nn.Module) -> None:
-    """Put a module at a path, in the place of what is there."""
+    """Put a module at a path, in place of any other."""
     owner, _, name = path.rpartition(".")
     (model if not owner else _module_at(model, owner)).add_module(name, module)
 
