@@ -215,7 +215,7 @@ class ActivationScales:
         return [(key,) for keys in sharing for key in keys] if config.separate_kv_scales else sharing
 
     def _of_all_ranks(self, keys: Collection[Key]) -> dict[Key, Observation]:
-        """Return what all ranks have observed of some activations, the same on each."""
+        """Return the `Observation` of some activations, merged over all ranks and the same on each."""
         if self._ranks.size == 1 or not keys:
             return {key: self._items[key] for key in keys}
         observers = self._ranks.gather({key: self._items[key].observer for key in keys})

@@ -77,7 +77,7 @@ class BlockCalibration(ABC):
 
     @_routed.default
     def _prefixes_of_experts(self) -> tuple[str, ...]:
-        """Return what the full names of experts' layers in the block begin with."""
+        """Return the prefixes of the full names of experts' layers in the block."""
         names = (n for n, m in self._block.module.named_modules() if isinstance(m, SeparateExperts))
         return tuple(f"{self._block.name}.{n}.".lstrip(".") for n in names)
 

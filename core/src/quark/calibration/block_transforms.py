@@ -49,7 +49,7 @@ class StartedTransform:
         return cls(transform.needs, transform.start(model, plan))
 
     def with_global_changes(self, model: nn.Module, blocks: Sequence[Block]) -> Self:
-        """Return it after it has changed what lies outside the blocks of ``model``, if anything."""
+        """Return the run of the transform after its changes outside the blocks of ``model``, if any."""
         inside = tuple(f"{block.name}." if block.name else "" for block in blocks)
 
         def sums() -> dict[str, str]:
@@ -60,14 +60,14 @@ class StartedTransform:
         return attrs.evolve(self, has_changed_outside=sums() != before)
 
     def learned(self) -> Any:
-        """Return what the run has learned from the blocks so far, as a JSON value.
+        """Return the knowledge of the run from the blocks so far, as a JSON value.
 
         None where it learns nothing.
         """
         return self.run.learned() if isinstance(self.run, LearnsFromBlocks) else None
 
     def recall(self, learned: Any) -> None:
-        """Go on with what `learned` gave in another process."""
+        """Go on with the value that `learned` gave in another process."""
         if isinstance(self.run, LearnsFromBlocks):
             self.run.recall(learned)
 
@@ -144,7 +144,7 @@ class BlockTransforms:
                 self.applied.append(position)
 
     def _context(self, transform: StartedTransform) -> BlockContext:
-        """Return the block for a transform, with what is known of it by now."""
+        """Return the `BlockContext` for a transform, with the statistics so far."""
         return BlockContext(
             self._block.name,
             self._block.module,

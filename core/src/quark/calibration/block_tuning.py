@@ -77,7 +77,7 @@ class BlockTuning:
         self._block_run.release([f for f in self._block_run.forwards if f.is_float], self._see_target)
 
     def _see_target(self, forward: Forward, output: Any) -> None:
-        """Keep what the float block computes in a forward as the target of its call."""
+        """Keep the output of the float block in a forward as the target of its call."""
         stream = tensor_of(output).detach()
         length = stream.shape[-2] if stream.ndim > 2 else stream[..., 0].numel()
         rows = (torch.arange(stream[..., 0].numel(), device=stream.device) // length).view(*stream.shape[:-1], 1)
@@ -85,7 +85,7 @@ class BlockTuning:
         self._samples[forward.is_float][forward.number] = Sample(forward.number, tokens_of(stream, forward.call).clone(), held_out)
 
     def rehearse(self, stand_in: Callable[..., Any] | None) -> None:
-        """Let the forwards into the block while it is rounded, and keep what they compute.
+        """Let the forwards into the block while it is rounded, and keep their outputs.
 
         See `BlockRun.rehearse`.
         """

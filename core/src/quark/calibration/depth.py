@@ -40,7 +40,7 @@ class DepthError:
 
     @contextmanager
     def watching(self, blocks: Sequence[Block]) -> Iterator[None]:
-        """Compare what the blocks give while the body runs."""
+        """Compare the outputs of the blocks while the body runs."""
         with ExitStack() as stack:
             for block in blocks:
                 stack.callback(block.module.register_forward_hook(self._hook(block.name)).remove)

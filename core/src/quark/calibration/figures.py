@@ -203,7 +203,7 @@ def _histograms(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> list[dict[str,
 
 
 def _on_host(vectors: Sequence[Tensor]) -> list[list[float]]:
-    """Return the values of float32 vectors, of which there is one at least.
+    """Return the values of float32 vectors, at least one.
 
     The host waits for the device once.
     """

@@ -57,7 +57,7 @@ class Collector:
         return sum(statistic.flops for statistic in self.statistics.values())
 
     def flush(self) -> None:
-        """Compute what the statistics have put off."""
+        """Compute the sums that the statistics have put off."""
         for statistic in self.statistics.values():
             statistic.flush()
 

@@ -66,7 +66,7 @@ class Observation:
         return self.module.quantizer.empty_qparams((1, 1), "meta").scale.ndim == 0
 
     def renew(self) -> None:
-        """Forget what was observed."""
+        """Forget the observations."""
         self.observer = self.module.quantizer.observer()
 
     def qparams(self) -> QParams:

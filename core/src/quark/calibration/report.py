@@ -81,7 +81,7 @@ class CalibrationReport:
         self.unreached += names
 
     def join_with(self, ranks: Ranks, blocks: Sequence[str]) -> None:
-        """Add what other ranks have found out about blocks that this rank has left to them.
+        """Add the metrics of other ranks for blocks that this rank has left to them.
 
         ``blocks`` are all in their order.
         """

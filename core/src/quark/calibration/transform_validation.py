@@ -122,7 +122,7 @@ def validate_transforms(
 
 @attrs.frozen(eq=False)
 class _Candidate:
-    """What may become of a transform: it is left out, applied, or applied in part.
+    """A candidate for a transform: it is left out, applied, or applied in part.
 
     Attributes:
         transform_name: Registered name of the transform.

@@ -21,7 +21,7 @@ __all__ = ["LinearExporter", "LinearReader", "cache_scales", "coded_rows", "floa
 
 
 _CACHED = {"k_scale": ("k_proj", "qkv_proj"), "v_scale": ("v_proj", "qkv_proj")}
-"""Scale of an attention module → the projections beside it that can give what it is the scale of."""
+"""Scale of an attention module → projections beside it whose output it can scale."""
 
 
 class LinearExporter(CheckpointExporter):
@@ -53,7 +53,7 @@ def coded_rows(plan: QuantPlan) -> dict[str, QLayerConfig]:
 
 
 def float_names(content: CheckpointContent) -> list[str]:
-    """Return the names of linear layers, and of what runtimes take for such, that have no codes."""
+    """Return the names of linear layers without codes, and of modules that runtimes take for such."""
     return [row.name for row in content.plan.rows if is_float(row)] + routers(content.model, content.config, content.plan)
 
 

@@ -1,4 +1,4 @@
-"""What quark-exporters registers. Nothing heavy is imported."""
+"""The plugin of quark-exporters: records of checkpoint layouts. Nothing heavy is imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What quark-schemes registers: number formats, observers, schemes.
+"""The plugin of quark-schemes: records of number formats, observers and schemes.
 
 Nothing heavy is imported: records point at code by name.
 """

@@ -57,7 +57,7 @@ class ScaleFormat(ABC):
     @property
     @abstractmethod
     def rounding(self) -> ScaleRounding:
-        """What `round` does, for kernels."""
+        """The rounding of `round`, for kernels."""
 
     @abstractmethod
     def round(self, ideal: Tensor) -> Tensor:

@@ -141,7 +141,7 @@ def fp8() -> QLayerConfig:
 
 
 def fp8_outputs() -> QTensorConfig:
-    """Return a configuration of E4M3 with one static scale, for what a cache or an attention holds."""
+    """Return a configuration of E4M3 with one static scale, for the states of a cache or an attention."""
     return FP8E4M3PerTensorSpec(is_dynamic=False).to_quantization_spec()
 
 

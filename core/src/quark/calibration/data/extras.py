@@ -1,4 +1,4 @@
-"""Optional packages: imported when they are needed; a missing one is an error that says what to install."""
+"""Optional packages: imported when needed; the error for a missing one has the pip command."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def _apart(tokenizer: Any, samples: Iterable[Sample], count: int, length: int) -
 
 
 def _tokens(tokenizer: Any, sample: Sample, most: int | None) -> list[int]:
-    """Return at most so many tokens of a sample, from its start."""
+    """Return the first tokens of a sample, at most ``most``."""
     text = rendered(tokenizer, sample)
     text = text if most is None else text[: most * _CHARACTERS_PER_TOKEN]
     # A chat template writes its special tokens itself. verbose=False: no warning for a text longer than the

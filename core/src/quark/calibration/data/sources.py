@@ -1,4 +1,4 @@
-"""Which source reads what a user names: files by their endings, everything else by its registered name."""
+"""Sources of samples by a user's name: files by their endings, others by their registered name."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _read(name: str, files: list[Path], options: dict[str, Any]) -> Iterator[Sam
 
 
 def _samples(name: str, readers: Sequence[tuple[str, Callable[[], Iterable[object]]]]) -> Iterator[Sample]:
-    """Yield the samples of all readers of a source, each of which is given with what it reads."""
+    """Yield the samples of all readers of a source; each reader comes with the name of its file."""
     is_empty = True
     for where, reader in readers:
         with attributed(f"reading {where}", origin("datasets", name)):

@@ -1,4 +1,4 @@
-"""Smoothing: scales that move between an operation and what reads it.
+"""Equalization: scales that move between a smooth layer and its balance layers.
 
 Which modules they move through, how, and which scales are best.
 """

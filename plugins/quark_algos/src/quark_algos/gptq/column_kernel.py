@@ -115,7 +115,7 @@ def _round_columns(
 
 @attrs.frozen(kw_only=True, eq=False)
 class Feedback:
-    """What the columns of a block take of those before them.
+    """The contributions of earlier columns to the columns of a block.
 
     Attributes:
         of_errors: ``[columns, columns]``, row k: the factors of the error of column k.

@@ -236,7 +236,7 @@ def _rounder_of_kernel(rounded: Rounder, base: Tensor) -> ColumnRounder | None:
 
 
 def _round_block_by_kernel(rounder: ColumnRounder, base: Tensor, part: Tensor, factor: Factor, done: Swept, start: int) -> None:
-    """Do what `_round_block` does, by one kernel."""
+    """Round a block as `_round_block` does, by one kernel."""
     from quark_algos.gptq.column_kernel import Feedback, round_columns
 
     block = slice(start, start + len(part))

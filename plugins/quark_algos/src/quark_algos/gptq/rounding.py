@@ -117,7 +117,7 @@ class ColumnRounding:
 
 @attrs.frozen(eq=False)
 class _Prepared:
-    """The factor of a Hessian and what else depends on no weight.
+    """The factor of a Hessian, its permutation, and other values that depend on no weight.
 
     Attributes:
         recipe: The recipe.

@@ -96,7 +96,7 @@ def buffer_name(size: int) -> str:
 
 
 def place_of(name: str, tensor: Tensor) -> str:
-    """Return the name in the model of a checkpoint tensor: the matrix of a layer becomes that of its size."""
+    """Return the model's name of a checkpoint tensor: one matrix per layer becomes one per size."""
     return buffer_name(len(tensor)) if name.endswith(_OF_A_LAYER) and tensor.ndim == 2 else name
 
 

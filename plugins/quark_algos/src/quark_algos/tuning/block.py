@@ -134,7 +134,7 @@ def _fitted(block: RoundedBlock, *, is_relative: bool) -> list[_Fitted]:
 
 
 class _BlockState:
-    """What is tuned of a block: its layers, and vectors such as norm weights."""
+    """The tuned parameters of a block: its layers, and vectors such as norm weights."""
 
     def __init__(self, layers: Mapping[str, TunedLayer | OffsetLayer], vectors: Mapping[str, _Vector], compute_dtype: str) -> None:
         self._layers = layers
@@ -185,7 +185,7 @@ class _BlockState:
         self._tensors = {}
 
     def current(self) -> tuple[list[Any], list[Tensor]]:
-        """Return what `write` needs to go back to the block of now."""
+        """Return the present state, with which `write` restores the block."""
         return [layer.state() for layer in self._layers.values()], [vector.value() for vector in self._vectors.values()]
 
     def write(self, block: RoundedBlock, state: tuple[Sequence[Any], Sequence[Tensor]]) -> float:
@@ -222,7 +222,7 @@ class _Vector:
 
 
 def _does_harm(errors: Sequence[float], patience: int) -> bool:
-    """Return whether the last epochs, so many of them, had larger errors than the first one."""
+    """Return whether the last ``patience`` epochs had larger errors than the first one."""
     return len(errors) > patience and min(errors[-patience:]) > errors[0]
 
 

@@ -108,7 +108,7 @@ class TunedLayer:
             self._latent.sub_(gradient.sign_(), alpha=lr)
 
     def state(self) -> tuple[Tensor | None, Tensor | None]:
-        """Return what `write` needs to go back to the codes and scales of now."""
+        """Return the present state, with which `write` restores these codes and scales."""
         return self._latent.signbit() if self._is_chosen else None, None if self._scale is None else self._scale.value.clone()
 
     def write(self, state: tuple[Tensor | None, Tensor | None]) -> int:
@@ -183,7 +183,7 @@ class OffsetLayer:
         self._offsets.sub_(torch.where(is_clipped, 0, gradient).sign_(), alpha=lr).clamp_(-0.5, 0.5)
 
     def state(self) -> tuple[Tensor, Tensor | None]:
-        """Return what `write` needs to go back to the codes and scales of now."""
+        """Return the present state, with which `write` restores these codes and scales."""
         return self._offsets.clone(), None if self._factors is None else self._factors.clone()
 
     def write(self, state: tuple[Tensor, Tensor | None]) -> int:

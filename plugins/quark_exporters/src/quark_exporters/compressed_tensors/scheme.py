@@ -1,4 +1,4 @@
-"""What the ``quantization_config`` of compressed-tensors says of a layer's weight."""
+"""Scheme of a layer's weight in the ``quantization_config`` of compressed-tensors."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def group_of(block: Mapping[str, Any], layer: str) -> Mapping[str, Any]:
 
 
 def weight_arguments(block: Mapping[str, Any], layer: str) -> WeightArguments:
-    """Return what a checkpoint says of the weight of one layer; arguments and errors as of `group_of`."""
+    """Return the `WeightArguments` of one layer; arguments and errors as of `group_of`."""
     weights: Mapping[str, Any] = group_of(block, layer)["weights"]
     size, block_shape = weights.get("group_size"), weights.get("block_structure")
     is_block = isinstance(block_shape, list) and len(block_shape) == 2 and all(isinstance(n, int) and n > 0 for n in block_shape)

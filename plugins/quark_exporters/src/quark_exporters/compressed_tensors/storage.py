@@ -133,7 +133,7 @@ def _as_matrix(scale: Tensor, config: QLayerConfig) -> Tensor:
 
 
 def _reciprocal(scale: Tensor) -> Tensor:
-    """Return what is divided by in place of a factor, or a factor in place of what is divided by.
+    """Return the divisor for a factor, or the factor for a divisor.
 
     ``[1]``, float32.
     """

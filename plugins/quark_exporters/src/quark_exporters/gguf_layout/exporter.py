@@ -185,7 +185,7 @@ def _warn_of_activations(content: CheckpointContent) -> None:
 
 
 def _file_type(tensors: list[GgufTensor]) -> int:
-    """Return the `gguf.LlamaFileType` that says what most of the weights are."""
+    """Return the `gguf.LlamaFileType` of most of the weights."""
     from gguf import LlamaFileType
 
     sizes: Counter[str] = Counter()

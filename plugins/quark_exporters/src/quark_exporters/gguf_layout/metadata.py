@@ -130,7 +130,7 @@ def head_dim(config: Any) -> int:
 
 
 def rotary_factors(config: Any) -> Tensor | None:
-    """Return by what Llama 3 divides each frequency of its rotary embedding, float32 ``[head_dim / 2]``.
+    """Return Llama 3's divisors of the frequencies of its rotary embedding, float32 ``[head_dim / 2]``.
 
     None for other kinds.
 

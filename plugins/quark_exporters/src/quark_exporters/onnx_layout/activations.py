@@ -128,7 +128,7 @@ def _two_level(ops: Ops, quantizer: TwoLevelQuantizer, x: ir.Value, outer: Tenso
 
 
 def _divides_as_onnx(quantizer: SingleLevelQuantizer) -> bool:
-    """Return whether ``x / scale``, as QuantizeLinear has it, is what the quantizer computes to the bit.
+    """Return whether ``x / scale``, as QuantizeLinear has it, equals the quantizer's quotient to the bit.
 
     With the scale of its own range, the largest value of a block of integers lies halfway between two codes:
     the last bit decides.

@@ -22,7 +22,7 @@ _BATCH, _SEQUENCE = torch.export.Dim("batch"), torch.export.Dim("sequence")
 
 @attrs.frozen(eq=False)
 class ExampleInputs:
-    """What a model is traced with.
+    """The arguments that a model is traced with.
 
     Attributes:
         module: What is traced: the model, or of a transformers model what returns its logits alone.
@@ -41,7 +41,7 @@ class ExampleInputs:
 
 
 def example_inputs(model: Any, given: Any = None) -> ExampleInputs:
-    """Return what a model is traced with.
+    """Return the arguments that a model is traced with.
 
     Of a transformers model, batch and length may vary in the file, and the cache is left out. A graph module
     keeps the axes that vary in it. Other models have the shapes that are given.
@@ -87,7 +87,7 @@ def _axes_of_graph(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
 
 
 class _Logits(nn.Module):
-    """Returns the logits of a transformers model, or what it has in their place."""
+    """Returns the logits of a transformers model, or the output that it has in their place."""
 
     def __init__(self, model: nn.Module, names: tuple[str, ...], fixed: Mapping[str, Any]) -> None:
         super().__init__()

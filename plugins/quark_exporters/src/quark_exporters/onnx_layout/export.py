@@ -23,7 +23,7 @@ from quark_exporters.onnx_layout.traced import traced_form
 __all__ = ["DATA_SUFFIX", "LARGEST", "export_onnx"]
 
 DATA_SUFFIX = ".data"
-"""What is appended to the name of a file for the file with its tensors."""
+"""Suffix of the file with the tensors of a file."""
 
 LARGEST = 1 << 30
 """Models with more bytes of tensors have them in a second file: protobuf ends at 2 GiB, and a half leaves

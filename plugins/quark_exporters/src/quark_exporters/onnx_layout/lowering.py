@@ -1,4 +1,4 @@
-"""From nodes ``FakeQuantize`` of a traced model to what the file has in their place."""
+"""Lowering: the nodes of an ONNX file in place of the nodes ``FakeQuantize`` of a traced model."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def traced_form(model: nn.Module) -> Iterator[list[TracedQuantizer]]:
 
 
 def _node(module: QuantizerModule, index: int, x: Tensor) -> Tensor:
-    """Return what the node ``FakeQuantize`` puts out: a tensor as ``x``."""
+    """Return the output of the node ``FakeQuantize``: a tensor as ``x``."""
     scales = (module.scale, module.zero_point, module.outer_scale)
     output: Tensor = torch.onnx.ops.symbolic(
         f"{DOMAIN}::{FAKE_QUANTIZE}", (x, *scales), {"index": index}, dtype=x.dtype, shape=x.shape, version=1

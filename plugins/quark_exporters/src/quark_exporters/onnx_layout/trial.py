@@ -79,7 +79,7 @@ def _example(shape: tuple[int, ...]) -> Tensor:
 
 
 def _evaluated(quantizer: TensorQuantizer, x: Tensor, qparams: QParams | None, opset: int, *, activation: bool) -> Tensor:
-    """Return what the nodes compute of ``x``."""
+    """Return the result of the nodes for ``x``."""
     from onnx.reference import ReferenceEvaluator
 
     ops = Ops(Library(opset))

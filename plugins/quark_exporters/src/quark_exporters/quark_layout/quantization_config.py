@@ -39,7 +39,7 @@ It belongs to vLLM's reader, not to a model: query projections of other names ga
 
 
 def read_quantization_config(block: Mapping[str, Any]) -> StoredConfig:
-    """Return what a block says, whichever tool wrote it.
+    """Return the `StoredConfig` of a block, whichever tool wrote it.
 
     Raises:
         ConfigError: A value is of another type than it has, or out of its range.
@@ -101,5 +101,5 @@ def _feeds_cache(name: str, config: QConfig, options: ExportOptions) -> bool:
 
 
 def _without_patterns(config: QConfig, row: PlanRow) -> QLayerConfig | None:
-    """Return what a configuration without patterns gives the layer of a row."""
+    """Return the layer configuration that a configuration without patterns gives a row."""
     return layer_config_for(config, row.name, layer_types().load_layer(row.layer_type)).config

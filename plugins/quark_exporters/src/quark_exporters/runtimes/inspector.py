@@ -64,7 +64,7 @@ def _support(runtime: str, summary: str, found: Mapping[str, Rule | None], reaso
 
 
 def _whole_model(facts: CheckpointFacts) -> Iterator[tuple[str, list[str]]]:
-    """Yield what is wrong with the configuration for all of the runtimes."""
+    """Yield reasons in the configuration for which all of the runtimes refuse."""
     config = facts.config
     if names := [a.name for a in config.algo_config or () if a.runs_with_model()]:
         yield f"the algorithm {', '.join(names)} runs with the model, and they would compute something else without a word", []
@@ -93,7 +93,7 @@ def _inert_exclusions(facts: CheckpointFacts) -> list[str]:
 
 
 def _other_layers(facts: CheckpointFacts, coded: Mapping[str, QLayerConfig]) -> Iterator[tuple[str, list[str]]]:
-    """Yield what is quantized that the runtimes leave in floating point."""
+    """Yield quantized layers that the runtimes leave in floating point."""
     if names := [name for name in coded if name in facts.heads]:
         yield "the output head is quantized, which they load in floating point", names
     if names := [row.name for row in facts.plan.quantized if row.is_lookup]:

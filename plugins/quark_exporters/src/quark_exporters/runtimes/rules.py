@@ -18,7 +18,7 @@ __all__ = ["Rule", "Rules", "rule_for", "rules"]
 
 @attrs.frozen
 class Rule:
-    """What runtimes have for layers of one kind.
+    """A rule of a runtime for layers of one kind.
 
     Attributes:
         layout: Name of the layout that it is for.

@@ -1,4 +1,4 @@
-"""Tiny models of the families, of random weights: what the facts about a family are checked on."""
+"""Tiny models of the families, of random weights, on which the facts about a family are checked."""
 
 from __future__ import annotations
 

@@ -95,14 +95,14 @@ PARTS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     "qwen3_vl": ({}, VISUAL),
     "qwen3_vl_moe": (MIXTURE, VISUAL),
 }
-"""What is special in the text config, and the vision config where there is one."""
+"""Differences in the text config, and the vision config where there is one."""
 
 BESIDE: dict[str, dict[str, Any]] = {
     "gemma3": {"image_token_index": 5, "mm_tokens_per_image": 4},
     "gemma4_unified": {"audio_config": {"audio_embed_dim": 32}, "image_token_id": 5},
     "muse_glimmer": {"out_hidden_size": 128, "projector_hidden_size": 32},
 }
-"""What is special beside these parts."""
+"""Differences beside these parts."""
 
 
 def sizes_of(model_type: str) -> dict[str, Any]:
