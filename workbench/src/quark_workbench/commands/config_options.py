@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import attrs
 import typer
 
-from quark.cli.given_options import given_algorithm_options, given_options, size_in_bytes
 from quark.errors import ConfigError
+from quark_workbench.commands.given_options import given_algorithm_options, given_options, size_in_bytes
 
 if TYPE_CHECKING:
     from torch import nn

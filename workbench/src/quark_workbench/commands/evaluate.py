@@ -12,9 +12,9 @@ import attrs
 import typer
 
 from quark.base.lazy import LazyRef
-from quark.cli.event_lines import print_result, with_event_lines
-from quark.cli.given_options import given_options
 from quark.errors import CheckpointError, ConfigError, MissingPluginError, NonFiniteError
+from quark_workbench.commands.event_lines import print_result, with_event_lines
+from quark_workbench.commands.given_options import given_options
 from quark_workbench.commands.run_options import TrustRemoteCode
 
 if TYPE_CHECKING:

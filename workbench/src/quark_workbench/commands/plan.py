@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quark.cli.given_options import with_groups
 from quark.errors import QuarkError, UnknownNameError
 from quark_workbench.commands.config_options import ConfigOptions
+from quark_workbench.commands.given_options import with_groups
 from quark_workbench.commands.run_options import GROUPS, CalibrationChoices, ExportChoices, Probe, TrustRemoteCode
 
 if TYPE_CHECKING:

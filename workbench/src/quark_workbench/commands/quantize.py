@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quark.base.log import get_logger
-from quark.cli.event_lines import print_result, with_event_lines
-from quark.cli.given_options import with_groups
 from quark.errors import ConfigError
 from quark_workbench.commands.config_options import ConfigOptions
+from quark_workbench.commands.event_lines import print_result, with_event_lines
+from quark_workbench.commands.given_options import with_groups
 from quark_workbench.commands.plan import print_planned
 from quark_workbench.commands.run_options import (
     GROUPS,

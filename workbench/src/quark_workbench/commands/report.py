@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from quark.cli.event_lines import print_result, with_event_lines
+from quark_workbench.commands.event_lines import print_result, with_event_lines
 from quark_workbench.commands.run_options import CalibrationChoices
 
 __all__ = ["report"]

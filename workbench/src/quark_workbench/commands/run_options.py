@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 import typer
 
-from quark.cli.given_options import given_options, size_in_bytes
 from quark.errors import CalibrationError
 from quark_workbench.commands.config_options import ConfigOptions
+from quark_workbench.commands.given_options import given_options, size_in_bytes
 
 if TYPE_CHECKING:
     from quark.checkpoint import ExportOptions

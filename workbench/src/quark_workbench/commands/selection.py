@@ -12,9 +12,9 @@ import attrs
 import typer
 
 from quark.base.names import folded
-from quark.cli.given_options import given_options, size_in_bytes
 from quark.cli.tables import table, terminal_width
 from quark.errors import ConfigError, OutputError
+from quark_workbench.commands.given_options import given_options, size_in_bytes
 
 if TYPE_CHECKING:
     from quark.config.model import QConfig

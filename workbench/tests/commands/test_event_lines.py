@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from quark.cli.event_lines import EventLines
 from quark.cli.main import main
 from quark.plugins import PhaseStarted
 from quark.plugins.events import EVENTS, EVENTS_VERSION
 from quark_tiny_model import held_out_text, tiny_model_dir
+from quark_workbench.commands.event_lines import EventLines
 
 
 def printed(*arguments: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[dict[str, Any]]]:

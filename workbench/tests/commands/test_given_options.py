@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quark.cli.given_options import given_algorithm_options, given_options, size_in_bytes
 from quark.errors import ConfigError
+from quark_workbench.commands.given_options import given_algorithm_options, given_options, size_in_bytes
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
