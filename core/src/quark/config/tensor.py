@@ -102,10 +102,10 @@ def _scale_format(_: Any, attribute: Any, value: Any) -> None:
 @with_dataclass_view
 @attrs.define(unsafe_hash=True)
 class QTensorConfig:
-    """The quantization of one tensor: number format, granularity, symmetry, scale, observer, static or not.
+    """The quantization of one tensor: format, granularity, symmetry, scale, observer, static or dynamic.
 
     Fields can be assigned to: a value is checked at once, and that the fields agree when the configuration is
-    used.  A run works on a copy (`copied`). It hashes by its values, so one that is a key
+    used. A run works on a copy (`copied`). It hashes by its values, so one that is a key
     of a dict should not be changed.
 
     Old name in AMD Quark: ``QuantizationSpec`` (to 0.11).
