@@ -33,7 +33,7 @@ from quark.models.plan.decoder_blocks import decoder_blocks
 from quark.models.plan.family import weight_converters_of
 from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins.attribution import attributed, origin
-from quark.plugins.run_events import SILENT, RunEvents, running
+from quark.plugins.run_events import running
 from quark.runs.identity import RunIdentity
 from quark.runs.journal import Journal, is_finished_run, write_finished_run
 from quark.runs.quantize_run import quantize_run, quantize_started, start_run
@@ -131,50 +131,35 @@ def quantize_checkpoint(
         events.phase("plan")
         output = Output.of(Path(out), exporter, options or ExportOptions(), resume=resume, restart=restart, ranks=ranks)
         opened = functools.partial(opened_checkpoint, Path(source), device, dtype, weight_converters, trust_remote_code=trust_remote_code)
-        plan = _quantize(opened, output, config, data, weight_converters, report, events)
+        shards, tensors = opened()
+        run = plan_run(tensors.model, config, tensors.codes_of)
+        output.refuse_to_resume(run)
+        output.refuse_unstorable(tensors.model, run.plan)
+        run = run.with_data(tensors.model, data, tensors.device, ranks, events)
+        tensors.prepare(run.plan)
+        converters = weight_converters_of(tensors.model) if weight_converters is None else weight_converters
+        of_output = exporter, output.options
+        identity = RunIdentity.of(tensors.model, run.plan, shards, run.data, *of_output, converters, tensors.device, ranks.is_deterministic)
+
+        def complete(finished: FinishedRun, directory: Path) -> None:
+            refuse_incomplete_export(exporter, directory, tensors.model)
+            if report is not None:
+                events.phase("report")
+                report.describe(finished, directory, str(tensors.device), lambda: opened()[1])
+            write_finished_run(directory, identity)
+
+        output = attrs.evolve(output, complete=complete)
+        with closing(tensors):
+            if output.is_finished(identity):
+                plan = run.plan
+            elif not run.works_by_block or not output.writer.streams:
+                plan = _whole(run, tensors, output)
+            elif is_divided(run, ranks) or not output.writer.resumes:
+                plan = _streamed(run, tensors, output, output.writer)
+            else:
+                plan = quantize_with_journal(run, tensors, output, output.writer, identity)
         events.exported(output.path, exporter)
     return plan
-
-
-def _quantize(
-    opened: Callable[[], tuple[Sequence[Shard], CheckpointSource]],
-    output: Output,
-    config: QConfig,
-    data: Data,
-    converters: Sequence[WeightConverter] | None,
-    report: DescribesRun | None,
-    events: RunEvents = SILENT,
-) -> QuantPlan:
-    """Quantize the checkpoint that ``opened`` opens, as its algorithms and exporter allow.
-
-    Arguments as of `quantize_checkpoint`.
-    """
-    shards, tensors = opened()
-    run = plan_run(tensors.model, config, tensors.codes_of)
-    output.refuse_to_resume(run)
-    output.refuse_unstorable(tensors.model, run.plan)
-    run = run.with_data(tensors.model, data, tensors.device, output.ranks, events)
-    tensors.prepare(run.plan)
-    converters = weight_converters_of(tensors.model) if converters is None else converters
-    of_output = output.exporter, output.options
-    identity = RunIdentity.of(tensors.model, run.plan, shards, run.data, *of_output, converters, tensors.device, run.ranks.is_deterministic)
-
-    def complete(finished: FinishedRun, directory: Path) -> None:
-        refuse_incomplete_export(output.exporter, directory, tensors.model)
-        if report is not None:
-            run.events.phase("report")
-            report.describe(finished, directory, str(tensors.device), lambda: opened()[1])
-        write_finished_run(directory, identity)
-
-    output = attrs.evolve(output, complete=complete)
-    with closing(tensors):
-        if output.is_finished(identity):
-            return run.plan
-        if not run.works_by_block or not output.writer.streams:
-            return _whole(run, tensors, output)
-        if is_divided(run, output.ranks) or not output.writer.resumes:
-            return _streamed(run, tensors, output, output.writer)
-        return quantize_with_journal(run, tensors, output, output.writer, identity)
 
 
 @attrs.frozen(eq=False)

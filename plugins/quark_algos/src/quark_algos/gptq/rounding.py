@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import attrs
@@ -70,37 +71,29 @@ class ColumnRounding:
         hessian = task.statistic(self._hessian)
         largest = max(hessian.columns**2, sum(p.numel() for layer in task.layers.values() for p in layer.parameters()))
         with coarsely(largest, hessian.device):
-            return self._round(task, hessian)
-
-    def _round(self, task: RoundingTask, hessian: Hessian) -> Mapping[str, Metrics]:
-        try:
-            solver = hessian.derived(_prepared, self._fitting(hessian))
-        except SingularError as error:
-            raise SingularError(f"{folded(task.layers)}: {error}") from error
-        except NonFiniteError as error:
-            raise NonFiniteError(f"{folded(task.layers)}: {error}", tensor=next(iter(task.layers))) from error
-        weights = task.stacked()
-        weights.wt, causal, share = _corrected(weights.wt, task, hessian, solver)
-        few_tokens = hessian.tokens < hessian.columns
-        if not few_tokens:  # with few tokens, a channel that was always 0 may have inputs in others
-            weights.wt[solver.dead] = 0
-        grid = weights.grid()
-        h = hessian.matrix()
-
-        def rounded_rows(rows: slice) -> tuple[Tensor, Tensor, GroupScales]:
-            swept, scales = _rounded(weights.wt[:, rows].contiguous(), h, grid.of_rows(rows), solver, causal)
-            return swept.q, swept.loss, scales
-
-        rows = weights.wt.shape[1]
-        # Rows are independent given the factor, unless scales span them.
-        parts = task.by_rows(rounded_rows, rows) if grid.fixed is None else [rounded_rows(slice(0, rows))]
-        q, loss, scales = zip(*parts, strict=True)
-        weights.keep(grid, torch.cat(q, 1), GroupScales.beside(scales))
-        metrics = solver.metrics | {"few_tokens": few_tokens} | ({} if share is None else {"correction_share": share})
-        losses = weights.by_layer(torch.cat(loss))
-        dead, *means = numbers(solver.dead.sum(), *(loss.mean() for loss in losses.values()))
-        tokens = max(hessian.tokens, 1)
-        return {name: metrics | {"dead": int(dead), "output_mse": mean / tokens} for name, mean in zip(losses, means, strict=True)}
+            try:
+                solver = hessian.derived(_prepared, self._fitting(hessian))
+            except SingularError as error:
+                raise SingularError(f"{folded(task.layers)}: {error}") from error
+            except NonFiniteError as error:
+                raise NonFiniteError(f"{folded(task.layers)}: {error}", tensor=next(iter(task.layers))) from error
+            weights = task.stacked()
+            weights.wt, causal, share = _corrected(weights.wt, task, hessian, solver)
+            few_tokens = hessian.tokens < hessian.columns
+            if not few_tokens:  # with few tokens, a channel that was always 0 may have inputs in others
+                weights.wt[solver.dead] = 0
+            grid = weights.grid()
+            rounded_rows = partial(_rounded_rows, wt=weights.wt, h=hessian.matrix(), grid=grid, prepared=solver, causal=causal)
+            rows = weights.wt.shape[1]
+            # Rows are independent given the factor, unless scales span them.
+            parts = task.by_rows(rounded_rows, rows) if grid.fixed is None else [rounded_rows(slice(0, rows))]
+            q, loss, scales = zip(*parts, strict=True)
+            weights.keep(grid, torch.cat(q, 1), GroupScales.beside(scales))
+            metrics = solver.metrics | {"few_tokens": few_tokens} | ({} if share is None else {"correction_share": share})
+            losses = weights.by_layer(torch.cat(loss))
+            dead, *means = numbers(solver.dead.sum(), *(loss.mean() for loss in losses.values()))
+            tokens = max(hessian.tokens, 1)
+            return {name: metrics | {"dead": int(dead), "output_mse": mean / tokens} for name, mean in zip(losses, means, strict=True)}
 
     def _fitting(self, hessian: Hessian) -> Recipe:
         """Return the recipe for this Hessian.
@@ -184,9 +177,11 @@ def _correction_factor(hessian: Hessian, percdamp: float, shrinkage: tuple[float
     return factor(hessian.matrix(), percdamp, None, shrinkage).to(torch.float32)
 
 
-def _rounded(wt: Tensor, h: Tensor, grid: WeightGrid, prepared: _Prepared, causal: Tensor | None) -> tuple[Swept, GroupScales]:
-    """Return the rounded weight and the scales of all groups."""
-    recipe = prepared.recipe
+def _rounded_rows(
+    rows: slice, wt: Tensor, h: Tensor, grid: WeightGrid, prepared: _Prepared, causal: Tensor | None
+) -> tuple[Tensor, Tensor, GroupScales]:
+    """Return some rows of the weight, rounded; their losses; and the scales of their groups."""
+    wt, grid, recipe = wt[:, rows].contiguous(), grid.of_rows(rows), prepared.recipe
     # The same damped and shrunk H that codes are chosen by: of few tokens, the plain sum is noise for single
     # groups.
     search_h = damped(h, prepared.factor.damped.damping, prepared.shrinkage).h.float() if recipe.scales == "hessian" else None
@@ -208,7 +203,7 @@ def _rounded(wt: Tensor, h: Tensor, grid: WeightGrid, prepared: _Prepared, causa
         has_changed = descend(swept, prepared.factor.damped.h, grid.rounder(each, prepared.perm, order_on_host=prepared.perm_on_host))
         if wt.device.type == "cpu" and not bool(has_changed):  # elsewhere a sweep that changes nothing costs less than the answer
             break
-    return swept, scales
+    return swept.q, swept.loss, scales
 
 
 def _refitted(h: Tensor, grid: WeightGrid, prepared: _Prepared, swept: Swept, scales: GroupScales) -> tuple[Swept, GroupScales]:
