@@ -20,10 +20,7 @@ _Arguments = TypeVarTuple("_Arguments")
 _Value = TypeVar("_Value")
 
 _STRIP = 128
-"""Rows of a Hessian that are summed at a time.
-
-Each strip starts at the diagonal, which takes little more than half of the full product.
-"""
+"""Rows of a Hessian that are summed at a time, from the diagonal on: little more than half the product."""
 _FEW_STRIPS = 4
 """Number of strips on devices that process one strip at a time: 5/8 of the full product."""
 _WAITING = 2048
@@ -43,8 +40,7 @@ class Statistic(ABC):
         device: The device of the inputs.
 
     Attributes:
-        wants_float: Whether the inputs in the float model are needed beside those in the quantized model,
-            which doubles the forwards.
+        wants_float: Whether the inputs in the float model are needed too, which doubles the forwards.
         tokens: The number of tokens in the sum.
 
     Example:
@@ -75,8 +71,7 @@ class Statistic(ABC):
 
         Args:
             x: The layers' input in the quantized model, ``[tokens, K]``, in the model's dtype.
-            reference: The layers' input in the float model, likewise; None where it is not known, or
-                ``wants_float`` is not set.
+            reference: The layers' input in the float model, likewise; None where unknown, or without ``wants_float``.
 
         Raises:
             PluginError: The statistic has changed ``x``.
@@ -98,8 +93,7 @@ class Statistic(ABC):
     def of_all_ranks(self, ranks: Ranks) -> Self:
         """Return the statistic of the tokens of all ranks, the same on each; this one is used up.
 
-        By default the statistics of all ranks are merged in their order; one that is a large sum has a faster
-        way.
+        By default the statistics of all ranks are merged in their order; a large sum has a faster way.
         """
         first, *others = ranks.gather(self)
         for other in others:
@@ -108,9 +102,7 @@ class Statistic(ABC):
         return first
 
     def derived(self, compute: Callable[[Self, *_Arguments], _Value], *arguments: *_Arguments) -> _Value:
-        """Return ``compute(self, *arguments)``, computed once until tokens are added.
-
-        Other layers of the input group use it again.
+        """Return ``compute(self, *arguments)``, computed once for an input group until tokens are added.
 
         Args:
             compute: A function of a module: the value is kept for it and its arguments.
@@ -123,10 +115,7 @@ class Statistic(ABC):
 
     @property
     def flops(self) -> int:
-        """Floating-point operations that the updates so far take at least.
-
-        0 where moving the data takes longer than computing.
-        """
+        """Least floating-point operations of the updates so far; 0 where moving the data takes longer."""
         return 0
 
     def flush(self) -> None:
@@ -197,8 +186,6 @@ class Hessian(_Moment):
 
     def shrinkage(self) -> tuple[float, float]:
         """Return the Ledoit–Wolf shrinkage intensities of H, from 0 to 1.
-
-        One is that off the diagonal, the other that of the differences along the diagonal.
 
         An intensity is the estimated variance of the entries, from the tokens' fourth moments, divided by
         their sum of squares. Shrinking by it minimizes the expected squared distance to the Hessian of
@@ -289,15 +276,13 @@ class AbsMean(Statistic):
 class _Products:
     """``Σ aᵀ b [K, K]`` over batches of tokens, summed by strips of rows in several threads.
 
-    On CPUs batches are collected until they have `_WAITING` tokens, so that threads synchronize once for all
-    of them.
+    On CPUs batches are collected until they have `_WAITING` tokens, so that threads synchronize once.
 
     Args:
         columns: K.
         dtype: Dtype of the sum over batches; within a batch it is float32.
         device: Device of the batches.
-        is_symmetric: Whether a is b in every batch: then strips are summed from the diagonal on, little more
-            than half the full product.
+        is_symmetric: Whether a is b in every batch: then strips are summed from the diagonal on.
         also: Computes something else of each batch's a, to be summed.
 
     Attributes:
@@ -405,10 +390,7 @@ def _mirror_upper_(h: Tensor) -> None:
 
 
 def _add_product(target: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add ``aᵀ b`` to ``target`` in place.
-
-    Sums are in float32 within a batch, and in the target's precision over batches.
-    """
+    """Add ``aᵀ b`` to ``target`` in place: float32 within a batch, the target's precision over batches."""
     if a.dtype in _HALVES:
         target += torch.mm(a.t(), b, out_dtype=torch.float32)
     elif target.dtype is torch.float32:

@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from quark.algorithms import (
     BlockContext,
@@ -31,11 +31,9 @@ from quark.algorithms import (
     Tuning,
 )
 from quark.base.names import folded
-from quark.calibration.finite import is_finite
+from quark.calibration.module_state import LayerState, differing, has_finite_values, hooks, members
 from quark.checkpoint.checksum import checksums
-from quark.models.layers import QuantizedLayer, QuantizerModule
 from quark.models.plan.quant_plan import QuantPlan
-from quark.numbers.on_grid import grid_error, scales_error
 from quark.plugins.attribution import Origin, attributed
 from quark.plugins.expected import described, lacking
 
@@ -47,7 +45,6 @@ _MEMBERS = {
     "block_tuning": ("wants_float", "tune"),
 }
 _RUN_MEMBERS = ("apply_global", "apply")
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_state_dict_hooks", "_load_state_dict_pre_hooks")
 
 
 def refuse_strange(algorithm: Any, kind: str, whose: Origin) -> None:
@@ -100,7 +97,7 @@ class CheckedRounding:
         Raises:
             PluginError: The rounding leaves a layer in a wrong state, or raised an exception.
         """
-        before = {name: _LayerState.of(layer) for name, layer in task.layers.items()}
+        before = {name: LayerState.of(layer) for name, layer in task.layers.items()}
         with attributed(f"rounding {_some(task.layers)}", self._whose):
             report = self._rounding.round(task)
         for name, layer in task.layers.items():
@@ -131,60 +128,16 @@ class CheckedTuning:
         Raises:
             PluginError: The tuning leaves the block in a wrong state, or raised an exception.
         """
-        before = {name: _LayerState.of(layer, is_tuned=True) for name, layer in block.layers.items()}
+        before = {name: LayerState.of(layer, is_tuned=True) for name, layer in block.layers.items()}
         with attributed(f"tuning '{block.name}'", self._whose):
             report = self._tuning.tune(block)
         for name, layer in block.layers.items():
             if (complaint := before[name].complaint(layer, whole=self._whose.is_checked_whole)) is not None:
                 raise self._whose.error(f"has tuned '{block.name}', in which '{name}' now {complaint}")
         for name, parameter in block.parameters.items():
-            if not _is_finite(parameter):
+            if not has_finite_values(parameter):
                 raise self._whose.error(f"has tuned '{block.name}', in which '{name}' now holds NaN or Inf")
         return checked_metrics(report, {"", *block.layers}, self._whose)
-
-
-@attrs.frozen(eq=False)
-class _LayerState:
-    """The state of a layer before it is rounded: members that stay, and the weight, which is replaced."""
-
-    weight: Tensor
-    bias: Tensor | None
-    members: Mapping[str, tuple[str, ...]]
-    hooks: tuple[Any, ...]
-    is_tuned: bool = False
-
-    @classmethod
-    def of(cls, layer: QuantizedLayer, *, is_tuned: bool = False) -> _LayerState:
-        bias = None if is_tuned else getattr(layer, "bias", None)
-        bias_copy = None if bias is None else bias.detach().clone()
-        return cls(layer.weight, bias_copy, _members(layer), _hooks(layer), is_tuned)  # type: ignore[arg-type]
-
-    def complaint(self, layer: QuantizedLayer, *, whole: bool) -> str | None:
-        """Return the error in the layer after it was rounded, as a predicate; None where there is none.
-
-        ``whole`` says whether all values are compared with their codes, or those of a sample of rows.
-        """
-        if (complaint := _differing(self.members, _members(layer))) is not None:
-            return complaint
-        if _hooks(layer) != self.hooks:
-            return "has other hooks: a rounding neither adds nor removes hooks"
-        weight: Any = layer.weight
-        module = layer.weight_quantizer
-        assert module is not None
-        if module.qparams is None and not module.quantizer.is_float:
-            return "has no scales: its weight_quantizer's set_qparams was not called"
-        if not isinstance(weight, nn.Parameter):
-            return f"has {described(weight)} as its weight where a parameter is wanted"
-        for fact in ("shape", "dtype", "device"):
-            if getattr(weight, fact) != getattr(self.weight, fact):
-                return f"has a weight of {fact} {getattr(weight, fact)} where {getattr(self.weight, fact)} is wanted"
-        if not self.is_tuned and weight.numel() and weight.data_ptr() == self.weight.data_ptr():
-            return "still has its old parameter: write rounded values to a new one, since other modules may share the old one"
-        if self.bias is not None and not _same(layer.bias, self.bias):
-            return "has another bias: a rounding changes only weights"
-        if not whole and not is_finite(weight.detach()):
-            return "holds NaN or Inf"
-        return _grid_error(module, weight.detach(), whole=whole)
 
 
 class CheckedTransform:
@@ -331,10 +284,10 @@ class _BlockState:
         others = ((n, p) for n, p in block.named_parameters() if n.rpartition(".")[0] not in planned)
         return cls(
             modules,
-            {name: _members(module) for name, module in modules.items()},
-            {name: _hooks(module) for name, module in modules.items()},
+            {name: members(module) for name, module in modules.items()},
+            {name: hooks(module) for name, module in modules.items()},
             {name: (p.shape, p.dtype) for name, p in block.named_parameters()},
-            frozenset(name for name, p in others if not _is_finite(p)),
+            frozenset(name for name, p in others if not has_finite_values(p)),
         )
 
     def complaint(self, block: nn.Module, *, strict: bool) -> str | None:
@@ -348,14 +301,14 @@ class _BlockState:
                 changed = sorted({n for n in {*modules, *self.modules} if modules.get(n) is not self.modules.get(n)})
                 return f"'{changed[0]}' is another module, which no checkpoint can express"
             for name, module in modules.items():
-                if (complaint := _differing(self.members[name], _members(module))) is not None:
+                if (complaint := differing(self.members[name], members(module))) is not None:
                     return f"'{name}' {complaint}"
-                if _hooks(module) != self.hooks[name]:
+                if hooks(module) != self.hooks[name]:
                     return f"'{name}' has other hooks, which no checkpoint holds: settings of such algorithms say runs_with_model()"
         for name, parameter in block.named_parameters():
             if name in self.shapes and (parameter.shape, parameter.dtype) != self.shapes[name]:
                 return f"'{name}' is {parameter.dtype}{list(parameter.shape)} where {self.shapes[name][1]}{list(self.shapes[name][0])} was"
-            if name not in self.not_finite and not _is_finite(parameter):
+            if name not in self.not_finite and not has_finite_values(parameter):
                 return f"'{name}' holds NaN or Inf"
         return None
 
@@ -384,50 +337,6 @@ def checked_metrics(report: Any, layers: set[str] | None, whose: Origin) -> Mapp
 
 def _checksums(block: nn.Module) -> dict[str, str]:
     return checksums((*block.named_parameters(), *block.named_buffers()))
-
-
-def _members(module: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Return the names of a module's parameters, buffers and submodules; those that are None do not count."""
-    return {
-        "parameter": tuple(name for name, p in module._parameters.items() if p is not None),
-        "buffer": tuple(name for name, b in module._buffers.items() if b is not None),
-        "module": tuple(name for name, m in module._modules.items() if m is not None),
-    }
-
-
-def _differing(before: Mapping[str, tuple[str, ...]], after: Mapping[str, tuple[str, ...]]) -> str | None:
-    for kind, names in before.items():
-        if added := [name for name in after[kind] if name not in names]:
-            return f"has a new {kind} '{added[0]}', for which a checkpoint of this model has no place"
-        if removed := [name for name in names if name not in after[kind]]:
-            return f"lacks its {kind} '{removed[0]}'"
-    return None
-
-
-def _hooks(module: nn.Module) -> tuple[Any, ...]:
-    return tuple(tuple((getattr(module, name, None) or {}).items()) for name in _HOOKS)
-
-
-def _is_finite(parameter: Tensor) -> bool:
-    return parameter.is_meta or not parameter.is_floating_point() or is_finite(parameter.detach())
-
-
-def _grid_error(module: QuantizerModule, weight: Tensor, *, whole: bool) -> str | None:
-    """Return why a weight is not on the grid of its quantizer, as a predicate; None where it is.
-
-    Codes that the weight no longer has are dropped. A weight that is checked whole gets its codes.
-    """
-    quantizer, qparams = module.quantizer, module.qparams
-    if (wrong := scales_error(quantizer, qparams, tuple(weight.shape))) is not None or qparams is None:
-        return wrong or grid_error(quantizer, qparams, weight)
-    if module.codes is not None and grid_error(quantizer, qparams, weight, module.codes, sampled=not whole) is None:
-        return None
-    module.codes = quantizer.codes_of(weight, qparams) if whole else None
-    return grid_error(quantizer, qparams, weight, module.codes, sampled=not whole)
-
-
-def _same(value: Any, expected: Tensor) -> bool:
-    return isinstance(value, Tensor) and value.dtype == expected.dtype and torch.equal(value.detach(), expected)
 
 
 def _some(names: Iterable[str]) -> str:
