@@ -1,4 +1,4 @@
-"""Quantize a model: `quantize_block` is the work on one block, `quantize_blocks` that on all."""
+"""Quantize a model block by block: `quantize_block` is what happens to one block, in which order."""
 
 from __future__ import annotations
 
