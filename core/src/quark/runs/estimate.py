@@ -1,4 +1,4 @@
-"""Estimate: the output, memory, work and time of a run, from its plan and shapes; no weight is read."""
+"""Estimate: what a run will write and need, from its plan and the shapes of its model; no weight is read."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The output of a run that several ranks share: the first opens it, completes it and gives it its name.
-
-The others write to its files.
-"""
+"""The output that ranks share: which rank opens it, and which rank writes a block to its files."""
 
 from __future__ import annotations
 
