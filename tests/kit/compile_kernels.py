@@ -26,7 +26,7 @@ import quark
 from quark.numbers import QParams, WeightGrid, quantizer_for
 from quark_algos.gptq.damping import factor
 from quark_algos.gptq.ldlq import ldlq
-from quark_schemes.arithmetic.bits import pack_nibbles, pack_nibbles_across, pack_two
+from quark_schemes.arithmetic.packing import pack_nibbles, pack_nibbles_across, pack_two
 
 
 class AbsentDriver:

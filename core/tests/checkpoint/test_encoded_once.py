@@ -30,8 +30,8 @@ CASES = [
     ("mxfp4", ("gptq",)),
     ("nvfp4", ()),
     ("nvfp4", ("gptq",)),
-    ("int4_wo_64", ("autoround",)),
-    ("nvfp4", ("autoround",)),
+    pytest.param("int4_wo_64", ("autoround",), marks=pytest.mark.slow),
+    pytest.param("nvfp4", ("autoround",), marks=pytest.mark.slow),
 ]
 
 

@@ -7,17 +7,7 @@ import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-__all__ = [
-    "NAME_RULE",
-    "closest",
-    "fold_names",
-    "folded",
-    "has_wildcard",
-    "is_valid_name",
-    "is_vendor_name",
-    "matches",
-    "without_numbers",
-]
+__all__ = ["NAME_RULE", "closest", "fold_names", "folded", "has_wildcard", "is_valid_name", "is_vendor_name", "matches", "without_numbers"]
 
 NAME_RULE = "lower-case letters and digits, in parts joined by '_' or '-'"
 _NAME = re.compile(r"[a-z0-9]+([_-][a-z0-9]+)*")

@@ -63,17 +63,12 @@ class BlockCalibration(ABC):
     _scales: ActivationScales
     _clock: PhaseClock = attrs.field(factory=PhaseClock)
     _tuning: BlockTuning | None = None
-    _prefix: str = attrs.field(init=False)
     _routed: tuple[str, ...] = attrs.field(init=False)
     rounded: set[str] = attrs.field(init=False, factory=set)
     metrics: dict[str, dict[str, Any]] = attrs.field(init=False, factory=dict)
     inputs: dict[str, InputSample] = attrs.field(init=False, factory=dict)
     flops: int = attrs.field(init=False, default=0)
     _counted: Collector | None = attrs.field(init=False, default=None)
-
-    @_prefix.default
-    def _prefix_of_block(self) -> str:
-        return self._block.prefix
 
     @_routed.default
     def _prefixes_of_experts(self) -> tuple[str, ...]:

@@ -76,8 +76,8 @@ class BlockRounding(BlockCalibration):
     @_group_of.default
     def _expected_groups(self) -> dict[str, list[str]]:
         """Return the layers that are expected to be rounded together, all of them for each of their names."""
-        expected = self._input_groups.expected([n.removeprefix(self._prefix) for n in self._layers])
-        group_of = {self._prefix + n: [self._prefix + m for m in members] for n, members in expected.items()}
+        expected = self._input_groups.expected([n.removeprefix(self._block.prefix) for n in self._layers])
+        group_of = {self._block.prefix + n: [self._block.prefix + m for m in members] for n, members in expected.items()}
         for members in self._scales.sharing_outputs():
             # Keys and values: to have one scale, both must be rounded before a forward passes the first of
             # them.
@@ -107,7 +107,7 @@ class BlockRounding(BlockCalibration):
                     stand_in = experts.passed  # forwards wait at its entry: its forward cannot be replaced any more
                 else:
                     stack.enter_context(replaced_forward(module, partial(experts.passed, module.forward)))
-            stack.enter_context(calibrating(self._block.module, inside_block(self._scales.inside, self._prefix), self._attention))
+            stack.enter_context(calibrating(self._block.module, inside_block(self._scales.inside, self._block.prefix), self._attention))
             if self._tuning is None:
                 self._block_run.enter(stand_in)
             else:
@@ -178,13 +178,13 @@ class BlockRounding(BlockCalibration):
         forward = current_forward()
         if forward is None or forward.is_float:
             return False
-        keys = tuple((self._prefix + name, attribute) for attribute in tensors)
+        keys = tuple((self._block.prefix + name, attribute) for attribute in tensors)
         for (owner, attribute), x in zip(keys, tensors.values(), strict=True):
             self._scales.see(owner, attribute, x)
         if any(self._scales.wants(*key) for key in keys):
             # Before the pause points of those layers of the module that are not finished: its output
             # projection.
-            behind = [p.number for n, p in self._pause_points.items() if n.startswith(f"{self._prefix}{name}.") and not p.is_done]
+            behind = [p.number for n, p in self._pause_points.items() if n.startswith(f"{self._block.prefix}{name}.") and not p.is_done]
             self._block_run.stop(self._places.setdefault(keys, _Pause(min(behind, default=len(self._pause_points)) - 0.5, keys)))
         return True
 
@@ -230,7 +230,7 @@ class BlockRounding(BlockCalibration):
         """
         names = [leader.name, *(m.name for m in members if m is not leader)]
         spec = leader.quantized.layer_config.input_tensors
-        inside = [n.removeprefix(self._prefix) for n in names]
+        inside = [n.removeprefix(self._block.prefix) for n in names]
         _, is_new = self._input_groups.observe(inputs, *inside, spec=spec, ranks=self._ranks)
         if is_new or self._collector is None:
             with self._clock.phase("statistics"):

@@ -58,8 +58,6 @@ class LayerState:
             return "still has its old parameter: write rounded values to a new one, since other modules may share the old one"
         if self.bias is not None and not _same(layer.bias, self.bias):
             return "has another bias: a rounding changes only weights"
-        if not whole and not is_finite(weight.detach()):
-            return "holds NaN or Inf"
         return _grid_error(module, weight.detach(), whole=whole)
 
 
@@ -98,12 +96,15 @@ def _grid_error(module: QuantizerModule, weight: Tensor, *, whole: bool) -> str 
     Codes that the weight no longer has are dropped. A weight that is checked whole gets its codes.
     """
     quantizer, qparams = module.quantizer, module.qparams
-    if (wrong := scales_error(quantizer, qparams, tuple(weight.shape))) is not None or qparams is None:
-        return wrong or grid_error(quantizer, qparams, weight)
     if module.codes is not None and grid_error(quantizer, qparams, weight, module.codes, sampled=not whole) is None:
         return None
-    module.codes = quantizer.codes_of(weight, qparams) if whole else None
-    return grid_error(quantizer, qparams, weight, module.codes, sampled=not whole)
+    module.codes = None
+    if not whole or qparams is None:
+        return grid_error(quantizer, qparams, weight, sampled=not whole)
+    if (wrong := scales_error(quantizer, qparams, tuple(weight.shape))) is not None:
+        return wrong
+    module.codes = quantizer.codes_of(weight, qparams)
+    return grid_error(quantizer, qparams, weight, module.codes)
 
 
 def _same(value: Any, expected: Tensor) -> bool:

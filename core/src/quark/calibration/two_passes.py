@@ -49,7 +49,7 @@ class TwoPasses(BlockCalibration):
         with ExitStack() as stack:
             for name, (layer, quantized) in self._layers.items():
                 stack.enter_context(replaced_forward(layer, self._forward_of(name, layer.forward, quantized)))
-            stack.enter_context(calibrating(self._block.module, inside_block(self._scales.inside, self._prefix), self._attention))
+            stack.enter_context(calibrating(self._block.module, inside_block(self._scales.inside, self._block.prefix), self._attention))
             stack.callback(self._input_groups.end_block)
             forwards = self._block_run.forwards
             self._pass([f for f in forwards if f.number == 0])
@@ -104,7 +104,7 @@ class TwoPasses(BlockCalibration):
         if forward is None or forward.is_float:
             return False
         for attribute, x in tensors.items() if not self._is_finished else ():
-            self._scales.see(self._prefix + name, attribute, x)
+            self._scales.see(self._block.prefix + name, attribute, x)
         return self._is_finished
 
     def _collect(self, name: str, quantized: QuantizedLayer, x: Tensor, forward: Forward) -> None:
@@ -112,7 +112,7 @@ class TwoPasses(BlockCalibration):
 
         Nothing is done where another layer of the group has brought this tensor already.
         """
-        inside, spec = name.removeprefix(self._prefix), quantized.layer_config.input_tensors
+        inside, spec = name.removeprefix(self._block.prefix), quantized.layer_config.input_tensors
         leader, is_new = self._input_groups.observe({forward: x}, inside, spec=spec)
         self._leaders.setdefault(name, leader)
         if not is_new:

@@ -22,7 +22,7 @@ from quark.numbers.kernels import DeviceCode
 if TYPE_CHECKING:
     from quark.numbers.tensor_quantizer import TensorQuantizer
 
-__all__ = ["AS_THEY_ARE", "SMALLEST_SCALE", "NumberFormat", "Packing", "QParams", "Spacing"]
+__all__ = ["AS_THEY_ARE", "NumberFormat", "Packing", "QParams", "Spacing"]
 
 
 @attrs.frozen(eq=False)
@@ -96,7 +96,7 @@ AS_THEY_ARE = Packing()
 """The packing of formats that name none."""
 
 
-SMALLEST_SCALE = float(torch.finfo(torch.float32).tiny)
+_SMALLEST_NORMAL = float(torch.finfo(torch.float32).tiny)
 """Smallest scale that `NumberFormat.qparams` gives, float32's smallest normal number: the scale of a group of
 zeros must not be 0.
 """
@@ -188,7 +188,7 @@ class NumberFormat(ABC):
 
     def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
         """Return scales, and zero points, of ranges ``[low, high]``, float32; the shape stays."""
-        return QParams((torch.maximum(-low, high) / self.max_magnitude(spec)).clamp_(min=SMALLEST_SCALE))
+        return QParams((torch.maximum(-low, high) / self.max_magnitude(spec)).clamp_(min=_SMALLEST_NORMAL))
 
     def spec_error(self, spec: QTensorConfig) -> str | None:
         """Return the missing or contradictory field of a spec of this format, with the fix, or None.

@@ -71,7 +71,7 @@ def grid_error(
         qparams: The scales; None where they are not set.
         values: A weight or a bias, on any device.
         codes: The codes that are to stand for the values; None finds them.
-        sampled: Whether a `SAMPLE` of the elements is checked in place of all.
+        sampled: Whether a `SAMPLE` of the elements is checked in place of all, beside that all are finite.
 
     Returns:
         A predicate, such as ``"holds NaN or Inf"``.
@@ -80,12 +80,18 @@ def grid_error(
         return wrong
     shape = tuple(values.shape)
     rows = sample_of_rows(quantizer.granularity, shape, SAMPLE) if sampled and qparams is not None else None
+    every = values
     if rows is not None and qparams is not None:
         values, codes = values[rows], None if codes is None else codes[rows]
         qparams = qparams_of_rows(quantizer.granularity, shape, qparams, rows)
     scales = qparams or QParams(values.new_ones((), dtype=torch.float32))
-    codes = quantizer.codes_of(values, scales) if codes is None else codes
-    return off_grid(values, quantizer.dequantize(codes, scales))
+    decoded = quantizer.dequantize(quantizer.codes_of(values, scales) if codes is None else codes, scales)
+    if every is values:
+        return off_grid(values, decoded)
+    # One answer of the device for both: NaN and Inf survive a sum. Where it overflows, elements are looked at.
+    if bool(every.sum(dtype=torch.float32).isfinite() & (decoded.to(values.dtype) == values).all()):
+        return None
+    return off_grid(values, decoded) if bool(every.isfinite().all()) else "holds NaN or Inf"
 
 
 @torch.no_grad()

@@ -13,12 +13,7 @@ from quark.plugins.kinds import KINDS
 from quark.plugins.model_records import GraphOpRecord, LayerTypeRecord
 from quark.plugins.program_records import CommandRecord, DatasetRecord
 
-__all__ = [
-    "quark_register_commands",
-    "quark_register_datasets",
-    "quark_register_graph_ops",
-    "quark_register_layer_types",
-]
+__all__ = ["quark_register_commands", "quark_register_datasets", "quark_register_graph_ops", "quark_register_layer_types"]
 
 
 @hookimpl

@@ -10,11 +10,7 @@ import attrs
 
 from quark.base.lazy import Reference, as_optional_reference, as_reference
 from quark.plugins.options import dataset_options, options_of
-from quark.plugins.record_fields import (
-    as_marks,
-    as_strings,
-    function_reference,
-)
+from quark.plugins.record_fields import as_marks, as_strings, function_reference
 from quark.plugins.records import Record
 
 __all__ = ["CommandRecord", "DatasetRecord", "ExporterRecord", "MetricRecord", "SelectorRecord"]

@@ -12,13 +12,7 @@ import attrs
 
 from quark.errors import UnsupportedError
 
-__all__ = [
-    "RuntimeOptions",
-    "disable_native_inference",
-    "enable_native_inference",
-    "move_quantizer_to_dict",
-    "not_offered",
-]
+__all__ = ["RuntimeOptions", "disable_native_inference", "enable_native_inference", "move_quantizer_to_dict", "not_offered"]
 
 
 def not_offered(name: str, instead: str) -> Callable[..., Any]:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from quark.config.enums import Dtype
 from quark.errors import ConfigError, UnsupportedError
-from quark_schemes.arithmetic.bits import pack_six, pack_two, unpack_six, unpack_two
+from quark_schemes.arithmetic.packing import pack_six, pack_two, unpack_six, unpack_two
 from quark_schemes.arithmetic.shared_exponent import decode_e8m0, shared_exponent_scale
 from quark_schemes.arithmetic.small_float import E2M1, E2M3, E3M2, E4M3, E5M2, FloatShape, decode_small, encode_small, round_small_
 from quark_schemes.scale_formats import SMALLEST_SCALE

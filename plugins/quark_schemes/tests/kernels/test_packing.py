@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quark_schemes.arithmetic.bits import ORDERS, pack_bits, pack_nibbles, pack_nibbles_across, pack_two
+from quark_schemes.arithmetic.packing import ORDERS, pack_bits, pack_nibbles, pack_nibbles_across, pack_two
 from tests.kit.interpreted_kernels import Kernels
 
 PACKERS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {

@@ -94,7 +94,7 @@ MIXTURES = _records(
     ("glm4_moe_lite", "GLM-4.7-Flash", "quark_templates.glm:GLM4_MOE_LITE"),
     ("glm_moe_dsa", "GLM-5", "quark_templates.glm:GLM_MOE_DSA"),
     ("granitemoehybrid", "Granite 4", "quark_templates.llama:GRANITEMOEHYBRID"),
-    ("minimax_m2", "MiniMax-M2", "quark_templates.mixtures:MINIMAX_M2"),
+    ("minimax_m2", "MiniMax-M2", "quark_templates.other_mixtures:MINIMAX_M2"),
     ("phimoe", "Phi-3.5-MoE", "quark_templates.llama:PHIMOE"),
     ("qwen3_next", "Qwen3-Next", "quark_templates.qwen:QWEN3_NEXT"),
 )
@@ -104,7 +104,7 @@ REMOTE_CODE = _records(
     ("chatglm", "ChatGLM2, ChatGLM3 and GLM-4-9B", "quark_templates.glm:CHATGLM"),
     ("deepseek", "DeepSeek-MoE, the first", "quark_templates.deepseek:DEEPSEEK"),
     ("deepseek_vl_v2", "DeepSeek-OCR", "quark_templates.deepseek:DEEPSEEK_VL_V2"),
-    ("grok-1", "Grok-1", "quark_templates.mixtures:GROK_1"),
+    ("grok-1", "Grok-1", "quark_templates.other_mixtures:GROK_1"),
     ("instella", "Instella", "quark_templates.llama:INSTELLA"),
     ("kimi_k2", "Kimi-K2", "quark_templates.deepseek:KIMI_K2"),
     ("kimi_k3", "Kimi-K3", "quark_templates.deepseek:KIMI_K3"),
@@ -137,14 +137,14 @@ MULTIMODAL = _records(
 """Vision-language families."""
 
 OWN_FORMS = _records(
-    ("dbrx", "DBRX", "quark_templates.mixtures:DBRX"),
+    ("dbrx", "DBRX", "quark_templates.other_mixtures:DBRX"),
     ("deepseek_v4", "DeepSeek-V4", "quark_templates.deepseek:DEEPSEEK_V4"),
     ("gemma4", "Gemma 4, dense and mixtures of experts", "quark_templates.gemma:GEMMA4"),
     ("glm5_next", "GLM-5.3-Flash", "quark_templates.glm:GLM5_NEXT"),
     ("kimi_k25", "Kimi-K2.5 and K2.6", "quark_templates.deepseek:KIMI_K25"),
     ("llama4", "Llama 4 with its vision tower", "quark_templates.llama:LLAMA4"),
     ("llama4_text", "Llama 4, text only", "quark_templates.llama:LLAMA4_TEXT"),
-    ("minimax_m3_vl", "MiniMax-M3", "quark_templates.mixtures:MINIMAX_M3_VL"),
+    ("minimax_m3_vl", "MiniMax-M3", "quark_templates.other_mixtures:MINIMAX_M3_VL"),
     ("qwen4_exp", "Qwen4", "quark_templates.qwen:QWEN4_EXP"),
     ("qwen4_exp_text", "Qwen4, text only", "quark_templates.qwen:QWEN4_EXP_TEXT"),
 )

@@ -25,7 +25,7 @@ from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
 from quark.numbers import Granularity, NumberFormat, Packing, PerGroup, QParams, Spacing
 from quark.numbers.kernels import DeviceCode
-from quark_schemes.arithmetic.bits import pack_bits, pack_flags, unpack_bits, unpack_flags
+from quark_schemes.arithmetic.packing import pack_bits, pack_flags, unpack_bits, unpack_flags
 from quark_schemes.arithmetic.shared_exponent import MODES, decode_e8m0, encode_e8m0, shared_exponent_scale
 from quark_schemes.arithmetic.small_float import WHOLE_ROUNDINGS
 

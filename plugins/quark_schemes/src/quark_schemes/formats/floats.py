@@ -18,7 +18,7 @@ from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
 from quark.numbers import Granularity, NumberFormat, Packing, QParams, Spacing
 from quark.numbers.kernels import DeviceCode
-from quark_schemes.arithmetic.bits import pack_six, pack_two, unpack_six, unpack_two
+from quark_schemes.arithmetic.packing import pack_six, pack_two, unpack_six, unpack_two
 from quark_schemes.arithmetic.shared_exponent import MODES, decode_e8m0, encode_e8m0, shared_exponent_scale
 from quark_schemes.arithmetic.small_float import E2M1, E2M3, E3M2, E4M3, E5M2, E5M3, FloatShape, decode_small, encode_small, round_small_
 from quark_schemes.scale_formats import SMALLEST_SCALE, scale_error, scale_format_of, with_outer_scale

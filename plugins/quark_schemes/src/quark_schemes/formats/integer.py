@@ -15,7 +15,7 @@ from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
 from quark.numbers import Granularity, NumberFormat, Packing, PerGroup, QParams, Spacing
 from quark.numbers.kernels import DeviceCode
-from quark_schemes.arithmetic.bits import pack_bits, pack_nibbles, pack_nibbles_across, unpack_bits, unpack_nibbles
+from quark_schemes.arithmetic.packing import pack_bits, pack_nibbles, pack_nibbles_across, unpack_bits, unpack_nibbles
 from quark_schemes.arithmetic.small_float import WHOLE_ROUNDINGS
 from quark_schemes.scale_formats import SMALLEST_SCALE, scale_error, scale_format_of, with_outer_scale
 

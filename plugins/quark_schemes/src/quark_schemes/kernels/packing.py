@@ -1,6 +1,6 @@
 """One kernel that packs codes, along a row or across rows, in one read and one write.
 
-The operations are those of `quark_schemes.arithmetic.bits`.
+The operations are those of `quark_schemes.arithmetic.packing`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quark.errors import ConfigError
-from quark_schemes.arithmetic.bits import (
+from quark_schemes.arithmetic.packing import (
     ORDERS,
     pack_bits,
     pack_flags,
