@@ -41,7 +41,8 @@ CASES: dict[str, tuple[nn.Module, dict[str, Any]]] = {
     "conv2d-input-channels": (nn.Conv2d(32, 16, 3), {"weight": INT8, "input_tensors": CHANNELS}),
     "conv2d-dynamic": (nn.Conv2d(32, 16, 3), {"weight": FP8, "input_tensors": DYNAMIC}),
     "conv_transpose2d-int8": (nn.ConvTranspose2d(32, 16, 3, stride=2, groups=2), {"weight": INT8, "input_tensors": INT8}),
-    # The reference's axis 1 of torch's transposed layout is the output channels, which are axis 0 here, as of every other layer.
+    # The reference's axis 1 of torch's transposed layout is the output channels, which are axis 0 here, as of
+    # every other layer.
     "conv_transpose2d-outputs": (nn.ConvTranspose2d(32, 16, 3), {"weight": ROWS}),
     "embedding-int8": (nn.Embedding(16, 32), {"weight": ROWS}),
     "embedding_bag-int4": (nn.EmbeddingBag(16, 32), {"weight": GROUPS}),

@@ -127,7 +127,8 @@ def test_difference_e5m3_scales_under_a_global_one_are_encoded_and_not_cast(sche
     assert relative[0] < 0.12, "half a step of E2M1, of values spread over each block"
     assert relative[1] > 0.9
     assert {k: (t.shape, t.dtype) for k, t in packed.items()} == {k: (t.shape, t.dtype) for k, t in exported(scheme, layer).items()}
-    # By the definition: the largest block's scale is the largest E5M3 number, 254, and the outer scale spans the whole group of siblings.
+    # By the definition: the largest block's scale is the largest E5M3 number, 254, and the outer scale spans
+    # the whole group of siblings.
     if layer == "down_proj":
         assert packed["scale"].max() == 254
         assert packed["scale_2"] == weight.abs().max() / (6 * 114688)
@@ -154,7 +155,8 @@ def test_difference_activations_have_a_scale_for_each_token_at_any_rank(layer: s
     theirs = recorded(PER_TOKEN)[f"qdq.{layer}.input"]
     assert not torch.equal(quantizer.fake_quantize(x), theirs)
     assert torch.equal(quantizer.fake_quantize(x), quantizer.fake_quantize(x.reshape(-1, x.shape[-1])).reshape(x.shape))
-    # The same arithmetic: with a batch of one, where position and token are the same, the reference's rule gives our values.
+    # The same arithmetic: with a batch of one, where position and token are the same, the reference's rule
+    # gives our values.
     shared = torch.stack([quantizer.fake_quantize(x[:, t].reshape(1, -1)).reshape(x[:, t].shape) for t in range(x.shape[1])], dim=1)
     assert torch.equal(shared, theirs)
 
@@ -183,7 +185,9 @@ def test_difference_blocks_too_small_for_an_e5m3_scale_are_the_only_ones(case: s
 
 
 def test_difference_a_real_zero_point_is_added_before_rounding() -> None:
-    """By definition ``code = round(x / scale + zero_point)``: the ends of the range are exact. The reference rounds first, and its
+    """By definition ``code = round(x / scale + zero_point)``: the ends of the range are exact.
+
+    The reference rounds first, and its
     simulation then differs from its export."""
     data = load_file(GOLDEN / "specs" / f"{REAL_ZERO_POINT}.safetensors")
     values, _ = quantizer_for(spec_of(REAL_ZERO_POINT), activation=False).round_to_nearest(data["x"])

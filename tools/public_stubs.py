@@ -3,8 +3,9 @@
     python -m tools.public_stubs             # names stub files that are out of date; exit status 1 for any
     python -m tools.public_stubs --write     # writes them
 
-They say what `quark.torch.finder` does at run time: names are those of `quark.torch.import_paths` and of the records
-of this project's plugins. Names of other plugins, and those that are made when a module is imported, are `Any`.
+They say what `quark.torch.finder` does at run time: names are those of `quark.torch.import_paths` and of the
+records of this project's plugins. Names of other plugins, and those that are made when a module is imported,
+are `Any`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A program that runs scripts as ``python`` or ``torchrun`` would, in forks of itself: `test_process_group` starts it and sends it jobs.
+"""A program that runs scripts as ``python`` or ``torchrun`` would, in forks of itself.
+
+`test_process_group` starts it and sends it jobs.
 
 It reads one job a line from its standard input, as JSON, runs it in a fork, and answers with the exit code. A
 fork begins with torch and transformers imported, which otherwise takes most of the time of a run.

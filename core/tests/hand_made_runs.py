@@ -1,4 +1,4 @@
-"""Started runs of roundings, transforms and tunings that a test has made by hand, so that no plugin registers them."""
+"""Started runs of roundings, transforms and tunings that no plugin registers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def hand_made_run(
     tunings: Mapping[str, Tuning] | None = None,
     two_passes: bool = False,
 ) -> StartedRun:
-    """Return a run of this plan and these algorithms, whose transforms have changed what lies outside the blocks."""
+    """Return a run of this plan and these algorithms, whose global transforms have been applied."""
     named = {f"transform {i}": transform for i, transform in enumerate(transforms)}
     algorithms = HandMade(named, rounding or RoundToNearest(), None if rounding is None else "by hand", tunings or {})
     rows = with_algorithm(plan, algorithms, {block.name for block in decoder_blocks(model, plan.architecture)})

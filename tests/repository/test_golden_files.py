@@ -50,7 +50,8 @@ def test_the_script_makes_the_stored_model_tokens_and_inputs(manifest: dict, scr
     inputs, _ = script.layer_inputs(seed)
     for name, tensor in inputs.items():
         expected = stored[f"input.{name}"]
-        # Sums of 256 products in another order: 255 roundings of 2**-24 each, relative to terms that may cancel, so to the whole tensor.
+        # Sums of 256 products in another order: 255 roundings of 2**-24 each, relative to terms that may
+        # cancel, so to the whole tensor.
         assert float((tensor - expected).norm()) <= 2**-16 * float(expected.norm()), name
 
 

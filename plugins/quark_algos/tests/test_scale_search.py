@@ -1,4 +1,4 @@
-"""The search of scales: which of several factors is taken, and when the search of scales that span rows ends."""
+"""The search of scales: which factor is taken, and when the search of spanning scales ends."""
 
 from __future__ import annotations
 

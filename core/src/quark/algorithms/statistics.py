@@ -71,7 +71,7 @@ class Statistic(ABC):
 
         Args:
             x: The layers' input in the quantized model, ``[tokens, K]``, in the model's dtype.
-            reference: The layers' input in the float model, likewise; None where unknown, or without ``wants_float``.
+            reference: The layers' input in the float model, likewise; None if unknown or not wanted.
 
         Raises:
             PluginError: The statistic has changed ``x``.

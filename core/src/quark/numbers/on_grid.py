@@ -62,7 +62,7 @@ SAMPLE = 1 << 13
 def grid_error(
     quantizer: TensorQuantizer, qparams: QParams | None, values: Tensor, codes: Tensor | None = None, *, sampled: bool = False
 ) -> str | None:
-    """Return why values do not lie on a quantizer's grid, or why their scales are unusable; None where all is well.
+    """Return why values are not on a quantizer's grid, or why their scales are unusable, or None.
 
     Checks every scale and every element, in about the time that rounding it takes.
 
@@ -88,7 +88,7 @@ def grid_error(
     decoded = quantizer.dequantize(quantizer.codes_of(values, scales) if codes is None else codes, scales)
     if every is values:
         return off_grid(values, decoded)
-    # One answer of the device for both: NaN and Inf survive a sum. Where it overflows, elements are looked at.
+    # One answer of the device for both: NaN and Inf survive a sum. If it overflows, elements are looked at.
     if bool(every.sum(dtype=torch.float32).isfinite() & (decoded.to(values.dtype) == values).all()):
         return None
     return off_grid(values, decoded) if bool(every.isfinite().all()) else "holds NaN or Inf"

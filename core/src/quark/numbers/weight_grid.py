@@ -170,7 +170,7 @@ class WeightGrid:
         return [(values, qparams) for values, qparams, _ in self.coded_weights(qt, scales, dtype)]
 
     def coded_weights(self, qt: Tensor, scales: GroupScales, dtype: torch.dtype) -> list[tuple[Tensor, QParams, Tensor | None]]:
-        """Return `weights`, each with its codes where finding the values has taken them; None where it has not."""
+        """Return `weights`, each with the codes that rounding has found; None if it has found none."""
         layers = []
         limit = torch.finfo(dtype).max
         low, high = numbers(*torch.aminmax(qt))

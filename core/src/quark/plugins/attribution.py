@@ -38,7 +38,7 @@ class Origin:
 
     @property
     def is_checked_whole(self) -> bool:
-        """Whether each element of its results is checked: those of other projects are, and under ``QUARK_STRICT_PLUGINS`` all."""
+        """Whether each element of its results is checked: of other projects, and if plugins are strict."""
         return catalog().is_strict or self.source.distribution not in (CORE, *BUILT_IN)
 
     def __str__(self) -> str:
