@@ -1,4 +1,4 @@
-"""Makes the stub files by which type checkers and editors see AMD Quark's public modules, which have no source files.
+"""Makes the stub files by which type checkers see AMD Quark's public modules, which have no source files.
 
     python -m tools.public_stubs             # names stub files that are out of date; exit status 1 for any
     python -m tools.public_stubs --write     # writes them
@@ -29,7 +29,7 @@ HEADER = "# Written by tools/public_stubs.py: run it again after a change of nam
 
 
 def references() -> dict[str, dict[str, str]]:
-    """The reference of each name, ``"module:attribute"``, by public module below `BELOW`; packages without names too."""
+    """Returns the reference of each name, ``"module:attribute"``, by public module below `BELOW`."""
     claims = [entry for registry in catalog().registries.values() for entry in registry.claims()]
     exports = {
         name: f"{reference.module}:{reference.attribute}"
@@ -52,7 +52,7 @@ def references() -> dict[str, dict[str, str]]:
 
 
 def is_written(module: str, name: str) -> bool:
-    """Whether the source of a module has the name, which is not so where it is made when the module is imported."""
+    """Whether the source of a module has the name; a name that is made at import is not there."""
     spec = find_spec(module)
     tree = ast.parse(Path((spec and spec.origin) or "").read_text(encoding="utf-8"))
     return any(name in (getattr(node, "name", None), getattr(node, "asname", None), getattr(node, "id", None)) for node in ast.walk(tree))
