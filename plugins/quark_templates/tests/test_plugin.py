@@ -25,7 +25,7 @@ print(loaded(), "torch" in sys.modules)
 """
 
 
-@pytest.mark.parametrize(("model_type", "lineage"), [("llama", "llama"), ("grok-1", "mixtures"), ("qwen3_5_moe_text", "qwen")])
+@pytest.mark.parametrize(("model_type", "lineage"), [("llama", "llama"), ("grok-1", "other_mixtures"), ("qwen3_5_moe_text", "qwen")])
 def test_listing_imports_no_lineage_and_loading_a_template_imports_its_own_without_torch(model_type: str, lineage: str) -> None:
     run = subprocess.run([sys.executable, "-c", _LOADED % model_type], capture_output=True, text=True, check=True)
     assert run.stdout.splitlines() == ["[]", f"{sorted(['bases', lineage])} False"]

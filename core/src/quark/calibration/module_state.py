@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from quark.calibration.finite import is_finite
 from quark.models.layers import QuantizedLayer, QuantizerModule
+from quark.numbers import on_grid
 from quark.numbers.on_grid import grid_error, scales_error
 from quark.plugins.expected import described
 
@@ -104,7 +105,7 @@ def _grid_error(module: QuantizerModule, weight: Tensor, *, whole: bool) -> str 
     if (wrong := scales_error(quantizer, qparams, tuple(weight.shape))) is not None:
         return wrong
     module.codes = quantizer.codes_of(weight, qparams)
-    return grid_error(quantizer, qparams, weight, module.codes)
+    return on_grid.off_grid(weight, quantizer.dequantize(module.codes, qparams))
 
 
 def _same(value: Any, expected: Tensor) -> bool:

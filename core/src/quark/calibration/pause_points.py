@@ -51,6 +51,7 @@ class PausePoint:
         self._expected: dict[Forward, Tensor] | None = None
         self._plain: Any = layer.forward
         self._float_weight = quantized.weight
+        self._codes = None if quantized.weight_quantizer is None else quantized.weight_quantizer.codes
         self._width: int = quantized.weight.shape[0]  # type: ignore[index,assignment]
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -81,11 +82,13 @@ class PausePoint:
         self._expected = None if expected is None else dict(expected)
 
     def reopen(self) -> None:
-        """Take the float weight back.
+        """Take back the float weight, and the codes of a layer that came with them.
 
         Another input came than was expected, and the layer is to be rounded for that one.
         """
         self.quantized.weight = self._float_weight
+        if self.quantized.weight_quantizer is not None:
+            self.quantized.weight_quantizer.codes = self._codes
         self.is_done, self._expected = False, None
 
 

@@ -161,8 +161,9 @@ def test_layers_can_be_named_and_must_be_there() -> None:
         quantized(rotated("int4_wo_32", asked=named))
 
 
-def test_r1_online_rotates_the_inputs_of_what_reads_the_residual_stream(tmp_path: Path) -> None:
-    model = quantized(rotated("mxfp4", "gptq", asked={"r1": True, "r4": False, "online_r1_rotation": True, "rotation_size": 32}))
+@pytest.mark.parametrize("scheme", ["mxfp4", "nvfp4"])
+def test_r1_online_rotates_the_inputs_of_what_reads_the_residual_stream(scheme: str, tmp_path: Path) -> None:
+    model = quantized(rotated(scheme, "gptq", asked={"r1": True, "r4": False, "online_r1_rotation": True, "rotation_size": 32}))
     inside = {n.removeprefix("model.layers.0.") for n, m in model.named_modules() if is_rotated(m) and n.startswith("model.layers.0.")}
     assert inside == {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"}
     assert torch.equal(model.model.embed_tokens.weight, tiny.tiny_model().get_submodule("model.embed_tokens").weight)
