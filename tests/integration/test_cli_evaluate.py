@@ -55,7 +55,8 @@ def test_a_window_with_more_tokens_than_a_batch_is_a_batch(monkeypatch: pytest.M
     monkeypatch.setattr(evaluate, "_TOKENS_AT_A_TIME", 48)
     alone = run(tiny_model_dir(), *SHORT)
     assert (alone["windows"], alone["tokens"]) == (found["windows"], found["tokens"])
-    assert alone["perplexity"] == pytest.approx(found["perplexity"], rel=1e-5)
+    # The model computes in bfloat16, and sums of other batches have other last bits.
+    assert alone["perplexity"] == pytest.approx(found["perplexity"], rel=2.0**-8)
 
 
 def test_people_get_sentences():
