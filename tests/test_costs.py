@@ -1,0 +1,65 @@
+"""Runs cost what `tools/costs/costs.json` says, in counts that no machine and no load changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tools.costs import recorded
+from tools.costs.counter import OperationCounter
+from tools.costs.recorded import differences
+from tools.costs.runs import RUNS, Cost, cost_of
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_cost_of_a_run(name: str) -> None:
+    """A cost that falls is recorded too: what was won is not to be lost again unseen."""
+    found = [str(d) for d in differences(recorded.read()[name], cost_of(RUNS[name]))]
+    assert not found, f"{name}: {'; '.join(found)}. python -m tools.costs phases shows where; python -m tools.costs record keeps it"
+
+
+def test_cost_is_the_same_twice() -> None:
+    assert cost_of(RUNS["gptq"]) == cost_of(RUNS["gptq"])
+
+
+def test_differences_are_those_above_two_percent() -> None:
+    before = Cost(2.0, 100.0, 1000, 50)
+    assert differences(before, Cost(2.039, 98.1, 1020, 49)) == []
+    found = differences(before, Cost(2.05, 97.9, 1021, 48))
+    assert [(d.unit, d.is_rise) for d in found] == [("flops", True), ("bytes", False), ("operations", True), ("waits", False)]
+
+
+def test_a_rise_is_recorded_with_its_reason_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from tools.costs import __main__ as program
+
+    monkeypatch.setattr(recorded, "FILE", tmp_path / "costs.json")
+    name, cheap, dear = "rtn", Cost(1.0, 1.0, 10, 1), Cost(1.0, 1.0, 11, 1)
+    recorded.write({}, {name: cheap}, {})
+    monkeypatch.setattr(program, "cost_of", lambda case: dear)
+    assert "--why" in str(program.main(["record", name]))
+    assert recorded.read() == {name: cheap}
+    assert program.main(["record", name, "--why", "two figures more"]) is None
+    assert recorded.read() == {name: dear}
+    assert "two figures more" in recorded.FILE.read_text(encoding="utf-8")
+
+
+def test_flops_of_products_and_factorizations() -> None:
+    spd = torch.eye(6) * 2
+    with OperationCounter() as counter:
+        torch.ones(2, 3) @ torch.ones(3, 4)
+        torch.zeros(5).addmv_(torch.ones(5, 7), torch.ones(7))
+        torch.linalg.cholesky_ex(spd)
+    assert counter.total.flops == 2 * 2 * 3 * 4 + 2 * 5 * 7 + 6**3 / 3
+
+
+def test_bytes_of_what_is_read_and_written() -> None:
+    x, row = torch.ones(4, 8), torch.ones(8)
+    with OperationCounter() as counter:
+        x + row.expand(4, 8)
+    assert (counter.total.bytes, counter.total.operations) == (4 * (32 + 8 + 32), 1)
+    with OperationCounter() as counter:
+        x.view(32).t()[:3]
+        torch.empty(1000)
+    assert counter.total.bytes == 0

@@ -1,0 +1,1 @@
+"""What runs cost, counted: FLOPs, bytes, operations and waits for a device."""

@@ -1,0 +1,56 @@
+"""Count what runs cost, in FLOPs, bytes, operations and waits, which no other work on the machine changes.
+
+    python -m tools.costs                               # counts, beside the recorded ones
+    python -m tools.costs record [NAME ...]             # writes them; a cost that rises needs --why
+    python -m tools.costs phases NAME ...               # where the FLOPs and bytes of a run go
+
+`tests/test_costs.py` holds every run to its recorded counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+from tools.costs.recorded import differences, read, write
+from tools.costs.runs import RUNS, cost_of, phases_of
+
+
+def main(arguments: list[str] | None = None) -> str | None:
+    """Count, and show or record; return the reason of a refusal."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=["show", "record", "phases"], nargs="?", default="show")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(RUNS)}; default: all")
+    parser.add_argument("--why", help="why costs rise; kept beside them")
+    args = parser.parse_args(arguments)
+    if unknown := [name for name in args.names if name not in RUNS]:
+        parser.error(f"no run is named {unknown[0]!r}: the names are {', '.join(RUNS)}")
+    names = args.names or list(RUNS)
+    if args.task == "phases":
+        for name in names:
+            _show_phases(name)
+        return None
+    recorded, counted = read(), {name: cost_of(RUNS[name]) for name in names}
+    for name in names:
+        print(f"{name}: {counted[name]}", *differences(recorded.get(name), counted[name]), sep="\n    ")
+    if args.task == "show":
+        return None
+    rising = [name for name in names if any(d.is_rise for d in differences(recorded.get(name), counted[name]))]
+    if rising and not args.why:
+        return f"{', '.join(rising)}: costs more than was recorded. Find what made it so, or record it with --why 'the reason'"
+    write(recorded, counted, dict.fromkeys(rising, args.why))
+    return None
+
+
+def _show_phases(name: str) -> None:
+    table = Table("phase", "MFLOP", "MB", "operations", title=name)
+    for phase, counts in phases_of(RUNS[name]).items():
+        table.add_row(phase, f"{counts.flops / 1e6:.1f}", f"{counts.bytes / 1e6:.2f}", str(counts.operations))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

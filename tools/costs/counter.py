@@ -1,0 +1,121 @@
+"""OperationCounter: counts torch's operations, their FLOPs and the bytes that they move, by phase."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+__all__ = ["Counts", "OperationCounter"]
+
+_ATEN = torch.ops.aten
+
+
+@attrs.define
+class Counts:
+    """FLOPs, bytes and number of operations.
+
+    Attributes:
+        flops: Of products, factorizations and solutions of systems: a multiplication and an addition are two.
+            Elementwise operations have none; their cost is the bytes that they move.
+        bytes: Read from operands and written to results, each operation for itself: what a cache saves is not
+            known. An operand that is broadcast is read once.
+        operations: Those that read or write; views do not count.
+    """
+
+    flops: float = 0.0
+    bytes: int = 0
+    operations: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        """Return the sum."""
+        return Counts(self.flops + other.flops, self.bytes + other.bytes, self.operations + other.operations)
+
+
+class OperationCounter(TorchDispatchMode):
+    """Counts what the operations of this thread cost while it is entered.
+
+    Attributes:
+        phase: The phase that operations are counted in from now on.
+        phases: `Counts` by phase.
+
+    Example:
+        >>> with OperationCounter() as counter:
+        ...     _ = torch.ones(2, 3) @ torch.ones(3, 4)
+        >>> counter.total.flops
+        48.0
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.phase = ""
+        self.phases: dict[str, Counts] = {}
+
+    @property
+    def total(self) -> Counts:
+        """The sum over all phases."""
+        return sum(self.phases.values(), Counts())
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation, and count it."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if not _is_view(func):
+            written = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
+            read = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+            moved = 0 if func.overloadpacket in _ALLOCATIONS else sum(map(_bytes, read + written))
+            self.phases[self.phase] = self.phases.get(self.phase, Counts()) + Counts(_flops(func, args, kwargs, result), moved, 1)
+        return result
+
+
+_ALLOCATIONS = {_ATEN.empty, _ATEN.empty_like, _ATEN.empty_strided, _ATEN.new_empty, _ATEN.new_empty_strided}
+
+
+def _is_view(func: Any) -> bool:
+    """Return whether the results of an operation share memory with its operands, and nothing is written."""
+    returned = [value.alias_info for value in func._schema.returns]
+    return bool(returned) and all(alias is not None and not alias.is_write for alias in returned)
+
+
+def _bytes(tensor: Tensor) -> int:
+    """Return the bytes of a tensor; a dimension that is broadcast (stride 0) counts once."""
+    sizes = (size if stride else 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.element_size() * (math.prod(sizes) if tensor.numel() else 0)
+
+
+def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
+    """Return the FLOPs of an operation: torch's own formulas of products, and those of `_OTHER_FLOPS`."""
+    packet = func.overloadpacket
+    if packet in _OTHER_FLOPS:
+        return _OTHER_FLOPS[packet](*args)
+    formula = flop_registry.get(_IN_PLACE.get(packet, packet))
+    return 0.0 if formula is None else float(formula(*args, **kwargs, out_val=result))
+
+
+_IN_PLACE = {_ATEN.addmm_: _ATEN.addmm, _ATEN.baddbmm_: _ATEN.baddbmm}
+"""Products that are added to a tensor in place, whose formulas torch has under the other name."""
+
+
+_OTHER_FLOPS: Mapping[Any, Callable[..., float]] = {
+    _ATEN.dot: lambda a, b: 2.0 * a.numel(),
+    _ATEN.mv: lambda a, b: 2.0 * a.numel(),
+    _ATEN.addmv: lambda c, a, b, **_: 2.0 * a.numel(),
+    _ATEN.addmv_: lambda c, a, b, **_: 2.0 * a.numel(),
+    _ATEN.addr: lambda c, a, b, **_: 2.0 * a.numel() * b.numel(),
+    _ATEN.addr_: lambda c, a, b, **_: 2.0 * a.numel() * b.numel(),
+    _ATEN.linalg_cholesky_ex: lambda a, **_: a.numel() * a.shape[-1] / 3.0,
+    _ATEN.cholesky_inverse: lambda a, *_: 2.0 * a.numel() * a.shape[-1] / 3.0,
+    _ATEN.cholesky_solve: lambda b, a, *_: 2.0 * b.numel() * a.shape[-1],
+    _ATEN.linalg_solve_triangular: lambda a, b, **_: float(b.numel() * a.shape[-1]),
+    _ATEN.linalg_inv_ex: lambda a, **_: 2.0 * a.numel() * a.shape[-1],
+    _ATEN._linalg_eigh: lambda a, *_: 9.0 * a.numel() * a.shape[-1],
+    _ATEN.linalg_qr: lambda a, *_: 4.0 * a.numel() * a.shape[-1] / 3.0,
+}
+"""Leading terms of the FLOPs of operations for which torch has no formula."""

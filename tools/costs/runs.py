@@ -1,0 +1,185 @@
+"""The runs whose cost is counted: a small model, quantized by each algorithm and on each route."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.config.model import QConfig
+from quark.plugins import Event, PhaseStarted, listening
+from quark.runs import ModelQuantizer, quantize_checkpoint
+from quark.torch import LLMTemplate
+from quark_devkit.simulated_device import NAME, simulated_device
+from tools.costs.counter import Counts, OperationCounter
+
+__all__ = ["RUNS", "Cost", "cost_of", "phases_of"]
+
+BLOCKS, HIDDEN, SAMPLES, TOKENS = 2, 128, 8, 128
+"""As many tokens for each channel as 8 sequences of 512 tokens give a model of 576 channels."""
+
+
+@attrs.frozen
+class RunCase:
+    """A run that is counted.
+
+    Attributes:
+        scheme: Name of the scheme.
+        algorithms: Names of the algorithms, in order.
+        settings: Settings by name of the algorithm, where they differ from the defaults.
+        is_from_disk: Whether the model goes from a checkpoint to a checkpoint.
+    """
+
+    scheme: str
+    algorithms: tuple[str, ...] = ()
+    settings: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
+    is_from_disk: bool = False
+
+
+RUNS: Mapping[str, RunCase] = {
+    "rtn": RunCase("int4_wo_64"),
+    "rtn, from disk": RunCase("int4_wo_64", is_from_disk=True),
+    "mxfp4": RunCase("mxfp4"),
+    "static int8": RunCase("int8"),
+    "gptq": RunCase("int4_wo_64", ("gptq",)),
+    "gptq, from disk": RunCase("int4_wo_64", ("gptq",), is_from_disk=True),
+    "gptaq": RunCase("int4_wo_64", ("gptaq",)),
+    "qronos": RunCase("int4_wo_64", ("qronos",)),
+    "smoothquant, int8": RunCase("int8", ("smoothquant",)),
+    "autosmoothquant": RunCase("int4_wo_64", ("autosmoothquant",)),
+    "awq": RunCase("int4_wo_64", ("awq",)),
+    "awq+gptq": RunCase("int4_wo_64", ("awq", "gptq")),
+    "rotation+gptq, mxfp4": RunCase("mxfp4", ("rotation", "gptq")),
+    "rotation+smoothquant, int8": RunCase("int8", ("rotation", "smoothquant")),
+    "awq+gptq+tuning, one epoch": RunCase("int4_wo_64", ("awq", "gptq", "tuning"), {"tuning": {"epochs": 1}}),
+}
+
+
+@attrs.frozen
+class Cost:
+    """The cost of a run, in units that do not depend on the machine.
+
+    Attributes:
+        flops: FLOPs ÷ those of a float forward of the calibration tokens.
+        bytes: Bytes read and written ÷ those of the float weights of the decoder blocks.
+        operations: Operations for each block.
+        waits: Times that the host waits for a device, where the run is on one; None from disk.
+    """
+
+    flops: float
+    bytes: float
+    operations: int
+    waits: int | None
+
+
+def cost_of(case: RunCase) -> Cost:
+    """Count a run."""
+    forward, weights = _forward_and_weights()
+    total = sum(phases_of(case).values(), Counts())
+    waits = None if case.is_from_disk else _waits(case)
+    return Cost(round(total.flops / forward, 3), round(total.bytes / weights, 1), total.operations // BLOCKS, waits)
+
+
+def phases_of(case: RunCase) -> dict[str, Counts]:
+    """Return the `Counts` of a run by phase; ``""`` is all that lies outside the phases.
+
+    The plan is left out: its cost depends on what the process has planned before.
+    """
+    config = _config(case)
+    _warm_up()
+    with _one_thread(), _prepared(case, config) as run:
+        counter = OperationCounter()
+
+        def hear(event: Event) -> None:
+            if isinstance(event, PhaseStarted):
+                counter.phase = event.phase
+
+        with listening(hear), counter:
+            run()
+    return {phase: counts for phase, counts in counter.phases.items() if phase != "plan"}
+
+
+@cache
+def _warm_up() -> None:
+    """Do a run, after which the process has in its caches all that runs find out once."""
+    case = RUNS["rtn, from disk"]
+    with _prepared(case, _config(case)) as run:
+        run()
+
+
+def _forward_and_weights() -> tuple[float, int]:
+    """Return the FLOPs of a float forward of all tokens, and the bytes of the weights in the blocks."""
+    model = _model()
+    with torch.no_grad(), OperationCounter() as counter:
+        for sequence in _tokens():
+            model(sequence)
+    return counter.total.flops, sum(p.nbytes for p in model.model.layers.parameters() if p.ndim == 2)
+
+
+@contextmanager
+def _prepared(case: RunCase, config: QConfig) -> Iterator[Callable[[], object]]:
+    """Yield a function that does the run, for which all is ready."""
+    if not case.is_from_disk:
+        model = _model()
+        yield lambda: ModelQuantizer(config).quantize_model(model, _tokens() if _needs_data(case) else None)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        _model().save_pretrained(Path(folder) / "float")
+        data = _tokens() if _needs_data(case) else None
+        yield lambda: quantize_checkpoint(Path(folder) / "float", Path(folder) / "quantized", config, data)
+
+
+def _waits(case: RunCase) -> int:
+    """Return how often the host waits for the simulated accelerator."""
+    config = _config(case)
+    with _one_thread(), simulated_device() as device:
+        model = _model().to(NAME)
+        device.waits.clear()
+        ModelQuantizer(config).quantize_model(model, _tokens() if _needs_data(case) else None)
+        return len(device.waits)
+
+
+def _needs_data(case: RunCase) -> bool:
+    return bool(case.algorithms) or case.scheme == "int8"
+
+
+def _config(case: RunCase) -> QConfig:
+    config: QConfig = LLMTemplate.get("llama").get_config(scheme=case.scheme, algorithm=list(case.algorithms) or None)
+    for settings in config.algo_config or []:
+        for name, value in case.settings.get(settings.name, {}).items():
+            setattr(settings, name, value)
+    return config
+
+
+def _model() -> Any:
+    """Return a Llama of random weights, whose attention is written out in operations that have formulas."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": HIDDEN, "intermediate_size": 3 * HIDDEN, "num_hidden_layers": BLOCKS, "vocab_size": 256}
+    config = LlamaConfig(num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=TOKENS, **sizes)
+    config._attn_implementation = "eager"
+    return LlamaForCausalLM(config).eval().requires_grad_(False)
+
+
+def _tokens() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(3, 256, (1, TOKENS), generator=generator) for _ in range(SAMPLES)]
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute in this thread alone: others would not be counted."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
