@@ -17,7 +17,7 @@ from tools.costs.runs import RUNS, Cost, cost_of
 def test_cost_of_a_run(name: str) -> None:
     """A cost that falls is recorded too: what was won is not to be lost again unseen."""
     found = [str(d) for d in differences(recorded.read()[name], cost_of(RUNS[name]))]
-    assert not found, f"{name}: {'; '.join(found)}. python -m tools.costs phases shows where; python -m tools.costs record keeps it"
+    assert not found, f"{name}: {'; '.join(found)}. python -m tools.costs parts shows where; python -m tools.costs record keeps it"
 
 
 def test_cost_is_the_same_twice() -> None:

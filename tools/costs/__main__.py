@@ -2,7 +2,7 @@
 
     python -m tools.costs                               # counts, beside the recorded ones
     python -m tools.costs record [NAME ...]             # writes them; a cost that rises needs --why
-    python -m tools.costs phases NAME ...               # where the FLOPs and bytes of a run go
+    python -m tools.costs parts NAME ...                # where the FLOPs and bytes of a run go
 
 `tests/test_costs.py` holds every run to its recorded counts.
 """
@@ -12,26 +12,27 @@ from __future__ import annotations
 import argparse
 import sys
 
+import attrs
 from rich.console import Console
 from rich.table import Table
 
 from tools.costs.recorded import differences, read, write
-from tools.costs.runs import RUNS, cost_of, phases_of
+from tools.costs.runs import RUNS, cost_of, parts_of
 
 
 def main(arguments: list[str] | None = None) -> str | None:
     """Count, and show or record; return the reason of a refusal."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=["show", "record", "phases"], nargs="?", default="show")
+    parser.add_argument("task", choices=["show", "record", "parts"], nargs="?", default="show")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(RUNS)}; default: all")
     parser.add_argument("--why", help="why costs rise; kept beside them")
     args = parser.parse_args(arguments)
     if unknown := [name for name in args.names if name not in RUNS]:
         parser.error(f"no run is named {unknown[0]!r}: the names are {', '.join(RUNS)}")
     names = args.names or list(RUNS)
-    if args.task == "phases":
+    if args.task == "parts":
         for name in names:
-            _show_phases(name)
+            _show_parts(name)
         return None
     recorded, counted = read(), {name: cost_of(RUNS[name]) for name in names}
     for name in names:
@@ -45,11 +46,11 @@ def main(arguments: list[str] | None = None) -> str | None:
     return None
 
 
-def _show_phases(name: str) -> None:
-    table = Table("phase", "MFLOP", "MB", "operations", title=name)
-    for phase, counts in phases_of(RUNS[name]).items():
-        table.add_row(phase, f"{counts.flops / 1e6:.1f}", f"{counts.bytes / 1e6:.2f}", str(counts.operations))
-    Console().print(table)
+def _show_parts(name: str) -> None:
+    table = Table("phase", "module", "FLOPs ÷ forward", "bytes ÷ weights", "operations a block", title=name)
+    for part in parts_of(RUNS[name]):
+        table.add_row(*map(str, attrs.astuple(part)))
+    Console(width=120).print(table)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""OperationCounter: counts torch's operations, their FLOPs and the bytes that they move, by phase."""
+"""OperationCounter: counts torch's operations, their FLOPs and bytes, by phase of a run and by module."""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any
 
 import attrs
@@ -16,6 +18,8 @@ from torch.utils.flop_counter import flop_registry
 __all__ = ["Counts", "OperationCounter"]
 
 _ATEN = torch.ops.aten
+_SERVING = ("quark.base.", "quark.numbers.", "quark_schemes.", "quark_devkit.")
+"""Prefixes of modules whose work is done for others."""
 
 
 @attrs.define
@@ -40,11 +44,12 @@ class Counts:
 
 
 class OperationCounter(TorchDispatchMode):
-    """Counts what the operations of this thread cost while it is entered.
+    """Counts the operations of this thread, their FLOPs and bytes, while it is entered.
 
     Attributes:
         phase: The phase that operations are counted in from now on.
-        phases: `Counts` by phase.
+        parts: `Counts` by phase and by the module of this project that asked for the operation, such as
+            ``("solve", "quark_algos.scale_search")``; number formats and quantizers count with their callers.
 
     Example:
         >>> with OperationCounter() as counter:
@@ -56,12 +61,12 @@ class OperationCounter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.phase = ""
-        self.phases: dict[str, Counts] = {}
+        self.parts: dict[tuple[str, str], Counts] = {}
 
     @property
     def total(self) -> Counts:
-        """The sum over all phases."""
-        return sum(self.phases.values(), Counts())
+        """The sum over all phases and modules."""
+        return sum(self.parts.values(), Counts())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation, and count it."""
@@ -71,11 +76,22 @@ class OperationCounter(TorchDispatchMode):
             written = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
             read = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
             moved = 0 if func.overloadpacket in _ALLOCATIONS else sum(map(_bytes, read + written))
-            self.phases[self.phase] = self.phases.get(self.phase, Counts()) + Counts(_flops(func, args, kwargs, result), moved, 1)
+            part = self.phase, _module(sys._getframe())
+            self.parts[part] = self.parts.get(part, Counts()) + Counts(_flops(func, args, kwargs, result), moved, 1)
         return result
 
 
 _ALLOCATIONS = {_ATEN.empty, _ATEN.empty_like, _ATEN.empty_strided, _ATEN.new_empty, _ATEN.new_empty_strided}
+
+
+def _module(frame: FrameType | None) -> str:
+    """Return the nearest module of this project that does not serve others; ``""`` where there is none."""
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name.startswith("quark") and not name.startswith(_SERVING):
+            return str(name)
+        frame = frame.f_back
+    return ""
 
 
 def _is_view(func: Any) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import attrs
 
-from tools.costs.runs import RUNS, Cost
+from tools.costs.runs import RUNS, Cost, Part, parts_of
 
-__all__ = ["ALLOWED", "FILE", "Difference", "differences", "read", "write"]
+__all__ = ["ALLOWED", "FILE", "Difference", "differences", "parts", "read", "write"]
 
 FILE = Path(__file__).with_name("costs.json")
 ALLOWED = 0.02
@@ -55,6 +56,12 @@ def read() -> dict[str, Cost]:
     return {name: Cost(**{field.name: entry[field.name] for field in attrs.fields(Cost)}) for name, entry in entries.items()}
 
 
+def parts(name: str) -> list[Part]:
+    """Return the recorded parts of the cost of a run, those that move most bytes first."""
+    entry = json.loads(FILE.read_text(encoding="utf-8"))[name]
+    return [Part(*values) for values in entry["parts"]]
+
+
 def write(recorded: Mapping[str, Cost], counted: Mapping[str, Cost], reasons: Mapping[str, str | None]) -> None:
     """Write costs that were counted over those that were recorded, with the reasons for costs that rise.
 
@@ -65,6 +72,14 @@ def write(recorded: Mapping[str, Cost], counted: Mapping[str, Cost], reasons: Ma
         told = entries.get(name, {}).get("rises", [])
         if name in reasons:
             told = [*told, {"from": attrs.asdict(recorded[name]), "why": reasons[name]}]
-        entries[name] = attrs.asdict(cost) | ({"rises": told} if told else {})
-    text = json.dumps({name: entries[name] for name in RUNS if name in entries}, indent=1, ensure_ascii=False)
-    FILE.write_text(text + "\n", encoding="utf-8")
+        entries[name] = attrs.asdict(cost) | {"parts": [attrs.astuple(part) for part in parts_of(RUNS[name])]}
+        entries[name] |= {"rises": told} if told else {}
+    lines = (f" {json.dumps(name)}: {_lines(entries[name])}" for name in RUNS if name in entries)
+    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def _lines(entry: Mapping[str, Any]) -> str:
+    """Return an entry as JSON, each of its parts on a line."""
+    rows = ",\n".join(f"   {json.dumps(part)}" for part in entry["parts"])
+    rest = ", ".join(f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in entry.items() if key != "parts")
+    return f'{{{rest},\n  "parts": [\n{rows}\n  ]}}'

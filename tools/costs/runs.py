@@ -20,10 +20,12 @@ from quark.torch import LLMTemplate
 from quark_devkit.simulated_device import NAME, simulated_device
 from tools.costs.counter import Counts, OperationCounter
 
-__all__ = ["RUNS", "Cost", "cost_of", "phases_of"]
+__all__ = ["RUNS", "Cost", "Part", "cost_of", "parts_of"]
 
-BLOCKS, HIDDEN, SAMPLES, TOKENS = 2, 128, 8, 128
-"""As many tokens for each channel as 8 sequences of 512 tokens give a model of 576 channels."""
+BLOCKS, HIDDEN, VOCABULARY, SAMPLES, TOKENS = 2, 128, 768, 8, 128
+"""Tokens ÷ channels, and the head's share of a forward, are those of SmolLM2-135M with 8 sequences of 512
+tokens; so the FLOPs of a run, in forwards, are near that model's.
+"""
 
 
 @attrs.frozen
@@ -79,16 +81,42 @@ class Cost:
     waits: int | None
 
 
+@attrs.frozen
+class Part:
+    """A part of the cost of a run.
+
+    Attributes:
+        phase: Phase of the run.
+        module: Module that does the work.
+        flops: As of `Cost`.
+        bytes: As of `Cost`.
+        operations: As of `Cost`.
+    """
+
+    phase: str
+    module: str
+    flops: float
+    bytes: float
+    operations: int
+
+
 def cost_of(case: RunCase) -> Cost:
     """Count a run."""
     forward, weights = _forward_and_weights()
-    total = sum(phases_of(case).values(), Counts())
+    total = sum(_counted(case).values(), Counts())
     waits = None if case.is_from_disk else _waits(case)
     return Cost(round(total.flops / forward, 3), round(total.bytes / weights, 1), total.operations // BLOCKS, waits)
 
 
-def phases_of(case: RunCase) -> dict[str, Counts]:
-    """Return the `Counts` of a run by phase; ``""`` is all that lies outside the phases.
+def parts_of(case: RunCase) -> list[Part]:
+    """Return the parts of the cost of a run, those that move most bytes first."""
+    forward, weights = _forward_and_weights()
+    ordered = sorted(_counted(case).items(), key=lambda item: -item[1].bytes)
+    return [Part(*part, round(c.flops / forward, 3), round(c.bytes / weights, 1), c.operations // BLOCKS) for part, c in ordered]
+
+
+def _counted(case: RunCase) -> dict[tuple[str, str], Counts]:
+    """Return the `Counts` of a run by phase and module.
 
     The plan is left out: its cost depends on what the process has planned before.
     """
@@ -103,7 +131,7 @@ def phases_of(case: RunCase) -> dict[str, Counts]:
 
         with listening(hear), counter:
             run()
-    return {phase: counts for phase, counts in counter.phases.items() if phase != "plan"}
+    return {part: counts for part, counts in counter.parts.items() if part[0] != "plan"}
 
 
 @cache
@@ -114,6 +142,7 @@ def _warm_up() -> None:
         run()
 
 
+@cache
 def _forward_and_weights() -> tuple[float, int]:
     """Return the FLOPs of a float forward of all tokens, and the bytes of the weights in the blocks."""
     model = _model()
@@ -163,7 +192,7 @@ def _model() -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": HIDDEN, "intermediate_size": 3 * HIDDEN, "num_hidden_layers": BLOCKS, "vocab_size": 256}
+    sizes = {"hidden_size": HIDDEN, "intermediate_size": 3 * HIDDEN, "num_hidden_layers": BLOCKS, "vocab_size": VOCABULARY}
     config = LlamaConfig(num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=TOKENS, **sizes)
     config._attn_implementation = "eager"
     return LlamaForCausalLM(config).eval().requires_grad_(False)
@@ -171,7 +200,7 @@ def _model() -> Any:
 
 def _tokens() -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return [torch.randint(3, 256, (1, TOKENS), generator=generator) for _ in range(SAMPLES)]
+    return [torch.randint(3, VOCABULARY, (1, TOKENS), generator=generator) for _ in range(SAMPLES)]
 
 
 @contextmanager

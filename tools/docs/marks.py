@@ -16,6 +16,7 @@
 ``{{ conformance }}``     the checks of the conformance suite
 ``{{ outcomes }}``        what a check can end in
 ``{{ benchmarks }}``      the page of benchmarks
+``{{ costs }}``           the counted costs of runs
 ``{{ measured }}``        the table of measured accuracy
 ``{{ mixed }}``           the tables of measured choices of mixed precision
 ``{{ peers }}``           the tables of the same work in several programs
@@ -33,6 +34,7 @@ from tools.docs import (
     client_results,
     command_line,
     conformance,
+    costs,
     events,
     manual,
     measured,
@@ -63,6 +65,7 @@ _GENERATORS: dict[str, Callable[[str, str], str]] = {
     "conformance": lambda _, __: conformance.checks(),
     "outcomes": lambda _, __: conformance.outcomes(),
     "benchmarks": lambda _, __: benchmark_page.page(),
+    "costs": lambda _, __: costs.table(),
     "measured": lambda _, __: measured.table(),
     "mixed": lambda _, __: mixed.table(),
     "peers": lambda _, __: peers.table(),

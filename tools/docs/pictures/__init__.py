@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from html import escape
 
-from tools.docs.pictures import accuracy, formats, run
+from tools.docs.pictures import accuracy, costs, formats, run
 from tools.docs.pictures.svg import Drawing
 
 __all__ = ["PICTURES", "figure"]
@@ -17,6 +17,8 @@ PICTURES: dict[str, Callable[[], Drawing]] = {
     "bits-per-weight": formats.bits_per_weight,
     "block-pipeline": run.block_pipeline,
     "lock-step": run.lock_step,
+    "cost-of-gptq": costs.cost_of_gptq,
+    "cost-of-awq-gptq": costs.cost_of_awq_gptq,
     "accuracy": accuracy.accuracy_against_bits,
 }
 
