@@ -14,6 +14,7 @@ copy                   rounding to nearest from disk to disk, beside loading and
 evaluate               peak memory of a comparison of two checkpoints, by block and in memory
 rtn         --model    rounding to nearest from load to finished export, beside a copy
 calibrated  and --text GPTQ, AWQ, Qronos: time in forwards, alone and beside a busy process
+cpu         and --text algorithms: CPU seconds of one thread, in forwards, whatever else the machine does
 ranks       and --text two processes of one core beside one
 mixed       and --text divergence of chosen schemes beside one scheme of that size, and a heuristic
 tuning      and --text accuracy of a tuned model, and its time
@@ -39,6 +40,7 @@ from pathlib import Path
 from benchmarks.results import Measurement, add_run
 
 INT4 = "gptq/int4_wo_64,awq/int4_wo_64,awq+gptq/int4_wo_64,qronos/int4_wo_64"
+ONE_THREAD = f"{INT4},none/int8,rotation+smoothquant/int8,awq+gptq+tuning/int4_wo_64"
 TUNED = "awq+gptq+tuning/mxfp4,awq+gptq+tuning/nvfp4"
 ROTATED = ["--runs", "rotation+smoothquant+gptq/int8", "--options", '{"r2": true, "r4": true}']
 MIXED = ["--sets", "fp8,mxfp6_e2m3,mxfp4_mxfp6_e2m3", "--bits", "5.125,6.25", "--uniform", "nvfp4,int4_wo_32,uint4_wo_32"]
@@ -73,6 +75,7 @@ BENCHMARKS: dict[str, tuple[str, Arguments]] = {
     "evaluate": ("disk_to_disk:measurements", lambda args: ["evaluate"]),
     "rtn": ("rtn:main", _with_model("--runs", "3")),
     "calibrated": ("calibrated:main", _with_text("--runs", INT4, "--busy", "1", "--no-quality")),
+    "cpu": ("calibrated:main", _with_text("--runs", ONE_THREAD, "--one-thread", "--no-quality")),
     "ranks": ("shared_run:main", _ranks),
     "mixed": ("mixed_precision:main", _with_text(*MIXED)),
     "tuning": ("calibrated:main", _with_text("--runs", "awq+gptq+tuning/int4_wo_64")),

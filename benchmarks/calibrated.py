@@ -1,13 +1,16 @@
 """Calibrated rounding on a real model: time against one forward, perplexity, divergence, memory.
 
     python -m benchmarks.calibrated MODEL TEXT_DIR [--runs gptq/int4_wo_64,qronos/mxfp4|table] [--preset
-                                    best|reference] [--dtype bfloat16] [--busy 1] [--repeats 3] [--no-quality]
+                                    best|reference] [--dtype bfloat16] [--one-thread] [--busy 1] [--repeats 3]
+                                    [--no-quality]
                                     [--out docs/data/calibrated.json]
 
 Protocol: that of `benchmarks.perplexity`. `ratio` is the whole of quantize_model ÷ one float forward over the
 calibration tokens, the faster of two, in the same process; `peak` is the growth of resident memory over the
 loaded model ÷ one block's weights, second moments and activations in float32. One process and one JSON line
 for each run, so that timings and memory of none depend on another; then a table.
+
+With ``--one-thread`` times are CPU seconds of one thread, which other work on the machine changes least.
 
 With ``--busy N`` each quantization is followed by the same one beside N processes that compute without end:
 `busy_ratio` is the median of their times ÷ that of the quiet ones. The project's bar is 2 for one busy
@@ -45,6 +48,16 @@ from quark_workbench.evaluate import compare
 
 FORWARDS = {"gptq": 2.0, "awq": 3.2, "awq+gptq": 3.5, "qronos": 3.8, "awq+gptq+tuning": 15.0}
 """Most float forwards that a run at int4_wo_64 may take."""
+THREAD_FORWARDS = {
+    "gptq/int4_wo_64": 1.95,
+    "awq/int4_wo_64": 3.0,
+    "awq+gptq/int4_wo_64": 3.3,
+    "qronos/int4_wo_64": 3.6,
+    "none/int8": 1.0,
+    "rotation+smoothquant/int8": 4.5,
+    "awq+gptq+tuning/int4_wo_64": 12.0,
+}
+"""Most float forwards that a run may take in CPU seconds of one thread."""
 BUSY = 2.0
 """Most times that a run may take as long beside one busy process as alone, on two cores."""
 ACCURACY = {
@@ -63,7 +76,9 @@ def measure(args: argparse.Namespace, algorithm: str, scheme: str) -> dict[str, 
     tokenizer = load_tokenizer(args.model)
     calib = sequences(tokenizer, args.text / "foldoc.txt", 200_000, 8, 512)
     model = load_model(args.model, args.dtype)
-    floor = min(forward_seconds(model, calib) for _ in range(2))
+    now = time.process_time if args.one_thread else time.perf_counter
+    torch.set_num_threads(1 if args.one_thread else torch.get_num_threads())
+    floor = min(forward_seconds(model, calib, now) for _ in range(2))
     allowed = _allowed_bytes(model, calib.numel())
     before = _resident()
     quiet, busy = [_quantize(args, algorithm, scheme, model, calib)], []
@@ -75,7 +90,7 @@ def measure(args: argparse.Namespace, algorithm: str, scheme: str) -> dict[str, 
                 busy.append(_quantize(args, algorithm, scheme, load_model(args.model, args.dtype), calib))
     took = statistics.median(quiet)
     result = {"algorithm": algorithm, "scheme": scheme, "preset": args.preset, "dtype": args.dtype, "ratio": round(took / floor, 2)}
-    result |= {"seconds": round(took, 2), "peak": round(grown, 2)}
+    result |= {"seconds": round(took, 2), "peak": round(grown, 2), "one_thread": args.one_thread}
     if args.busy:
         result |= {"busy": args.busy, "busy_seconds": round(statistics.median(busy), 2)}
         result |= {"busy_ratio": round(statistics.median(busy) / took, 2)}
@@ -91,9 +106,10 @@ def _quantize(args: argparse.Namespace, algorithm: str, scheme: str, model: torc
     config = LLMTemplate.get(model.config.model_type).get_config(scheme=scheme, algorithm=_names(algorithm) or None)
     options = {"preset": args.preset, **json.loads(args.options)}
     config.algo_config = [_with_options(settings, options) for settings in config.algo_config or []] or None
-    start = time.perf_counter()
+    now = time.process_time if args.one_thread else time.perf_counter
+    start = now()
     ModelQuantizer(config).quantize_model(model, list(calib.split(1)))
-    return time.perf_counter() - start
+    return now() - start
 
 
 def _with_options(settings: Any, options: Mapping[str, Any]) -> Any:
@@ -133,7 +149,10 @@ def measurements(results: Sequence[Mapping[str, Any]]) -> list[Measurement]:
     for one in results:
         algorithm, scheme, case = one["algorithm"], one["scheme"], f"{one['algorithm']}, {one['scheme']}"
         forwards = FORWARDS.get(algorithm) if scheme == "int4_wo_64" else None
-        found.append(Measurement("calibrated rounding", case, one["ratio"], "×", "one float forward over the calibration tokens", forwards))
+        name = "calibrated rounding"
+        if one.get("one_thread"):
+            name, forwards = f"{name}: CPU seconds of one thread", THREAD_FORWARDS.get(f"{algorithm}/{scheme}")
+        found.append(Measurement(name, case, one["ratio"], "×", "one float forward over the calibration tokens", forwards))
         if "busy_ratio" in one:
             bar = BUSY if algorithm in FORWARDS else None
             found.append(Measurement("calibrated rounding: beside a busy process", case, one["busy_ratio"], "×", "the same run alone", bar))
@@ -152,6 +171,7 @@ def main(arguments: list[str] | None = None) -> list[Measurement]:
     parser.add_argument("--preset", default="best")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--options", default="{}", help="further fields of the algorithms' settings, as JSON")
+    parser.add_argument("--one-thread", action="store_true", help="compute with one thread, and count its CPU seconds")
     parser.add_argument("--busy", type=int, default=0, metavar="N", help="measure beside N busy processes too, in alternation")
     parser.add_argument("--repeats", type=int, default=1, help="times to quantize; the median counts")
     parser.add_argument("--no-quality", action="store_true", help="time and memory only")

@@ -15,6 +15,7 @@ import json
 import logging
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -39,13 +40,13 @@ def sequences(tokenizer: object, path: Path, start: int, count: int, length: int
 
 
 @torch.no_grad()
-def forward_seconds(model: torch.nn.Module, calib: Tensor) -> float:
-    """One float forward over the calibration tokens, a sequence at a time."""
+def forward_seconds(model: torch.nn.Module, calib: Tensor, now: Callable[[], float] = time.perf_counter) -> float:
+    """Return the seconds, by a clock, of one float forward over the tokens, a sequence at a time."""
     model(calib[:1])
-    start = time.perf_counter()
+    start = now()
     for row in calib:
         model(row[None])
-    return time.perf_counter() - start
+    return now() - start
 
 
 def measure(

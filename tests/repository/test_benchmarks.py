@@ -62,6 +62,12 @@ def test_calibrated_runs_are_held_to_forwards_to_a_busy_process_and_to_accuracy(
     assert plain.bar is None
 
 
+def test_runs_in_seconds_of_one_thread_have_bars_of_their_own() -> None:
+    run = {"algorithm": "none", "scheme": "int8", "ratio": 1.02, "one_thread": True}
+    (found,) = calibrated.measurements([run])
+    assert (found.benchmark, found.bar, found.is_met) == ("calibrated rounding: CPU seconds of one thread", 1.0, False)
+
+
 def row(choice: str, names: list[str], target: float, kl: float, bits: float = 0) -> dict[str, Any]:
     return {"choice": choice, "candidates": names, "target": target, "kl": kl, "bits": bits}
 
