@@ -158,16 +158,16 @@ class Map:
         records = {file: read_record(record_path(cache, file)) for file in files}
         return cls({file: record for file, record in records.items() if record is not None})
 
-    def tests_of(self, mutation: Mutation) -> tuple[list[list[str]], float]:
+    def tests_of(self, mutation: Mutation, tree: Path = ROOT) -> tuple[list[list[str]], float]:
         """Returns the tests that meet a change, in two rounds, and the seconds of all.
 
         First those of the same folder that run its line; then all others of their files, and the quickest of
-        other folders.
+        other folders. ``tree`` has the sources.
         """
         near, whole, far = [], [], []
         ran_at_all = {line for record in self.records.values() for line in record.lines.get(mutation.file, ())}
         statement = max((line for line in ran_at_all if mutation.line - 60 < line <= mutation.line), default=0)  # it may have several lines
-        runs_at_import = not _is_in_a_function(mutation)
+        runs_at_import = not _is_in_a_function(mutation, tree)
         for file, record in self.records.items():
             ran = record.lines.get(mutation.file, {})
             ran_it = set(ran.get(statement, ()))
@@ -194,9 +194,9 @@ class Map:
         return [[test.name for test in tests] for tests in rounds if tests], seconds
 
 
-def _is_in_a_function(mutation: Mutation) -> bool:
+def _is_in_a_function(mutation: Mutation, tree: Path) -> bool:
     """Returns whether a change is in the body of a function, and not in a module or a class."""
-    nodes = ast.walk(ast.parse((ROOT / mutation.file).read_text(encoding="utf-8")))
+    nodes = ast.walk(ast.parse((tree / mutation.file).read_text(encoding="utf-8")))
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     return any(node.body[0].lineno <= mutation.line <= (node.end_lineno or 0) for node in functions)
 
@@ -275,7 +275,7 @@ def run(mutations: dict[str, list[Mutation]], tests: Map, pristine: Path, *, at_
     jobs: list[forks.Job] = []
     for package, drawn_ones in mutations.items():
         for mutation in drawn_ones:
-            rounds, seconds = tests.tests_of(mutation)
+            rounds, seconds = tests.tests_of(mutation, pristine)
             if not rounds:
                 yield Result(package, mutation, "", 0.0, 0)
                 continue
