@@ -177,8 +177,7 @@ class QConfig:
     @staticmethod
     def with_llm_template(template: Any, scheme: str, **options: Any) -> QConfig:
         """Return ``template.get_config(scheme, …)`` of an `LLMTemplate`, with these options."""
-        config: QConfig = template.get_config(scheme=scheme, **options)
-        return config
+        return template.get_config(scheme=scheme, **options)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: ``quantization_config`` without ``export``, which the exporter adds.

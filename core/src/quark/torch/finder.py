@@ -185,8 +185,7 @@ class PublicModules:
         if fullname not in IN_EXAMPLES:
             return None
         loader: Any = importlib.util.find_spec(_example(fullname).__name__).loader  # type: ignore[union-attr]  # it is imported
-        code: CodeType = loader.get_code(IN_EXAMPLES[fullname])
-        return code
+        return loader.get_code(IN_EXAMPLES[fullname])
 
 
 def install() -> None:

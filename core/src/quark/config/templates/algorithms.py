@@ -119,8 +119,7 @@ def with_options(name: str, settings: AlgoConfig, options: Mapping[str, Any]) ->
     """
     whose = f"the algorithm '{name}'"
     values = checked(whose, settings_options(type(settings)), options)
-    changed: AlgoConfig = called(whose, functools.partial(attrs.evolve, settings), values)
-    return changed
+    return called(whose, functools.partial(attrs.evolve, settings), values)
 
 
 def algo_config_from_dict(data: Mapping[str, Any]) -> AlgoConfig:
