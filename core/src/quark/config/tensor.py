@@ -18,26 +18,17 @@ from quark.errors import ConfigError
 
 __all__ = ["QTensorConfig", "observer_name"]
 
-_JSON_TYPES: dict[str, type] = {
-    "dtype": str,
-    "observer_cls": str,
-    "is_dynamic": bool,
-    "qscheme": str,
-    "ch_axis": int,
-    "group_size": int,
-    "block_size": list,
-    "symmetric": bool,
-    "round_method": str,
-    "scale_type": str,
-    "scale_format": str,
-    "scale_calculation_mode": str,
-    "mx_element_dtype": str,
-    "zero_point_type": str,
-    "is_scale_quant": bool,
-    "enable_buffer_reuse": bool,
-    "max_input_numel": int,
-    "observer_options": Mapping,
+_JSON_KEYS: dict[type, tuple[str, ...]] = {
+    str: (
+        *("dtype", "observer_cls", "qscheme", "round_method", "scale_type", "scale_format", "scale_calculation_mode"),
+        *("mx_element_dtype", "zero_point_type"),
+    ),
+    bool: ("is_dynamic", "symmetric", "is_scale_quant", "enable_buffer_reuse"),
+    int: ("ch_axis", "group_size", "max_input_numel"),
+    list: ("block_size",),
+    Mapping: ("observer_options",),
 }
+"""Keys by the type of their values."""
 _LEGACY_KEYS = {"dynamic": "is_dynamic", "axis": "ch_axis"}
 
 
@@ -165,15 +156,13 @@ class QTensorConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: field names as keys, enums by name, the observer by class name."""
+        names = [a.name for a in attrs.fields(type(self)) if a.name not in ("qat_spec", "observer_options")]
         out: dict[str, Any] = {}
-        for a in attrs.fields(type(self)):
-            if a.name == "qat_spec":
-                continue
-            value = getattr(self, a.name)
-            out[a.name] = value.name if isinstance(value, Enum) else list(value) if isinstance(value, tuple) else value
+        for name in names:
+            value = getattr(self, name)
+            out[name] = value.name if isinstance(value, Enum) else list(value) if isinstance(value, tuple) else value
         out["observer_cls"] = observer_name(self.observer_cls)
-        options = dict(self.observer_options)
-        return {key: value for key, value in out.items() if key != "observer_options"} | ({"observer_options": options} if options else {})
+        return out | ({"observer_options": dict(self.observer_options)} if self.observer_options else {})
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> QTensorConfig:
@@ -188,8 +177,9 @@ class QTensorConfig:
         if unknown or values.get("dtype") is None:
             problem = f"unknown keys {unknown}" if unknown else "the key 'dtype' is missing"
             raise ConfigError(f"a tensor's quantization in JSON has {problem}; its keys are {', '.join(sorted(known - {'qat_spec'}))}")
-        for key, kind in _JSON_TYPES.items():
-            value_of(values, key, kind)
+        for kind, keys in _JSON_KEYS.items():
+            for key in keys:
+                value_of(values, key, kind)
         return cls(**{key: value for key, value in values.items() if key != "zero_point_type" or value is not None})
 
     def set(self, **changes: Any) -> QTensorConfig:
