@@ -199,11 +199,8 @@ def called(whose: str, target: Callable[..., Any], given: Mapping[str, Any]) -> 
         raise
     except (TypeError, ValueError) as error:
         # Errors of attrs' validators carry the message first, and then the objects that it is about.
-        raise ConfigError(f"{whose} refuses {_written(given)}: {error.args[0] if error.args else error}") from error
-
-
-def _written(given: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in given.items())
+        values = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        raise ConfigError(f"{whose} refuses {values}: {error.args[0] if error.args else error}") from error
 
 
 def _default(field: Any) -> Any:
@@ -284,15 +281,11 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, int if hint is int else (int, float)) and not isinstance(value, bool)
     container = origin or hint
     if container in (list, tuple, Sequence, Iterable):
-        elements = _element(inner)
-        return isinstance(value, (list, tuple)) and all(_fits(one, elements) for one in value)
+        element = inner[0] if inner else Any
+        return isinstance(value, (list, tuple)) and all(_fits(one, element) for one in value)
     if container in (dict, Mapping):
         return isinstance(value, Mapping)
     return True
-
-
-def _element(inner: tuple[Any, ...]) -> Any:
-    return inner[0] if inner else Any
 
 
 def _converted(value: Any, hint: Any) -> Any:
