@@ -77,26 +77,9 @@ def beside_a_bar(write: Callable[[str], object], shown: str) -> Iterator[None]:
 class _Silence:
     """Number of open `silenced` contexts in all threads, and the level of the log before the first."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._threads = 0
-        self._level = logging.NOTSET
-
-    def begin(self, level: int) -> None:
-        with self._lock:
-            if self._threads == 0:
-                self._level = get_logger().level
-                get_logger().setLevel(level)
-            self._threads += 1
-
-    def end(self) -> None:
-        with self._lock:
-            self._threads -= 1
-            if self._threads == 0:
-                get_logger().setLevel(self._level)
-
-
-_silence = _Silence()
+    lock = threading.Lock()
+    contexts = 0
+    level = logging.NOTSET
 
 
 @contextmanager
@@ -106,11 +89,18 @@ def silenced(level: int = logging.ERROR) -> Iterator[None]:
     In several threads at once, or inside each other, the level of the first one counts until the last one
     ends.
     """
-    _silence.begin(level)
+    with _Silence.lock:
+        if _Silence.contexts == 0:
+            _Silence.level = get_logger().level
+            get_logger().setLevel(level)
+        _Silence.contexts += 1
     try:
         yield
     finally:
-        _silence.end()
+        with _Silence.lock:
+            _Silence.contexts -= 1
+            if _Silence.contexts == 0:
+                get_logger().setLevel(_Silence.level)
 
 
 def _own_handler(root: logging.Logger) -> _StderrUnlessConfigured | None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["KEY", "Expected", "described", "lacking"]
 
 KEY = "leads_to"
-"""Under which the metadata of a record's field hold its `Expected`."""
+"""Key of the metadata of a record's field that holds its `Expected`."""
 
 
 @attrs.frozen

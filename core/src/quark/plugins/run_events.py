@@ -93,7 +93,7 @@ class RunEvents:
         return self._speaks and is_heard()
 
     def tell(self, kind: type[Event], **fields: Any) -> None:
-        """Pass an event of that kind to whoever listens."""
+        """Pass an event of that kind to the listeners."""
         if self.is_heard:
             emit(kind(task=self._task, elapsed=self._now() - self._begin, **fields))
 
@@ -208,7 +208,9 @@ def running(task: str, *, speaks: bool = True, **facts: Any) -> Iterator[RunEven
         with ExitStack() as stack:
             if speaks:
                 stack.enter_context(displayed())
-                stack.enter_context(_warnings_told(events))
+                handler = _Warnings(events)
+                get_logger().addHandler(handler)
+                stack.callback(get_logger().removeHandler, handler)
             events.tell(RunStarted, **facts)
             try:
                 yield events
@@ -230,13 +232,3 @@ class _Warnings(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Pass one record on."""
         self._events.tell(Warned, message=record.getMessage(), level=record.levelname, logger=record.name)
-
-
-@contextmanager
-def _warnings_told(events: RunEvents) -> Iterator[None]:
-    handler = _Warnings(events)
-    get_logger().addHandler(handler)
-    try:
-        yield
-    finally:
-        get_logger().removeHandler(handler)

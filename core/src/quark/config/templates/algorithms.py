@@ -55,9 +55,8 @@ def canonical_algorithm(name: str) -> str:
     try:
         return algorithms().get(str(name).lower()).name
     except UnknownNameError as error:
-        raise UnknownNameError(
-            f"Unsupported algorithm: {name}; {error}", kind="algorithm", name=str(name), known=get_supported_algorithm_types()
-        ) from None
+        message = f"Unsupported algorithm: {name}; {error}"
+        raise UnknownNameError(message, kind="algorithm", name=str(name), known=error.known) from None
 
 
 def require_processor(name: str) -> None:
@@ -134,9 +133,8 @@ def algo_config_from_dict(data: Mapping[str, Any]) -> AlgoConfig:
     try:
         config_class = algorithms().load_config(data["name"])
     except UnknownNameError as error:
-        raise UnknownNameError(
-            f"Unknown algorithm name {data['name']!r}; {error}", kind="algorithm", name=data["name"], known=get_supported_algorithm_types()
-        ) from None
+        message = f"Unknown algorithm name {data['name']!r}; {error}"
+        raise UnknownNameError(message, kind="algorithm", name=data["name"], known=error.known) from None
     values = {key: value for key, value in data.items() if key not in LEGACY_KEYS}
     known = {a.name for a in attrs.fields(config_class)}
     if unknown := sorted(set(values) - known):
@@ -167,9 +165,8 @@ def by_algorithm(configs: Mapping[str, AlgoConfig | None] | None, where: str) ->
     try:
         return {canonical_algorithm(name): config for name, config in (configs or {}).items()}
     except UnknownNameError as error:
-        raise UnknownNameError(
-            f"Unsupported algorithm '{error.name}' in {where}; {error}", kind=error.kind, name=error.name, known=error.known
-        ) from None
+        message = f"Unsupported algorithm '{error.name}' in {where}; {error}"
+        raise UnknownNameError(message, kind=error.kind, name=error.name, known=error.known) from None
 
 
 def legacy_settings(parameters: Mapping[str, AlgoConfig | None]) -> dict[str, AlgoConfig | None]:
