@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from quark.base.lazy import LazyRef, Reference
+from quark.base.lazy import LazyRef
 from quark.plugins import registries
 from quark.plugins.api_version import API_VERSION
 from quark.plugins.catalog import Catalog, emit, is_heard, listening, using
@@ -77,8 +77,6 @@ __all__ = [
     "algorithms",
     "commands",
     "datasets",
-    "documented_modules",
-    "documented_names",
     "documented_object",
     "emit",
     "exporters",
@@ -163,16 +161,6 @@ def documented_object(name: str) -> Any:
     See `quark.plugins.catalog.Exports.load`.
     """
     return _catalog().exports.load(name)
-
-
-def documented_names() -> list[str]:
-    """Return all plain names of AMD Quark's public API that plugins bring, sorted."""
-    return _catalog().exports.names()
-
-
-def documented_modules() -> dict[str, dict[str, Reference]]:
-    """Return modules of AMD Quark's public API that plugins bring: module → name → reference."""
-    return _catalog().exports.modules()
 
 
 def __getattr__(name: str) -> Any:

@@ -54,11 +54,11 @@ class Exports:
         return load_for(claims[0].record.exports[name], f"the public name '{name}'", claims[0].source)
 
     def names(self) -> list[str]:
-        """Return all plain names, sorted."""
+        """Return all plain names of AMD Quark's public API that plugins bring, sorted."""
         return sorted({key for entry in self._entries() for key in entry.record.exports if ":" not in key})
 
     def modules(self) -> dict[str, dict[str, Reference]]:
-        """Return public modules that records export, each with its names and references.
+        """Return modules of AMD Quark's public API that plugins bring: module → name → reference.
 
         Names that two records claim are left out, and fail in `load`.
         """

@@ -43,7 +43,7 @@ LEGACY_KEYS = frozenset({"num_attention_heads", "num_key_value_heads"})
 
 def get_supported_algorithm_types() -> list[str]:
     """Return names of the algorithms that installed distributions register."""
-    return list(algorithms().names())
+    return algorithms().names()
 
 
 def canonical_algorithm(name: str) -> str:
