@@ -29,14 +29,10 @@ Listener = Callable[["Event"], object]
 
 
 class Listeners:
-    """Some listeners, in order.
+    """Listeners in order, each with its owner, for messages."""
 
-    Args:
-        listeners: Whose each is, for messages, and the listener.
-    """
-
-    def __init__(self, listeners: Iterable[tuple[object, Listener]] = ()) -> None:
-        self._listeners = list(listeners)
+    def __init__(self) -> None:
+        self._listeners: list[tuple[object, Listener]] = []
         self._failed: set[int] = set()
 
     def __iter__(self) -> Iterator[tuple[object, Listener]]:

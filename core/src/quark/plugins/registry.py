@@ -251,23 +251,18 @@ class Registry(Generic[R]):
         if len(entries) == 1:
             return entries[0]
         if entries:
-            raise AmbiguousNameError(self._contest(name, entries))
-        raise UnknownNameError(self._unknown(name), kind=self.kind.name, name=str(name), known=self.names())
-
-    def _contest(self, name: str, entries: Sequence[Registered]) -> str:
-        choices = " or ".join(f"'{c.source.distribution}:{c.record.name}'" for c in entries)
-        return (
-            f"the {self.kind.name} '{name}' is claimed by {' and by '.join(str(c.source) for c in entries)}. "
-            f"Ask for {choices}, leave one out with QUARK_DISABLED_PLUGINS, "
-            f'or let one record say replaces="{entries[0].source.distribution}"'
-        )
-
-    def _unknown(self, name: object) -> str:
-        names = self.names()
-        missing = self._missing((self.kind.distribution,)) or "If another distribution brings it, install that one."
-        reasons = [f"Installed {self.kind.plural}: {', '.join(names) or 'none'}.", missing]
+            choices = " or ".join(f"'{c.source.distribution}:{c.record.name}'" for c in entries)
+            raise AmbiguousNameError(
+                f"the {self.kind.name} '{name}' is claimed by {' and by '.join(str(c.source) for c in entries)}. "
+                f"Ask for {choices}, leave one out with QUARK_DISABLED_PLUGINS, "
+                f'or let one record say replaces="{entries[0].source.distribution}"'
+            )
+        names, kind = self.names(), self.kind
         aliases = [alias for entry in self._entries for alias in entry.record.aliases]
-        return not_there(f"there is no {self.kind.name} '{name}'.", str(name), [*names, *aliases], reasons, self._failures())
+        missing = self._missing((kind.distribution,)) or "If another distribution brings it, install that one."
+        reasons = [f"Installed {kind.plural}: {', '.join(names) or 'none'}.", missing]
+        message = not_there(f"there is no {kind.name} '{name}'.", str(name), [*names, *aliases], reasons, self._failures())
+        raise UnknownNameError(message, kind=kind.name, name=str(name), known=names)
 
 
 def not_there(error: str, name: str, known: Sequence[str], reasons: Sequence[str], failures: Iterable[PluginFailure]) -> str:

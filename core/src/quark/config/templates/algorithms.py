@@ -22,7 +22,6 @@ from quark.plugins import algorithms, templates
 from quark.plugins.options import called, checked, settings_options
 
 __all__ = [
-    "LEGACY_KEYS",
     "algo_config_from_dict",
     "by_algorithm",
     "canonical_algorithm",
@@ -37,7 +36,7 @@ __all__ = [
 ]
 
 _CONFIG_SUFFIX = "_config"
-LEGACY_KEYS = frozenset({"num_attention_heads", "num_key_value_heads"})
+_LEGACY_KEYS = frozenset({"num_attention_heads", "num_key_value_heads"})
 """Keys of older configuration files, dropped on reading: the model's configuration has them."""
 
 
@@ -135,7 +134,7 @@ def algo_config_from_dict(data: Mapping[str, Any]) -> AlgoConfig:
     except UnknownNameError as error:
         message = f"Unknown algorithm name {data['name']!r}; {error}"
         raise UnknownNameError(message, kind="algorithm", name=data["name"], known=error.known) from None
-    values = {key: value for key, value in data.items() if key not in LEGACY_KEYS}
+    values = {key: value for key, value in data.items() if key not in _LEGACY_KEYS}
     known = {a.name for a in attrs.fields(config_class)}
     if unknown := sorted(set(values) - known):
         raise ConfigError(f"the configuration of '{data['name']}' has unknown keys {unknown}; its keys are {', '.join(sorted(known))}")
