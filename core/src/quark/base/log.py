@@ -36,11 +36,14 @@ def _to_stderr(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
+_HANDLER = _StderrUnlessConfigured()
+
+
 def get_logger(name: str = "quark") -> logging.Logger:
     """Return the logger of that name below ``quark``; the first call gives ``quark`` its handler."""
     root = logging.getLogger("quark")
-    if _own_handler(root) is None:
-        root.addHandler(_StderrUnlessConfigured())
+    if _HANDLER not in root.handlers:
+        root.addHandler(_HANDLER)
         if root.level == logging.NOTSET:
             root.setLevel(logging.INFO)
     return root if name == "quark" else root.getChild(name.removeprefix("quark."))
@@ -63,15 +66,13 @@ def beside_a_bar(write: Callable[[str], object], shown: str) -> Iterator[None]:
     def is_other(record: logging.LogRecord) -> bool:
         return record.name != shown
 
-    handler = _own_handler(get_logger())
-    assert handler is not None
-    handler.write = write
-    handler.addFilter(is_other)
+    _HANDLER.write = write
+    _HANDLER.addFilter(is_other)
     try:
         yield
     finally:
-        handler.removeFilter(is_other)
-        handler.write = _to_stderr
+        _HANDLER.removeFilter(is_other)
+        _HANDLER.write = _to_stderr
 
 
 class _Silence:
@@ -101,10 +102,6 @@ def silenced(level: int = logging.ERROR) -> Iterator[None]:
             _Silence.contexts -= 1
             if _Silence.contexts == 0:
                 get_logger().setLevel(_Silence.level)
-
-
-def _own_handler(root: logging.Logger) -> _StderrUnlessConfigured | None:
-    return next((handler for handler in root.handlers if isinstance(handler, _StderrUnlessConfigured)), None)
 
 
 def unprintable(text: str) -> str | None:
