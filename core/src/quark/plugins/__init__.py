@@ -21,6 +21,7 @@ from quark.plugins.options import Option, OptionNote
 from quark.plugins.program_records import CommandRecord, DatasetRecord, ExporterRecord, MetricRecord, SelectorRecord
 from quark.plugins.record_fields import CAPABILITIES
 from quark.plugins.records import AlgorithmRecord, FormatRecord, ObserverRecord, Record, SchemeRecord
+from quark.plugins.registries import *  # noqa: F403 - the registry of each kind
 from quark.plugins.registry import Registry
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ __all__ = [
     "templates",
     "using",
 ]
+__all__ += registries.__all__
 
 
 def formats() -> registries.FormatRegistry:
