@@ -18,17 +18,13 @@ from quark.errors import ConfigError
 
 __all__ = ["QTensorConfig", "observer_name"]
 
-_JSON_KEYS: dict[type, tuple[str, ...]] = {
-    str: (
-        *("dtype", "observer_cls", "qscheme", "round_method", "scale_type", "scale_format", "scale_calculation_mode"),
-        *("mx_element_dtype", "zero_point_type"),
-    ),
-    bool: ("is_dynamic", "symmetric", "is_scale_quant", "enable_buffer_reuse"),
-    int: ("ch_axis", "group_size", "max_input_numel"),
-    list: ("block_size",),
-    Mapping: ("observer_options",),
+_JSON_TYPES: dict[str, type] = {
+    **dict.fromkeys(("is_dynamic", "symmetric", "is_scale_quant", "enable_buffer_reuse"), bool),
+    **dict.fromkeys(("ch_axis", "group_size", "max_input_numel"), int),
+    "block_size": list,
+    "observer_options": Mapping,
 }
-"""Keys by the type of their values."""
+"""Types of the values in JSON by key; all others are strings."""
 _LEGACY_KEYS = {"dynamic": "is_dynamic", "axis": "ch_axis"}
 
 
@@ -177,9 +173,9 @@ class QTensorConfig:
         if unknown or values.get("dtype") is None:
             problem = f"unknown keys {unknown}" if unknown else "the key 'dtype' is missing"
             raise ConfigError(f"a tensor's quantization in JSON has {problem}; its keys are {', '.join(sorted(known - {'qat_spec'}))}")
-        for kind, keys in _JSON_KEYS.items():
-            for key in keys:
-                value_of(values, key, kind)
+        for a in attrs.fields(cls):
+            if a.name != "qat_spec":
+                value_of(values, a.name, _JSON_TYPES.get(a.name, str))
         return cls(**{key: value for key, value in values.items() if key != "zero_point_type" or value is not None})
 
     def set(self, **changes: Any) -> QTensorConfig:
