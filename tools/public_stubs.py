@@ -21,15 +21,15 @@ from quark.plugins.kinds import BUILT_IN
 from quark.torch.import_paths import IN_EXAMPLES, NAMES, WITH_NAMES_OF_PLUGINS
 
 ROOT = Path(__file__).resolve().parents[1]
-STUBS = "core/src/quark/torch"
-BELOW = "quark.torch."
+SOURCES = "core/src"
+ROOT_MODULE = "quark.torch"
 SHARED = "quark.torch._names_of_plugins"
 """A stub alone: the names that are in each module of `WITH_NAMES_OF_PLUGINS`."""
 HEADER = "# Written by tools/public_stubs.py: run it again after a change of names; do not edit."
 
 
 def references() -> dict[str, dict[str, str]]:
-    """Returns the reference of each name, ``"module:attribute"``, by public module below `BELOW`."""
+    """Returns the reference of each name, ``"module:attribute"``, by public module from `ROOT_MODULE` on."""
     claims = [entry for registry in catalog().registries.values() for entry in registry.claims()]
     exports = {
         name: f"{reference.module}:{reference.attribute}"
@@ -48,7 +48,7 @@ def references() -> dict[str, dict[str, str]]:
     for module in list(by_module):
         for count in range(1, module.count(".")):
             by_module.setdefault(module.rsplit(".", count)[0], {})
-    return {module: names for module, names in sorted(by_module.items()) if module.startswith(BELOW)}
+    return {module: names for module, names in sorted(by_module.items()) if f"{module}.".startswith(f"{ROOT_MODULE}.")}
 
 
 def is_written(module: str, name: str) -> bool:
@@ -80,7 +80,7 @@ def stubs() -> dict[str, str]:
     modules = references()
     packages = {module.rpartition(".")[0] for module in modules}
     return {
-        "/".join([STUBS, *module.removeprefix(BELOW).split(".")]) + ("/__init__.pyi" if module in packages else ".pyi"): stub(module, names)
+        "/".join([SOURCES, *module.split(".")]) + ("/__init__.pyi" if module in packages else ".pyi"): stub(module, names)
         for module, names in modules.items()
     }
 
@@ -88,7 +88,7 @@ def stubs() -> dict[str, str]:
 def out_of_date(root: Path = ROOT) -> list[str]:
     """The stub files that are missing, differ, or are of no module."""
     wanted = stubs()
-    there = {str(path.relative_to(root)): path.read_text(encoding="utf-8") for path in (root / STUBS).rglob("*.pyi")}
+    there = {str(path.relative_to(root)): path.read_text(encoding="utf-8") for path in (root / SOURCES).rglob("*.pyi")}
     return sorted(path for path in wanted.keys() | there.keys() if wanted.get(path) != there.get(path))
 
 

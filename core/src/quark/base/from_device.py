@@ -20,5 +20,4 @@ def numbers(*tensors: Tensor) -> list[float]:
         >>> numbers(torch.tensor(2), torch.tensor(0.5), torch.tensor(True))
         [2.0, 0.5, 1.0]
     """
-    values: list[float] = torch.stack([tensor.detach().to(torch.float64) for tensor in tensors]).tolist()
-    return values
+    return torch.stack([tensor.detach().to(torch.float64) for tensor in tensors]).tolist()

@@ -36,11 +36,14 @@ def _to_stderr(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
+_HANDLER = _StderrUnlessConfigured()
+
+
 def get_logger(name: str = "quark") -> logging.Logger:
     """Return the logger of that name below ``quark``; the first call gives ``quark`` its handler."""
     root = logging.getLogger("quark")
-    if _own_handler(root) is None:
-        root.addHandler(_StderrUnlessConfigured())
+    if _HANDLER not in root.handlers:
+        root.addHandler(_HANDLER)
         if root.level == logging.NOTSET:
             root.setLevel(logging.INFO)
     return root if name == "quark" else root.getChild(name.removeprefix("quark."))
@@ -63,40 +66,21 @@ def beside_a_bar(write: Callable[[str], object], shown: str) -> Iterator[None]:
     def is_other(record: logging.LogRecord) -> bool:
         return record.name != shown
 
-    handler = _own_handler(get_logger())
-    assert handler is not None
-    handler.write = write
-    handler.addFilter(is_other)
+    _HANDLER.write = write
+    _HANDLER.addFilter(is_other)
     try:
         yield
     finally:
-        handler.removeFilter(is_other)
-        handler.write = _to_stderr
+        _HANDLER.removeFilter(is_other)
+        _HANDLER.write = _to_stderr
 
 
 class _Silence:
     """Number of open `silenced` contexts in all threads, and the level of the log before the first."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._threads = 0
-        self._level = logging.NOTSET
-
-    def begin(self, level: int) -> None:
-        with self._lock:
-            if self._threads == 0:
-                self._level = get_logger().level
-                get_logger().setLevel(level)
-            self._threads += 1
-
-    def end(self) -> None:
-        with self._lock:
-            self._threads -= 1
-            if self._threads == 0:
-                get_logger().setLevel(self._level)
-
-
-_silence = _Silence()
+    lock = threading.Lock()
+    contexts = 0
+    level = logging.NOTSET
 
 
 @contextmanager
@@ -106,15 +90,18 @@ def silenced(level: int = logging.ERROR) -> Iterator[None]:
     In several threads at once, or inside each other, the level of the first one counts until the last one
     ends.
     """
-    _silence.begin(level)
+    with _Silence.lock:
+        if _Silence.contexts == 0:
+            _Silence.level = get_logger().level
+            get_logger().setLevel(level)
+        _Silence.contexts += 1
     try:
         yield
     finally:
-        _silence.end()
-
-
-def _own_handler(root: logging.Logger) -> _StderrUnlessConfigured | None:
-    return next((handler for handler in root.handlers if isinstance(handler, _StderrUnlessConfigured)), None)
+        with _Silence.lock:
+            _Silence.contexts -= 1
+            if _Silence.contexts == 0:
+                get_logger().setLevel(_Silence.level)
 
 
 def unprintable(text: str) -> str | None:

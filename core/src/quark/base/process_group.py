@@ -88,15 +88,11 @@ class _ProcessGroup:
         with self._failing_together():
             sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self._size)]
             dist.all_gather(sizes, torch.tensor([len(data)]))
-            lengths = [int(size) for size in sizes]
-            if not (longest := max(lengths)):
-                return [b""] * self._size
-            own = torch.zeros(longest, dtype=torch.uint8)
-            if data:
-                own[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-            received = [torch.empty(longest, dtype=torch.uint8) for _ in range(self._size)]
-            dist.all_gather(received, own)
-        return [each[:length].numpy().tobytes() for each, length in zip(received, lengths, strict=True)]
+        lengths = [int(size) for size in sizes]
+        if not any(lengths):
+            return [b""] * self._size
+        own = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        return [each.numpy().tobytes() for each in self.gather_tensors(own, lengths)]
 
     def gather_tensors(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         """As `quark.base.ranks.Group.gather_tensors`; from GPU to GPU where it lies there."""

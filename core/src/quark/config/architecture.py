@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import attrs
 
-from quark.base.lazy import LazyRef
+from quark.base.lazy import LazyRef, as_optional_reference
 
 __all__ = ["FUSED_EXPERTS", "Architecture", "Rows", "WeightConversion"]
 
@@ -16,8 +16,6 @@ WeightConversion = tuple[str, tuple[str, ...], tuple[tuple[str | int, ...], ...]
 
 The operations are names in `quark.models.hf.conversion_ops`, each with its arguments. A star in a name stands
 for the number of an expert.
-operations of `quark.models.hf.conversion_ops`, each with its arguments. A star in a name stands for the
-number of an expert.
 
 Example: ``("gate_up_proj", ("gate_proj.weight", "up_proj.weight"), (("SplitFusedExperts", 0),))``.
 """
@@ -30,16 +28,12 @@ FUSED_EXPERTS: tuple[WeightConversion, ...] = (
 
 ``gate_up_proj`` is ``[E, 2 I, H]``, gate first, and ``down_proj`` ``[E, H, I]``, for E experts, hidden size H
 and intermediate size I.
-size H and intermediate size I."""
+"""
 
 Rows = Literal["all", "last", "last_of_each_head"]
 """Rows of a weight ``[out_features, in_features]``: all of them, one run at the end, or the last rows of each
 attention head.
 """
-
-
-def _reference(value: str | LazyRef | None) -> LazyRef | None:
-    return LazyRef(value) if isinstance(value, str) else value
 
 
 def _tuple(value: Any) -> tuple[str, ...]:
@@ -182,7 +176,7 @@ class Architecture:
     mlp_output_norm: str | None = None
     experts: str | None = None
     experts_norm: str | None = None
-    expert_parts: LazyRef | None = attrs.field(default=None, converter=_reference)
+    expert_parts: LazyRef | None = attrs.field(default=None, converter=as_optional_reference)
     router: str | None = None
     expert_inputs: tuple[str, ...] = attrs.field(default=("gate_proj", "up_proj"), converter=_tuple)
     expert_output: str = "down_proj"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from enum import Enum
-from typing import Any
+from typing import Any, Self
 
 from quark.base.lazy import LazyRef
 from quark.base.names import NAME_RULE, closest, is_valid_name, is_vendor_name
@@ -53,6 +53,15 @@ class _OpenVocabulary(_Vocabulary):
         value._name_ = value._value_ = name
         return value
 
+    @classmethod
+    def from_str(cls, text: str) -> Self:
+        """Return the member of that name, upper or lower case, or the value of a plugin's name.
+
+        Raises:
+            ConfigError: (a ValueError) It is neither.
+        """
+        return cls(text.lower())
+
     def __eq__(self, other: object) -> bool:
         return self._name_ == other._name_ if isinstance(other, type(self)) else NotImplemented
 
@@ -92,11 +101,6 @@ class Dtype(_OpenVocabulary):
         if not is_valid_name(value):
             raise ConfigError(f"{value!r} is not the name of a number format: a name is {NAME_RULE}")
         return cls._beside_members(str(value))
-
-    @classmethod
-    def from_str(cls, text: str) -> Dtype:
-        """Return the number format of that name, upper or lower case; a plugin's or one of AMD Quark's."""
-        return cls(text.lower())
 
     @classmethod
     def from_torch_dtype(cls, torch_dtype: Any) -> Dtype:
@@ -151,15 +155,6 @@ class QSchemeType(_OpenVocabulary):
                 f"{cls.__name__} has no member {value!r}{suggestion} It has {known}, and a number format's own, 'vendor.name'"
             )
         return cls._beside_members(str(value))
-
-    @classmethod
-    def from_str(cls, text: str) -> QSchemeType:
-        """Return the member of that name, upper or lower case; or a vendor's own.
-
-        Raises:
-            ConfigError: (a ValueError) It is neither.
-        """
-        return cls(text.lower())
 
 
 class ScaleType(_Vocabulary):

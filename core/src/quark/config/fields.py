@@ -47,7 +47,11 @@ _NAMES = {Mapping: "an object", list: "a list", str: "a string", bool: "true or 
 
 
 def json_of(path: Path, what: str) -> Any:
-    """Return the value of a JSON file; ``what`` says in errors which kind of file it is.
+    """Return the value of a JSON file.
+
+    Args:
+        path: The file.
+        what: Kind of file, for messages: ``"template file"``.
 
     Raises:
         ConfigError: The file cannot be read, or is not JSON.

@@ -5,7 +5,7 @@ AMD Quark has had two names for it; this is the one definition.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -37,18 +37,17 @@ def levels(spec: TensorSpec | None) -> tuple[QTensorConfig, ...]:
     return () if spec is None else (spec,) if isinstance(spec, QTensorConfig) else tuple(spec)
 
 
-def _to_json(spec: TensorSpec | None) -> Any:
-    return spec.to_dict() if isinstance(spec, QTensorConfig) else None if spec is None else [s.to_dict() for s in spec]
+def _mapped(spec: TensorSpec | None, convert: Callable[[QTensorConfig], Any]) -> Any:
+    """Return one converted level, or the list of all; None where there is none."""
+    if spec is None or isinstance(spec, QTensorConfig):
+        return None if spec is None else convert(spec)
+    return [convert(level) for level in spec]
 
 
 def _from_json(value: Any) -> TensorSpec | None:
     if isinstance(value, list):
         return [QTensorConfig.from_dict(v) for v in value]
     return None if value is None else QTensorConfig.from_dict(value)
-
-
-def _copied(spec: TensorSpec | None) -> TensorSpec | None:
-    return None if spec is None else spec.copied() if isinstance(spec, QTensorConfig) else [s.copied() for s in spec]
 
 
 def _no_static_groups(_: Any, attribute: Any, value: TensorSpec | None) -> None:
@@ -88,13 +87,13 @@ class QLayerConfig:
 
     def copied(self) -> QLayerConfig:
         """Return an independent copy. Raises ConfigError where fields that were assigned do not agree."""
-        slots: dict[str, Any] = {slot.value: _copied(getattr(self, slot)) for slot in Slot}
+        slots: dict[str, Any] = {slot.value: _mapped(getattr(self, slot), QTensorConfig.copied) for slot in Slot}
         return attrs.evolve(self, **slots)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form; every slot is a key, null where nothing is quantized."""
         device = None if self.target_device is None else self.target_device.name
-        return {slot.value: _to_json(getattr(self, slot)) for slot in Slot} | {"target_device": device}
+        return {slot.value: _mapped(getattr(self, slot), QTensorConfig.to_dict) for slot in Slot} | {"target_device": device}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> QLayerConfig:

@@ -55,7 +55,7 @@ def _scale_floor(_: Any, attribute: Any, value: float) -> None:
 
 def _by_type_name(layers: Mapping[Any, QLayerConfig]) -> dict[str, QLayerConfig]:
     """Layer types by name, as JSON has them: a torch class and its name are the same key."""
-    return {_type_name(key): layer for key, layer in layers.items()}
+    return {key if isinstance(key, str) else key.__name__: layer for key, layer in layers.items()}
 
 
 def _copied_layers(layers: Mapping[Any, QLayerConfig]) -> dict[Any, QLayerConfig]:
@@ -177,8 +177,7 @@ class QConfig:
     @staticmethod
     def with_llm_template(template: Any, scheme: str, **options: Any) -> QConfig:
         """Return ``template.get_config(scheme, …)`` of an `LLMTemplate`, with these options."""
-        config: QConfig = template.get_config(scheme=scheme, **options)
-        return config
+        return template.get_config(scheme=scheme, **options)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: ``quantization_config`` without ``export``, which the exporter adds.
@@ -194,9 +193,9 @@ class QConfig:
             "algo_config": None if self.algo_config is None else [a.to_dict() for a in self.algo_config],
             "softmax_quant_spec": None if softmax is None else softmax.to_dict(),
             "quant_method": "quark",
-            "layer_type_quant_config": {_type_name(k): v.to_dict() for k, v in self.layer_type_quant_config.items()},
-            "layer_quant_config": {k: v.to_dict() for k, v in self.layer_quant_config.items()},
-            "kv_cache_quant_config": {k: v.to_dict() for k, v in self.kv_cache_quant_config.items()},
+            "layer_type_quant_config": _to_dicts(_by_type_name(self.layer_type_quant_config)),
+            "layer_quant_config": _to_dicts(self.layer_quant_config),
+            "kv_cache_quant_config": _to_dicts(self.kv_cache_quant_config),
             "kv_cache_post_rope": self.kv_cache_post_rope,
             "quant_mode": self.quant_mode.name,
             "version": self.version,
@@ -269,8 +268,8 @@ def _stored_algorithms(value: Any, run: Sequence[str]) -> list[AlgoConfig] | Non
     return [StoredAlgoConfig.from_dict(dict(s), is_run=value_of(s, "name", str, "") in run) for s in settings]
 
 
-def _type_name(key: type | str) -> str:
-    return key if isinstance(key, str) else key.__name__
+def _to_dicts(layers: Mapping[str, QLayerConfig]) -> dict[str, Any]:
+    return {name: layer.to_dict() for name, layer in layers.items()}
 
 
 def _layers(data: Mapping[str, Any], key: str) -> dict[str, QLayerConfig]:

@@ -19,25 +19,12 @@ from quark.errors import ConfigError
 __all__ = ["QTensorConfig", "observer_name"]
 
 _JSON_TYPES: dict[str, type] = {
-    "dtype": str,
-    "observer_cls": str,
-    "is_dynamic": bool,
-    "qscheme": str,
-    "ch_axis": int,
-    "group_size": int,
+    **dict.fromkeys(("is_dynamic", "symmetric", "is_scale_quant", "enable_buffer_reuse"), bool),
+    **dict.fromkeys(("ch_axis", "group_size", "max_input_numel"), int),
     "block_size": list,
-    "symmetric": bool,
-    "round_method": str,
-    "scale_type": str,
-    "scale_format": str,
-    "scale_calculation_mode": str,
-    "mx_element_dtype": str,
-    "zero_point_type": str,
-    "is_scale_quant": bool,
-    "enable_buffer_reuse": bool,
-    "max_input_numel": int,
     "observer_options": Mapping,
 }
+"""Types of the values in JSON by key; all others are strings."""
 _LEGACY_KEYS = {"dynamic": "is_dynamic", "axis": "ch_axis"}
 
 
@@ -165,15 +152,13 @@ class QTensorConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: field names as keys, enums by name, the observer by class name."""
+        names = [a.name for a in attrs.fields(type(self)) if a.name not in ("qat_spec", "observer_options")]
         out: dict[str, Any] = {}
-        for a in attrs.fields(type(self)):
-            if a.name == "qat_spec":
-                continue
-            value = getattr(self, a.name)
-            out[a.name] = value.name if isinstance(value, Enum) else list(value) if isinstance(value, tuple) else value
+        for name in names:
+            value = getattr(self, name)
+            out[name] = value.name if isinstance(value, Enum) else list(value) if isinstance(value, tuple) else value
         out["observer_cls"] = observer_name(self.observer_cls)
-        options = dict(self.observer_options)
-        return {key: value for key, value in out.items() if key != "observer_options"} | ({"observer_options": options} if options else {})
+        return out | ({"observer_options": dict(self.observer_options)} if self.observer_options else {})
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> QTensorConfig:
@@ -188,8 +173,9 @@ class QTensorConfig:
         if unknown or values.get("dtype") is None:
             problem = f"unknown keys {unknown}" if unknown else "the key 'dtype' is missing"
             raise ConfigError(f"a tensor's quantization in JSON has {problem}; its keys are {', '.join(sorted(known - {'qat_spec'}))}")
-        for key, kind in _JSON_TYPES.items():
-            value_of(values, key, kind)
+        for a in attrs.fields(cls):
+            if a.name != "qat_spec":
+                value_of(values, a.name, _JSON_TYPES.get(a.name, str))
         return cls(**{key: value for key, value in values.items() if key != "zero_point_type" or value is not None})
 
     def set(self, **changes: Any) -> QTensorConfig:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from quark.base.lazy import LazyRef, Reference
+from quark.base.lazy import LazyRef
+from quark.plugins import registries
 from quark.plugins.api_version import API_VERSION
 from quark.plugins.catalog import Catalog, emit, is_heard, listening, using
 from quark.plugins.catalog import catalog as _catalog
@@ -20,20 +21,7 @@ from quark.plugins.options import Option, OptionNote
 from quark.plugins.program_records import CommandRecord, DatasetRecord, ExporterRecord, MetricRecord, SelectorRecord
 from quark.plugins.record_fields import CAPABILITIES
 from quark.plugins.records import AlgorithmRecord, FormatRecord, ObserverRecord, Record, SchemeRecord
-from quark.plugins.registries import (
-    AlgorithmRegistry,
-    CommandRegistry,
-    DatasetRegistry,
-    ExporterRegistry,
-    FormatRegistry,
-    GraphOpRegistry,
-    LayerTypeRegistry,
-    MetricRegistry,
-    ObserverRegistry,
-    SchemeRegistry,
-    SelectorRegistry,
-    TemplateRegistry,
-)
+from quark.plugins.registries import *  # noqa: F403 - the registry of each kind
 from quark.plugins.registry import Registry
 
 if TYPE_CHECKING:
@@ -55,30 +43,21 @@ __all__ = [
     "API_VERSION",
     "CAPABILITIES",
     "AlgorithmRecord",
-    "AlgorithmRegistry",
     "BatchFinished",
     "BlockFinished",
     "BlockStarted",
     "Catalog",
     "CommandRecord",
-    "CommandRegistry",
     "DatasetRecord",
-    "DatasetRegistry",
     "Event",
     "Exported",
     "ExporterRecord",
-    "ExporterRegistry",
     "FormatRecord",
-    "FormatRegistry",
     "GraphOpRecord",
-    "GraphOpRegistry",
     "LayerTypeRecord",
-    "LayerTypeRegistry",
     "LazyRef",
     "MetricRecord",
-    "MetricRegistry",
     "ObserverRecord",
-    "ObserverRegistry",
     "Option",
     "OptionNote",
     "PhaseStarted",
@@ -92,18 +71,13 @@ __all__ = [
     "RunPlanned",
     "RunStarted",
     "SchemeRecord",
-    "SchemeRegistry",
     "SelectorRecord",
-    "SelectorRegistry",
     "Source",
     "TemplateRecord",
-    "TemplateRegistry",
     "Warned",
     "algorithms",
     "commands",
     "datasets",
-    "documented_modules",
-    "documented_names",
     "documented_object",
     "emit",
     "exporters",
@@ -120,64 +94,65 @@ __all__ = [
     "templates",
     "using",
 ]
+__all__ += registries.__all__
 
 
-def formats() -> FormatRegistry:
+def formats() -> registries.FormatRegistry:
     """Return all number formats."""
     return _catalog().formats
 
 
-def observers() -> ObserverRegistry:
+def observers() -> registries.ObserverRegistry:
     """Return all observers."""
     return _catalog().observers
 
 
-def schemes() -> SchemeRegistry:
+def schemes() -> registries.SchemeRegistry:
     """Return all schemes."""
     return _catalog().schemes
 
 
-def algorithms() -> AlgorithmRegistry:
+def algorithms() -> registries.AlgorithmRegistry:
     """Return all algorithms."""
     return _catalog().algorithms
 
 
-def templates() -> TemplateRegistry:
+def templates() -> registries.TemplateRegistry:
     """Return all model families."""
     return _catalog().templates
 
 
-def exporters() -> ExporterRegistry:
+def exporters() -> registries.ExporterRegistry:
     """Return all exporters."""
     return _catalog().exporters
 
 
-def selectors() -> SelectorRegistry:
+def selectors() -> registries.SelectorRegistry:
     """Return all selectors."""
     return _catalog().selectors
 
 
-def layer_types() -> LayerTypeRegistry:
+def layer_types() -> registries.LayerTypeRegistry:
     """Return all layer types."""
     return _catalog().layer_types
 
 
-def datasets() -> DatasetRegistry:
+def datasets() -> registries.DatasetRegistry:
     """Return all sources of text for calibration and evaluation."""
     return _catalog().datasets
 
 
-def metrics() -> MetricRegistry:
+def metrics() -> registries.MetricRegistry:
     """Return all metrics."""
     return _catalog().metrics
 
 
-def graph_ops() -> GraphOpRegistry:
+def graph_ops() -> registries.GraphOpRegistry:
     """Return all operators that FX graph mode quantizes."""
     return _catalog().graph_ops
 
 
-def commands() -> CommandRegistry:
+def commands() -> registries.CommandRegistry:
     """Return all commands of the program."""
     return _catalog().commands
 
@@ -188,16 +163,6 @@ def documented_object(name: str) -> Any:
     See `quark.plugins.catalog.Exports.load`.
     """
     return _catalog().exports.load(name)
-
-
-def documented_names() -> list[str]:
-    """Return all plain names of AMD Quark's public API that plugins bring, sorted."""
-    return _catalog().exports.names()
-
-
-def documented_modules() -> dict[str, dict[str, Reference]]:
-    """Return modules of AMD Quark's public API that plugins bring: module → name → reference."""
-    return _catalog().exports.modules()
 
 
 def __getattr__(name: str) -> Any:

@@ -89,22 +89,23 @@ def attributed(doing: str, whose: Origin | None = None) -> Iterator[None]:
         source, where, where_in_core = _raised_in(error)
         if source is None and whose is None:
             raise
-        if source is None or (whose is not None and whose.source == source):
-            assert whose is not None
+        if whose is None:
+            who = str(source)
+        elif source in (None, whose.source):
             who = str(whose)
         else:
-            who = f"{source}, called by {whose}," if whose is not None else str(source)
-        original = f"{type(error).__name__}: {error}"
+            who = f"{source}, called by {whose},"
         if isinstance(error, (QuarkError, *_MACHINE_ERRORS)) or _OUT_OF_MEMORY in {c.__name__ for c in type(error).__mro__}:
-            if not getattr(error, "__notes__", None):
-                error.add_note(f"raised by {who} while {doing}")
-            raise
-        if where_in_core:
-            if not getattr(error, "__notes__", None):
-                error.add_note(f"raised by {CORE} {VERSION}{where_in_core}, called by {who}{where}, while {doing}: it is a bug of {CORE}")
-            raise
-        blamed = source or (whose.source if whose is not None else Source(""))
-        raise PluginError(f"{who} raised {original}{where} while {doing}. {_sentence(leave_out(blamed))}") from error
+            note = f"raised by {who} while {doing}"
+        elif where_in_core:
+            note = f"raised by {CORE} {VERSION}{where_in_core}, called by {who}{where}, while {doing}: it is a bug of {CORE}"
+        else:
+            fix = leave_out(source or (whose.source if whose is not None else Source("")))
+            original = f"{type(error).__name__}: {error}"
+            raise PluginError(f"{who} raised {original}{where} while {doing}. {fix[:1].upper()}{fix[1:]}") from error
+        if not getattr(error, "__notes__", None):
+            error.add_note(note)
+        raise
 
 
 def _raised_in(error: Exception) -> tuple[Source | None, str, str]:
@@ -115,7 +116,9 @@ def _raised_in(error: Exception) -> tuple[Source | None, str, str]:
     The second place is in the core, where its code has come upon the error when the plugin called it; else it
     is empty. An error that the core raises is a message to its caller, unless it is an assertion.
     """
-    packages = {source.module.partition(":")[0].partition(".")[0]: source for source in _plugins()}
+    # Errors of the core are no plugin's.
+    plugins = [source for source in catalog().sources() if source.module and source.distribution != CORE]
+    packages = {source.module.partition(":")[0].partition(".")[0]: source for source in plugins}
     modules = dict(_modules_of_records())
     innermost: Source | None = None
     where = in_core = ""
@@ -133,11 +136,6 @@ def _raised_in(error: Exception) -> tuple[Source | None, str, str]:
     return innermost, where, in_core
 
 
-def _plugins() -> Iterator[Source]:
-    """Yield every plugin except the core, whose errors are no plugin's."""
-    return (source for source in catalog().sources() if source.module and source.distribution != CORE)
-
-
 def _modules_of_records() -> Iterator[tuple[str, Source]]:
     """Yield modules that records point at, which is all that is known of run-time registrations."""
     for registry in catalog().registries.values():
@@ -147,7 +145,3 @@ def _modules_of_records() -> Iterator[tuple[str, Source]]:
                 # A record may point at a class of the core, or of torch, which is nobody's plugin.
                 if isinstance(reference, LazyRef) and reference.module.partition(".")[0] not in ("quark", "torch", "transformers"):
                     yield reference.module, claim.source
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -11,29 +11,14 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from quark.base.lazy import Reference
-from quark.base.names import closest
 from quark.base.version import VERSION
 from quark.errors import AmbiguousNameError, PluginError, UnknownNameError
-from quark.plugins import core_plugin
+from quark.plugins import core_plugin, registries
 from quark.plugins.collection import Collection, Listener, Listeners, Registered
 from quark.plugins.discovery import CORE, Candidate, Settings, Source, discover
 from quark.plugins.failures import PluginFailure, warn_of_unstated, warn_once
 from quark.plugins.kinds import BUILT_IN, KINDS, Kind
-from quark.plugins.registries import (
-    AlgorithmRegistry,
-    CommandRegistry,
-    DatasetRegistry,
-    ExporterRegistry,
-    FormatRegistry,
-    GraphOpRegistry,
-    LayerTypeRegistry,
-    MetricRegistry,
-    ObserverRegistry,
-    SchemeRegistry,
-    SelectorRegistry,
-    TemplateRegistry,
-)
-from quark.plugins.registry import Registry, load_for, unreplaced
+from quark.plugins.registry import Registry, load_for, not_there, unreplaced
 
 if TYPE_CHECKING:
     from quark.plugins.events import Event
@@ -43,17 +28,9 @@ __all__ = ["Catalog", "Exports", "catalog", "emit", "is_heard", "listening", "us
 
 @attrs.frozen
 class Exports:
-    """The exports of all records.
+    """The exports of all records of a catalog."""
 
-    Attributes:
-        registries: By kind.
-        failures: Gives the failures of all plugins, for messages.
-        missing: Says which distributions are not there, for messages.
-    """
-
-    registries: Mapping[str, Registry[Any]]
-    failures: Callable[[], Sequence[PluginFailure]]
-    missing: Callable[[Sequence[str]], str]
+    catalog: Catalog
 
     def load(self, name: str) -> Any:
         """Return the object that a record exports as ``name``, a plain name or ``"module:name"``.
@@ -66,7 +43,9 @@ class Exports:
         claims = self._claims(name)
         if not claims:
             known = sorted({key for entry in self._entries() for key in entry.record.exports})
-            raise UnknownNameError(self._unknown(name, known), kind="public name", name=name, known=known)
+            missing = filter(None, [self.catalog.missing()])
+            message = not_there(f"no installed plugin brings '{name}'.", name, known, [*missing], self.catalog.failures())
+            raise UnknownNameError(message, kind="public name", name=name, known=known)
         if len({c.record.exports[name] for c in claims}) > 1:
             raise AmbiguousNameError(
                 f"'{name}' is brought by {' and by '.join(dict.fromkeys(str(c.source) for c in claims))}, each with its own object. "
@@ -75,11 +54,11 @@ class Exports:
         return load_for(claims[0].record.exports[name], f"the public name '{name}'", claims[0].source)
 
     def names(self) -> list[str]:
-        """Return all plain names, sorted."""
+        """Return all plain names of AMD Quark's public API that plugins bring, sorted."""
         return sorted({key for entry in self._entries() for key in entry.record.exports if ":" not in key})
 
     def modules(self) -> dict[str, dict[str, Reference]]:
-        """Return public modules that records export, each with its names and references.
+        """Return modules of AMD Quark's public API that plugins bring: module → name → reference.
 
         Names that two records claim are left out, and fail in `load`.
         """
@@ -92,19 +71,10 @@ class Exports:
         return out
 
     def _entries(self) -> Iterator[Registered]:
-        for registry in self.registries.values():
-            yield from registry.claims()
+        return (entry for registry in self.catalog.registries.values() for entry in registry.claims())
 
     def _claims(self, name: str) -> list[Registered]:
         return unreplaced(entry for entry in self._entries() if name in entry.record.exports)
-
-    def _unknown(self, name: str, known: Sequence[str]) -> str:
-        near = closest(name, known)
-        parts = [f"no installed plugin brings '{name}'."]
-        parts += [f"Did you mean '{near}'?"] if near else []
-        parts += [missing] if (missing := self.missing(BUILT_IN)) else []
-        parts += [f"A plugin is broken: {failure}." for failure in self.failures()]
-        return " ".join(parts)
 
 
 class Catalog:
@@ -129,20 +99,20 @@ class Catalog:
         self._views: dict[object, Catalog] = {}
         self.is_strict = settings.strict
         self._collection = Collection(strict=settings.strict)
-        self.formats = FormatRegistry(*self._view("formats"))
-        self.observers = ObserverRegistry(*self._view("observers"))
-        self.schemes = SchemeRegistry(*self._view("schemes"))
-        self.algorithms = AlgorithmRegistry(*self._view("algorithms"))
-        self.templates = TemplateRegistry(*self._view("templates"))
-        self.exporters = ExporterRegistry(*self._view("exporters"))
-        self.selectors = SelectorRegistry(*self._view("selectors"))
-        self.layer_types = LayerTypeRegistry(*self._view("layer_types"))
-        self.datasets = DatasetRegistry(*self._view("datasets"))
-        self.metrics = MetricRegistry(*self._view("metrics"))
-        self.graph_ops = GraphOpRegistry(*self._view("graph_ops"))
-        self.commands = CommandRegistry(*self._view("commands"))
+        self.formats = registries.FormatRegistry(*self._view("formats"))
+        self.observers = registries.ObserverRegistry(*self._view("observers"))
+        self.schemes = registries.SchemeRegistry(*self._view("schemes"))
+        self.algorithms = registries.AlgorithmRegistry(*self._view("algorithms"))
+        self.templates = registries.TemplateRegistry(*self._view("templates"))
+        self.exporters = registries.ExporterRegistry(*self._view("exporters"))
+        self.selectors = registries.SelectorRegistry(*self._view("selectors"))
+        self.layer_types = registries.LayerTypeRegistry(*self._view("layer_types"))
+        self.datasets = registries.DatasetRegistry(*self._view("datasets"))
+        self.metrics = registries.MetricRegistry(*self._view("metrics"))
+        self.graph_ops = registries.GraphOpRegistry(*self._view("graph_ops"))
+        self.commands = registries.CommandRegistry(*self._view("commands"))
         self.registries: dict[str, Registry[Any]] = {kind.plural: getattr(self, kind.plural) for kind in KINDS}
-        self.exports = Exports(self.registries, self.failures, self.missing)
+        self.exports = Exports(self)
         self._collection.add_plugin(core_plugin, Source(CORE, VERSION, core_plugin.__name__, "core"))
         self._collection.add_candidates(c for c in candidates if c.source not in self.left_out)
 
@@ -284,7 +254,7 @@ def listening(listener: Listener, name: str = "a listener") -> Iterator[None]:
     try:
         yield
     finally:
-        _program.remove(listener)
+        _program.remove(name, listener)
 
 
 def is_heard() -> bool:

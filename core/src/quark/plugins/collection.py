@@ -29,14 +29,10 @@ Listener = Callable[["Event"], object]
 
 
 class Listeners:
-    """Some listeners, in order.
+    """Listeners in order, each with its owner, for messages."""
 
-    Args:
-        listeners: Whose each is, for messages, and the listener.
-    """
-
-    def __init__(self, listeners: Iterable[tuple[object, Listener]] = ()) -> None:
-        self._listeners = list(listeners)
+    def __init__(self) -> None:
+        self._listeners: list[tuple[object, Listener]] = []
         self._failed: set[int] = set()
 
     def __iter__(self) -> Iterator[tuple[object, Listener]]:
@@ -49,13 +45,10 @@ class Listeners:
         """Add a listener."""
         self._listeners.append((whose, listener))
 
-    def remove(self, listener: Listener) -> None:
-        """Take away a listener that was added last under this identity; nothing where there is none."""
-        for number in range(len(self._listeners) - 1, -1, -1):
-            if self._listeners[number][1] is listener:
-                del self._listeners[number]
-                self._failed.discard(id(listener))
-                return
+    def remove(self, whose: object, listener: Listener) -> None:
+        """Take away a listener that was added."""
+        self._listeners.remove((whose, listener))
+        self._failed.discard(id(listener))
 
     def of(self, whose: object) -> int:
         """Return the number of listeners of one owner."""
@@ -79,15 +72,12 @@ API_ATTRIBUTE = "QUARK_API"
 _ARGUMENTS: dict[str, tuple[str, ...]] = {
     name: tuple(inspect.signature(spec).parameters)[1:] for name, spec in vars(QuarkHooks).items() if name.startswith("quark_")
 }
+_THE_HOOKS = f"the hooks are {', '.join(_ARGUMENTS)}, each marked with @hookimpl from quark.plugins"
 MOST_RECORDS = 10_000
 """Records that one hook of one plugin may yield: a generator that never ends must not block the program."""
 MOST_FAILURES = 20
 """Invalid records of one hook after which the rest is left out."""
 _FRAGILE = (Exception, SystemExit)  # a plugin that calls sys.exit() must not end its host; Ctrl-C must
-
-
-class _NotIterable(Exception):  # noqa: N818 - never leaves this module
-    pass
 
 
 @attrs.frozen
@@ -112,12 +102,11 @@ class _Manager(pluggy.PluginManager):
             if _looks_forgotten(plugin, name):
                 self.complaints.append((f"the function '{name}' is not marked as a hook", _spelling_fix(name)))
             return None
-        complaint = _complaint(getattr(plugin, name), options.get("specname") or name, options)
+        hook = options.get("specname") or name
+        complaint = _complaint(getattr(plugin, name), hook, options)
         if complaint is not None:
             self.complaints.append(complaint)
-        elif (options.get("specname") or name) in _ARGUMENTS:
-            return options
-        return None
+        return options if complaint is None and hook in _ARGUMENTS else None
 
 
 def _looks_forgotten(plugin: Any, name: str) -> bool:
@@ -137,7 +126,7 @@ def _spelling_fix(name: str) -> str:
     if near == name:
         return f"write @hookimpl (from quark.plugins) above 'def {name}'"
     hint = f"perhaps '{near}' is meant; " if near else ""
-    return f"{hint}the hooks are {', '.join(_ARGUMENTS)}, each marked with @hookimpl from quark.plugins"
+    return f"{hint}{_THE_HOOKS}"
 
 
 def _complaint(function: Callable[..., Any], hook: str, options: Any) -> tuple[str, str] | None:
@@ -145,18 +134,13 @@ def _complaint(function: Callable[..., Any], hook: str, options: Any) -> tuple[s
     if hook not in _ARGUMENTS:
         return None if options.get("optionalhook") else (f"there is no hook '{hook}'", _spelling_fix(hook))
     if options.get("wrapper") or options.get("hookwrapper"):
-        return (
-            f"the hook '{hook}' is written as a wrapper, but every plugin is called by itself",
-            "write it as a plain function under a plain @hookimpl",
-        )
-    required = [
-        p.name
-        for p in inspect.signature(function).parameters.values()
-        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]
+        error = f"the hook '{hook}' is written as a wrapper, but every plugin is called by itself"
+        return error, "write it as a plain function under a plain @hookimpl"
+    parameters = inspect.signature(function).parameters.values()
+    required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if unknown := [name for name in required if name not in _ARGUMENTS[hook]]:
         offered = f"only ({', '.join(_ARGUMENTS[hook])})" if _ARGUMENTS[hook] else "no arguments"
-        return (f"the hook '{hook}' asks for unknown arguments ({', '.join(unknown)})", f"write it with {offered}")
+        return f"the hook '{hook}' asks for unknown arguments ({', '.join(unknown)})", f"write it with {offered}"
     return None
 
 
@@ -191,24 +175,20 @@ class Collection:
                 plugin = candidate.entry_point.load()
             except _FRAGILE as error:
                 self._fail(candidate.source, "import", f"importing '{candidate.source.module}' raised {_described(error)}", exception=error)
-                continue
-            self.add_plugin(plugin, candidate.source)
+            else:
+                self.add_plugin(plugin, candidate.source)
 
     def add_plugin(self, plugin: object, source: Source) -> None:
         """Add the records of an imported plugin: compare its API range, then call and validate its hooks."""
         try:
             api = as_api_range(getattr(plugin, API_ATTRIBUTE, None))
         except _FRAGILE as error:
-            self._fail(
-                source,
-                "require",
-                f"its {API_ATTRIBUTE} is not valid: {_described(error)}",
-                fix=f"write {API_ATTRIBUTE} = (lowest, highest)",
-            )
+            complaint = f"its {API_ATTRIBUTE} is not valid: {_described(error)}"
+            self._fail(source, "require", complaint, fix=f"write {API_ATTRIBUTE} = (lowest, highest)")
             return
         if api is not None and not api.allows():
-            error_text, fix = api.refusal()
-            self._fail(source, "require", f"it {error_text}", fix=fix)
+            complaint, fix = api.refusal()
+            self._fail(source, "require", f"it {complaint}", fix=fix)
             return
         implementations = self._register(plugin, source)
         if implementations is None:
@@ -236,8 +216,7 @@ class Collection:
         for complaint, fix in self._manager.complaints:
             self._fail(source, "register", complaint, fix=fix)
         if not implementations and not self._manager.complaints:
-            hooks = f"the hooks are {', '.join(_ARGUMENTS)}, each marked with @hookimpl from quark.plugins"
-            self._fail(source, "register", "it has no hook, and so provides nothing", fix=hooks)
+            self._fail(source, "register", "it has no hook, and so provides nothing", fix=_THE_HOOKS)
             return None
         return implementations
 
@@ -246,7 +225,7 @@ class Collection:
         taken = {key for record in mine for key in (record.name, *record.aliases)}
         failed = 0
         for record in self._called(kind, function, source):
-            defect = _defect(kind, record) or _out_of_range(record) or _used_twice(record, taken)
+            defect = _defect(kind, record, taken)
             if defect is None:
                 self.records[kind.plural].append(Registered(_with_range(record, api), source))
                 taken.update((record.name, *record.aliases))
@@ -261,24 +240,23 @@ class Collection:
     def _called(self, kind: Kind, function: Callable[..., Any], source: Source) -> Iterator[Any]:
         """Yield the hook's records, up to where it raises."""
         count = 0
-        result: Any = ()
         try:
             result = function()
-            if not isinstance(result, Iterable) or isinstance(result, str | bytes):
-                raise _NotIterable
-            for record in result:
+            is_iterable = isinstance(result, Iterable) and not isinstance(result, str | bytes)
+            for record in result if is_iterable else ():
                 if count == MOST_RECORDS:
                     complaint = f"the hook '{kind.hook}' yields more than {MOST_RECORDS} records: the rest is left out"
                     self._fail(source, "call", complaint, fix="register what belongs together as one record with options")
                     return
                 yield record
                 count += 1
-        except _NotIterable:
-            complaint = f"the hook '{kind.hook}' returned {_kind_of(result)}, not an iterable of {kind.record.__name__}"
-            self._fail(source, "validate", complaint, fix=f"yield each {kind.record.__name__}, or return a list of them")
         except _FRAGILE as error:
             before = f" after {count} record{'s' if count > 1 else ''}, kept" if count else ""
             self._fail(source, "call", f"the hook '{kind.hook}' raised {_described(error)}{before}", exception=error)
+        else:
+            if not is_iterable:
+                complaint = f"the hook '{kind.hook}' returned {_kind_of(result)}, not an iterable of {kind.record.__name__}"
+                self._fail(source, "validate", complaint, fix=f"yield each {kind.record.__name__}, or return a list of them")
 
     def _fail(self, source: Source, stage: str, error: str, *, fix: str | None = None, exception: BaseException | None = None) -> None:
         failure = PluginFailure(source, stage, error, fix or leave_out(source, exception), exception)
@@ -292,22 +270,26 @@ def _listener(implementation: pluggy.HookImpl) -> Listener:
     return implementation.function if implementation.argnames else lambda _: implementation.function()
 
 
-def _defect(kind: Kind, record: Any) -> tuple[str, str] | None:
+def _defect(kind: Kind, record: Any, taken: set[str]) -> tuple[str, str] | None:
+    """Return the error in a record, with the fix, or None.
+
+    Args:
+        kind: Of the hook.
+        record: A record, or anything else that the hook yields.
+        taken: Names of its distribution's other records, which it must not use a second time.
+    """
     if not isinstance(record, kind.record):
-        return (f"yields {_kind_of(record)} where a {kind.record.__name__} is wanted", f"yield {kind.record.__name__}(name=…, …)")
+        return f"yields {_kind_of(record)} where a {kind.record.__name__} is wanted", f"yield {kind.record.__name__}(name=…, …)"
     try:
         attrs.validate(record)
     except _FRAGILE as error:
-        return (f"yields a record that is not valid: {_described(error)}", "correct that field of the record")
+        return f"yields a record that is not valid: {_described(error)}", "correct that field of the record"
+    if record.api is not None and not record.api.allows():
+        complaint, fix = record.api.refusal()
+        return f"yields '{record.name}', which {complaint}", fix
+    if twice := {record.name, *record.aliases} & taken:
+        return f"yields the name '{min(twice)}' a second time in one distribution; the first stands", "give each its own name"
     return None
-
-
-def _out_of_range(record: Record) -> tuple[str, str] | None:
-    """Return a record that was written for another version of the plugin API, with the fix."""
-    if record.api is None or record.api.allows():
-        return None
-    error, fix = record.api.refusal()
-    return f"yields '{record.name}', which {error}", fix
 
 
 def _with_range(record: Record, api: ApiRange | None) -> Record:
@@ -318,13 +300,6 @@ def _with_range(record: Record, api: ApiRange | None) -> Record:
         return attrs.evolve(record, api=api)
     except _FRAGILE:
         return record  # a subclass with a constructor of its own cannot be copied; its range is not shown
-
-
-def _used_twice(record: Record, taken: set[str]) -> tuple[str, str] | None:
-    """Return a name used twice within one distribution, which nobody could tell apart by distribution."""
-    if twice := {record.name, *record.aliases} & taken:
-        return (f"yields the name '{min(twice)}' a second time in one distribution; the first stands", "give each its own name")
-    return None
 
 
 def _kind_of(value: object) -> str:

@@ -6,6 +6,7 @@ Nothing heavy is imported.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from quark.plugins.graph_ops import operators_of_torch
 from quark.plugins.hookspecs import hookimpl
@@ -31,12 +32,12 @@ def quark_register_layer_types() -> Iterator[LayerTypeRecord]:
     # AMD Quark's global configuration reaches convolutions of two dimensions. Convolutions of one dimension
     # are depthwise in language models, where no runtime has quantized ones; in three dimensions they embed
     # patches.
-    yield _convolution("conv1d", "Conv1d", by_name=True)
-    yield _convolution("conv2d", "Conv2d")
-    yield _convolution("conv3d", "Conv3d", by_name=True)
-    yield _convolution("conv_transpose1d", "ConvTranspose1d", transposed=True, by_name=True)
-    yield _convolution("conv_transpose2d", "ConvTranspose2d", transposed=True)
-    yield _convolution("conv_transpose3d", "ConvTranspose3d", transposed=True, by_name=True)
+    yield _of_torch("conv1d", "Conv1d", "convolutions", by_name=True)
+    yield _of_torch("conv2d", "Conv2d", "convolutions")
+    yield _of_torch("conv3d", "Conv3d", "convolutions", by_name=True)
+    yield _of_torch("conv_transpose1d", "ConvTranspose1d", "convolutions", transposed=True, by_name=True)
+    yield _of_torch("conv_transpose2d", "ConvTranspose2d", "convolutions", transposed=True)
+    yield _of_torch("conv_transpose3d", "ConvTranspose3d", "convolutions", transposed=True, by_name=True)
     yield _of_torch("embedding", "Embedding", lookup=True)
     yield _of_torch("embedding_bag", "EmbeddingBag", lookup=True)
     yield LayerTypeRecord(
@@ -86,17 +87,6 @@ def _online(name: str, summary: str) -> DatasetRecord:
     return DatasetRecord(name=name, samples=f"quark.calibration.data.hub:{name}", is_online=True, summary=summary)
 
 
-def _of_torch(name: str, layer: str, *, lookup: bool = False) -> LayerTypeRecord:
-    quantized = f"quark.models.layers.quantized_layers:Quant{layer}"
-    return LayerTypeRecord(name=name, layer=f"torch.nn:{layer}", quantized=quantized, lookup=lookup, summary=f"torch.nn.{layer}")
-
-
-def _convolution(name: str, layer: str, *, transposed: bool = False, by_name: bool = False) -> LayerTypeRecord:
-    return LayerTypeRecord(
-        name=name,
-        layer=f"torch.nn:{layer}",
-        quantized=f"quark.models.layers.convolutions:Quant{layer}",
-        transposed=transposed,
-        by_name=by_name,
-        summary=f"torch.nn.{layer}",
-    )
+def _of_torch(name: str, layer: str, module: str = "quantized_layers", **facts: Any) -> LayerTypeRecord:
+    quantized = f"quark.models.layers.{module}:Quant{layer}"
+    return LayerTypeRecord(name=name, layer=f"torch.nn:{layer}", quantized=quantized, summary=f"torch.nn.{layer}", **facts)

@@ -153,7 +153,8 @@ class _Left:
 def displayed() -> Iterator[None]:
     """Show the runs of the body by lines in the log, or by a bar on a terminal.
 
-    The bar takes the place of these lines where quark itself writes its log to a terminal.
+    The bar takes the place of these lines where quark itself writes its log to a terminal; other lines appear
+    above it.
 
     Nothing is shown where the logger ``quark`` is set to leave out INFO; where the application has configured
     logging, there is no bar.
@@ -164,19 +165,11 @@ def displayed() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(listening(LogLines(), "the log"))
         if sys.stderr.isatty() and writes_to_stderr():
-            stack.enter_context(_bar())
+            from rich.console import Console
+
+            console = Console(file=sys.stderr)
+            bar, write = Bar(console), functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
+            stack.enter_context(listening(bar, "the progress bar"))
+            stack.enter_context(beside_a_bar(write, _LOGGER))
+            stack.callback(bar.close)
         yield
-
-
-@contextmanager
-def _bar() -> Iterator[None]:
-    """Draw a bar in place of the lines that this module logs; other lines appear above it."""
-    from rich.console import Console
-
-    console = Console(file=sys.stderr)
-    bar, write = Bar(console), functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    with listening(bar, "the progress bar"), beside_a_bar(write, _LOGGER):
-        try:
-            yield
-        finally:
-            bar.close()

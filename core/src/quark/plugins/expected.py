@@ -6,30 +6,20 @@ It is compared when the reference is loaded, so that a wrong one is named.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from quark.base.lazy import LazyRef
 from quark.plugins.options import Option, disagreement
 
-__all__ = ["KEY", "Expected", "RecordFields", "described", "lacking"]
+if TYPE_CHECKING:
+    from quark.plugins.records import Record
+
+__all__ = ["KEY", "Expected", "described", "lacking"]
 
 KEY = "leads_to"
-"""Under which the metadata of a record's field hold its `Expected`."""
-
-
-class RecordFields(Protocol):
-    """Protocol of a record here: `quark.plugins.records.Record` has it."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def aliases(self) -> tuple[str, ...]: ...
-
-    @property
-    def options(self) -> tuple[Option, ...] | None: ...
+"""Key of the metadata of a record's field that holds its `Expected`."""
 
 
 @attrs.frozen
@@ -52,14 +42,12 @@ class Expected:
     agrees: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     options: Callable[[Any], tuple[Option, ...]] | None = None
 
-    def complaint(self, record: RecordFields, target: object) -> str | None:
+    def complaint(self, record: Record, target: object) -> str | None:
         """Return why the object of a reference of ``record`` is wrong, as a predicate, or None."""
-        return (
-            self._wrong_form(target)
-            or lacking(target, self.members)
-            or self._disagreement(record, target)
-            or self._other_options(record, target)
-        )
+        complaint = self._wrong_form(target) or lacking(target, self.members) or self._disagreement(record, target)
+        if complaint is None and self.options is not None and record.options is not None:
+            return disagreement(record.options, self.options(target))
+        return complaint
 
     def _wrong_form(self, target: object) -> str | None:
         if self.form == "function":
@@ -73,18 +61,13 @@ class Expected:
         fix = f": write {target.__name__}(…)" if isinstance(target, type) and issubclass(target, base) else ""
         return f"is {described(target)} where a value of {base.__module__}.{base.__qualname__} is wanted{fix}"
 
-    def _disagreement(self, record: RecordFields, target: object) -> str | None:
+    def _disagreement(self, record: Record, target: object) -> str | None:
         for field, path in self.agrees.items():
             value, own = getattr(record, field), _attribute(target, path)
             allowed = (value, *record.aliases) if field == "name" else (value,)
             if own is not attrs.NOTHING and own not in allowed:
                 return f"says {path}={own!r} where its record says {field}={value!r}: both must say the same"
         return None
-
-    def _other_options(self, record: RecordFields, target: Any) -> str | None:
-        if self.options is None or record.options is None:
-            return None
-        return disagreement(record.options, self.options(target))
 
 
 def lacking(target: object, members: tuple[str, ...]) -> str | None:

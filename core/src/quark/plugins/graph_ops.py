@@ -18,85 +18,82 @@ _LAYERS = {
     "conv_transpose2d": "ConvTranspose2d",
     "conv_transpose3d": "ConvTranspose3d",
 }
-"""Name, which is that of the operator and of the layer type too: module class."""
+"""Name of the operator and of the layer type: module class."""
 
 _ARITHMETIC = {
-    "add": (("add",), ()),
-    "sub": (("sub",), ()),
-    "mul": (("mul",), ()),
-    "div": (("div",), ()),
-    "matmul": (("matmul", "bmm", "mm"), ()),
-    "attention": (("scaled_dot_product_attention",), ()),
-    "softmax": (("softmax",), ("Softmax",)),
-    "mean": (("mean",), ()),
-    "avg_pool": (("avg_pool1d", "avg_pool2d", "avg_pool3d"), ("AvgPool1d", "AvgPool2d", "AvgPool3d")),
-    "adaptive_avg_pool": (
-        ("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"),
-        ("AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d"),
-    ),
-    "upsample_bilinear": (("upsample_bilinear2d",), ("UpsamplingBilinear2d",)),
-    "gelu": (("gelu",), ("GELU",)),
-    "silu": (("silu",), ("SiLU",)),
-    "sigmoid": (("sigmoid",), ("Sigmoid",)),
-    "tanh": (("tanh",), ("Tanh",)),
-    "elu": (("elu",), ("ELU",)),
-    "leaky_relu": (("leaky_relu",), ("LeakyReLU",)),
-    "hardswish": (("hardswish",), ("Hardswish",)),
-    "hardsigmoid": (("hardsigmoid",), ("Hardsigmoid",)),
+    "softmax": "Softmax",
+    "gelu": "GELU",
+    "silu": "SiLU",
+    "sigmoid": "Sigmoid",
+    "tanh": "Tanh",
+    "elu": "ELU",
+    "leaky_relu": "LeakyReLU",
+    "hardswish": "Hardswish",
+    "hardsigmoid": "Hardsigmoid",
 }
-"""Name: operators, module classes. They compute new values of all their tensors."""
+"""Name of an operator that computes new values: module class."""
 
 _NORMS = {
-    "layer_norm": (("layer_norm",), ("LayerNorm",)),
-    "rms_norm": (("rms_norm",), ("RMSNorm",)),
-    "group_norm": (("group_norm",), ("GroupNorm",)),
-    "batch_norm": (("batch_norm",), ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d")),
-    "prelu": (("prelu",), ("PReLU",)),
+    "layer_norm": "LayerNorm",
+    "rms_norm": "RMSNorm",
+    "group_norm": "GroupNorm",
+    "batch_norm": "BatchNorm1d BatchNorm2d BatchNorm3d",
 }
-"""As `_ARITHMETIC`, with parameters that stay float."""
-
-_MOVES = {
-    "relu": (("relu",), ("ReLU",)),
-    "cat": (("cat", "stack"), ()),
-    "max_pool": (
-        ("max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool2d", "max_pool2d_with_indices"),
-        ("MaxPool1d", "MaxPool2d", "MaxPool3d", "AdaptiveMaxPool2d"),
-    ),
-    "amax": (("amax",), ()),
-    "reshape": (("reshape", "view", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze"), ("Flatten", "Unflatten")),
-    "transpose": (("transpose", "permute", "t", "mT", "numpy_T"), ()),
-    "expand": (("expand", "repeat"), ()),
-    "slice": (("slice", "select", "narrow", "index_select"), ()),
-    "split": (("split", "split_with_sizes", "chunk", "unbind"), ()),
-    "roll": (("roll",), ()),
-    "pixel_shuffle": (("pixel_shuffle", "pixel_unshuffle"), ("PixelShuffle", "PixelUnshuffle")),
-    "upsample_nearest": (("upsample_nearest2d",), ("UpsamplingNearest2d",)),
-    "pad": (("pad", "constant_pad_nd"), ("ZeroPad2d", "ReflectionPad2d", "ReplicationPad2d")),
-    "identity": (("contiguous", "clone", "alias", "detach"), ("Identity",)),
-}
-"""As `_ARITHMETIC`, for operators whose output values are input values, or 0."""
+"""Name of an operator with parameters that stay float: module classes."""
 
 
 def operators_of_torch() -> Iterator[GraphOpRecord]:
     """Yield a record for each operator, or group of operators that differ in no way that matters here."""
     for name, module in _LAYERS.items():
-        yield _record(name, (name,), (module,), inputs=("input",), layer_type=name, weight="weight", bias="bias")
-    yield _record("embedding", ("embedding",), ("Embedding",), inputs=("indices",), layer_type="embedding", weight="weight")
-    for name, (operators, modules) in _ARITHMETIC.items():
-        yield _record(name, operators, modules)
-    for name, (operators, modules) in _NORMS.items():
-        yield _record(name, operators, modules, inputs=("self" if name == "prelu" else "input",))
-    yield _record("clamp", ("clamp", "hardtanh", "relu6"), ("Hardtanh", "ReLU6"), continues=True)
-    for name, (operators, modules) in _MOVES.items():
-        yield _record(name, operators, modules, moves_values=True, continues=name == "relu")
+        yield _record(name, modules=module, inputs=("input",), layer_type=name, weight="weight", bias="bias")
+    yield _record("embedding", modules="Embedding", inputs=("indices",), layer_type="embedding", weight="weight")
+    yield from _arithmetic()
+    for name, modules in _NORMS.items():
+        yield _record(name, modules=modules, inputs=("input",))
+    yield _record("prelu", modules="PReLU", inputs=("self",))
+    yield _record("clamp", "clamp hardtanh relu6", "Hardtanh ReLU6", continues=True)
+    yield from _moves()
 
 
-def _record(name: str, operators: tuple[str, ...], modules: tuple[str, ...] = (), **facts: Any) -> GraphOpRecord:
-    return GraphOpRecord(
-        name=name,
-        operators=tuple(f"aten::{operator}" for operator in operators),
-        modules=modules,
-        summary=" · ".join(f"aten::{operator}" for operator in operators),
-        example="quark.runs.graph.examples:example",
-        **facts,
-    )
+def _arithmetic() -> Iterator[GraphOpRecord]:
+    """Yield the operators that compute new values of all their tensors."""
+    for name in ("add", "sub", "mul", "div", "mean"):
+        yield _record(name)
+    for name, module in _ARITHMETIC.items():
+        yield _record(name, modules=module)
+    yield _record("matmul", "matmul bmm mm")
+    yield _record("attention", "scaled_dot_product_attention")
+    yield _record("avg_pool", "avg_pool1d avg_pool2d avg_pool3d", "AvgPool1d AvgPool2d AvgPool3d")
+    adaptive = "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d"
+    yield _record("adaptive_avg_pool", adaptive, "AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d")
+    yield _record("upsample_bilinear", "upsample_bilinear2d", "UpsamplingBilinear2d")
+
+
+def _moves() -> Iterator[GraphOpRecord]:
+    """Yield the operators whose output values are input values, or 0."""
+
+    def moves(name: str, operators: str = "", modules: str = "", **facts: Any) -> GraphOpRecord:
+        return _record(name, operators, modules, moves_values=True, **facts)
+
+    pools = "max_pool1d max_pool2d max_pool3d adaptive_max_pool2d max_pool2d_with_indices"
+    yield moves("relu", modules="ReLU", continues=True)
+    yield moves("cat", "cat stack")
+    yield moves("max_pool", pools, "MaxPool1d MaxPool2d MaxPool3d AdaptiveMaxPool2d")
+    yield moves("amax")
+    yield moves("reshape", "reshape view _unsafe_view flatten unflatten squeeze unsqueeze", "Flatten Unflatten")
+    yield moves("transpose", "transpose permute t mT numpy_T")
+    yield moves("expand", "expand repeat")
+    yield moves("slice", "slice select narrow index_select")
+    yield moves("split", "split split_with_sizes chunk unbind")
+    yield moves("roll")
+    yield moves("pixel_shuffle", "pixel_shuffle pixel_unshuffle", "PixelShuffle PixelUnshuffle")
+    yield moves("upsample_nearest", "upsample_nearest2d", "UpsamplingNearest2d")
+    yield moves("pad", "pad constant_pad_nd", "ZeroPad2d ReflectionPad2d ReplicationPad2d")
+    yield moves("identity", "contiguous clone alias detach", "Identity")
+
+
+def _record(name: str, operators: str = "", modules: str = "", **facts: Any) -> GraphOpRecord:
+    """Return the record of these operators, which are the one of that name by default."""
+    full_names = tuple(f"aten::{operator}" for operator in (operators or name).split())
+    example = "quark.runs.graph.examples:example"
+    return GraphOpRecord(name=name, operators=full_names, modules=modules.split(), summary=" · ".join(full_names), example=example, **facts)

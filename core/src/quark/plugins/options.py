@@ -14,7 +14,7 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -38,6 +38,7 @@ __all__ = [
 REQUIRED: Any = inspect.Parameter.empty
 """Stands for the default of an option that has none."""
 
+_UNIONS = (typing.Union, types.UnionType)
 _ENTRY = re.compile(r"(?P<names>\w+(?:, \w+)*): (?P<help>.*)")
 
 
@@ -199,11 +200,8 @@ def called(whose: str, target: Callable[..., Any], given: Mapping[str, Any]) -> 
         raise
     except (TypeError, ValueError) as error:
         # Errors of attrs' validators carry the message first, and then the objects that it is about.
-        raise ConfigError(f"{whose} refuses {_written(given)}: {error.args[0] if error.args else error}") from error
-
-
-def _written(given: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in given.items())
+        values = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        raise ConfigError(f"{whose} refuses {values}: {error.args[0] if error.args else error}") from error
 
 
 def _default(field: Any) -> Any:
@@ -272,7 +270,7 @@ def _fits(value: Any, hint: Any) -> bool:
     Types that are not known here are left to the target.
     """
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
+    if origin in _UNIONS:
         return any(_fits(value, one) for one in inner)
     if origin is typing.Literal:
         return value in inner
@@ -284,32 +282,21 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, int if hint is int else (int, float)) and not isinstance(value, bool)
     container = origin or hint
     if container in (list, tuple, Sequence, Iterable):
-        elements = _element(inner)
-        return isinstance(value, (list, tuple)) and all(_fits(one, elements) for one in value)
+        element = inner[0] if inner else Any
+        return isinstance(value, (list, tuple)) and all(_fits(one, element) for one in value)
     if container in (dict, Mapping):
         return isinstance(value, Mapping)
     return True
 
 
-def _element(inner: tuple[Any, ...]) -> Any:
-    return inner[0] if inner else Any
-
-
 def _converted(value: Any, hint: Any) -> Any:
-    types_of_hint = set(_alternatives(hint))
+    alternatives = typing.get_args(hint) if typing.get_origin(hint) in _UNIONS else (hint,)
+    types_of_hint = {typing.get_origin(one) or one for one in alternatives}
     if isinstance(value, int) and not isinstance(value, bool) and float in types_of_hint and int not in types_of_hint:
         return float(value)
     if isinstance(value, list) and list not in types_of_hint and tuple in types_of_hint:
         return tuple(value)
     return value
-
-
-def _alternatives(hint: Any) -> Iterator[Any]:
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        for one in typing.get_args(hint):
-            yield from _alternatives(one)
-    else:
-        yield typing.get_origin(hint) or hint
 
 
 def _is_json(value: Any) -> bool:

@@ -29,7 +29,6 @@ __all__ = [
     "check_run_time_name",
     "class_reference",
     "function_reference",
-    "unknown_capability",
     "value_reference",
 ]
 
@@ -47,31 +46,14 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
 """The capabilities without a vendor's prefix: the kind of record that has each, and what it means."""
 
 
-def unknown_capability(names: Iterable[object]) -> str | None:
-    """Say which of the names is no capability, and which are; None where all are.
-
-    >>> unknown_capability(["streaming", "acme.sparse"])
-    >>> unknown_capability(["steaming"]).partition(" There are")[0]
-    "'steaming' is no capability; did you mean 'streaming'?"
-    """
-    unknown = next((name for name in names if name not in CAPABILITIES and not is_vendor_name(name)), None)
-    if unknown is None:
-        return None
-    near = closest(str(unknown), CAPABILITIES)
-    suggestion = f"; did you mean {near!r}?" if near else "."
-    return f"{unknown!r} is no capability{suggestion} There are {', '.join(CAPABILITIES)}, and a vendor's own, 'vendor.name'"
-
-
 def check_name(_: Any, attribute: Any, value: Any) -> None:
     """Check that a value is a name; raises ValueError, as all checks here."""
     if not is_valid_name(value):
         raise ValueError(f"{attribute.name} {value!r} is not a name: a name is {NAME_RULE}")
 
 
-def check_names(instance: Any, attribute: Any, values: tuple[object, ...]) -> None:
-    """Check that all values are names."""
-    for value in values:
-        check_name(instance, attribute, value)
+check_names = attrs.validators.deep_iterable(check_name)
+"""Checks that all values are names."""
 
 
 def check_run_time_name(_: Any, attribute: Any, value: Any) -> None:
@@ -100,8 +82,12 @@ def as_capabilities(values: Iterable[str]) -> frozenset[str]:
 
 def check_capabilities(_: Any, attribute: Any, values: frozenset[str]) -> None:
     """Check that all values are capabilities."""
-    if (unknown := unknown_capability(sorted(values, key=str))) is not None:
-        raise ValueError(f"{attribute.name}: {unknown}")
+    unknown = [name for name in sorted(values, key=str) if name not in CAPABILITIES and not is_vendor_name(name)]
+    if unknown:
+        near = closest(str(unknown[0]), CAPABILITIES)
+        suggestion = f"; did you mean {near!r}?" if near else "."
+        known = f"There are {', '.join(CAPABILITIES)}, and a vendor's own, 'vendor.name'"
+        raise ValueError(f"{attribute.name}: {unknown[0]!r} is no capability{suggestion} {known}")
 
 
 def as_optional_tuple(values: Iterable[Option] | None) -> tuple[Option, ...] | None:
@@ -114,12 +100,9 @@ def check_options(record: Any, attribute: Any, values: tuple[Option, ...]) -> No
     expected = [field.metadata[KEY] for field in attrs.fields(type(record)) if KEY in field.metadata]
     if values and not any(one.options for one in expected):
         raise ValueError(f"a {type(record).__name__} has no options: leave {attribute.name} out")
-    names = []
-    value: object
-    for value in values:
-        if not isinstance(value, Option):
-            raise ValueError(f"{attribute.name} holds {value!r}: write Option(name, type, default, help)")
-        names.append(value.name)
+    if wrong := [value for value in values if not isinstance(value, Option)]:
+        raise ValueError(f"{attribute.name} holds {wrong[0]!r}: write Option(name, type, default, help)")
+    names = [option.name for option in values]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"{attribute.name} holds '{twice[0]}' twice: leave one out")
 

@@ -53,8 +53,7 @@ class FormatRegistry(Registry[FormatRecord]):
 
     def load_format(self, name: str) -> NumberFormat:
         """Return the number format of that name."""
-        number_format: NumberFormat = self._load(name, "format")
-        return number_format
+        return self._load(name, "format")
 
 
 class ObserverRegistry(Registry[ObserverRecord]):
@@ -62,8 +61,7 @@ class ObserverRegistry(Registry[ObserverRecord]):
 
     def load_observer(self, name: str) -> type[Observer]:
         """Return the observer class of that name."""
-        observer: type[Observer] = self._load(name, "observer")
-        return observer
+        return self._load(name, "observer")
 
 
 class SchemeRegistry(Registry[SchemeRecord]):
@@ -71,18 +69,15 @@ class SchemeRegistry(Registry[SchemeRecord]):
 
     def load_config(self, name: str) -> Callable[..., QLayerConfig]:
         """Return the function that builds the scheme's `QLayerConfig` from keyword arguments, its options."""
-        build: Callable[..., QLayerConfig] = self._load(name, "config")
-        return build
+        return self._load(name, "config")
 
     def load_kv_cache(self, name: str) -> Callable[[], QTensorConfig]:
         """Return the function that builds the configuration of a KV cache in this scheme."""
-        build: Callable[[], QTensorConfig] = self._load(name, "kv_cache")
-        return build
+        return self._load(name, "kv_cache")
 
     def load_attention(self, name: str) -> Callable[[], QTensorConfig]:
         """Return the function that builds the `QTensorConfig` of attention probabilities and queries."""
-        build: Callable[[], QTensorConfig] = self._load(name, "attention")
-        return build
+        return self._load(name, "attention")
 
 
 class AlgorithmRegistry(Registry[AlgorithmRecord]):
@@ -90,18 +85,15 @@ class AlgorithmRegistry(Registry[AlgorithmRecord]):
 
     def load_config(self, name: str) -> type[AlgoConfig]:
         """Return the class of the algorithm's settings."""
-        config: type[AlgoConfig] = self._load(name, "config")
-        return config
+        return self._load(name, "config")
 
     def load_processor(self, name: str) -> Callable[..., Rounding | Transform]:
         """Return the class, or function, that makes a rounding or a transform of the algorithm's settings."""
-        processor: Callable[..., Rounding | Transform] = self._load(name, "processor")
-        return processor
+        return self._load(name, "processor")
 
     def load_restorer(self, name: str) -> Callable[[Any], Restorer]:
         """Return the class that, made of the settings, restores the parts that run with a model."""
-        restorer: Callable[[Any], Restorer] = self._load(name, "restorer")
-        return restorer
+        return self._load(name, "restorer")
 
 
 class TemplateRegistry(Registry[TemplateRecord]):
@@ -109,8 +101,7 @@ class TemplateRegistry(Registry[TemplateRecord]):
 
     def load_architecture(self, name: str) -> Architecture:
         """Return the facts about a model family."""
-        architecture: Architecture = self._load(name, "architecture")
-        return architecture
+        return self._load(name, "architecture")
 
     def find_architecture(self, name: str) -> Architecture | None:
         """As `load_architecture`; None where no record has that name, or its record states no facts."""
@@ -122,23 +113,19 @@ class ExporterRegistry(Registry[ExporterRecord]):
 
     def load_exporter(self, name: str) -> Callable[..., Exporter]:
         """Return the class, or function, that makes the exporter of its options."""
-        exporter: Callable[..., Exporter] = self._load(name, "exporter")
-        return exporter
+        return self._load(name, "exporter")
 
     def load_reader(self, name: str) -> Callable[[], LayoutReader]:
         """Return the class, or function, that makes the reader of the exporter's checkpoints."""
-        reader: Callable[[], LayoutReader] = self._load(name, "reader")
-        return reader
+        return self._load(name, "reader")
 
     def load_dequantizer(self, name: str) -> Callable[[], Dequantizer]:
         """Return the class, or function, that makes the dequantizer of checkpoints of the layout."""
-        dequantizer: Callable[[], Dequantizer] = self._load(name, "dequantizer")
-        return dequantizer
+        return self._load(name, "dequantizer")
 
     def load_inspector(self, name: str) -> Callable[[], Inspector]:
         """Return the class, or function, that makes the inspector of checkpoints of the layout."""
-        inspector: Callable[[], Inspector] = self._load(name, "inspector")
-        return inspector
+        return self._load(name, "inspector")
 
     def fitting(self, block: Mapping[str, Any]) -> list[str]:
         """Return the names of the layouts that fit a ``quantization_config`` with the most marks."""
@@ -177,8 +164,7 @@ class SelectorRegistry(Registry[SelectorRecord]):
 
     def load_selector(self, name: str) -> Callable[..., Any]:
         """Return the class, or function, that makes the selector of its options."""
-        selector: Callable[..., Any] = self._load(name, "selector")
-        return selector
+        return self._load(name, "selector")
 
 
 class LayerTypeRegistry(Registry[LayerTypeRecord]):
@@ -186,13 +172,11 @@ class LayerTypeRegistry(Registry[LayerTypeRecord]):
 
     def load_layer(self, name: str) -> type[nn.Module]:
         """Return the class of float layers."""
-        layer: type[nn.Module] = self._load(name, "layer")
-        return layer
+        return self._load(name, "layer")
 
     def load_quantized(self, name: str) -> type[QuantizedLayer]:
         """Return the class that quantizes such layers."""
-        quantized: type[QuantizedLayer] = self._load(name, "quantized")
-        return quantized
+        return self._load(name, "quantized")
 
 
 class DatasetRegistry(Registry[DatasetRecord]):
@@ -200,13 +184,11 @@ class DatasetRegistry(Registry[DatasetRecord]):
 
     def load_samples(self, name: str) -> Callable[..., Iterable[object]]:
         """Return the function that yields the samples of a source."""
-        samples: Callable[..., Iterable[object]] = self._load(name, "samples")
-        return samples
+        return self._load(name, "samples")
 
     def load_example(self, name: str) -> Callable[..., None]:
         """Return the function that writes a small file of the kind that a source reads."""
-        example: Callable[..., None] = self._load(name, "example")
-        return example
+        return self._load(name, "example")
 
 
 class MetricRegistry(Registry[MetricRecord]):
@@ -214,8 +196,7 @@ class MetricRegistry(Registry[MetricRecord]):
 
     def load_metric(self, name: str) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
         """Return the function that gives a value for each token."""
-        metric: Callable[[Tensor, Tensor, Tensor | None], Tensor] = self._load(name, "metric")
-        return metric
+        return self._load(name, "metric")
 
 
 class GraphOpRegistry(Registry[GraphOpRecord]):
@@ -223,8 +204,7 @@ class GraphOpRegistry(Registry[GraphOpRecord]):
 
     def load_example(self, name: str) -> Callable[[str], tuple[nn.Module, tuple[object, ...]]]:
         """Return the function that returns a module with an operator of that name, and its arguments."""
-        example: Callable[[str], tuple[nn.Module, tuple[object, ...]]] = self._load(name, "example")
-        return example
+        return self._load(name, "example")
 
 
 class CommandRegistry(Registry[CommandRecord]):
@@ -232,8 +212,7 @@ class CommandRegistry(Registry[CommandRecord]):
 
     def load_command(self, name: str) -> Callable[..., object]:
         """Return the function of the command, or its ``typer.Typer``."""
-        command: Callable[..., object] = self._load(name, "command")
-        return command
+        return self._load(name, "command")
 
     def in_order(self) -> list[str]:
         """Return the names in the order in which plugins register them: the core's commands first."""

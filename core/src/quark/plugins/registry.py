@@ -21,7 +21,7 @@ from quark.plugins.kinds import Kind
 from quark.plugins.options import Option
 from quark.plugins.records import Record
 
-__all__ = ["R", "Registry", "load_for", "unreplaced"]
+__all__ = ["R", "Registry", "load_for", "not_there", "unreplaced"]
 
 R = TypeVar("R", bound=Record)
 
@@ -79,7 +79,7 @@ class Registry(Generic[R]):
         self._entries = entries
         self._failures = failures
         self._missing = missing
-        self._index: tuple[int, dict[str, list[Registered]]] | None = None
+        self._index: tuple[tuple[int, int], dict[str, list[Registered]]] | None = None
         self._changes = 0
 
     def names(self) -> list[str]:
@@ -91,8 +91,7 @@ class Registry(Generic[R]):
 
     def plugin_names(self) -> list[str]:
         """Return the names of plugins' records, also where run-time records replace them."""
-        plugins = [entry for entry in self._entries if entry.source.distribution != RUN_TIME]
-        return _standing_names(plugins)
+        return _standing_names(entry for entry in self._entries if entry.source.distribution != RUN_TIME)
 
     def run_time_names(self) -> list[str]:
         """Return names that `register` added for the program itself, in the order of registration."""
@@ -173,7 +172,6 @@ class Registry(Generic[R]):
         Raises:
             ConfigError: (a ValueError) It is of another kind, or a name of it is taken.
         """
-        source = source or Source(RUN_TIME)
         if not isinstance(record, self.kind.record):
             raise ConfigError(f"a {self.kind.record.__name__} is wanted to register a {self.kind.name}, not {record!r}")
         replaced = None if record.replaces is None else normalized(record.replaces)
@@ -183,8 +181,7 @@ class Registry(Generic[R]):
                     f"the {self.kind.name} name '{key}' is taken by {taken.source}: choose another name, "
                     f'or register it with replaces="{taken.source.distribution}"'
                 )
-        self._entries.append(Registered(record, source))
-        self._index = None
+        self._entries.append(Registered(record, source or Source(RUN_TIME)))
         self._changes += 1
 
     def unregister(self, name: str) -> None:
@@ -195,16 +192,14 @@ class Registry(Generic[R]):
             ConfigError: (a ValueError) A plugin brings it.
         """
         entry = next((e for e in reversed(self._entries) if e.record.name == name and not e.source.entry_point), None)
-        if entry is not None:
-            self._entries.remove(entry)
-            self._index = None
-            self._changes += 1
-            return
-        source = self._find(name).source
-        raise ConfigError(
-            f"the {self.kind.name} '{name}' comes with {source} and cannot be taken out of a running program; "
-            f"leave the plugin out with QUARK_DISABLED_PLUGINS={source.distribution}"
-        )
+        if entry is None:
+            source = self._find(name).source
+            raise ConfigError(
+                f"the {self.kind.name} '{name}' comes with {source} and cannot be taken out of a running program; "
+                f"leave the plugin out with QUARK_DISABLED_PLUGINS={source.distribution}"
+            )
+        self._entries.remove(entry)
+        self._changes += 1
 
     def claims(self) -> list[Registered]:
         """Return every record with its plugin, replaced and contested ones too, by name."""
@@ -230,14 +225,14 @@ class Registry(Generic[R]):
     def _claims_by_key(self) -> dict[str, list[Registered]]:
         """Return entries by name and alias.
 
-        Rebuilt when their number changes: plugins' records are added to the same list from outside.
+        Rebuilt when they change: plugins' records are added to the same list from outside.
         """
-        if self._index is None or self._index[0] != len(self._entries):
+        if self._index is None or self._index[0] != self.revision:
             by_key: dict[str, list[Registered]] = {}
             for entry in self._entries:
                 for key in dict.fromkeys((entry.record.name, *entry.record.aliases)):
                     by_key.setdefault(key, []).append(entry)
-            self._index = (len(self._entries), by_key)
+            self._index = (self.revision, by_key)
         return self._index[1]
 
     def _candidates(self, name: str) -> list[Registered]:
@@ -256,27 +251,25 @@ class Registry(Generic[R]):
         if len(entries) == 1:
             return entries[0]
         if entries:
-            raise AmbiguousNameError(self._contest(name, entries))
-        raise UnknownNameError(self._unknown(name), kind=self.kind.name, name=str(name), known=self.names())
+            choices = " or ".join(f"'{c.source.distribution}:{c.record.name}'" for c in entries)
+            raise AmbiguousNameError(
+                f"the {self.kind.name} '{name}' is claimed by {' and by '.join(str(c.source) for c in entries)}. "
+                f"Ask for {choices}, leave one out with QUARK_DISABLED_PLUGINS, "
+                f'or let one record say replaces="{entries[0].source.distribution}"'
+            )
+        names, kind = self.names(), self.kind
+        aliases = [alias for entry in self._entries for alias in entry.record.aliases]
+        missing = self._missing((kind.distribution,)) or "If another distribution brings it, install that one."
+        reasons = [f"Installed {kind.plural}: {', '.join(names) or 'none'}.", missing]
+        message = not_there(f"there is no {kind.name} '{name}'.", str(name), [*names, *aliases], reasons, self._failures())
+        raise UnknownNameError(message, kind=kind.name, name=str(name), known=names)
 
-    def _contest(self, name: str, entries: Sequence[Registered]) -> str:
-        choices = " or ".join(f"'{c.source.distribution}:{c.record.name}'" for c in entries)
-        return (
-            f"the {self.kind.name} '{name}' is claimed by {' and by '.join(str(c.source) for c in entries)}. "
-            f"Ask for {choices}, leave one out with QUARK_DISABLED_PLUGINS, "
-            f'or let one record say replaces="{entries[0].source.distribution}"'
-        )
 
-    def _unknown(self, name: object) -> str:
-        names = self.names()
-        near = closest(str(name), [*names, *(alias for e in self._entries for alias in e.record.aliases)])
-        parts = [f"there is no {self.kind.name} '{name}'."]
-        parts += [f"Did you mean '{near}'?"] if near else []
-        parts += [f"Installed {self.kind.plural}: {', '.join(names) or 'none'}."]
-        missing = self._missing((self.kind.distribution,))
-        parts += [missing or "If another distribution brings it, install that one."]
-        parts += [f"A plugin is broken: {failure}." for failure in self._failures()]
-        return " ".join(parts)
+def not_there(error: str, name: str, known: Sequence[str], reasons: Sequence[str], failures: Iterable[PluginFailure]) -> str:
+    """Return the message of an UnknownNameError: the closest known name, reasons, and broken plugins."""
+    near = closest(name, known)
+    sentences = [error, *([f"Did you mean '{near}'?"] if near else []), *reasons]
+    return " ".join([*sentences, *(f"A plugin is broken: {failure}." for failure in failures)])
 
 
 def load_for(reference: Reference, what: str, source: Source) -> Any:

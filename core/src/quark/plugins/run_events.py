@@ -83,7 +83,8 @@ class RunEvents:
         self._task, self._speaks, self._now = task, speaks, now
         self._begin = now()
         self._phase: tuple[str, str | None] = ("", None)
-        self._block: tuple[str, int, float] | None = None  # name, number, when it began
+        self._block: dict[str, Any] = {}  # fields of the events of the block that is on
+        self._block_begin = self._begin
         self._total = 0
         self._left = TimeLeft(())
 
@@ -93,7 +94,7 @@ class RunEvents:
         return self._speaks and is_heard()
 
     def tell(self, kind: type[Event], **fields: Any) -> None:
-        """Pass an event of that kind to whoever listens."""
+        """Pass an event of that kind to the listeners."""
         if self.is_heard:
             emit(kind(task=self._task, elapsed=self._now() - self._begin, **fields))
 
@@ -101,7 +102,7 @@ class RunEvents:
         """Tell that another kind of work begins, in the block that is on; nothing where it is on already."""
         if not self._speaks:
             return
-        phase = name, None if self._block is None else self._block[0]
+        phase = name, self._block.get("block")
         if phase != self._phase:
             self._phase = phase
             self.tell(PhaseStarted, phase=name, block=phase[1])
@@ -115,8 +116,9 @@ class RunEvents:
         """Tell that a block is worked on; 0 is the number of the first."""
         if not self._speaks:
             return  # one silent voice is shared by all
-        self._block = name, number, self._now()
-        self.tell(BlockStarted, block=name, number=number + 1, total=self._total)
+        self._block = {"block": name, "number": number + 1, "total": self._total}
+        self._block_begin = self._now()
+        self.tell(BlockStarted, **self._block)
 
     def block_finished(
         self,
@@ -128,24 +130,14 @@ class RunEvents:
 
         Other arguments as of `BlockFinished`.
         """
-        if self._block is None:
+        if not self._block:
             return
-        name, number, begin = self._block
-        seconds = self._now() - begin
-        self._left.finish(number, seconds)
+        seconds = self._now() - self._block_begin
+        self._left.finish(self._block["number"] - 1, seconds)
         if self.is_heard:
-            self.tell(
-                BlockFinished,
-                block=name,
-                number=number + 1,
-                total=self._total,
-                outcome=outcome,
-                seconds=seconds,
-                seconds_left=self._left.seconds,
-                phases=phases or {},
-                figures=figures(),
-            )
-        self._block = None
+            times = {"seconds": seconds, "seconds_left": self._left.seconds, "phases": phases or {}}
+            self.tell(BlockFinished, **self._block, **times, outcome=outcome, figures=figures())
+        self._block = {}
 
     def blocks(self, blocks: Sequence[_Block]) -> Iterator[_Block]:
         """Yield blocks, and tell of each before it is worked on and when the next is asked for.
@@ -208,7 +200,9 @@ def running(task: str, *, speaks: bool = True, **facts: Any) -> Iterator[RunEven
         with ExitStack() as stack:
             if speaks:
                 stack.enter_context(displayed())
-                stack.enter_context(_warnings_told(events))
+                handler = _Warnings(events)
+                get_logger().addHandler(handler)
+                stack.callback(get_logger().removeHandler, handler)
             events.tell(RunStarted, **facts)
             try:
                 yield events
@@ -230,13 +224,3 @@ class _Warnings(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Pass one record on."""
         self._events.tell(Warned, message=record.getMessage(), level=record.levelname, logger=record.name)
-
-
-@contextmanager
-def _warnings_told(events: RunEvents) -> Iterator[None]:
-    handler = _Warnings(events)
-    get_logger().addHandler(handler)
-    try:
-        yield
-    finally:
-        get_logger().removeHandler(handler)

@@ -8,7 +8,7 @@ from typing import Any
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.templates.algorithms import get_algo_config, get_supported_algorithm_types
-from quark.config.templates.template import LLMTemplate
+from quark.config.templates.template import PATTERNS, LLMTemplate
 from quark.plugins import templates
 from quark.plugins.model_records import RunTimeTemplate
 
@@ -16,6 +16,7 @@ __all__ = ["ATTENTION_TOKENS", "DEFAULT_TEMPLATES", "projection_base", "template
 
 ATTENTION_TOKENS = ("self_attn", "self_attention", "attn", "attention")
 """A pattern that holds one of these is taken to name attention."""
+_KEYS = (*PATTERNS, "f2f_weight_converters")
 
 
 class _DefaultTemplates(Mapping[str, dict[str, Any]]):
@@ -34,13 +35,7 @@ class _DefaultTemplates(Mapping[str, dict[str, Any]]):
                 raise KeyError(model_type)
             model_type = f"{record.replaces}:{model_type}"
         template = LLMTemplate.from_architecture(registry.load_architecture(model_type))
-        return {
-            "kv_layers_name": template.kv_layers_name,
-            "q_layer_name": template.q_layer_name,
-            "exclude_layers_name": template.exclude_layers_name,
-            "gate_up_layers_name": template.gate_up_layers_name,
-            "f2f_weight_converters": template.f2f_weight_converters,
-        }
+        return {name: getattr(template, name) for name in _KEYS}
 
     def __iter__(self) -> Iterator[str]:
         return iter(templates().plugin_names())
@@ -57,15 +52,9 @@ Quark.
 
 def template_from_dict(model_type: str, config: Mapping[str, Any]) -> LLMTemplate:
     """Return a template of an entry of `DEFAULT_TEMPLATES`, with algorithm settings for ``model_type``."""
-    return LLMTemplate(
-        model_type=model_type,
-        kv_layers_name=config["kv_layers_name"],
-        q_layer_name=config["q_layer_name"],
-        gate_up_layers_name=config.get("gate_up_layers_name"),
-        exclude_layers_name=config["exclude_layers_name"],
-        algorithm_configs={name: get_algo_config(name, model_type) for name in get_supported_algorithm_types()},
-        f2f_weight_converters=config.get("f2f_weight_converters"),
-    )
+    entry = {"gate_up_layers_name": None, "f2f_weight_converters": None, **config}
+    settings = {name: get_algo_config(name, model_type) for name in get_supported_algorithm_types()}
+    return LLMTemplate(model_type, **{name: entry[name] for name in _KEYS}, algorithm_configs=settings)
 
 
 def projection_base(config: QConfig, pattern: str) -> QLayerConfig:

@@ -58,13 +58,13 @@ def load(module: str, name: str) -> Any:
 
 def public_names(module: str) -> list[str]:
     """Return the names of a public module, sorted, for its ``__dir__`` and ``__all__``."""
-    from quark.plugins import documented_names  # plugins are read only when their names are asked for
+    from quark.plugins.catalog import catalog  # plugins are read only when their names are asked for
 
     names = {name for name in NAMES.get(module, ()) if not name.startswith("_")}
     if module in IN_EXAMPLES:
         names |= set(_example(module).__all__)
     if module in WITH_NAMES_OF_PLUGINS:
-        names |= set(documented_names())
+        names |= set(catalog().exports.names())
     elif module.startswith(_BY_PLUGINS):
         exported = _modules_of_plugins()
         below = (known.removeprefix(f"{module}.") for known in exported if known.startswith(f"{module}."))
@@ -115,9 +115,9 @@ def _of_a_plugin(module: str, name: str) -> Any:
 
 
 def _modules_of_plugins() -> Mapping[str, Mapping[str, Reference]]:
-    from quark.plugins import documented_modules  # plugins are read only when such a module is asked for
+    from quark.plugins.catalog import catalog  # plugins are read only when such a module is asked for
 
-    return documented_modules()
+    return catalog().exports.modules()
 
 
 def _example(module: str) -> ModuleType:
@@ -185,8 +185,7 @@ class PublicModules:
         if fullname not in IN_EXAMPLES:
             return None
         loader: Any = importlib.util.find_spec(_example(fullname).__name__).loader  # type: ignore[union-attr]  # it is imported
-        code: CodeType = loader.get_code(IN_EXAMPLES[fullname])
-        return code
+        return loader.get_code(IN_EXAMPLES[fullname])
 
 
 def install() -> None:

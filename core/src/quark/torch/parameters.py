@@ -143,8 +143,7 @@ def export_onnx(
         UnknownNameError: No installed plugin registers one.
         UnsupportedError: The model cannot be traced, or a quantizer has no form in ONNX.
     """
-    exporter = ModelExporter(export_dir=output_dir)
-    exporter.export_onnx_model(model, input_args, input_names, output_names, verbose, opset_version)
+    ModelExporter(export_dir=output_dir).export_onnx_model(model, input_args, input_names, output_names, verbose, opset_version)
 
 
 def export_gguf(model: nn.Module, output_dir: str | Path, model_type: str = "", tokenizer_path: str | Path | None = None) -> None:

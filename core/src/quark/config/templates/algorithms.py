@@ -22,7 +22,6 @@ from quark.plugins import algorithms, templates
 from quark.plugins.options import called, checked, settings_options
 
 __all__ = [
-    "LEGACY_KEYS",
     "algo_config_from_dict",
     "by_algorithm",
     "canonical_algorithm",
@@ -37,13 +36,13 @@ __all__ = [
 ]
 
 _CONFIG_SUFFIX = "_config"
-LEGACY_KEYS = frozenset({"num_attention_heads", "num_key_value_heads"})
+_LEGACY_KEYS = frozenset({"num_attention_heads", "num_key_value_heads"})
 """Keys of older configuration files, dropped on reading: the model's configuration has them."""
 
 
 def get_supported_algorithm_types() -> list[str]:
     """Return names of the algorithms that installed distributions register."""
-    return list(algorithms().names())
+    return algorithms().names()
 
 
 def canonical_algorithm(name: str) -> str:
@@ -55,9 +54,8 @@ def canonical_algorithm(name: str) -> str:
     try:
         return algorithms().get(str(name).lower()).name
     except UnknownNameError as error:
-        raise UnknownNameError(
-            f"Unsupported algorithm: {name}; {error}", kind="algorithm", name=str(name), known=get_supported_algorithm_types()
-        ) from None
+        message = f"Unsupported algorithm: {name}; {error}"
+        raise UnknownNameError(message, kind="algorithm", name=str(name), known=error.known) from None
 
 
 def require_processor(name: str) -> None:
@@ -119,8 +117,7 @@ def with_options(name: str, settings: AlgoConfig, options: Mapping[str, Any]) ->
     """
     whose = f"the algorithm '{name}'"
     values = checked(whose, settings_options(type(settings)), options)
-    changed: AlgoConfig = called(whose, functools.partial(attrs.evolve, settings), values)
-    return changed
+    return called(whose, functools.partial(attrs.evolve, settings), values)
 
 
 def algo_config_from_dict(data: Mapping[str, Any]) -> AlgoConfig:
@@ -135,10 +132,9 @@ def algo_config_from_dict(data: Mapping[str, Any]) -> AlgoConfig:
     try:
         config_class = algorithms().load_config(data["name"])
     except UnknownNameError as error:
-        raise UnknownNameError(
-            f"Unknown algorithm name {data['name']!r}; {error}", kind="algorithm", name=data["name"], known=get_supported_algorithm_types()
-        ) from None
-    values = {key: value for key, value in data.items() if key not in LEGACY_KEYS}
+        message = f"Unknown algorithm name {data['name']!r}; {error}"
+        raise UnknownNameError(message, kind="algorithm", name=data["name"], known=error.known) from None
+    values = {key: value for key, value in data.items() if key not in _LEGACY_KEYS}
     known = {a.name for a in attrs.fields(config_class)}
     if unknown := sorted(set(values) - known):
         raise ConfigError(f"the configuration of '{data['name']}' has unknown keys {unknown}; its keys are {', '.join(sorted(known))}")
@@ -168,9 +164,8 @@ def by_algorithm(configs: Mapping[str, AlgoConfig | None] | None, where: str) ->
     try:
         return {canonical_algorithm(name): config for name, config in (configs or {}).items()}
     except UnknownNameError as error:
-        raise UnknownNameError(
-            f"Unsupported algorithm '{error.name}' in {where}; {error}", kind=error.kind, name=error.name, known=error.known
-        ) from None
+        message = f"Unsupported algorithm '{error.name}' in {where}; {error}"
+        raise UnknownNameError(message, kind=error.kind, name=error.name, known=error.known) from None
 
 
 def legacy_settings(parameters: Mapping[str, AlgoConfig | None]) -> dict[str, AlgoConfig | None]:

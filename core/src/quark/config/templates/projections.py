@@ -8,7 +8,7 @@ pattern only where that one covers *every* layer of the projection.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 import attrs
@@ -75,10 +75,9 @@ def base_for(config: QConfig, pattern: str, architecture: Architecture | None) -
     It is the first of the per-layer patterns that covers every layer behind ``pattern``, or else the one that
     linear layers get which no pattern matches.
     """
-    symbolic = _symbolic_names(pattern, architecture)
-    if any(covers(e, pattern) or all(covers(e, name) for name in symbolic) for e in config.exclude):
+    if _covering(config.exclude, pattern, architecture) is not None:
         return None
-    cover = _covering_pattern(config, pattern, symbolic)
+    cover = _covering(config.layer_quant_config, pattern, architecture)
     return _remaining(config) if cover is None else config.layer_quant_config[cover]
 
 
@@ -93,9 +92,10 @@ def _symbolic_names(pattern: str, architecture: Architecture | None) -> tuple[st
     return tuple(name for name in names if fnmatchcase(name, pattern)) or (pattern,)
 
 
-def _covering_pattern(config: QConfig, pattern: str, symbolic: tuple[str, ...]) -> str | None:
-    """Return the first of the per-layer patterns that covers every layer behind ``pattern``."""
-    return next((p for p in config.layer_quant_config if covers(p, pattern) or all(covers(p, name) for name in symbolic)), None)
+def _covering(patterns: Iterable[str], pattern: str, architecture: Architecture | None) -> str | None:
+    """Return the first of the patterns that covers every layer behind ``pattern``."""
+    symbolic = _symbolic_names(pattern, architecture)
+    return next((p for p in patterns if covers(p, pattern) or all(covers(p, name) for name in symbolic)), None)
 
 
 def _remaining(config: QConfig) -> QLayerConfig:
@@ -111,7 +111,7 @@ def _put_before_cover(config: QConfig, pattern: str, layer: QLayerConfig, archit
 
     Behind that pattern, which is a user's, the entry would never be reached.
     """
-    cover = _covering_pattern(config, pattern, _symbolic_names(pattern, architecture))
+    cover = _covering(config.layer_quant_config, pattern, architecture)
     entries = list(config.layer_quant_config.items())
     if cover is None or cover == pattern:
         return attrs.evolve(config, layer_quant_config=dict(entries) | {pattern: layer})

@@ -18,17 +18,13 @@ from quark.plugins.records import RunTimeScheme
 
 __all__ = [
     "RUN_TIME_SUMMARY",
-    "AttentionPart",
     "QuantizationScheme",
     "QuantizationSchemeCollection",
     "scheme_config",
     "scheme_part",
     "scheme_record",
-    "supported_for",
 ]
 
-AttentionPart = Literal["kv_cache", "attention"]
-"""Fields of `SchemeRecord` that build the configuration of a part of attention."""
 RUN_TIME_SUMMARY = "registered by this program"
 """Summary of a scheme or template that has no plugin."""
 
@@ -49,17 +45,6 @@ class QuantizationScheme:
     def config(self) -> QLayerConfig:
         """The configuration of a layer under this scheme: a new copy each time."""
         return self._config.copied()
-
-
-class _NamedScheme(QuantizationScheme):
-    """A scheme by its name; its configuration is built anew each time it is asked for."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    @property
-    def config(self) -> QLayerConfig:
-        return _built(self._name)
 
 
 class QuantizationSchemeCollection:
@@ -122,9 +107,10 @@ class QuantizationSchemeCollection:
         Raises:
             UnknownNameError: (a ValueError) There is none; the closest match is named.
             AmbiguousNameError: Several distributions claim the name.
+            PluginError: The scheme's function failed, or gives no layer configuration.
         """
         record = scheme_record(scheme_name)
-        return record.scheme if isinstance(record, RunTimeScheme) else _NamedScheme(scheme_name)
+        return record.scheme if isinstance(record, RunTimeScheme) else QuantizationScheme(_built(scheme_name))
 
 
 def scheme_record(scheme_name: str) -> SchemeRecord:
@@ -187,19 +173,19 @@ def _attention_config(layer: QLayerConfig) -> QTensorConfig | None:
     return spec if isinstance(spec, QTensorConfig) and not spec.is_dynamic else None
 
 
-def scheme_part(scheme_name: str, part: AttentionPart, what: str) -> QTensorConfig:
+def scheme_part(scheme_name: str, part: Literal["kv_cache", "attention"], what: str) -> QTensorConfig:
     """Return the tensor configuration that a scheme offers for one part of attention.
 
     Args:
         scheme_name: Name of a registered scheme.
-        part: Which part.
+        part: Field of `SchemeRecord` that builds the configuration.
         what: Word of messages for it, such as ``"KV cache scheme"``.
 
     Raises:
         UnknownNameError: (a ValueError) There is no such scheme, or it has no such part; those that have one
             are listed.
     """
-    able = supported_for(part)
+    able = [record.name for record in schemes() if getattr(record, part) is not None]
     record = schemes().get(scheme_name) if scheme_name in schemes() else None
     if record is None or getattr(record, part) is None:
         near = closest(str(scheme_name), able)
@@ -217,8 +203,3 @@ def scheme_part(scheme_name: str, part: AttentionPart, what: str) -> QTensorConf
         source = schemes().source(scheme_name)
         raise ConfigError(f"the {what} '{scheme_name}' of {source} gives a {type(spec).__name__}, not a QTensorConfig: fix that plugin")
     return spec
-
-
-def supported_for(part: AttentionPart) -> list[str]:
-    """Return names of the schemes whose record has that part."""
-    return [record.name for record in schemes() if getattr(record, part) is not None]

@@ -6,8 +6,6 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
 
-import attrs
-
 from quark.base.lazy import LazyRef, ObjectRef
 from quark.base.log import get_logger
 from quark.base.names import closest
@@ -38,12 +36,14 @@ from quark.errors import ConfigError, UnknownNameError, UnsupportedError
 from quark.plugins import TemplateRecord, algorithms, templates
 from quark.plugins.model_records import RunTimeTemplate
 
-__all__ = ["LLMTemplate", "template_for"]
+__all__ = ["PATTERNS", "LLMTemplate", "template_for"]
 
 _QKV = ("q_proj", "k_proj", "v_proj")
 """Attention projections that share a global scale, where a family does not state them: AMD Quark's group."""
 
 
+PATTERNS = ("kv_layers_name", "q_layer_name", "gate_up_layers_name", "exclude_layers_name")
+"""Patterns of layers, which are arguments of a template and facts of an `Architecture`."""
 _MAKE_CONVERTERS = LazyRef("quark.models.hf.weight_converters:make_converters")
 """Imports torch, which templates do without unless a family has converters."""
 
@@ -145,15 +145,10 @@ class LLMTemplate:
         Each installed algorithm derives its settings from the facts.
         """
         derived = {name: derived_config(name, architecture) for name in get_supported_algorithm_types()}
+        patterns = {name: getattr(architecture, name) for name in PATTERNS}
+        converters = _converters(architecture)
         template = cls(
-            model_type=architecture.model_type,
-            kv_layers_name=architecture.kv_layers_name,
-            q_layer_name=architecture.q_layer_name,
-            gate_up_layers_name=architecture.gate_up_layers_name,
-            exclude_layers_name=architecture.exclude_layers_name,
-            algorithm_configs=derived,
-            f2f_weight_converters=_converters(architecture),
-            architecture=architecture,
+            architecture.model_type, **patterns, algorithm_configs=derived, f2f_weight_converters=converters, architecture=architecture
         )
         template._derived = derived
         return template
@@ -176,14 +171,13 @@ class LLMTemplate:
         registry, name = templates(), template.model_type
         facts = template.architecture
         replaced = registry.get(name) if name in registry else None
+        reference = ObjectRef(facts) if facts is not None else getattr(replaced, "architecture", None)
+        if isinstance(replaced, RunTimeTemplate):
+            replaces = replaced.replaces
+        else:
+            replaces = None if replaced is None else registry.source(name).distribution
         try:
-            record = RunTimeTemplate(
-                name=name,
-                summary=RUN_TIME_SUMMARY,
-                architecture=ObjectRef(facts) if facts is not None else getattr(replaced, "architecture", None),
-                replaces=None if replaced is None or isinstance(replaced, RunTimeTemplate) else registry.source(name).distribution,
-                template=template,
-            )
+            record = RunTimeTemplate(name=name, summary=RUN_TIME_SUMMARY, architecture=reference, replaces=replaces, template=template)
         except ValueError as error:
             raise ConfigError(f"this template cannot be registered: {error}") from None
         if replaced is not None:
@@ -192,7 +186,6 @@ class LLMTemplate:
             )
         if isinstance(replaced, RunTimeTemplate):
             registry.unregister(name)
-            record = attrs.evolve(record, replaces=replaced.replaces)
         registry.register(record)
 
     @classmethod

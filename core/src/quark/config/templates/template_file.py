@@ -14,7 +14,7 @@ from quark.base.names import closest
 from quark.config.architecture import Architecture
 from quark.config.fields import json_of
 from quark.config.templates.algorithms import algo_config_from_dict, canonical_algorithm
-from quark.config.templates.template import LLMTemplate
+from quark.config.templates.template import PATTERNS, LLMTemplate
 from quark.errors import ConfigError, QuarkError
 from quark.plugins import templates
 
@@ -22,10 +22,6 @@ __all__ = ["read_template_file", "register_template_file"]
 
 _OWN = ("base", "algorithm_configs")
 """Keys beside those of `Architecture`."""
-_PATTERNS = ("model_type", "kv_layers_name", "q_layer_name", "gate_up_layers_name", "exclude_layers_name")
-"""Keys of AMD Quark's form, which has patterns alone: the family's structure is then inferred.
-form.
-"""
 
 
 def register_template_file(path: str | Path) -> LLMTemplate:
@@ -80,7 +76,7 @@ def _template(data: Any) -> LLMTemplate:
         raise ConfigError("its field 'model_type' is a model's config.model_type, such as \"llama\", and it is missing or no text")
     facts = {key: _value(value, hints[key], key) for key, value in data.items() if key not in _OWN}
     settings, base_name = _settings(data.get("algorithm_configs")), _value(data.get("base"), str | None, "base")
-    if base_name is None and all(key in _PATTERNS for key in facts):
+    if base_name is None and all(key in ("model_type", *PATTERNS) for key in facts):
         return LLMTemplate(**facts, algorithm_configs=settings)
     base = Architecture(model_type=facts["model_type"]) if base_name is None else templates().load_architecture(base_name)
     template = LLMTemplate.from_architecture(attrs.evolve(base, **facts))
