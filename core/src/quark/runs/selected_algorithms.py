@@ -81,11 +81,10 @@ class Algorithms:
         """Return the same with the transform of that name made anew from other settings."""
         return attrs.evolve(self, transforms={**self.transforms, settings.name: _processor(settings)})
 
-    def checked_rounding(self) -> Rounding:
-        """Return the rounding; that of a plugin with its results checked."""
-        if self.rounding_name is None:
-            return self.rounding
-        return CheckedRounding(self.rounding, origin("algorithms", self.rounding_name))
+    def checked_rounding(self) -> CheckedRounding:
+        """Return the rounding, with the plugin that its results are checked for."""
+        name = self.rounding_name
+        return CheckedRounding(self.rounding, None if name is None else origin("algorithms", name))
 
     def checked_tunings(self) -> dict[str, Tuning]:
         """Return the tunings with their results checked."""
