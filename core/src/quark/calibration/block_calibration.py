@@ -88,9 +88,9 @@ class BlockCalibration(ABC):
 
     def add_to(self, report: CalibrationReport) -> None:
         """Add the metrics of the rounding and of the tuning, and the layers that no token has reached."""
-        report.add(self.metrics)
-        report.add_tuned({} if self._tuning is None else self._tuning.metrics)
-        report.missed(n for n in self._layers if n in self._chosen and n not in self.metrics)
+        report.layers |= self.metrics
+        report.tuned |= {} if self._tuning is None else self._tuning.metrics
+        report.unreached += [n for n in self._layers if n in self._chosen and n not in self.metrics]
 
     def _tasks(self, members: Mapping[str, QuantizedLayer], collector: Collector) -> list[RoundingTask]:
         """Return the rounding tasks of the layers of an input group, whose statistics are complete."""

@@ -59,7 +59,7 @@ def round_without_statistics(
     Returns their names, and puts its metrics into the report.
     """
     metrics = round_validated(checked, rounding_tasks(layers, siblings))
-    report.add({name: of_layer for name, of_layer in metrics.items() if of_layer})
+    report.layers |= {name: of_layer for name, of_layer in metrics.items() if of_layer}
     return set(layers)
 
 

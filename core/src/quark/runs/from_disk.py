@@ -47,8 +47,6 @@ from quark.runs.source import CheckpointSource
 
 __all__ = ["DescribesRun", "Output", "journaled", "opened_checkpoint", "quantize_checkpoint"]
 
-_Complete = Callable[[FinishedRun, Path], None]
-
 
 class DescribesRun(Protocol):
     """Adds files about a run to its checkpoint; `quark_workbench.report.ReportOptions` writes its report."""
@@ -149,19 +147,18 @@ def quantize_checkpoint(
                 report.describe(finished, directory, str(tensors.device), lambda: opened()[1])
             write_finished_run(directory, identity)
 
-        output = attrs.evolve(output, complete=complete)
         with closing(tensors):
             if output.is_finished(identity):
                 plan = run.plan
             elif not run.works_by_block or not output.writer.streams:
-                plan = _whole(run, tensors, output)
+                plan = _whole(run, tensors, output, complete)
             else:
                 started_with_sink = journaled if output.has_journal(run) else _streamed
                 with output.opened() as directory:
                     with started_with_sink(run, tensors, output, directory, identity) as (started, sink):
                         finished = finish_run(started, sink, quantize_blocks(started, sink))
                     if ranks.is_first:
-                        output.complete(finished, directory)
+                        complete(finished, directory)
                 plan = finished.content.plan
         events.exported(output.path, exporter)
     return plan
@@ -177,8 +174,6 @@ class Output:
         writer: The exporter.
         options: Of the export.
         leftover: What becomes of finished blocks of an earlier run.
-        complete: Gets the complete checkpoint before it has its name: it checks it, and adds what is known of
-            the run.
         ranks: The processes that write to it. The first makes its directory and gives it its name.
     """
 
@@ -187,7 +182,6 @@ class Output:
     writer: Exporter
     options: ExportOptions
     leftover: Leftover = "refuse"
-    complete: _Complete = lambda *_: None
     ranks: Ranks = ALONE
 
     @classmethod
@@ -326,8 +320,11 @@ def journaled(
         yield started, sink
 
 
-def _whole(run: Run, tensors: CheckpointSource, output: Output) -> QuantPlan:
-    """Read the whole model, quantize it in memory, then write it; of several ranks, the first does."""
+def _whole(run: Run, tensors: CheckpointSource, output: Output, complete: Callable[[FinishedRun, Path], None]) -> QuantPlan:
+    """Read the whole model, quantize it in memory, then write it; of several ranks, the first does.
+
+    ``complete`` gets the checkpoint before it has its name.
+    """
     model = tensors.model
     run.events.phase("load")
     tensors.load_all()
@@ -340,5 +337,5 @@ def _whole(run: Run, tensors: CheckpointSource, output: Output) -> QuantPlan:
     with output.built() as directory:
         with attributed(f"writing '{output.path}'", origin("exporters", output.exporter)):
             output.writer.export(content, directory, output.options)
-        output.complete(finished, directory)
+        complete(finished, directory)
     return content.plan

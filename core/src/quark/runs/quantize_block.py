@@ -207,7 +207,8 @@ def quantize_block(pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow
         with phase("transforms"):
             transforms = BlockTransforms(block_run, block, rows, started.transforms, plan.architecture, text_config(model))
             transforms.apply()
-        report.add_transformed(transforms.metrics, transforms.applied)
+        report.transformed |= transforms.metrics
+        report.applied.update(transforms.applied)
 
     # Calibration and rounding: forwards pause at each input group until its statistics are complete and its
     # layers are rounded.
@@ -223,8 +224,7 @@ def quantize_block(pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow
             rounded, inputs, figures.flops = calibration.rounded, calibration.inputs, calibration.flops
         else:
             rounded = _rounded_without_statistics(pipeline, layers, run.chosen(rows), block_run, scales, report)
-    tokens = _of_all_ranks(own_tokens, run.ranks)
-    report.count(tokens)
+    report.tokens |= _of_all_ranks(own_tokens, run.ranks)
 
     # Scales of activations, and weights that are rounded to nearest.
     finish_layers(pipeline, layers, scales, rounded, inputs)
@@ -232,7 +232,7 @@ def quantize_block(pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow
 
     # The sink takes the block: in place, or packed into a shard, with a journal entry, which has the block's
     # figures.
-    figures.end_block(block, size, passes, tokens)
+    figures.end_block(block, size, passes, report.tokens)
     pipeline.report.extend(report)
     with phase("write"):
         pipeline.sink.end_block(block, BlockResult(figures.of_block(block, layers, report).to_dict(), pipeline.learned()))

@@ -141,14 +141,10 @@ class Run:
         for line in plan_lines(plan):
             (get_logger().warning if line in warned else get_logger().info)(line)
         run = attrs.evolve(self, plan=plan, data=batches, two_passes=two_passes, ranks=ranks, events=events)
-        run.tell_plan(len(decoder_blocks(model, plan.architecture)))
+        sizes = {"blocks": len(decoder_blocks(model, plan.architecture)), "layers": len(plan.quantized)}
+        sizes |= {"samples": len(batches), "tokens": tokens_in(batches), "processes": ranks.size}
+        events.tell(RunPlanned, **sizes, two_passes=two_passes)
         return run
-
-    def tell_plan(self, blocks: int) -> None:
-        """Tell listeners the plan of a model with that number of blocks."""
-        layers, samples, tokens = len(self.plan.quantized), len(self.data), tokens_in(self.data)
-        size = {"blocks": blocks, "layers": layers, "samples": samples, "tokens": tokens}
-        self.events.tell(RunPlanned, **size, two_passes=self.two_passes, processes=self.ranks.size)
 
     def for_data(self, model: nn.Module, data: Sequence[Call], device: torch.device) -> Run:
         """Return the run in the memory mode that these calls need on a device, with no data yet.
