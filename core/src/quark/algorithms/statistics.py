@@ -120,7 +120,7 @@ class Statistic(ABC):
         return 0
 
     def flush(self) -> None:
-        """Compute what updates have put off, so that whoever asks for the value next does not wait for it."""
+        """Compute sums that updates have put off, so that the next use of them does not wait."""
         return
 
     @abstractmethod
@@ -338,7 +338,7 @@ class _Products:
         self._add_others(others)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is sent to other ranks: the sum, and no batch that has still to be added."""
+        """Return the state for other ranks: the sum, and no batch that has still to be added."""
         self._sum_up()
         return self.__dict__
 

@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import attrs
@@ -144,8 +145,9 @@ class BlockRounding(BlockCalibration):
         """
         stopped = self._block_run.stopped
         places = [place for f, place in stopped.items() if not f.is_float]
-        first = min((_Waiting(p.number, p.name) for p in places), default=_Waiting(math.inf, None) if stopped else None, key=_number)
-        return min((w for w in self._ranks.gather(first) if w is not None), default=None, key=_number)
+        by_number = attrgetter("number")
+        first = min((_Waiting(p.number, p.name) for p in places), default=_Waiting(math.inf, None) if stopped else None, key=by_number)
+        return min((w for w in self._ranks.gather(first) if w is not None), default=None, key=by_number)
 
     def _go_on_from(self, place: PausePoint | _Pause | PooledExperts | None) -> None:
         """Let the forwards go on that wait at a place; None stands for all places.
@@ -258,7 +260,3 @@ class BlockRounding(BlockCalibration):
             position += len(seen)
         collector.complete()
         return collector
-
-
-def _number(waiting: _Waiting) -> float:
-    return waiting.number

@@ -105,7 +105,7 @@ class CheckedRounding:
                 raise self.whose.error(f"has rounded '{name}', which now {complaint}")
 
     def metrics(self, report: Mapping[str, Metrics], task: RoundingTask) -> dict[str, dict[str, Any]]:
-        """Return the metrics of each layer of a task, of which the rounding reports ``report``.
+        """Return the metrics of each layer of a task from the ``report`` of the rounding.
 
         Raises:
             PluginError: The rounding reports something else.
@@ -262,7 +262,7 @@ class CheckedRun:
         return report
 
     def learned(self) -> Any:
-        """Return what the run has learned from blocks, as `quark.algorithms.LearnsFromBlocks.learned`.
+        """Return the knowledge of the run from blocks, as `quark.algorithms.LearnsFromBlocks.learned`.
 
         None where it learns nothing.
         """
@@ -270,7 +270,7 @@ class CheckedRun:
             return self._run.learned() if isinstance(self._run, LearnsFromBlocks) else None
 
     def recall(self, learned: Any) -> None:
-        """Go on with what was learned, as `quark.algorithms.LearnsFromBlocks.recall`."""
+        """Go on with earlier knowledge, as `quark.algorithms.LearnsFromBlocks.recall`."""
         if isinstance(self._run, LearnsFromBlocks):
             with attributed("recalling what it had learned", self._whose):
                 self._run.recall(learned)

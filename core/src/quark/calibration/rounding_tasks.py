@@ -64,7 +64,7 @@ def round_without_statistics(
 
 
 def round_to_nearest(layers: Mapping[str, QuantizedLayer], siblings: Sequence[Sequence[str]], *, defers: bool = False) -> set[str]:
-    """Round the weights of layers to nearest, those of siblings with one scale; returns the layers' names.
+    """Round the weights of layers to nearest, siblings with one scale; return the layers' names.
 
     ``defers`` is as of `quark.algorithms.RoundToNearest`.
     """

@@ -61,7 +61,7 @@ def round_validated(checked: CheckedRounding, tasks: Iterable[RoundingTask]) -> 
 
 
 def _validated(task: RoundingTask, weights: Mapping[str, nn.Parameter], held_out: HeldOut) -> dict[str, Any]:
-    """Keep the better of the codes that the layers have and round-to-nearest; returns what to report."""
+    """Keep the better of the layers' codes and round-to-nearest; return the metrics."""
     quantizers = {name: weight_quantizer(layer) for name, layer in task.layers.items()}
     rounded = {name: (layer.weight, quantizers[name].qparams, quantizers[name].codes) for name, layer in task.layers.items()}
     errors = _output_error(task, weights, held_out)

@@ -284,7 +284,7 @@ def _seconds(
     began = time.perf_counter()
     started = start_run(own, model)
     before = time.perf_counter() - began
-    if exporter.streams and own.works_by_block:
+    if exporter.streams and own.algorithms.works_by_block:
         finished = _streamed(started, exporter, options)
     else:
         sink = InPlaceSink(model)

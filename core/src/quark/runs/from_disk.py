@@ -150,7 +150,7 @@ def quantize_checkpoint(
         with closing(tensors):
             if output.is_finished(identity):
                 plan = run.plan
-            elif not run.works_by_block or not output.writer.streams:
+            elif not run.algorithms.works_by_block or not output.writer.streams:
                 plan = _whole(run, tensors, output, complete)
             else:
                 started_with_sink = journaled if output.has_journal(run) else _streamed
@@ -233,14 +233,14 @@ class Output:
 
     def has_journal(self, run: Run) -> bool:
         """Return whether a run enters its finished blocks in a journal, from which it can be resumed."""
-        return run.works_by_block and self.writer.resumes and not is_divided(run, self.ranks)
+        return run.algorithms.works_by_block and self.writer.resumes and not is_divided(run, self.ranks)
 
     def refuse_to_resume(self, run: Run) -> None:
         """Raise UnsupportedError if a run that keeps no journal is to resume."""
         if self.leftover != "resume" or self.has_journal(run):
             return
         reason = f"the exporter '{self.exporter}' cannot go on with an export that another process has begun (it has no method 'reopen')"
-        if not run.works_by_block:
+        if not run.algorithms.works_by_block:
             reason = "an algorithm of it changes the whole model, so that nothing is written before all of it is quantized"
         elif is_divided(run, self.ranks):
             reason = f"nothing in it needs calibration data, and {self.ranks.size} processes divide its blocks without a journal of them"

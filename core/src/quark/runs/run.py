@@ -64,7 +64,9 @@ TWO_PASSES = (
 
 @attrs.frozen(eq=False)
 class Run:
-    """What will be done to one model. `plan_run` makes it; `with_data` completes it.
+    """The plan, algorithms, data and memory mode of the quantization of one model.
+
+    `plan_run` makes it; `with_data` completes it.
 
     Attributes:
         plan: Made from this very model, or from one of the same structure.
@@ -84,14 +86,9 @@ class Run:
 
     @property
     def needs_data(self) -> str:
-        """What needs calibration data, for messages; empty where nothing does."""
+        """A description of all that needs calibration data, for messages; empty where nothing does."""
         static = ["activations with static scales"] if self.plan.calibrated else []
         return " and ".join([*static, *(f"the algorithm '{name}'" for name in self.algorithms.in_need_of_data)])
-
-    @property
-    def works_by_block(self) -> bool:
-        """Whether one block in memory at a time is enough for every transform."""
-        return self.algorithms.works_by_block
 
     def chosen(self, rows: Iterable[PlanRow]) -> set[str]:
         """Return the full names of the layers whose codes the rounding chooses: those that the plan gives it.

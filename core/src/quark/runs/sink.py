@@ -22,7 +22,7 @@ __all__ = ["BlockResult", "BlockSink", "CheckpointSink", "InPlaceSink", "Journal
 
 @attrs.frozen
 class BlockResult:
-    """What a run keeps of a block besides its tensors, as JSON values.
+    """The report and the knowledge that a run keeps of a block besides its tensors, as JSON values.
 
     Attributes:
         report: The block's part of the calibration report
