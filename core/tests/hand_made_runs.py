@@ -9,6 +9,7 @@ from torch import nn
 
 from quark.algorithms import Rounding, RoundToNearest, Transform, Tuning
 from quark.calibration.batches import Call
+from quark.calibration.plugin_checks import CheckedRounding
 from quark.config.model import QConfig
 from quark.models.plan.decoder_blocks import decoder_blocks
 from quark.models.plan.quant_plan import QuantPlan
@@ -22,8 +23,8 @@ __all__ = ["hand_made_run"]
 class HandMade(Algorithms):
     """Algorithms whose results are not checked: an error would name the plugin that has registered them."""
 
-    def checked_rounding(self) -> Rounding:
-        return self.rounding
+    def checked_rounding(self) -> CheckedRounding:
+        return CheckedRounding(self.rounding)
 
     def checked_transforms(self, config: QConfig) -> list[Transform]:
         return list(self.transforms.values())

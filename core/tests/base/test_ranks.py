@@ -43,7 +43,6 @@ def test_sums_facts_and_broadcasts_are_the_same_on_all_ranks() -> None:
 def test_one_rank_has_nothing_to_exchange() -> None:
     thing = object()
     assert ALONE.gather(thing) == [thing]
-    assert ALONE.spread(lambda n: n + 1, [1, 2]) == [2, 3]
 
 
 @given(st.integers(1, 9), st.integers(0, 40))
@@ -51,11 +50,6 @@ def test_parts_are_consecutive_and_differ_by_one_at_most(size: int, count: int) 
     parts = [list(range(count))[Ranks(rank, size).part(count)] for rank in range(size)]
     assert [n for part in parts for n in part] == list(range(count))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
-def test_work_is_spread_and_its_results_are_in_order() -> None:
-    for done in in_threads(lambda ranks: ranks.spread(lambda n: (n, ranks.rank), range(5)), 2):
-        assert done == [(0, 0), (1, 0), (2, 1), (3, 1), (4, 1)]
 
 
 @given(st.lists(st.integers(0, 1000), max_size=30), st.integers(1, 8), st.integers(0, 1000))

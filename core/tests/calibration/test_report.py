@@ -22,7 +22,7 @@ EVERY = [f"model.layers.{i}.mlp.up_proj" for i in range(180)]
 
 def test_layers_with_few_tokens_and_with_none_are_folded() -> None:
     report = CalibrationReport(layers={name: {"tokens": 7 + i, "few_tokens": True} for i, name in enumerate(EVERY)})
-    report.missed(EVERY[:3])
+    report.unreached += EVERY[:3]
     few, none = report.lines()
     assert "180 of 180 layers" in few
     assert "7 at the least: model.layers.{0-179}.mlp.up_proj." in few
@@ -43,11 +43,12 @@ def test_reports_of_ranks_join_to_one_of_all_blocks_in_their_order() -> None:
         own, at = names[ranks.rank], ranks.rank
         found: dict[str, dict[str, Any]] = {own: {"of": at}}
         report = CalibrationReport(blocks=dict(found), weights=dict(found), applied={at})
-        report.add(found)
-        report.add_transformed(found, [at])
-        report.add_tuned(found)
-        report.count({own: 5 + at})
-        report.missed([own, "shared"])
+        report.layers |= found
+        report.transformed |= found
+        report.applied.add(at)
+        report.tuned |= found
+        report.tokens[own] = 5 + at
+        report.unreached += [own, "shared"]
         report.join_with(ranks, names[::-1])
         return report
 
@@ -93,7 +94,7 @@ def test_where_tokens_are_few_none_is_said_to_be_none() -> None:
 
 def test_unreached_layers_are_one() -> None:
     report = CalibrationReport()
-    report.missed(["a", "b"])
+    report.unreached += ["a", "b"]
     (line,) = report.lines()
     assert line.startswith("No calibration token reached 2 layer(s): a, b.")
 

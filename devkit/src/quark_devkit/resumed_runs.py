@@ -17,9 +17,11 @@ from quark.checkpoint import ExportOptions
 from quark.checkpoint.atomic_directory import finished_blocks
 from quark.config.model import QConfig
 from quark.errors import QuarkError
-from quark.runs.from_disk import Output, opened_checkpoint, quantize_with_journal
+from quark.runs.from_disk import Output, journaled, opened_checkpoint
 from quark.runs.identity import RunIdentity
 from quark.runs.journal import Journal
+from quark.runs.quantize_block import quantize_blocks
+from quark.runs.quantize_run import finish_run
 from quark.runs.run import plan_run
 from quark.runs.selected_algorithms import Algorithms
 from quark_devkit.check import NotApplicableError, require
@@ -113,7 +115,8 @@ def _quantize(
     run = run.with_data(tensors.model, batches(), tensors.device)
     tensors.prepare(run.plan)
     identity = RunIdentity.of(tensors.model, run.plan, shards, run.data, layout, options, [], tensors.device)
-    quantize_with_journal(run, tensors, output, output.writer, identity)
+    with output.opened() as directory, journaled(run, tensors, output, directory, identity) as (started, sink):
+        finish_run(started, sink, quantize_blocks(started, sink))
     return rounding
 
 

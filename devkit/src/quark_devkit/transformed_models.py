@@ -15,6 +15,7 @@ from quark.config.algorithm import AlgoConfig
 from quark.config.layer import QLayerConfig
 from quark.runs.quantize_block import quantize_blocks, start_transforms
 from quark.runs.run import StartedRun, plan_run
+from quark.runs.sink import BlockSink
 from quark_devkit.small_models import InFloat64, batches, run_config, small_model
 
 __all__ = ["TransformedModel", "distance", "float64_logits", "named_parts", "transformed"]
@@ -57,29 +58,11 @@ class _LeaveFloat:
         return {}
 
 
-class _Discard:
+class _Discard(BlockSink):
     """A sink that lets the model keep its float layers."""
-
-    needs_values = True
-
-    def finished(self, block: Any) -> None:
-        """Return None: every block is transformed."""
-
-    def wants(self, block: Any) -> bool:
-        """Return True: all blocks are transformed."""
-        return True
 
     def accept(self, layers: Mapping[str, Any]) -> None:
         """Forget the quantized layers."""
-
-    def read(self, block: Any) -> None:
-        """Do nothing."""
-
-    def end_block(self, block: Any, result: Any) -> None:
-        """Do nothing."""
-
-    def finish(self, content: Any) -> None:
-        """Do nothing."""
 
 
 def transformed(

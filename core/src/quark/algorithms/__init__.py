@@ -1,7 +1,4 @@
-"""What changes weights: the protocols Transform, Rounding and Tuning.
-
-And the statistics that they may ask for, and round-to-nearest, the default.
-"""
+"""The protocols of algorithms, Transform, Rounding and Tuning; statistics; round-to-nearest, the default."""
 
 from quark.algorithms.rounding import HeldOut, Metrics, NamesLayers, Rounding, RoundingTask, RoundToNearest
 from quark.algorithms.stacked_weights import StackedWeights, float_weight, weight_quantizer

@@ -120,7 +120,9 @@ class RoundingTask:
             rows: How many there are.
         """
         most = _ROWS if self.ranks.is_deterministic else -(-rows // self.ranks.size)
-        return self.ranks.spread(work, row_slices(rows, 1, most))
+        slices = row_slices(rows, 1, most)
+        parts = self.ranks.gather(list(map(work, slices[self.ranks.part(len(slices))])))
+        return [result for part in parts for result in part]
 
 
 class Rounding(Protocol):

@@ -37,7 +37,7 @@ class StackedWeights:
         self.rows = [weight.shape[0] for weight in weights]
 
     def grid(self) -> WeightGrid:
-        """Return what the weights may become.
+        """Return the `WeightGrid` of the weights.
 
         Scales that span rows or layers are those of `wt` as it is now, changes included.
         """

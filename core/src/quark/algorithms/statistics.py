@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from operator import call
 from typing import Any, ClassVar, Self, TypeVar, TypeVarTuple, cast
 
 import torch
@@ -119,7 +120,7 @@ class Statistic(ABC):
         return 0
 
     def flush(self) -> None:
-        """Compute what updates have put off, so that whoever asks for the value next does not wait for it."""
+        """Compute sums that updates have put off, so that the next use of them does not wait."""
         return
 
     @abstractmethod
@@ -337,7 +338,7 @@ class _Products:
         self._add_others(others)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is sent to other ranks: the sum, and no batch that has still to be added."""
+        """Return the state for other ranks: the sum, and no batch that has still to be added."""
         self._sum_up()
         return self.__dict__
 
@@ -364,7 +365,7 @@ class _Products:
         work: list[Callable[[], Tensor | None]] = [partial(add_to, rows) for rows in strips]
         if self._also is not None:
             work += [partial(self._also, a) for a, _ in batches]
-        results = parallel_map(lambda compute: compute(), work, device)
+        results = parallel_map(call, work, device)
         self._add_others([other for other in results if other is not None])
 
     def _add_others(self, others: Sequence[Tensor]) -> None:

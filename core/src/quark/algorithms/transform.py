@@ -99,7 +99,7 @@ def input_is_transformed(layer: nn.Module) -> bool:
 
 @attrs.frozen
 class ResolvedSettings:
-    """What an algorithm is going to do to one model.
+    """The settings of an algorithm for one model.
 
     Attributes:
         settings: As they are written to its checkpoint.
@@ -112,7 +112,7 @@ class ResolvedSettings:
 
 @runtime_checkable
 class ResolvesForModel(Protocol):
-    """A transform whose settings become definite when it is known what will be done to a model.
+    """A transform whose settings become definite with the plan of a model.
 
     Names of layers are such settings.
     """
@@ -137,7 +137,7 @@ class TransformRun(Protocol):
     """
 
     def apply_global(self, model: nn.Module) -> None:
-        """Change what lies outside the decoder blocks, such as embeddings and head.
+        """Change tensors outside the decoder blocks, such as embeddings and head.
 
         Called once, before any block.
 
@@ -181,17 +181,17 @@ class FinishesBlocks(Protocol):
 
 @runtime_checkable
 class LearnsFromBlocks(Protocol):
-    """A `TransformRun` that decides about a block by what it has learned from the blocks before.
+    """A `TransformRun` that decides about a block by its knowledge from the blocks before.
 
     A run that is resumed does not apply transforms to the blocks that are finished: it hands on what was
     learned from them.
     """
 
     def learned(self) -> Any:
-        """Return what has been learned so far, as a JSON value."""
+        """Return the knowledge so far, as a JSON value."""
 
     def recall(self, learned: Any) -> None:
-        """Replace what has been learned by what `learned` gave in another process."""
+        """Replace the knowledge by the value that `learned` gave in another process."""
 
 
 class Transform(Protocol):
@@ -259,7 +259,7 @@ class ValidatedTransform(Transform, Protocol):
 
 @runtime_checkable
 class HasAlternatives(ValidatedTransform, Protocol):
-    """A `ValidatedTransform` of which a part may do better than the whole.
+    """A `ValidatedTransform` with parts, each of which may do better than the whole.
 
     Each alternative is validated like the whole. Of two that have no difference above the standard error the
     first is used.

@@ -74,7 +74,7 @@ class RoundedBlock:
 
 
 class Tuning(Protocol):
-    """Changes what a rounding has chosen, by the output of the whole block.
+    """Changes the codes and scales of a rounding, by the output of the whole block.
 
     A run has any number of tunings, each applied to a block when all of its weights are rounded and before
     calibration goes on to the next block. Which one goes before another, its record says

@@ -55,12 +55,10 @@ def parallel_map(work: Callable[[Item], Result], items: Sequence[Item], device: 
             not have been computed.
     """
     if device.type != "cpu":
-        return [work(item) for item in items]
+        return list(map(work, items))
     workers = min(_threads(), len(items)) - 1
     with one_thread(), _threads_set(0):
-        if workers < 1:
-            return [work(item) for item in items]
-        return _shared(work, items, workers)
+        return list(map(work, items)) if workers < 1 else _shared(work, items, workers)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import io
 import math
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 import attrs
@@ -25,7 +25,6 @@ from quark.errors import RankError, UnsupportedError
 __all__ = ["ALONE", "Group", "Ranks", "T", "owners"]
 
 T = TypeVar("T")
-_Item = TypeVar("_Item")
 
 
 class Group(Protocol):
@@ -123,11 +122,6 @@ class Ranks:
     def barrier(self) -> None:
         """Wait until all ranks have come here."""
         self.gather(None)
-
-    def spread(self, work: Callable[[_Item], T], items: Sequence[_Item]) -> list[T]:
-        """Return ``[work(item) for item in items]``; each rank computes a run of consecutive items."""
-        parts = self.gather([work(item) for item in items[self.part(len(items))]])
-        return [result for part in parts for result in part]
 
     def part(self, count: int) -> slice:
         """Return the indices of this rank's part of ``count`` things: consecutive, about as many per rank."""

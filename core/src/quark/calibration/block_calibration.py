@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import attrs
 from torch import nn
 
-from quark.algorithms import Rounding
+from quark.algorithms import RoundingTask
 from quark.base.ranks import Ranks
 from quark.calibration.activation_scales import ActivationScales
 from quark.calibration.block_tuning import BlockTuning
@@ -18,8 +18,9 @@ from quark.calibration.input_groups import InputGroups
 from quark.calibration.input_statistics import Collector
 from quark.calibration.lockstep import BlockRun
 from quark.calibration.phases import PhaseClock
+from quark.calibration.plugin_checks import CheckedRounding
+from quark.calibration.report import CalibrationReport
 from quark.calibration.rounding_tasks import rounding_tasks
-from quark.calibration.rounding_validation import round_validated
 from quark.models.layers import QuantizedLayer
 from quark.models.layers.experts import SeparateExperts
 from quark.models.plan.decoder_blocks import Block
@@ -39,7 +40,7 @@ class BlockCalibration(ABC):
         layers: All its layers that are quantized, by full name: the float layer and the quantized one.
         chosen: Full names of the layers whose codes the rounding chooses, by the plan; others are rounded to
             nearest.
-        rounding: Has ``needs``.
+        checked: The rounding, which chooses codes.
         input_groups: Tells which layers share an input; that of the run, which learns from block to block.
         scales: Of the block's activations.
         clock: Counts the time of statistics and of the rounding.
@@ -58,7 +59,7 @@ class BlockCalibration(ABC):
     _block: Block
     _layers: Layers
     _chosen: Collection[str]
-    _rounding: Rounding
+    _checked: CheckedRounding
     _input_groups: InputGroups
     _scales: ActivationScales
     _clock: PhaseClock = attrs.field(factory=PhaseClock)
@@ -85,16 +86,23 @@ class BlockCalibration(ABC):
     def work(self) -> None:
         """Lead every forward through the block, and round its weights on the way."""
 
-    def _round_members(self, members: Mapping[str, QuantizedLayer], collector: Collector) -> None:
-        """Round the layers of an input group whose statistics are complete, and keep their metrics."""
+    def add_to(self, report: CalibrationReport) -> None:
+        """Add the metrics of the rounding and of the tuning, and the layers that no token has reached."""
+        report.layers |= self.metrics
+        report.tuned |= {} if self._tuning is None else self._tuning.metrics
+        report.unreached += [n for n in self._layers if n in self._chosen and n not in self.metrics]
+
+    def _tasks(self, members: Mapping[str, QuantizedLayer], collector: Collector) -> list[RoundingTask]:
+        """Return the rounding tasks of the layers of an input group, whose statistics are complete."""
         with self._clock.phase("statistics"):
             collector.flush()
         if collector is not self._counted:
             self._counted, self.flops = collector, self.flops + collector.flops
-        with self._clock.phase("solve"):
-            for task in rounding_tasks(members, self._input_groups.siblings, collector.statistics, collector.held_out, self._ranks):
-                for name, metrics in round_validated(self._rounding, task).items():
-                    self.metrics[name] = {"tokens": collector.tokens, **metrics}
+        return rounding_tasks(members, self._input_groups.siblings, collector.statistics, collector.held_out, self._ranks)
+
+    def _keep(self, metrics: Mapping[str, Mapping[str, Any]], members: Iterable[str], collector: Collector) -> None:
+        """Keep the metrics of the layers of an input group, which have been rounded."""
+        self.metrics |= {name: {"tokens": collector.tokens, **of_layer} for name, of_layer in metrics.items()}
         self.rounded |= set(members)
         if collector.sample is not None:
             self.inputs |= dict.fromkeys(members, collector.sample)

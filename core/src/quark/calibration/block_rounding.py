@@ -13,12 +13,13 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import attrs
 from torch import Tensor
 
-from quark.calibration.activation_scales import INPUT, OUTPUT, Key
+from quark.calibration.activation_scales import INPUT, OUTPUT, ActivationScales, Key
 from quark.calibration.attention import calibrating, inside_block
 from quark.calibration.block_calibration import BlockCalibration
 from quark.calibration.expert_pools import PooledExperts, pooled_experts
@@ -26,6 +27,7 @@ from quark.calibration.forwards import Forward, current_forward, replaced_forwar
 from quark.calibration.input_statistics import Collector
 from quark.calibration.pause_points import PausePoint, number_of_tokens, tokens_of
 from quark.calibration.rounding_tasks import round_to_nearest
+from quark.calibration.rounding_validation import round_validated
 
 __all__ = ["BlockRounding"]
 
@@ -36,16 +38,17 @@ class _Pause:
 
     Attributes:
         number: Its position among the pause points of the block.
-        keys: The activations.
+        name: The activations, which no other pause has.
+        scales: Those of the block.
     """
 
     number: float
-    keys: tuple[Key, ...]
+    name: tuple[Key, ...]
+    scales: ActivationScales
 
-    @property
-    def name(self) -> tuple[Key, ...]:
-        """The activations, which no other pause has."""
-        return self.keys
+    def set_scales(self) -> None:
+        """Set the scales of the activations."""
+        self.scales.set_scales(self.name)
 
 
 @attrs.frozen
@@ -113,7 +116,12 @@ class BlockRounding(BlockCalibration):
             else:
                 self._tuning.rehearse(stand_in)
             while (waiting := self._first_waiting()) is not None:
-                self._step(waiting)
+                place = self._place(waiting)
+                if isinstance(place, PausePoint):
+                    self._round_group(place)
+                elif place is not None:
+                    place.set_scales()
+                self._go_on_from(place)
             if self._tuning is not None:
                 self._block_run.end_rehearsal()
                 self._finish_unreached()
@@ -137,34 +145,28 @@ class BlockRounding(BlockCalibration):
         """
         stopped = self._block_run.stopped
         places = [place for f, place in stopped.items() if not f.is_float]
-        first = min((_Waiting(p.number, p.name) for p in places), default=_Waiting(math.inf, None) if stopped else None, key=_number)
-        return min((w for w in self._ranks.gather(first) if w is not None), default=None, key=_number)
+        by_number = attrgetter("number")
+        first = min((_Waiting(p.number, p.name) for p in places), default=_Waiting(math.inf, None) if stopped else None, key=by_number)
+        return min((w for w in self._ranks.gather(first) if w is not None), default=None, key=by_number)
 
-    def _step(self, waiting: _Waiting) -> None:
-        """Finish what forwards wait for at a place, and let those that wait there go on.
+    def _go_on_from(self, place: PausePoint | _Pause | PooledExperts | None) -> None:
+        """Let the forwards go on that wait at a place; None stands for all places.
 
         No forward of this rank may be among them.
         """
-        stopped = self._block_run.stopped
-        if waiting.name is None:
-            # Float forwards alone wait: at experts that no token of the quantized model reaches.
-            if stopped:
-                self._block_run.go_on(list(stopped))
-            return
-        first = self._place(waiting)
-        if isinstance(first, PausePoint):
-            self._round_group(first)
-        elif isinstance(first, PooledExperts):
-            first.set_scales()
-        else:
-            self._scales.set_scales(first.keys)
-        if going_on := sorted((f for f, place in stopped.items() if place is first), key=lambda f: f.is_float):
-            self._block_run.go_on(going_on)
+        waiting = [f for f, place_of_forward in self._block_run.stopped.items() if place is None or place_of_forward is place]
+        if waiting:
+            self._block_run.go_on(sorted(waiting, key=lambda f: f.is_float))
 
-    def _place(self, waiting: _Waiting) -> PausePoint | _Pause | PooledExperts:
-        """Return this rank's object for a place."""
+    def _place(self, waiting: _Waiting) -> PausePoint | _Pause | PooledExperts | None:
+        """Return this rank's object for a place.
+
+        None where float forwards alone wait: at experts that no token of the quantized model reaches.
+        """
+        if waiting.name is None:
+            return None
         if isinstance(waiting.name, tuple):
-            return self._places.setdefault(waiting.name, _Pause(waiting.number, waiting.name))
+            return self._places.setdefault(waiting.name, _Pause(waiting.number, waiting.name, self._scales))
         place = self._places[waiting.name]
         if isinstance(place, PausePoint) and place.is_done:
             place.reopen()  # as other ranks have done, since their forwards have brought another input than was expected
@@ -185,7 +187,8 @@ class BlockRounding(BlockCalibration):
             # Before the pause points of those layers of the module that are not finished: its output
             # projection.
             behind = [p.number for n, p in self._pause_points.items() if n.startswith(f"{self._block.prefix}{name}.") and not p.is_done]
-            self._block_run.stop(self._places.setdefault(keys, _Pause(min(behind, default=len(self._pause_points)) - 0.5, keys)))
+            number = min(behind, default=len(self._pause_points)) - 0.5
+            self._block_run.stop(self._places.setdefault(keys, _Pause(number, keys, self._scales)))
         return True
 
     def _round_group(self, leader: PausePoint) -> None:
@@ -204,7 +207,9 @@ class BlockRounding(BlockCalibration):
         chosen = {m.name: m.quantized for m in members if m.name in self._chosen}
         if chosen:
             collector = self._statistics_of(leader, members, inputs)
-            self._round_members(chosen, collector)
+            tasks = self._tasks(chosen, collector)
+            with self._clock.phase("solve"):
+                self._keep(round_validated(self._checked, tasks), chosen, collector)
         self._set_output_scales(members, inputs)
         arrived = dict(leader.arrived)
         for pause_point in members:
@@ -241,7 +246,7 @@ class BlockRounding(BlockCalibration):
         quantizer, weight = leader.quantized.input_quantizer, leader.quantized.weight
         counts = self._ranks.gather(sum(number_of_tokens(x, forward.call) for forward, x in inputs.items()))
         position = sum(counts[: self._ranks.rank])
-        collector = Collector(self._rounding.needs, weight.shape[1], weight.device, sum(counts), self._block_run.grid)  # type: ignore[arg-type, index]
+        collector = Collector(self._checked.rounding.needs, weight.shape[1], weight.device, sum(counts), self._block_run.grid)  # type: ignore[arg-type, index]
         floats = {f.number: x for f, x in leader.arrived.items() if f.is_float}
         # Tokens are routed differently in the float model: inputs of its experts are of other tokens.
         comparable = bool(floats) and not leader.name.startswith(self._routed)
@@ -255,7 +260,3 @@ class BlockRounding(BlockCalibration):
             position += len(seen)
         collector.complete()
         return collector
-
-
-def _number(waiting: _Waiting) -> float:
-    return waiting.number

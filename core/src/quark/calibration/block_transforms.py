@@ -72,6 +72,7 @@ class StartedTransform:
             self.run.recall(learned)
 
 
+@attrs.define(eq=False, slots=False)
 class BlockTransforms:
     """Applies transforms to one block.
 
@@ -89,30 +90,23 @@ class BlockTransforms:
         applied: Positions of the transforms that have changed the block.
     """
 
-    def __init__(
-        self,
-        block_run: BlockRun | None,
-        block: Block,
-        rows: Sequence[PlanRow],
-        transforms: Sequence[StartedTransform],
-        architecture: Architecture | None,
-        model_config: Any = None,
-    ) -> None:
-        self._block_run = block_run
-        self._block = block
-        self._transforms = transforms
-        assert architecture is not None  # a plan with transforms has one
-        self._architecture = architecture
-        self._model_config = model_config
-        self._configs = configs_of(block.name, rows)
-        self._kinds = tuple(dict.fromkeys(kind for t in transforms for kind in t.needs))
+    _block_run: BlockRun | None
+    _block: Block
+    _rows: Sequence[PlanRow]
+    _transforms: Sequence[StartedTransform]
+    _architecture: Architecture | None
+    _model_config: Any = None
+
+    def __attrs_post_init__(self) -> None:
+        self._configs = configs_of(self._block.name, self._rows)
+        self._kinds = tuple(dict.fromkeys(kind for t in self._transforms for kind in t.needs))
         self._statistics: dict[str, dict[type[Statistic], Statistic]] = {}
         self._leaders: dict[str, str] = {}
         self._sums: dict[str, Sums] = {}
         self._input_groups = InputGroups()
         # Where no token is held out, statistics and validation both see all of them: better than no
         # validation.
-        holds_out = block_run is not None and block_run.holds_out
+        holds_out = self._block_run is not None and self._block_run.holds_out
         self._for_statistics: bool | None = False if holds_out else None
         self._for_validation: bool | None = True if holds_out else None
         self._references: dict[Forward, Tensor] | None = None
@@ -145,6 +139,7 @@ class BlockTransforms:
 
     def _context(self, transform: StartedTransform) -> BlockContext:
         """Return the `BlockContext` for a transform, with the statistics so far."""
+        assert self._architecture is not None  # a plan with transforms has one
         return BlockContext(
             self._block.name,
             self._block.module,

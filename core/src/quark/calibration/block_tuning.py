@@ -28,6 +28,7 @@ from quark.numbers import QParams
 __all__ = ["BlockTuning"]
 
 
+@attrs.define(eq=False, slots=False)
 class BlockTuning:
     """Tunes one block while calibration forwards wait at its entry.
 
@@ -46,31 +47,23 @@ class BlockTuning:
             block its validation.
     """
 
-    def __init__(
-        self,
-        block_run: BlockRun,
-        block: Block,
-        layers: Mapping[str, tuple[nn.Module, QuantizedLayer]],
-        tuned: Collection[str],
-        tunings: Mapping[str, Tuning],
-        *,
-        keeps_floats: bool,
-        clock: PhaseClock,
-    ) -> None:
-        self._block_run = block_run
-        self._block = block
-        self._layers = layers
-        self._tuned = tuned
-        self._tunings = tunings
-        self._clock = clock
-        self.metrics: dict[str, dict[str, Any]] = {}
-        self._forwards = {f.number: f for f in block_run.forwards if not f.is_float}
+    _block_run: BlockRun
+    _block: Block
+    _layers: Mapping[str, tuple[nn.Module, QuantizedLayer]]
+    _tuned: Collection[str]
+    _tunings: Mapping[str, Tuning]
+    _keeps_floats: bool
+    _clock: PhaseClock
+    metrics: dict[str, dict[str, Any]] = attrs.field(init=False, factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        self._forwards = {f.number: f for f in self._block_run.forwards if not f.is_float}
         self._samples: dict[bool, dict[int, Sample]] = {True: {}, False: {}}
         self._outputs: dict[Forward, Any] = {}
-        with clock.phase("forward"):
-            if not all(tuning.wants_float for tuning in tunings.values()):
-                block_run.replay(self._see_target, self._forwards.values())
-            if not keeps_floats:
+        with self._clock.phase("forward"):
+            if not all(tuning.wants_float for tuning in self._tunings.values()):
+                self._block_run.replay(self._see_target, self._forwards.values())
+            if not self._keeps_floats:
                 self._release_floats()
 
     def _release_floats(self) -> None:

@@ -112,7 +112,9 @@ class LayerFigures:
             return
         rows = iter(_on_host(sums))
         for name, (values, _) in compared.items():
-            figures = _figures(values.numel(), *next(rows)) | {"scale_ratio": _scale_ratio(*next(rows))}
+            figures = _figures(values.numel(), *next(rows))
+            largest, median = next(rows)
+            figures["scale_ratio"] = largest / median if median > 0 else None
             if name in inputs:
                 figures["input_peak_to_rms"] = _peak_to_rms(inputs[name].elements, *next(rows))
             self._weights[name] = figures
@@ -130,7 +132,7 @@ class LayerFigures:
         self._histograms[name] = {}
 
     def _fill_histograms(self, compared: Mapping[str, tuple[Tensor, Tensor]], inputs: Mapping[str, InputSample]) -> None:
-        """Compute the histograms of those of these layers that are still among the worst."""
+        """Compute the histograms of the compared layers that are still among the worst."""
         pairs: dict[tuple[str, str], tuple[Tensor, Tensor | None]] = {}
         for name in (n for n in compared if n in self._histograms):
             pairs[name, "weight"] = compared[name]
@@ -142,7 +144,7 @@ class LayerFigures:
 
 
 def keep_worst(histograms: dict[str, dict[str, Any]], weights: Mapping[str, Mapping[str, Any]]) -> None:
-    """Remove histograms until only those of the `WORST` layers are left.
+    """Remove the histograms of all but the `WORST` layers.
 
     ``weights`` has the figures of each layer.
     """
@@ -233,10 +235,6 @@ def _scale_sizes(qparams: QParams | None, device: torch.device) -> Tensor:
         return torch.zeros(2, device=device)
     scale = qparams.scale.detach().float().abs()
     return torch.stack([scale.max(), _sampled(scale, _INPUT_SAMPLE).median()])
-
-
-def _scale_ratio(largest: float, median: float) -> float | None:
-    return largest / median if median > 0 else None
 
 
 def _compared(weight: Tensor, layer: QuantizedLayer, module: QuantizerModule, most: int | None) -> tuple[Tensor, Tensor]:

@@ -93,7 +93,7 @@ class Sequences:
 
     @property
     def are_ids(self) -> bool:
-        """Whether rows are made of tokens, of which some can be held out."""
+        """Whether rows are made of tokens: some of them can be held out."""
         return self.rows.ndim == 2 and not self.rows.is_floating_point()
 
 

@@ -87,7 +87,7 @@ class Collector:
         self._sums.update(x, reference, call)
 
     def complete(self) -> None:
-        """Set statistics and held-out tokens to those of all ranks; collective, after the last update."""
+        """Merge statistics and held-out tokens over all ranks; collective, after the last update."""
         ranks = self._grid.ranks
         self.tokens = ranks.sum(self.tokens)
         self.statistics = self._sums.of_all_ranks()

@@ -1,4 +1,4 @@
-"""The state of a module before a plugin's algorithm changes it, and what is wrong with it afterwards."""
+"""The state of a module before a plugin's algorithm changes it, and the errors in it afterwards."""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
@@ -72,38 +73,46 @@ def refuse_strange(algorithm: Any, kind: str, whose: Origin) -> None:
             raise whose.error(f"needs the statistic {need.__name__}, which does not define {', '.join(sorted(need.__abstractmethods__))}")
 
 
+@attrs.frozen(eq=False)
 class CheckedRounding:
-    """A rounding with checked results.
+    """A rounding, and the plugin that its results are checked for.
 
-    Every weight is finite, on its grid and with its scales, and the layer is otherwise unchanged.
-
-    Args:
-        rounding: The rounding to check.
-        whose: The plugin it comes from.
+    Attributes:
+        rounding: Chooses codes.
+        whose: The plugin it comes from; None for the core's own, which is not checked.
     """
 
-    def __init__(self, rounding: Rounding, whose: Origin) -> None:
-        self._rounding = rounding
-        self._whose = whose
-        self.needs: Sequence[type[Statistic]] = rounding.needs
+    rounding: Rounding
+    whose: Origin | None = None
 
-    def applies_to(self, name: str) -> bool:
-        """Return what the rounding returns."""
-        return self._rounding.applies_to(name)
+    @contextmanager
+    def checks(self, task: RoundingTask) -> Iterator[None]:
+        """Check the layers of a task, which the body rounds.
 
-    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
-        """Round the layers of a task and return their metrics, as `quark.algorithms.Rounding.round`.
+        Every weight is finite, on its grid and with its scales, and the layer is otherwise unchanged.
 
         Raises:
             PluginError: The rounding leaves a layer in a wrong state, or raised an exception.
         """
+        if self.whose is None:
+            yield
+            return
         before = {name: LayerState.of(layer) for name, layer in task.layers.items()}
-        with attributed(f"rounding {_some(task.layers)}", self._whose):
-            report = self._rounding.round(task)
+        with attributed(f"rounding {_some(task.layers)}", self.whose):
+            yield
         for name, layer in task.layers.items():
-            if (complaint := before[name].complaint(layer, whole=self._whose.is_checked_whole)) is not None:
-                raise self._whose.error(f"has rounded '{name}', which now {complaint}")
-        return checked_metrics(report, set(task.layers), self._whose)
+            if (complaint := before[name].complaint(layer, whole=self.whose.is_checked_whole)) is not None:
+                raise self.whose.error(f"has rounded '{name}', which now {complaint}")
+
+    def metrics(self, report: Mapping[str, Metrics], task: RoundingTask) -> dict[str, dict[str, Any]]:
+        """Return the metrics of each layer of a task from the ``report`` of the rounding.
+
+        Raises:
+            PluginError: The rounding reports something else.
+        """
+        if self.whose is not None:
+            checked_metrics(report, set(task.layers), self.whose)
+        return {name: dict(report.get(name, {})) for name in task.layers}
 
 
 class CheckedTuning:
@@ -253,7 +262,7 @@ class CheckedRun:
         return report
 
     def learned(self) -> Any:
-        """Return what the run has learned from blocks, as `quark.algorithms.LearnsFromBlocks.learned`.
+        """Return the knowledge of the run from blocks, as `quark.algorithms.LearnsFromBlocks.learned`.
 
         None where it learns nothing.
         """
@@ -261,7 +270,7 @@ class CheckedRun:
             return self._run.learned() if isinstance(self._run, LearnsFromBlocks) else None
 
     def recall(self, learned: Any) -> None:
-        """Go on with what was learned, as `quark.algorithms.LearnsFromBlocks.recall`."""
+        """Go on with earlier knowledge, as `quark.algorithms.LearnsFromBlocks.recall`."""
         if isinstance(self._run, LearnsFromBlocks):
             with attributed("recalling what it had learned", self._whose):
                 self._run.recall(learned)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import attrs
@@ -55,30 +55,6 @@ class CalibrationReport:
     histograms: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     blocks: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     seconds: dict[str, float] = attrs.field(factory=dict)
-
-    def add(self, metrics: Mapping[str, dict[str, Any]]) -> None:
-        """Add the metrics of more layers."""
-        self.layers |= metrics
-
-    def add_transformed(self, metrics: Mapping[str, dict[str, Any]], applied: Iterable[int]) -> None:
-        """Add the transforms' metrics for a block.
-
-        Positions of the transforms that have changed it are added too.
-        """
-        self.transformed |= metrics
-        self.applied.update(applied)
-
-    def add_tuned(self, metrics: Mapping[str, dict[str, Any]]) -> None:
-        """Add the tunings' metrics for a block."""
-        self.tuned |= metrics
-
-    def count(self, tokens: Mapping[str, int]) -> None:
-        """Add the token counts of one block's experts."""
-        self.tokens |= tokens
-
-    def missed(self, names: Iterable[str]) -> None:
-        """Add layers that calibrated rounding applies to and that no token has reached."""
-        self.unreached += names
 
     def join_with(self, ranks: Ranks, blocks: Sequence[str]) -> None:
         """Add the metrics of other ranks for blocks that this rank has left to them.
@@ -167,11 +143,12 @@ class CalibrationReport:
 
     def extend(self, other: CalibrationReport) -> None:
         """Add the report of another block."""
-        self.add(other.layers)
-        self.add_transformed(other.transformed, other.applied)
-        self.add_tuned(other.tuned)
-        self.count(other.tokens)
-        self.missed(other.unreached)
+        self.layers |= other.layers
+        self.transformed |= other.transformed
+        self.applied |= other.applied
+        self.tuned |= other.tuned
+        self.tokens |= other.tokens
+        self.unreached += other.unreached
         self.validated |= other.validated
         self.weights |= other.weights
         self.blocks |= other.blocks

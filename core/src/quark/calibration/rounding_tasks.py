@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from quark.algorithms import HeldOut, Rounding, RoundingTask, RoundToNearest, Statistic
+from quark.algorithms import HeldOut, RoundingTask, RoundToNearest, Statistic
 from quark.base.ranks import ALONE, Ranks
+from quark.calibration.plugin_checks import CheckedRounding
 from quark.calibration.report import CalibrationReport
 from quark.calibration.rounding_validation import round_validated
 from quark.models.layers import QuantizedLayer
@@ -51,19 +52,19 @@ def _has_tensor_scale(layer: QuantizedLayer) -> bool:
 
 
 def round_without_statistics(
-    rounding: Rounding, layers: Mapping[str, QuantizedLayer], siblings: Sequence[Sequence[str]], report: CalibrationReport
+    checked: CheckedRounding, layers: Mapping[str, QuantizedLayer], siblings: Sequence[Sequence[str]], report: CalibrationReport
 ) -> set[str]:
     """Round layers by a rounding without ``needs``.
 
     Returns their names, and puts its metrics into the report.
     """
-    for task in rounding_tasks(layers, siblings):
-        report.add({name: metrics for name, metrics in round_validated(rounding, task).items() if metrics})
+    metrics = round_validated(checked, rounding_tasks(layers, siblings))
+    report.layers |= {name: of_layer for name, of_layer in metrics.items() if of_layer}
     return set(layers)
 
 
 def round_to_nearest(layers: Mapping[str, QuantizedLayer], siblings: Sequence[Sequence[str]], *, defers: bool = False) -> set[str]:
-    """Round the weights of layers to nearest, those of siblings with one scale; returns the layers' names.
+    """Round the weights of layers to nearest, siblings with one scale; return the layers' names.
 
     ``defers`` is as of `quark.algorithms.RoundToNearest`.
     """

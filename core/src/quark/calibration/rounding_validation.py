@@ -5,16 +5,17 @@ A layer whose output error is larger than with round-to-nearest is rounded to ne
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import HeldOut, Rounding, RoundingTask, RoundToNearest, float_weight, is_worse, weight_quantizer
+from quark.algorithms import HeldOut, RoundingTask, RoundToNearest, float_weight, is_worse, weight_quantizer
 from quark.base.from_device import numbers
 from quark.calibration.figures import decibels
+from quark.calibration.plugin_checks import CheckedRounding
 from quark.errors import RoundingError
 
 __all__ = ["REASON", "round_validated"]
@@ -24,8 +25,8 @@ REASON = "to_nearest_because"
 
 
 @torch.no_grad()
-def round_validated(rounding: Rounding, task: RoundingTask) -> dict[str, dict[str, Any]]:
-    """Round the layers of ``task``, and return their metrics, by layer.
+def round_validated(checked: CheckedRounding, tasks: Iterable[RoundingTask]) -> dict[str, dict[str, Any]]:
+    """Round the layers of ``tasks``, and return their metrics, by layer.
 
     Where tokens are held out, ``held_out_error`` is the squared error of the layer's outputs on them ÷ that
     of round-to-nearest; ``output_snr_db`` and ``nearest_snr_db`` are the signal-to-noise ratios of these
@@ -33,27 +34,34 @@ def round_validated(rounding: Rounding, task: RoundingTask) -> dict[str, dict[st
     compared, and given up, together.
 
     Args:
-        rounding: Chooses codes; where it raises RoundingError, all layers are rounded to nearest.
-        task: Its layers' weights are replaced, and their quantizers' scales set.
+        checked: The rounding; where it raises RoundingError, all layers are rounded to nearest.
+        tasks: Their layers' weights are replaced, and their quantizers' scales set.
+
+    Raises:
+        PluginError: The rounding is a plugin's, and leaves a layer in a wrong state, or raised an exception.
     """
-    weights = {name: cast("nn.Parameter", layer.weight) for name, layer in task.layers.items()}
-    try:
-        report = rounding.round(task)
-    except RoundingError as error:
-        _to_nearest(task, weights)
-        return {name: {REASON: str(error)} for name in task.layers}
-    metrics = {name: dict(report.get(name, {})) for name in task.layers}
-    if task.held_out is not None:
-        parts = [task] if task.shares_scale else [attrs.evolve(task, layers={n: q}) for n, q in task.layers.items()]
-        for part in parts:
-            validation = _validate(part, weights, task.held_out)
+    metrics: dict[str, dict[str, Any]] = {}
+    for task in tasks:
+        weights = {name: cast("nn.Parameter", layer.weight) for name, layer in task.layers.items()}
+        try:
+            with checked.checks(task):
+                report = checked.rounding.round(task)
+        except RoundingError as error:
+            _to_nearest(task, weights)
+            metrics |= {name: {REASON: str(error)} for name in task.layers}
+            continue
+        metrics |= checked.metrics(report, task)
+        if task.held_out is None:
+            continue
+        for part in [task] if task.shares_scale else [attrs.evolve(task, layers={n: q}) for n, q in task.layers.items()]:
+            validation = _validated(part, weights, task.held_out)
             for name in part.layers:
                 metrics[name] |= validation
     return metrics
 
 
-def _validate(task: RoundingTask, weights: Mapping[str, nn.Parameter], held_out: HeldOut) -> dict[str, Any]:
-    """Keep the better of the codes that the layers have and round-to-nearest; returns what to report."""
+def _validated(task: RoundingTask, weights: Mapping[str, nn.Parameter], held_out: HeldOut) -> dict[str, Any]:
+    """Keep the better of the layers' codes and round-to-nearest; return the metrics."""
     quantizers = {name: weight_quantizer(layer) for name, layer in task.layers.items()}
     rounded = {name: (layer.weight, quantizers[name].qparams, quantizers[name].codes) for name, layer in task.layers.items()}
     errors = _output_error(task, weights, held_out)

@@ -12,13 +12,14 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 __all__ = ["LEAST_SPILLED", "SpilledInputs"]
 
@@ -51,10 +52,10 @@ class SpilledInputs:
 
         Args:
             forward: What waits; it has waited nowhere else, or no longer does.
-            arguments: Tensors, in tuples, lists and mappings. Their storage is changed, their values are not.
+            arguments: Tensors, in tuples, lists and dictionaries. Their storage is changed, and no value.
         """
         self._kept.pop(forward, None)
-        tensors = {id(t): t for t in _tensors(arguments) if _is_movable(t)}.values()
+        tensors = {id(t): t for t in tree_leaves(arguments) if _is_movable(t)}.values()
         size = sum(t.nbytes for t in tensors)
         if sum(self._kept.values()) + size <= self._allowed:
             self._kept[forward] = size
@@ -85,18 +86,7 @@ class SpilledInputs:
         return memory
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _tensors(item)
-
-
-def _is_movable(tensor: Tensor) -> bool:
+def _is_movable(tensor: Any) -> bool:
     """Return whether a tensor is all of its storage, in memory of the process that torch has allocated."""
     if type(tensor) is not Tensor or tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.nbytes < LEAST_SPILLED:
         return False

@@ -29,7 +29,7 @@ from quark.models.plan.family import text_config
 from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import QuantPlan
 
-__all__ = ["Arguments", "HasBlocks", "TransformValidation", "validate_transforms"]
+__all__ = ["Arguments", "BlockSource", "TransformValidation", "validate_transforms"]
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -37,14 +37,14 @@ _NOTHING, _WHOLE = "nothing", "all"
 """Names of the candidates that are always there: without the transform, and all of it."""
 
 
-class HasBlocks(Protocol):
-    """Loads the tensors of a block and releases them, as `quark.runs.source.BlockSource` does."""
+class BlockSource(Protocol):
+    """Loads the tensors of a block into the modules of a model, and releases them again."""
 
     def load(self, block: Block | None) -> None:
-        """Load the tensors of a block."""
+        """Load the parameters and buffers of a block; None loads those outside all blocks."""
 
     def release(self, block: Block) -> None:
-        """Release the tensors of a block."""
+        """Release the tensors of a block, after every forward has left it and the sink has accepted it."""
 
 
 @attrs.frozen
@@ -80,7 +80,7 @@ def validate_transforms(
     plan: QuantPlan,
     transforms: Mapping[str, Transform],
     data: Sequence[Call],
-    source: HasBlocks | None = None,
+    source: BlockSource | None = None,
     ranks: Ranks = ALONE,
     *,
     compensated: bool = False,
@@ -188,7 +188,7 @@ def _compare(
     plan: QuantPlan,
     candidates: Sequence[_Candidate],
     data: Sequence[Call],
-    source: HasBlocks | None,
+    source: BlockSource | None,
     ranks: Ranks,
     compensated: bool,
 ) -> None:

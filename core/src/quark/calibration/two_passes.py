@@ -26,6 +26,7 @@ from quark.calibration.input_groups import common_groups
 from quark.calibration.input_statistics import Collector
 from quark.calibration.pause_points import number_of_tokens, tokens_of
 from quark.calibration.rounding_tasks import round_to_nearest
+from quark.calibration.rounding_validation import round_validated
 from quark.models.layers import QuantizedLayer
 
 __all__ = ["TwoPasses"]
@@ -123,7 +124,7 @@ class TwoPasses(BlockCalibration):
             first.setdefault(leader, number_of_tokens(x, forward.call))
         count = first.get(leader, 0)  # calls are about alike
         if leader not in self._collectors:
-            self._collectors[leader] = Collector(self._rounding.needs, x.shape[-1], x.device, grid.calls * count, grid)
+            self._collectors[leader] = Collector(self._checked.rounding.needs, x.shape[-1], x.device, grid.calls * count, grid)
         quantizer = quantized.input_quantizer
         # A static scale is not known before all inputs have been observed.
         is_ready = quantizer is not None and quantizer.quantizer.is_dynamic
@@ -140,10 +141,12 @@ class TwoPasses(BlockCalibration):
             collector = self._collectors.pop(leader, None) if leader is not None else None
             if collector is None:  # no token of this rank has reached the layers
                 weight: Any = self._layers[names[0]][1].weight
-                collector = Collector(self._rounding.needs, weight.shape[1], weight.device, 0, self._block_run.grid)
+                collector = Collector(self._checked.rounding.needs, weight.shape[1], weight.device, 0, self._block_run.grid)
             with self._clock.phase("statistics"):
                 collector.complete()
-            self._round_members({name: self._layers[name][1] for name in names}, collector)
+            tasks = self._tasks({name: self._layers[name][1] for name in names}, collector)
+            with self._clock.phase("solve"):
+                self._keep(round_validated(self._checked, tasks), names, collector)
         # The second pass may route tokens to an expert that the first did not reach.
         others = {n: quantized for n, (_, quantized) in self._layers.items() if n not in self.rounded}
         self.rounded |= round_to_nearest(others, self._input_groups.siblings)

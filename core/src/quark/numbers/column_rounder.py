@@ -110,7 +110,8 @@ class ColumnRounder:
         self.order = order
         self.first = first
         self._order_on_host = order_on_host
-        self._round: Callable[[Tensor, int, Tensor | None], Tensor] | None = None
+        self._divide = torch.div if scales.inverse is None else torch.mul
+        self._views: tuple[list[Tensor], list[Tensor], list[Tensor] | None] | None = None
 
     @property
     def device_code(self) -> DeviceCode | None:
@@ -119,36 +120,28 @@ class ColumnRounder:
 
     def __call__(self, t: Tensor, k: int, out: Tensor | None = None) -> Tensor:
         """Return ``out``, or ``t``, with the values of channel number ``k`` for ``t [N]``."""
-        if self._round is None:  # for a kernel, no views are needed
-            self._round = self._with_views()
-        return self._round(t, k, out)
+        if self._views is None:  # for a kernel, no views are needed
+            self._views = self._views_by_number()
+        factors, scales, zeros = self._views
+        k -= self.first
+        divided = self._divide(t, factors[k], out=t if out is None else out)
+        if zeros is None:
+            return self._format.round_(divided).mul_(scales[k])
+        return self._format.round_(divided, zeros[k]).sub_(zeros[k]).mul_(scales[k])
 
-    def _with_views(self) -> Callable[[Tensor, int, Tensor | None], Tensor]:
-        """Return the function that rounds a channel; scales are looked up once for all channels."""
+    def _views_by_number(self) -> tuple[list[Tensor], list[Tensor], list[Tensor] | None]:
+        """Return the factors, scales and zero points of each channel, in the order of their numbers."""
         count = self.size * self.scales.scale.shape[0]
         own: Sequence[int] = range(self.first, self.first + count)
         if self.order is not None:
             own = self.order.tolist() if self._order_on_host is None else self._order_on_host
         groups = [(channel - self.first) // self.size for channel in own]
-        scale, inverse, zero = (_views(x, groups) for x in (self.scales.scale, self.scales.inverse, self.scales.zero))
-        assert scale is not None
-        first, round_element = self.first, self._format.round_
-        divide, factor = (torch.div, scale) if inverse is None else (torch.mul, inverse)
-
-        def round_symmetric(t: Tensor, k: int, out: Tensor | None = None) -> Tensor:
-            return round_element(divide(t, factor[k - first], out=t if out is None else out)).mul_(scale[k - first])
-
-        def round_asymmetric(t: Tensor, k: int, out: Tensor | None = None) -> Tensor:
-            assert zero is not None
-            k -= first
-            return round_element(divide(t, factor[k], out=t if out is None else out), zero[k]).sub_(zero[k]).mul_(scale[k])
-
-        return round_symmetric if zero is None else round_asymmetric
+        scales = _views(self.scales.scale, groups)
+        factors = scales if self.scales.inverse is None else _views(self.scales.inverse, groups)
+        return factors, scales, None if self.scales.zero is None else _views(self.scales.zero, groups)
 
 
-def _views(x: Tensor | None, rows: list[int]) -> list[Tensor] | None:
+def _views(x: Tensor, rows: list[int]) -> list[Tensor]:
     """Return views of some rows of ``x``, in that order."""
-    if x is None:
-        return None
     views = x.unbind(0)
     return [views[i] for i in rows]

@@ -26,7 +26,8 @@ from quark.errors import QuarkError
 from quark.models.hf.skeleton import narrower_models
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
 from quark.runs.memory import SHARE, free_bytes
-from quark.runs.quantize_run import quantize_started, start_run
+from quark.runs.quantize_block import quantize_blocks
+from quark.runs.quantize_run import finish_run, start_run
 from quark.runs.run import FinishedRun, Run, StartedRun, plan_run
 from quark.runs.sink import CheckpointSink, InPlaceSink
 from quark.runs.skeleton import quantized_skeleton
@@ -283,10 +284,11 @@ def _seconds(
     began = time.perf_counter()
     started = start_run(own, model)
     before = time.perf_counter() - began
-    if exporter.streams and own.works_by_block:
+    if exporter.streams and own.algorithms.works_by_block:
         finished = _streamed(started, exporter, options)
     else:
-        finished = quantize_started(started, InPlaceSink(model))
+        sink = InPlaceSink(model)
+        finished = finish_run(started, sink, quantize_blocks(started, sink))
     seconds = dict(finished.report.seconds)
     if own.algorithms.transforms:
         seconds["transforms"] = seconds.get("transforms", 0.0) + before
@@ -299,4 +301,5 @@ def _streamed(started: StartedRun, exporter: Exporter, options: ExportOptions) -
         tempfile.TemporaryDirectory() as directory,
         exporter.stream(content, quantized_skeleton(started.model, started.plan), Path(directory), options) as stream,
     ):
-        return quantize_started(started, CheckpointSink(started.model, stream))
+        sink = CheckpointSink(started.model, stream)
+        return finish_run(started, sink, quantize_blocks(started, sink))

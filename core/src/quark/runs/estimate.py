@@ -43,7 +43,7 @@ _FREED = 64 << 20
 
 @attrs.frozen
 class Output:
-    """What an export writes for tensors.
+    """The files and bits that an export writes for tensors.
 
     Attributes:
         files: Sizes in bytes by name, of the index too; the configuration and the tokenizer are not among
@@ -82,7 +82,7 @@ class Output:
 
 @attrs.frozen
 class Estimate:
-    """What a run will write and need.
+    """The output, the memory, the work and the time of a run.
 
     Attributes:
         output: What is written; None for an exporter that does not announce its tensors.
@@ -115,7 +115,7 @@ class Estimate:
 
     @property
     def memory_of_program(self) -> int:
-        """What this process holds already."""
+        """Bytes that this process holds already."""
         return self.memory.get(_PROGRAM, 0)
 
     def to_dict(self) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def estimate(
     parts = exporter.announced(content, quantized_skeleton(model, run.plan), options)
     output = None if parts is None else output_of(model, run, parts, options.max_shard_bytes)
     work = workload_of(model, run, calibration)
-    is_streamed = exporter.streams and run.works_by_block
+    is_streamed = exporter.streams and run.algorithms.works_by_block
     written = sorted((sum(t.nbytes for t in part.values()) for part in parts or ()), reverse=True)[:2]
     memory = _memory(model, run, calibration, work, sum(written), is_streamed=is_streamed, in_memory=in_memory)
     block = measured_block(model, run, calibration.length, exporter, options, device) if probing else None

@@ -36,17 +36,16 @@ from quark.plugins.attribution import attributed, origin
 from quark.plugins.run_events import running
 from quark.runs.identity import RunIdentity
 from quark.runs.journal import Journal, is_finished_run, write_finished_run
-from quark.runs.quantize_run import quantize_run, quantize_started, start_run
-from quark.runs.run import Data, FinishedRun, Run, plan_run
+from quark.runs.quantize_block import quantize_blocks
+from quark.runs.quantize_run import finish_run, quantize_run, start_run
+from quark.runs.run import Data, FinishedRun, Run, StartedRun, plan_run
 from quark.runs.selected_algorithms import settings_told
 from quark.runs.shared_output import directory_of_first, is_divided, opened_sink, sink_of_other
-from quark.runs.sink import InPlaceSink, JournaledSink
+from quark.runs.sink import BlockSink, InPlaceSink, JournaledSink
 from quark.runs.skeleton import quantized_skeleton
 from quark.runs.source import CheckpointSource
 
-__all__ = ["DescribesRun", "Output", "opened_checkpoint", "quantize_checkpoint", "quantize_with_journal"]
-
-_Complete = Callable[[FinishedRun, Path], None]
+__all__ = ["DescribesRun", "Output", "journaled", "opened_checkpoint", "quantize_checkpoint"]
 
 
 class DescribesRun(Protocol):
@@ -148,16 +147,19 @@ def quantize_checkpoint(
                 report.describe(finished, directory, str(tensors.device), lambda: opened()[1])
             write_finished_run(directory, identity)
 
-        output = attrs.evolve(output, complete=complete)
         with closing(tensors):
             if output.is_finished(identity):
                 plan = run.plan
-            elif not run.works_by_block or not output.writer.streams:
-                plan = _whole(run, tensors, output)
-            elif is_divided(run, ranks) or not output.writer.resumes:
-                plan = _streamed(run, tensors, output, output.writer)
+            elif not run.algorithms.works_by_block or not output.writer.streams:
+                plan = _whole(run, tensors, output, complete)
             else:
-                plan = quantize_with_journal(run, tensors, output, output.writer, identity)
+                started_with_sink = journaled if output.has_journal(run) else _streamed
+                with output.opened() as directory:
+                    with started_with_sink(run, tensors, output, directory, identity) as (started, sink):
+                        finished = finish_run(started, sink, quantize_blocks(started, sink))
+                    if ranks.is_first:
+                        complete(finished, directory)
+                plan = finished.content.plan
         events.exported(output.path, exporter)
     return plan
 
@@ -172,8 +174,6 @@ class Output:
         writer: The exporter.
         options: Of the export.
         leftover: What becomes of finished blocks of an earlier run.
-        complete: Gets the complete checkpoint before it has its name: it checks it, and adds what is known of
-            the run.
         ranks: The processes that write to it. The first makes its directory and gives it its name.
     """
 
@@ -182,7 +182,6 @@ class Output:
     writer: Exporter
     options: ExportOptions
     leftover: Leftover = "refuse"
-    complete: _Complete = lambda *_: None
     ranks: Ranks = ALONE
 
     @classmethod
@@ -232,13 +231,16 @@ class Output:
         content = CheckpointContent(model, plan.config, plan)
         refuse_unstorable(self.exporter, self.writer, content, quantized_skeleton(model, plan), self.options)
 
+    def has_journal(self, run: Run) -> bool:
+        """Return whether a run enters its finished blocks in a journal, from which it can be resumed."""
+        return run.algorithms.works_by_block and self.writer.resumes and not is_divided(run, self.ranks)
+
     def refuse_to_resume(self, run: Run) -> None:
         """Raise UnsupportedError if a run that keeps no journal is to resume."""
-        has_journal = run.works_by_block and self.writer.resumes and not is_divided(run, self.ranks)
-        if self.leftover != "resume" or has_journal:
+        if self.leftover != "resume" or self.has_journal(run):
             return
         reason = f"the exporter '{self.exporter}' cannot go on with an export that another process has begun (it has no method 'reopen')"
-        if not run.works_by_block:
+        if not run.algorithms.works_by_block:
             reason = "an algorithm of it changes the whole model, so that nothing is written before all of it is quantized"
         elif is_divided(run, self.ranks):
             reason = f"nothing in it needs calibration data, and {self.ranks.size} processes divide its blocks without a journal of them"
@@ -267,21 +269,23 @@ def opened_checkpoint(
     return shards, CheckpointSource(model, StoredTensors(model, shards, source, converters, float_tensors_of(source, shards)), target)
 
 
-def _streamed(run: Run, tensors: CheckpointSource, output: Output, writer: Exporter) -> QuantPlan:
-    """Write each block as soon as it is quantized."""
+@contextmanager
+def _streamed(
+    run: Run, tensors: CheckpointSource, output: Output, directory: Path, identity: RunIdentity
+) -> Iterator[tuple[StartedRun, BlockSink]]:
+    """Start a run; yield it, and the sink that writes each block as soon as it is quantized."""
     started = start_run(run, tensors.model, tensors)
-    with output.opened() as directory:
-        with opened_sink(started, is_divided(run, run.ranks), directory, writer, output.options) as sink:
-            finished = quantize_started(started, sink)
-        if run.ranks.is_first:
-            output.complete(finished, directory)
-    return finished.content.plan
+    with opened_sink(started, is_divided(run, run.ranks), directory, output.writer, output.options) as sink:
+        yield started, sink
 
 
-def quantize_with_journal(run: Run, tensors: CheckpointSource, output: Output, writer: Exporter, identity: RunIdentity) -> QuantPlan:
-    """Write each block as soon as it is quantized, and enter it in a journal.
+@contextmanager
+def journaled(
+    run: Run, tensors: CheckpointSource, output: Output, directory: Path, identity: RunIdentity
+) -> Iterator[tuple[StartedRun, BlockSink]]:
+    """Start a run; yield it, and the sink that writes each block as soon as it is quantized.
 
-    Go on from the journal of an earlier run.
+    The sink enters it in a journal, too; that of an earlier run is gone on with.
 
     Of several ranks, the first writes the output and the journal. The others read finished blocks from its
     files.
@@ -289,40 +293,38 @@ def quantize_with_journal(run: Run, tensors: CheckpointSource, output: Output, w
     Args:
         run: With its data.
         tensors: The checkpoint, prepared for the plan of the run.
-        output: Where to write to; a directory with finished blocks is gone on with.
-        writer: The exporter of the output.
+        output: Where to write to.
+        directory: That becomes the output; one with finished blocks is gone on with.
         identity: Of the run.
-
-    Returns:
-        The plan of what was done.
     """
-    model, ranks = tensors.model, run.ranks
-    with output.opened() as directory:
-        journal = Journal.read(directory.parent) if ranks.is_first and finished_blocks(directory.parent) else None
-        if journal is not None:
-            journal.refuse_other_run(identity)
-            journal.remove_later_files(directory)
-        two_passes = ranks.broadcast(None if journal is None else journal.two_passes)
-        if two_passes is not None:
-            run = run.in_memory_mode(two_passes)
-        started = start_run(run, model, tensors)
-        if not ranks.is_first:
-            with sink_of_other(started, directory, writer if two_passes is not None else None, output.options) as other:
-                return quantize_started(started, other).content.plan
-        content = CheckpointContent(model, started.plan.config, started.plan)
-        open_stream = writer.stream if journal is None else writer.reopen
-        with open_stream(content, quantized_skeleton(model, started.plan), directory, output.options) as stream:
-            ranks.barrier()  # the files are there now
-            journal = journal or Journal.begin(directory, identity, two_passes=run.two_passes)
-            sink = JournaledSink(model, stream, journal, decoder_blocks(model, started.plan.architecture))
-            sink.begin()
-            finished = quantize_started(started, sink)
-        output.complete(finished, directory)
-    return finished.content.plan
+    model, ranks, writer = tensors.model, run.ranks, output.writer
+    journal = Journal.read(directory.parent) if ranks.is_first and finished_blocks(directory.parent) else None
+    if journal is not None:
+        journal.refuse_other_run(identity)
+        journal.remove_later_files(directory)
+    two_passes = ranks.broadcast(None if journal is None else journal.two_passes)
+    if two_passes is not None:
+        run = run.in_memory_mode(two_passes)
+    started = start_run(run, model, tensors)
+    if not ranks.is_first:
+        with sink_of_other(started, directory, writer if two_passes is not None else None, output.options) as other:
+            yield started, other
+        return
+    content = CheckpointContent(model, started.plan.config, started.plan)
+    open_stream = writer.stream if journal is None else writer.reopen
+    with open_stream(content, quantized_skeleton(model, started.plan), directory, output.options) as stream:
+        ranks.barrier()  # the files are there now
+        journal = journal or Journal.begin(directory, identity, two_passes=run.two_passes)
+        sink = JournaledSink(model, stream, journal, decoder_blocks(model, started.plan.architecture))
+        sink.begin()
+        yield started, sink
 
 
-def _whole(run: Run, tensors: CheckpointSource, output: Output) -> QuantPlan:
-    """Read the whole model, quantize it in memory, then write it; of several ranks, the first does."""
+def _whole(run: Run, tensors: CheckpointSource, output: Output, complete: Callable[[FinishedRun, Path], None]) -> QuantPlan:
+    """Read the whole model, quantize it in memory, then write it; of several ranks, the first does.
+
+    ``complete`` gets the checkpoint before it has its name.
+    """
     model = tensors.model
     run.events.phase("load")
     tensors.load_all()
@@ -335,5 +337,5 @@ def _whole(run: Run, tensors: CheckpointSource, output: Output) -> QuantPlan:
     with output.built() as directory:
         with attributed(f"writing '{output.path}'", origin("exporters", output.exporter)):
             output.writer.export(content, directory, output.options)
-        output.complete(finished, directory)
+        complete(finished, directory)
     return content.plan

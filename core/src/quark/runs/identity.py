@@ -39,7 +39,7 @@ spread over all blocks.
 
 @attrs.frozen
 class RunIdentity:
-    """What the result of a run depends on, as JSON values by name.
+    """Everything that the result of a run depends on, as JSON values by name.
 
     Attributes:
         settings: Configuration as it is resolved for the model, exporter and its options, converters, device,

@@ -89,7 +89,7 @@ def held_probabilities(model: nn.Module, calls: Iterable[Call]) -> int:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Return the free memory of a device, with what torch keeps of it for later.
+    """Return the free memory of a device, with the part that torch keeps for later.
 
     None where it is not known.
     """

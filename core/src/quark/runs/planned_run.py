@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import attrs
 import torch
@@ -17,7 +17,7 @@ from torch import nn
 from quark.base.version import refuse_rival
 from quark.checkpoint.chosen_exporter import exporter_of, refuse_unstorable
 from quark.checkpoint.content import CheckpointContent
-from quark.checkpoint.exporter import Exporter, ExportOptions
+from quark.checkpoint.exporter import ExportOptions
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, QuarkError
 from quark.models.hf.attention_switch import refuse_unswitchable
@@ -39,6 +39,8 @@ from quark.runs.workload import Calibration
 __all__ = ["PlannedRun", "Refusal", "estimate_lines", "plan", "planned_lines"]
 
 _CPU = torch.device("cpu")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 @attrs.frozen
@@ -56,7 +58,7 @@ class Refusal:
 
 @attrs.frozen
 class PlannedRun:
-    """What a run on a checkpoint would do.
+    """The plan, the estimate and the refusals of a run on a checkpoint.
 
     Attributes:
         plan: What each layer gets; None where a refusal leaves no plan.
@@ -127,16 +129,14 @@ def plan(
     refuse_rival()
     path, refusals = Path(source), _Refusals()
     with collecting_later():
-        writer, target = _writer(exporter, options or ExportOptions(), refusals), _CPU
-        with refusals:
-            target = torch_device(device)
+        writer = refusals.collect(exporter_of, exporter, options or ExportOptions())
+        target = refusals.collect(torch_device, device) or _CPU
         model, shards, codes_of = _opened(path, dtype, refusals, trust_remote_code=trust_remote_code)
         run = None if model is None else _run(model, config, codes_of, refusals)
         if model is None or run is None:
             return PlannedRun(None, None, refusals.all())
         if run.needs_data and _has_files(path):
-            with refusals:
-                _refuse_no_tokenizer(path, run, trust_remote_code=trust_remote_code)
+            refusals.collect(_refuse_no_tokenizer, path, run, trust_remote_code=trust_remote_code)
         run = run.for_data(model, calibration.calls(), target)
         numbers = None
         if writer is not None:
@@ -162,7 +162,7 @@ def _opened(
     What is refused is None.
     """
     codes_of: CodesOf = {}
-    shards = _shards(path, refusals) if _has_files(path) else None
+    shards = refusals.collect(check_shards, path) if _has_files(path) else None
     model = _model(path, dtype, refusals, is_complete=shards is not None, trust_remote_code=trust_remote_code)
     if model is not None and shards is not None:
         with refusals:
@@ -186,6 +186,12 @@ class _Refusals:
             return True
         return False
 
+    def collect(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | None:
+        """Return the result of a call; None where an error of ours ends it, which is collected."""
+        with self:
+            return work(*args, **kwargs)
+        return None
+
     def all(self) -> tuple[Refusal, ...]:
         """Return the collected refusals, each message once."""
         return _as_refusals(self._errors)
@@ -201,28 +207,12 @@ def _lines(error: QuarkError | Refusal) -> list[str]:
     return [""] if isinstance(error, Refusal) else str(error).split("\n")
 
 
-def _writer(exporter: str, options: ExportOptions, refusals: _Refusals) -> Exporter | None:
-    with refusals:
-        return exporter_of(exporter, options)
-    return None
-
-
-def _shards(path: Path, refusals: _Refusals) -> list[Shard] | None:
-    with refusals:
-        return check_shards(path)
-    return None
-
-
 def _model(path: Path, dtype: str, refusals: _Refusals, *, is_complete: bool, trust_remote_code: bool) -> nn.Module | None:
     """Return the model on the meta device."""
-    chosen = None
-    with refusals:
-        chosen = torch_dtype(dtype)
-    with refusals:
-        if is_complete:
-            return skeleton(path, "auto" if chosen is None else dtype, _CPU, trust_remote_code=trust_remote_code)
-        return meta_model(path, chosen, trust_remote_code=trust_remote_code)
-    return None
+    chosen = refusals.collect(torch_dtype, dtype)
+    if is_complete:
+        return refusals.collect(skeleton, path, "auto" if chosen is None else dtype, _CPU, trust_remote_code=trust_remote_code)
+    return refusals.collect(meta_model, path, chosen, trust_remote_code=trust_remote_code)
 
 
 def _run(model: nn.Module, config: QConfig | str | Callable[[nn.Module], QConfig], codes_of: CodesOf, refusals: _Refusals) -> Run | None:
@@ -231,8 +221,7 @@ def _run(model: nn.Module, config: QConfig | str | Callable[[nn.Module], QConfig
         if isinstance(config, str):
             config = template_of(model).get_config(scheme=config)
         run = plan_run(model, config if isinstance(config, QConfig) else config(model), codes_of)
-        with refusals:
-            refuse_unswitchable(model, [a.name for a in run.plan.attentions])
+        refusals.collect(refuse_unswitchable, model, [a.name for a in run.plan.attentions])
         return run
     return None
 

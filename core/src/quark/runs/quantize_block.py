@@ -11,10 +11,11 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import Rounding, RoundToNearest, Transform, Tuning
+from quark.algorithms import RoundToNearest, Transform, Tuning
 from quark.base.ranks import Ranks
 from quark.calibration.activation_scales import ActivationScales
 from quark.calibration.attention import install
+from quark.calibration.block_calibration import BlockCalibration
 from quark.calibration.block_rounding import BlockRounding
 from quark.calibration.block_transforms import BlockTransforms, StartedTransform
 from quark.calibration.block_tuning import BlockTuning
@@ -24,16 +25,19 @@ from quark.calibration.input_groups import InputGroups
 from quark.calibration.lockstep import BlockRun, LockStep
 from quark.calibration.observation import counting
 from quark.calibration.phases import PhaseClock
+from quark.calibration.plugin_checks import CheckedRounding
 from quark.calibration.report import CalibrationReport
 from quark.calibration.rounding_tasks import round_to_nearest, round_without_statistics
 from quark.calibration.two_passes import TwoPasses
 from quark.errors import CheckpointError
+from quark.models.hf.attention_switch import switch_attention
 from quark.models.layers import QuantizedLayer, quantized_class
 from quark.models.layers.experts import showing_all
 from quark.models.plan.decoder_blocks import Block, decoder_blocks, rows_by_block
 from quark.models.plan.family import text_config
 from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import QuantPlan
+from quark.plugins.attribution import attributed
 from quark.runs.block_figures import BlockEvents, RunFigures
 from quark.runs.memory import FreedMemory, tokens_in
 from quark.runs.run import Run, StartedRun
@@ -51,12 +55,13 @@ __all__ = [
 ]
 
 
+@attributed("quantizing the model")
 def quantize_blocks(started: StartedRun, sink: BlockSink) -> CalibrationReport:
     """Quantize the model of a run, block by block.
 
     Layers outside the blocks come last, and are rounded to nearest.
 
-    The sink has taken everything when this returns; to finish it is left to the caller.
+    The sink has taken everything when this returns; `quark.runs.quantize_run.finish_run` finishes it.
 
     Args:
         started: Has the model, which is changed in place by the transforms and the sink, and its weights by
@@ -68,6 +73,8 @@ def quantize_blocks(started: StartedRun, sink: BlockSink) -> CalibrationReport:
     pipeline = BlockPipeline.of(started, sink)
     run, model, figures = started.run, started.model, pipeline.figures
     plan, ranks = run.plan, run.ranks
+    if plan.attentions:
+        switch_attention(model, [a.name for a in plan.attentions], eager=plan.config.softmax_quant_spec is not None)
     blocks = decoder_blocks(model, plan.architecture)
     rows_of = rows_by_block(blocks, plan.quantized)
     outside = [r for r in plan.quantized if not any(b.owns(r.name) for b in blocks)]
@@ -110,7 +117,7 @@ class BlockPipeline:
 
     started: StartedRun
     sink: BlockSink
-    rounding: Rounding
+    rounding: CheckedRounding
     tunings: Mapping[str, Tuning]
     input_groups: InputGroups
     freed: FreedMemory
@@ -200,17 +207,24 @@ def quantize_block(pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow
         with phase("transforms"):
             transforms = BlockTransforms(block_run, block, rows, started.transforms, plan.architecture, text_config(model))
             transforms.apply()
-        report.add_transformed(transforms.metrics, transforms.applied)
+        report.transformed |= transforms.metrics
+        report.applied.update(transforms.applied)
 
     # Calibration and rounding: forwards pause at each input group until its statistics are complete and its
     # layers are rounded.
     layers = quantized_layers(model, rows, started.source)
     attentions = [a for a in plan.attentions if block.owns(a.name)]
     scales = ActivationScales(layers, attentions, plan.config, plan.architecture, run.ranks)
+    rounded, inputs = set[str](), dict[str, InputSample]()
     with counting(model, scales.experts.among(layers) if block_run else ()) as own_tokens, phase("forward"):
-        rounded, inputs = _calibrated(pipeline, block, rows, layers, block_run, scales, report)
-    tokens = _of_all_ranks(own_tokens, run.ranks)
-    report.count(tokens)
+        if block_run is not None and run.algorithms.is_sequential:
+            calibration = _calibration(pipeline, block, rows, layers, block_run, scales)
+            calibration.work()
+            calibration.add_to(report)
+            rounded, inputs, figures.flops = calibration.rounded, calibration.inputs, calibration.flops
+        else:
+            rounded = _rounded_without_statistics(pipeline, layers, run.chosen(rows), block_run, scales, report)
+    report.tokens |= _of_all_ranks(own_tokens, run.ranks)
 
     # Scales of activations, and weights that are rounded to nearest.
     finish_layers(pipeline, layers, scales, rounded, inputs)
@@ -218,7 +232,7 @@ def quantize_block(pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow
 
     # The sink takes the block: in place, or packed into a shard, with a journal entry, which has the block's
     # figures.
-    figures.end_block(block, size, passes, tokens)
+    figures.end_block(block, size, passes, report.tokens)
     pipeline.report.extend(report)
     with phase("write"):
         pipeline.sink.end_block(block, BlockResult(figures.of_block(block, layers, report).to_dict(), pipeline.learned()))
@@ -275,55 +289,46 @@ def pass_finished_block(
     pipeline.freed.add(size)
 
 
-def _calibrated(
+def _calibration(
     pipeline: BlockPipeline,
     block: Block,
     rows: Sequence[PlanRow],
     layers: Mapping[str, QuantizedLayer],
+    block_run: BlockRun,
+    scales: ActivationScales,
+) -> BlockCalibration:
+    """Return the `BlockCalibration` that leads the forwards through a block and rounds its layers."""
+    run, model, clock = pipeline.run, pipeline.started.model, pipeline.figures.clock
+    pairs = {name: (model.get_submodule(name), layer) for name, layer in layers.items()}
+    tuning = None
+    if pipeline.tunings and layers:
+        keeps_floats = run.algorithms.rounding_wants_float
+        tuned = {row.name for row in rows if row.has_codes_to_choose}
+        tuning = BlockTuning(block_run, block, pairs, tuned, pipeline.tunings, keeps_floats=keeps_floats, clock=clock)
+    kind = TwoPasses if run.two_passes else BlockRounding
+    return kind(block_run, block, pairs, run.chosen(rows), pipeline.rounding, pipeline.input_groups, scales, clock, tuning)
+
+
+def _rounded_without_statistics(
+    pipeline: BlockPipeline,
+    layers: Mapping[str, QuantizedLayer],
+    chosen: Collection[str],
     block_run: BlockRun | None,
     scales: ActivationScales,
     report: CalibrationReport,
-) -> tuple[set[str], Mapping[str, InputSample]]:
-    """Lead the forwards through a block and round its layers by the plan.
+) -> set[str]:
+    """Let forwards pass a block, if any are needed, and round its layers by a rounding that needs no data.
 
-    Returns the names of the rounded ones, and samples of inputs.
+    Returns the names of the rounded layers: none for round-to-nearest, which comes when all scales are set.
     """
-    run, model, rounding, figures = pipeline.run, pipeline.started.model, pipeline.rounding, pipeline.figures
-    chosen = run.chosen(rows)
-    if block_run is not None and run.algorithms.is_sequential:
-        calibrated = TwoPasses if run.two_passes else BlockRounding
-        pairs = {name: (model.get_submodule(name), layer) for name, layer in layers.items()}
-        tuning = _tuning(pipeline, block, rows, pairs, block_run)
-        work = calibrated(block_run, block, pairs, chosen, rounding, pipeline.input_groups, scales, figures.clock, tuning)
-        work.work()
-        report.add(work.metrics)
-        report.add_tuned({} if tuning is None else tuning.metrics)
-        report.missed(n for n in layers if n in chosen and n not in work.metrics)
-        figures.flops = work.flops
-        return work.rounded, work.inputs
     if block_run is not None:
-        with scales.watching(model):
+        with scales.watching(pipeline.started.model):
             block_run.enter()
-    if run.algorithms.is_sequential or type(rounding) is RoundToNearest:
-        return set(), {}  # the others are rounded to nearest when all scales are set
-    with figures.clock.phase("solve"):
+    if type(pipeline.rounding.rounding) is RoundToNearest:
+        return set()
+    with pipeline.figures.clock.phase("solve"):
         own = {name: layer for name, layer in layers.items() if name in chosen}
-        return round_without_statistics(rounding, own, pipeline.input_groups.siblings, report), {}
-
-
-def _tuning(
-    pipeline: BlockPipeline,
-    block: Block,
-    rows: Sequence[PlanRow],
-    layers: Mapping[str, tuple[nn.Module, QuantizedLayer]],
-    block_run: BlockRun,
-) -> BlockTuning | None:
-    """Return the `BlockTuning` of a block, with the outputs of the float block; None where nothing tunes."""
-    if not pipeline.tunings or not layers:
-        return None
-    keeps_floats = pipeline.run.algorithms.rounding_wants_float
-    tuned = {row.name for row in rows if row.has_codes_to_choose}
-    return BlockTuning(block_run, block, layers, tuned, pipeline.tunings, keeps_floats=keeps_floats, clock=pipeline.figures.clock)
+        return round_without_statistics(pipeline.rounding, own, pipeline.input_groups.siblings, report)
 
 
 def _of_all_ranks(tokens: Mapping[str, int], ranks: Ranks) -> dict[str, int]:

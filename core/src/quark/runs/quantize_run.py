@@ -1,4 +1,4 @@
-"""Quantize a model by a run: `start_run` for all outside its blocks, then `quantize_started`."""
+"""The beginning and the end of a run, around `quark.runs.quantize_block.quantize_blocks`."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import torch
 from torch import nn
 
 from quark.algorithms import ValidatedTransform
+from quark.calibration.report import CalibrationReport
 from quark.calibration.spilled_inputs import SpilledInputs
 from quark.calibration.transform_validation import validate_transforms
 from quark.checkpoint.content import CheckpointContent, set_results
 from quark.config.model import QConfig
-from quark.models.hf.attention_switch import switch_attention
 from quark.plugins.attribution import attributed
 from quark.runs.quantize_block import quantize_blocks, start_transforms
 from quark.runs.run import FinishedRun, Run, StartedRun, allowed_activations
 from quark.runs.sink import BlockSink
 from quark.runs.source import InMemorySource, RunSource
 
-__all__ = ["quantize_run", "quantize_started", "start_run"]
+__all__ = ["finish_run", "quantize_run", "start_run"]
 
 
-@attributed("quantizing the model")
 def quantize_run(run: Run, model: nn.Module, sink: BlockSink, source: RunSource | None = None) -> FinishedRun:
-    """Quantize ``model``, and return the run as it has ended: `start_run`, then `quantize_started`."""
-    return quantize_started(start_run(run, model, source), sink)
+    """Quantize ``model``, and return the `FinishedRun`."""
+    started = start_run(run, model, source)
+    return finish_run(started, sink, quantize_blocks(started, sink))
 
 
 @attributed("transforming the model")
@@ -51,17 +51,14 @@ def start_run(run: Run, model: nn.Module, source: RunSource | None = None) -> St
 
 
 @attributed("quantizing the model")
-def quantize_started(started: StartedRun, sink: BlockSink) -> FinishedRun:
-    """Quantize the model of a started run, and return the finished run with the plan of what was done.
+def finish_run(started: StartedRun, sink: BlockSink, report: CalibrationReport) -> FinishedRun:
+    """Finish the sink of a run whose blocks are quantized, and return the `FinishedRun`.
 
-    Transforms that turn out to change none of the blocks are left out of that plan. For users, the model has
-    the results as attributes: ``quant_config``, ``quark_plan``, ``quark_report`` and ``quark_quantized``.
+    It has the plan of what was done, without transforms that have changed none of the blocks. For users, the
+    model has the results as attributes: ``quant_config``, ``quark_plan``, ``quark_report`` and
+    ``quark_quantized``.
     """
     run, model = started.run, started.model
-    if run.plan.attentions:
-        is_eager = run.plan.config.softmax_quant_spec is not None
-        switch_attention(model, [a.name for a in run.plan.attentions], eager=is_eager)
-    report = quantize_blocks(started, sink)
     transforms = enumerate(zip(run.algorithms.transforms, started.transforms, strict=True))
     plan = run.without_idle([name for i, (name, t) in transforms if i not in report.applied and not t.has_changed_outside])
     report.validated = {name: metrics for name, validation in started.validations.items() if (metrics := validation.metrics())}

@@ -64,7 +64,9 @@ TWO_PASSES = (
 
 @attrs.frozen(eq=False)
 class Run:
-    """What will be done to one model. `plan_run` makes it; `with_data` completes it.
+    """The plan, algorithms, data and memory mode of the quantization of one model.
+
+    `plan_run` makes it; `with_data` completes it.
 
     Attributes:
         plan: Made from this very model, or from one of the same structure.
@@ -84,14 +86,9 @@ class Run:
 
     @property
     def needs_data(self) -> str:
-        """What needs calibration data, for messages; empty where nothing does."""
+        """A description of all that needs calibration data, for messages; empty where nothing does."""
         static = ["activations with static scales"] if self.plan.calibrated else []
         return " and ".join([*static, *(f"the algorithm '{name}'" for name in self.algorithms.in_need_of_data)])
-
-    @property
-    def works_by_block(self) -> bool:
-        """Whether one block in memory at a time is enough for every transform."""
-        return self.algorithms.works_by_block
 
     def chosen(self, rows: Iterable[PlanRow]) -> set[str]:
         """Return the full names of the layers whose codes the rounding chooses: those that the plan gives it.
@@ -141,14 +138,10 @@ class Run:
         for line in plan_lines(plan):
             (get_logger().warning if line in warned else get_logger().info)(line)
         run = attrs.evolve(self, plan=plan, data=batches, two_passes=two_passes, ranks=ranks, events=events)
-        run.tell_plan(len(decoder_blocks(model, plan.architecture)))
+        sizes = {"blocks": len(decoder_blocks(model, plan.architecture)), "layers": len(plan.quantized)}
+        sizes |= {"samples": len(batches), "tokens": tokens_in(batches), "processes": ranks.size}
+        events.tell(RunPlanned, **sizes, two_passes=two_passes)
         return run
-
-    def tell_plan(self, blocks: int) -> None:
-        """Tell listeners the plan of a model with that number of blocks."""
-        layers, samples, tokens = len(self.plan.quantized), len(self.data), tokens_in(self.data)
-        size = {"blocks": blocks, "layers": layers, "samples": samples, "tokens": tokens}
-        self.events.tell(RunPlanned, **size, two_passes=self.two_passes, processes=self.ranks.size)
 
     def for_data(self, model: nn.Module, data: Sequence[Call], device: torch.device) -> Run:
         """Return the run in the memory mode that these calls need on a device, with no data yet.

@@ -30,7 +30,7 @@ Kind = tuple[tuple[object, ...], ...]
 
 @attrs.frozen(eq=False)
 class Algorithms:
-    """What changes weights in one run.
+    """The algorithms that change weights in one run.
 
     Attributes:
         transforms: By the names in their settings, in the order in which they are applied.
@@ -56,7 +56,7 @@ class Algorithms:
 
     @property
     def rounding_wants_float(self) -> bool:
-        """Whether the rounding compares the inputs of layers with those of the float model."""
+        """Whether the rounding compares the inputs of layers with the float model's."""
         return any(kind.wants_float for kind in self.rounding.needs)
 
     @property
@@ -81,11 +81,10 @@ class Algorithms:
         """Return the same with the transform of that name made anew from other settings."""
         return attrs.evolve(self, transforms={**self.transforms, settings.name: _processor(settings)})
 
-    def checked_rounding(self) -> Rounding:
-        """Return the rounding; that of a plugin with its results checked."""
-        if self.rounding_name is None:
-            return self.rounding
-        return CheckedRounding(self.rounding, origin("algorithms", self.rounding_name))
+    def checked_rounding(self) -> CheckedRounding:
+        """Return the rounding, with the plugin that its results are checked for."""
+        name = self.rounding_name
+        return CheckedRounding(self.rounding, None if name is None else origin("algorithms", name))
 
     def checked_tunings(self) -> dict[str, Tuning]:
         """Return the tunings with their results checked."""
@@ -180,7 +179,7 @@ def _names(record: AlgorithmRecord) -> set[str]:
 
 
 def _circle(earlier: Mapping[str, set[str]]) -> Sequence[str]:
-    """Return a cycle of transforms, each of which has to go before the next.
+    """Return a cycle of transforms: each has to go before the next.
 
     Every one given has to follow another.
     """

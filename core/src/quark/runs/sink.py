@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 from torch import nn
@@ -21,7 +22,7 @@ __all__ = ["BlockResult", "BlockSink", "CheckpointSink", "InPlaceSink", "Journal
 
 @attrs.frozen
 class BlockResult:
-    """What a run keeps of a block besides its tensors, as JSON values.
+    """The report and the knowledge that a run keeps of a block besides its tensors, as JSON values.
 
     Attributes:
         report: The block's part of the calibration report
@@ -33,7 +34,7 @@ class BlockResult:
     learned: Mapping[str, Any] = attrs.field(factory=dict)
 
 
-class BlockSink(Protocol):
+class BlockSink(ABC):
     """Accepts the finished layers of one block after another.
 
     Attributes:
@@ -41,65 +42,52 @@ class BlockSink(Protocol):
             the scales that they are to be rounded to (`quark.models.layers.QuantizerModule.is_deferred`).
     """
 
-    needs_values: bool
+    needs_values = True
+
+    @abstractmethod
+    def accept(self, layers: Mapping[str, QuantizedLayer]) -> None:
+        """Accept quantized layers, by full name."""
 
     def finished(self, block: Block) -> BlockResult | None:
         """Return the result of a block that an interrupted run has finished; None for other blocks.
 
         The first rank's answer counts; the others read the block if it says so.
         """
+        return None
 
     def wants(self, block: Block) -> bool:
         """Return whether this rank has to quantize a block for which no calibration forward is needed."""
-
-    def accept(self, layers: Mapping[str, QuantizedLayer]) -> None:
-        """Accept quantized layers, by full name."""
+        return True
 
     def read(self, block: Block) -> None:
         """Set the values of a block for which `finished` has a result.
 
         Its layers have been accepted, with float weights.
         """
+        return
 
     def end_block(self, block: Block | None, result: BlockResult) -> None:
         """End a block: all its layers have been accepted, and its other tensors are final.
 
         None ends the part outside the blocks.
         """
+        return
 
     def finish(self, content: CheckpointContent) -> None:
         """End the run; ``content`` is the quantized model with its final plan."""
+        return
 
 
-class InPlaceSink:
-    """Replaces float layers by quantized layers inside the model."""
-
-    needs_values = True
+class InPlaceSink(BlockSink):
+    """Replaces float layers by quantized layers inside the model, which is complete after its last block."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-
-    def finished(self, block: Block) -> BlockResult | None:
-        """Return None: every run starts with the first block."""
-        return None
-
-    def wants(self, block: Block) -> bool:
-        """Return True: the model is complete on every rank."""
-        return True
 
     def accept(self, layers: Mapping[str, QuantizedLayer]) -> None:
         """Replace the float layer of each name by the quantized layer."""
         for name, layer in layers.items():
             self._model.set_submodule(name, layer)
-
-    def read(self, block: Block) -> None:
-        """Do nothing: no block is finished before the run."""
-
-    def end_block(self, block: Block | None, result: BlockResult) -> None:
-        """Do nothing: the block is complete."""
-
-    def finish(self, content: CheckpointContent) -> None:
-        """Do nothing: the model is complete after its last block."""
 
 
 class CheckpointSink(InPlaceSink):

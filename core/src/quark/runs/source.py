@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from quark.base.log import get_logger
 from quark.calibration.finite import refuse_non_finite
+from quark.calibration.transform_validation import BlockSource
 from quark.models.hf.placing import owners_of, put_tensor
 from quark.models.hf.stored_tensors import Recipe, StoredTensors
 from quark.models.layers.coded_layer import CodedLayer
@@ -80,16 +81,6 @@ def _ended(future: Future[V]) -> None:
         future.exception()
 
 
-class BlockSource(Protocol):
-    """Loads the tensors of a block into the modules of a model, and releases them again."""
-
-    def load(self, block: Block | None) -> None:
-        """Load the parameters and buffers of a block; None loads those outside all blocks."""
-
-    def release(self, block: Block) -> None:
-        """Release the tensors of a block, after every forward has left it and the sink has accepted it."""
-
-
 class RunSource(BlockSource, Protocol):
     """The source of a run, whose layers may stay quantized as they come."""
 
@@ -139,10 +130,10 @@ class CheckpointSource:
     """
 
     def __init__(self, model: nn.Module, stored: StoredTensors, device: torch.device) -> None:
-        self.model = self._model = model
+        self.model = model
         self._stored = stored
         self.codes_of = stored.codes_of
-        self.device = self._device = device
+        self.device = device
         self._untie()
         self._state: dict[str, Tensor] = model.state_dict(keep_vars=True)
         self._dtype_of = {name: tensor.dtype for name, tensor in self._state.items()}
@@ -164,23 +155,23 @@ class CheckpointSource:
         Raises:
             CheckpointError: A file cannot be read.
         """
-        for target, tensor in self._stored.read(self._stored.recipes, self._dtype_of, self._device):
+        for target, tensor in self._stored.read(self._stored.recipes, self._dtype_of, self.device):
             self._place(target, tensor)
         for mixture, fused in self._fused.items():
-            _share(fused, self._model.get_submodule(mixture))
+            _share(fused, self.model.get_submodule(mixture))
 
     def prepare(self, plan: QuantPlan) -> None:
         """Assign stored tensors to the blocks of a plan.
 
         The fused experts of the model have been separated.
         """
-        names = [b.name for b in decoder_blocks(self._model, plan.architecture) if b.name]
+        names = [b.name for b in decoder_blocks(self.model, plan.architecture) if b.name]
         self._next = dict(zip((None, *names), names, strict=False))
         inside = tuple(f"{name}." for name in names)
-        modules = self._model.named_modules(remove_duplicate=False)
+        modules = self.model.named_modules(remove_duplicate=False)
         self._outside = [module for name, module in modules if not f"{name}.".startswith(inside or (".",))]
         self._rows = list(plan.quantized)
-        separate = {name for name, m in self._model.named_modules() if isinstance(m, SeparateExperts)}
+        separate = {name for name, m in self.model.named_modules() if isinstance(m, SeparateExperts)}
         self._fused = {name: m for name, m in self._fused.items() if name in separate}
         names_of: dict[int, list[str]] = {}
         for name, tensor in self._state.items():
@@ -208,8 +199,8 @@ class CheckpointSource:
             self._ahead.start(following)
         for mixture, fused in self._fused.items():
             if block.owns(mixture) if block is not None else not fused.is_meta:
-                _share(fused, self._model.get_submodule(mixture))
-        refuse_non_finite(self._model, self._rows if block is None else (r for r in self._rows if block.owns(r.name)))
+                _share(fused, self.model.get_submodule(mixture))
+        refuse_non_finite(self.model, self._rows if block is None else (r for r in self._rows if block.owns(r.name)))
 
     def release(self, block: Block) -> None:
         """Replace a block's tensors by meta tensors, except those that modules outside it share."""
@@ -230,7 +221,7 @@ class CheckpointSource:
 
     def coded(self, names: Sequence[str]) -> Mapping[str, CodedLayer]:
         """As `RunSource.coded`. Raises CheckpointError as `load` does."""
-        return self._stored.read_codes(names, self._device)
+        return self._stored.read_codes(names, self.device)
 
     def close(self) -> None:
         """End reading ahead; call it when the run has ended, or failed."""
@@ -244,7 +235,7 @@ class CheckpointSource:
         Of the tensors outside the blocks, for which a run waits when it begins, pages come when they are
         needed.
         """
-        tensors = list(self._stored.read(self._recipes.get(name, ()), self._dtype_of, self._device))
+        tensors = list(self._stored.read(self._recipes.get(name, ()), self._dtype_of, self.device))
         for _, tensor in tensors if name is not None else ():
             if tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.numel():
                 tensor.view(-1).view(torch.uint8)[::PAGE].sum()
@@ -253,7 +244,7 @@ class CheckpointSource:
     def _has_room_for(self, name: str) -> bool:
         """Return whether a block can be in memory beside the one that is worked on, with room to spare."""
         targets = [self._state[target] for recipe in self._recipes.get(name, ()) for target in recipe.targets]
-        free = free_bytes(self._device)
+        free = free_bytes(self.device)
         return free is not None and free >= LEAST_ROOM * sum(tensor.numel() * tensor.itemsize for tensor in targets)
 
     def _place(self, name: str, tensor: Tensor) -> Tensor:
@@ -265,7 +256,7 @@ class CheckpointSource:
 
     def _untie(self) -> None:
         """Untie modules whose tensors differ in the checkpoint, as transformers does."""
-        state: dict[str, Tensor] = self._model.state_dict(keep_vars=True)
+        state: dict[str, Tensor] = self.model.state_dict(keep_vars=True)
         dtype_of = {name: tensor.dtype for name, tensor in state.items()}
         first_of: dict[int, Recipe] = {}
         for recipe in self._stored.recipes:
@@ -279,7 +270,7 @@ class CheckpointSource:
                     "are kept"
                 )
                 owner, _, leaf = name.rpartition(".")
-                self._model.get_submodule(owner)._parameters[leaf] = nn.Parameter(torch.empty_like(state[name]), requires_grad=False)
+                self.model.get_submodule(owner)._parameters[leaf] = nn.Parameter(torch.empty_like(state[name]), requires_grad=False)
 
 
 # Blocks have equal shapes, and meta tensors are slow to create.

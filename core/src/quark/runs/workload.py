@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from quark.algorithms import Rounding, Statistic
+from quark.algorithms import Rounding
 from quark.calibration.batches import Call
 from quark.calibration.input_groups import InputGroups
 from quark.models.hf.model_config import experts_per_token
@@ -100,7 +100,9 @@ def workload_of(model: nn.Module, run: Run, calibration: Calibration) -> Workloa
     rows_of = rows_by_block(blocks, run.plan.rows)
     experts = ExpertNames(run.plan.architecture)
     per_token = sum(2.0 * math.prod(r.shape) * (share if experts.projection(r.name) else 1.0) for rows in rows_of for r in rows)
-    per_token += sum(2.0 * fused * share for fused in _fused(blocks, rows_of)) + _attention(model, len(blocks), calibration.length)
+    # Matrices of experts that stay fused have no row.
+    fused = [p.numel() for b in blocks for p in b.module.parameters() if p.ndim == 3]
+    per_token += sum(2.0 * elements * share for elements in fused) + _attention(model, len(blocks), calibration.length)
     tasks: dict[Task, int] = {}
     for block, rows in zip(blocks, rows_of, strict=True):
         for task in _tasks(run, block, rows, calibration.tokens, share, experts):
@@ -120,12 +122,8 @@ def statistics_bytes(rounding: Rounding, columns: int) -> int:
     """Return the bytes of the statistics of one input, from the allocations of their constructors."""
     with _Allocated() as allocated:
         for kind in rounding.needs:
-            _made(kind, columns)
+            kind(columns, torch.device("meta"))
     return allocated.bytes
-
-
-def _made(kind: type[Statistic], columns: int) -> Statistic:
-    return kind(columns, torch.device("meta"))
 
 
 class _Allocated(TorchDispatchMode):
@@ -146,12 +144,6 @@ def _tokens_of_experts(model: nn.Module, run: Run) -> float:
     config = text_config(model)
     chosen, experts = experts_per_token(config)
     return 1.0 if run.plan.config.calibrate_all_experts or not chosen or not experts else min(1.0, chosen / experts)
-
-
-def _fused(blocks: Sequence[Block], rows_of: Sequence[Sequence[PlanRow]]) -> Iterator[int]:
-    """Yield the elements of the matrices of experts that stay fused, and so have no row."""
-    for block in blocks:
-        yield from (p.numel() for p in block.module.parameters() if p.ndim == 3)
 
 
 def _attention(model: nn.Module, layers: int, length: int) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,8 +12,8 @@ import typer
 
 from quark.base.lazy import LazyRef
 from quark.errors import CheckpointError, ConfigError, MissingPluginError, NonFiniteError
-from quark_workbench.commands.event_lines import print_result, with_event_lines
-from quark_workbench.commands.given_options import given_options
+from quark_workbench.commands.event_lines import print_result
+from quark_workbench.commands.given_options import command, given_options
 from quark_workbench.commands.run_options import TrustRemoteCode
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ BackendOptions = Annotated[
 _TOKENS_AT_A_TIME = 2048  # tokens of a batch: enough for good utilization, few enough for the logits of a large vocabulary
 
 
-@partial(with_event_lines, "evaluate")
+@command("evaluate")
 def evaluate(
     model: Annotated[Path, typer.Argument(help="Directory of a checkpoint in Hugging Face form, float or quantized.")],
     reference: Annotated[Path | None, typer.Option(help="Directory of the float checkpoint to compare with.")] = None,

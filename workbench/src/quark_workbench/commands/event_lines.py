@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from quark.plugins import Event
 
-__all__ = ["EventLines", "print_result", "with_event_lines"]
+__all__ = ["EventLines", "event_lines", "print_result"]
 
 SECONDS_BETWEEN_PHASES = 1.0
 """Least time between two lines on phases inside blocks: a block of a mixture has thousands."""
@@ -49,34 +48,22 @@ class EventLines:
         self._write(json.dumps(event.to_dict(), ensure_ascii=False))
 
 
-def with_event_lines(task: str, command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command that, with ``--json``, prints the events of its runs.
+@contextmanager
+def event_lines(task: str, values: Mapping[str, Any]) -> Iterator[None]:
+    """Print the events of the body's runs to stdout, if ``--json`` asks for them.
 
-    Of several processes, the first prints.
+    An error that comes before a run, or after it, is one too. Of several processes, the first prints.
 
     Args:
-        task: What it does, for errors that come before its run.
-        command: Has an argument ``as_json``; with ``dry_run``, where it has that, it prints a plan, and no
-            events.
-    """
-
-    @functools.wraps(command)
-    def told(**values: Any) -> None:
-        is_asked = values["as_json"] and not values.get("dry_run") and int(os.environ.get("RANK", "0")) == 0
-        with _event_lines(task) if is_asked else nullcontext():
-            command(**values)
-
-    return told
-
-
-@contextmanager
-def _event_lines(task: str) -> Iterator[None]:
-    """Print the events of the body's runs to stdout.
-
-    An error that comes before a run, or after it, is one too.
+        task: The work of the body, for errors that come before its run.
+        values: Options of a command: of ``as_json``, and of ``dry_run`` if it has that, which prints a plan
+            and no events.
     """
     from quark.plugins import RunFailed, listening
 
+    if not values["as_json"] or values.get("dry_run") or int(os.environ.get("RANK", "0")):
+        yield
+        return
     lines = EventLines(_print)
     try:
         with listening(lines, "--json"):

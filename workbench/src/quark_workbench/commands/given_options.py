@@ -8,11 +8,13 @@ import json
 import re
 import typing
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 from quark.errors import ConfigError
+from quark_workbench.commands.event_lines import event_lines
 
-__all__ = ["given_algorithm_options", "given_options", "size_in_bytes", "with_groups"]
+__all__ = ["command", "given_algorithm_options", "given_options", "size_in_bytes"]
 
 
 def given_options(flag: str, texts: Iterable[str] | None) -> dict[str, Any]:
@@ -88,17 +90,19 @@ def size_in_bytes(text: str, option: str) -> int:
     return size
 
 
-def with_groups(**groups: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def command(task: str | None = None, /, **groups: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator of commands that puts the options of functions in the place of arguments.
 
     Args:
+        task: The work of the command, whose events are printed with ``--json``: see `event_lines`. None for a
+            command without runs.
         groups: Functions whose arguments are options, each by the name of an argument of the command, which
             is no option.
 
     Example:
         >>> def size(width: int = 2, height: int = 3):
         ...     return width, height
-        >>> @with_groups(size=size)
+        >>> @command(size=size)
         ... def draw(text: str, size: object) -> None:
         ...     print(text, size)
         >>> draw(text="box", width=5)
@@ -106,19 +110,19 @@ def with_groups(**groups: Callable[..., Any]) -> Callable[[Callable[..., None]],
     """
     of_groups = {name: _parameters(read) for name, read in groups.items()}
 
-    def decorator(command: Callable[..., None]) -> Callable[..., None]:
-        every = [p for parameter in _parameters(command) for p in of_groups.get(parameter.name, [parameter])]
+    def decorator(function: Callable[..., None]) -> Callable[..., None]:
+        every = [p for parameter in _parameters(function) for p in of_groups.get(parameter.name, [parameter])]
 
-        @functools.wraps(command)
-        def grouped(**values: Any) -> None:
-            read = {}
-            for name, parameters in of_groups.items():
-                read[name] = groups[name](**{p.name: values.pop(p.name) for p in parameters if p.name in values})
-            command(**values, **read)
+        @functools.wraps(function)
+        def called(**values: Any) -> None:
+            with nullcontext() if task is None else event_lines(task, values):
+                for name, parameters in of_groups.items():
+                    values[name] = groups[name](**{p.name: values.pop(p.name) for p in parameters if p.name in values})
+                function(**values)
 
-        grouped.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
-        grouped.__annotations__ = {parameter.name: parameter.annotation for parameter in every}
-        return grouped
+        called.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+        called.__annotations__ = {parameter.name: parameter.annotation for parameter in every}
+        return called
 
     return decorator
 

@@ -11,7 +11,7 @@ import typer
 
 from quark.errors import QuarkError, UnknownNameError
 from quark_workbench.commands.config_options import ConfigOptions
-from quark_workbench.commands.given_options import with_groups
+from quark_workbench.commands.given_options import command
 from quark_workbench.commands.run_options import GROUPS, CalibrationChoices, ExportChoices, Probe, TrustRemoteCode
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["plan", "print_planned"]
 
 
-@with_groups(**GROUPS)
+@command(**GROUPS)
 def plan(
     model: Annotated[Path, typer.Argument(help="Directory of a checkpoint, or of its config.json alone.")],
     config: ConfigOptions,

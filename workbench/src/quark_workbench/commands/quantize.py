@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,8 +14,8 @@ import typer
 from quark.base.log import get_logger
 from quark.errors import ConfigError
 from quark_workbench.commands.config_options import ConfigOptions
-from quark_workbench.commands.event_lines import print_result, with_event_lines
-from quark_workbench.commands.given_options import with_groups
+from quark_workbench.commands.event_lines import print_result
+from quark_workbench.commands.given_options import command
 from quark_workbench.commands.plan import print_planned
 from quark_workbench.commands.run_options import (
     GROUPS,
@@ -49,8 +48,7 @@ AsJson = Annotated[
 ]
 
 
-@partial(with_event_lines, "quantize")
-@with_groups(**GROUPS, writing=WritingChoices, selection=selection_options)
+@command("quantize", **GROUPS, writing=WritingChoices, selection=selection_options)
 def quantize(
     model: Annotated[Path, typer.Argument(help="Directory of a checkpoint: float, or in a layout that can be dequantized.")],
     out: Output,

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from quark_workbench.commands.event_lines import print_result, with_event_lines
+from quark_workbench.commands.event_lines import print_result
+from quark_workbench.commands.given_options import command
 from quark_workbench.commands.run_options import CalibrationChoices
 
 __all__ = ["report"]
 
 
-@partial(with_event_lines, "report")
+@command("report")
 def report(
     out: Annotated[Path, typer.Argument(help="Directory of an export.")],
     float_model: Annotated[

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from quark.calibration.data.extras import extra
-from quark.calibration.data.samples import Sample, is_chat, sample_of, value_of
+from quark.calibration.data.samples import Sample, is_chat, samples_of
 from quark.errors import CalibrationError
 
 __all__ = ["json_lines", "parquet", "text", "write_json_lines", "write_parquet", "write_text"]
@@ -38,10 +38,7 @@ def json_lines(path: Path, column: str | None = None) -> Iterator[Sample]:
     Raises:
         CalibrationError: A line is not JSON, or holds no sample.
     """
-    for where, row in _rows(path):
-        value = sample_of(value_of(row, column, where), where)
-        if not isinstance(value, str) or value.strip():
-            yield value
+    yield from samples_of(_rows(path), column)
 
 
 def parquet(path: Path, column: str | None = None) -> Iterator[Sample]:
@@ -58,12 +55,8 @@ def parquet(path: Path, column: str | None = None) -> Iterator[Sample]:
     pyarrow = extra("pyarrow", "Parquet files")
     reader = extra("pyarrow.parquet", "Parquet files")
     try:
-        batches = reader.ParquetFile(path).iter_batches()
-        for batch in batches:
-            for row in batch.to_pylist():
-                value = sample_of(value_of(row, column, f"'{path}'"), f"'{path}'")
-                if not isinstance(value, str) or value.strip():
-                    yield value
+        for batch in reader.ParquetFile(path).iter_batches():
+            yield from samples_of(((f"'{path}'", row) for row in batch.to_pylist()), column)
     except pyarrow.ArrowException as error:
         raise CalibrationError(f"'{path}' cannot be read as Parquet: {error}") from error
 

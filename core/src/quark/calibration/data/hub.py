@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from quark.calibration.data.extras import extra
-from quark.calibration.data.samples import Sample, sample_of, value_of
+from quark.calibration.data.samples import Sample, samples_of, value_of
 from quark.errors import CalibrationError
 
 __all__ = ["cnn_dailymail", "huggingface", "pileval", "ultrachat", "wikitext"]
@@ -31,11 +31,7 @@ def huggingface(name: str, config: str | None = None, split: str = "train", colu
         CalibrationError: There is no such data set, or it cannot be fetched; or a row holds no sample.
         MissingPluginError: The package `datasets` is not installed.
     """
-    where = f"the data set '{name}'"
-    for row in _rows(name, config, split):
-        value = sample_of(value_of(row, column, where), where)
-        if not isinstance(value, str) or value.strip():
-            yield value
+    yield from samples_of(((f"the data set '{name}'", row) for row in _rows(name, config, split)), column)
 
 
 def pileval(split: str = "validation") -> Iterator[Sample]:

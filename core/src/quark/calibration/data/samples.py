@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from quark.errors import CalibrationError
 
-__all__ = ["COLUMNS", "Message", "Sample", "is_chat", "rendered", "sample_of", "text_of", "value_of"]
+__all__ = ["COLUMNS", "Message", "Sample", "is_chat", "rendered", "sample_of", "samples_of", "text_of", "value_of"]
 
 
 Message = Mapping[str, Any]
@@ -70,6 +70,17 @@ def value_of(row: Any, column: str | None, where: str) -> Any:
         wanted = f"no column '{column}'" if column is not None else "neither a column 'text' nor 'messages'"
         raise CalibrationError(f"{where} has {wanted}: it has {', '.join(map(str, names)) or 'none'}; name one with the option column=NAME")
     return row[name]
+
+
+def samples_of(rows: Iterable[tuple[str, Any]], column: str | None) -> Iterator[Sample]:
+    """Yield the sample of each row that is not an empty text; a row comes with its place, for messages.
+
+    Arguments and errors as of `value_of` and `sample_of`.
+    """
+    for where, row in rows:
+        sample = sample_of(value_of(row, column, where), where)
+        if not isinstance(sample, str) or sample.strip():
+            yield sample
 
 
 def rendered(tokenizer: Any, sample: Sample) -> str:

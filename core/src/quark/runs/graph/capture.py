@@ -91,8 +91,5 @@ def _is_foreign(node: fx.Node) -> bool:
         return True
     is_of_torch = isinstance(node.target, torch._ops.OpOverload | torch._ops.HigherOrderOperator)
     # Arithmetic on sizes is written with functions of the module operator and of torch's symbolic numbers.
-    return node.op == "call_function" and not is_of_torch and not _is_of_sizes(node)
-
-
-def _is_of_sizes(node: fx.Node) -> bool:
-    return node.target is operator.getitem or not isinstance(node.meta.get("val", torch.empty(0)), Tensor)
+    is_of_sizes = node.target is operator.getitem or not isinstance(node.meta.get("val", torch.empty(0)), Tensor)
+    return node.op == "call_function" and not is_of_torch and not is_of_sizes

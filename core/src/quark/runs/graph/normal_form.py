@@ -48,7 +48,8 @@ def normal_form(model: fx.GraphModule) -> NormalForm:
     _remove_dropouts(copy.graph)
     _evaluate_weights(copy)
     count = fold_batch_norms(copy)
-    _erase_unread(copy.graph)
+    # Nodes that nothing reads go, except inputs and checks of them.
+    copy.graph.eliminate_dead_code(lambda node: node.op == "call_module" or node.is_impure())
     copy.recompile()
     copy.delete_all_unused_submodules()
     return NormalForm(copy, count)
@@ -136,8 +137,3 @@ def _constant(model: fx.GraphModule, node: fx.Node) -> Tensor | None:
     with torch.no_grad():
         result: Tensor = target(*fx.map_arg(node.args, values.__getitem__), **fx.map_arg(node.kwargs, values.__getitem__))
     return result
-
-
-def _erase_unread(graph: fx.Graph) -> None:
-    """Erase nodes that nothing reads, except inputs and checks of them."""
-    graph.eliminate_dead_code(lambda node: node.op == "call_module" or node.is_impure())

@@ -9,6 +9,8 @@ smaller product for every few columns, and each column then takes a handful of o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from operator import call
 
 import attrs
 import torch
@@ -141,13 +143,11 @@ def ldlq_by_rows(
 
     ``order_on_host`` is ``order`` as a list, for whoever has it already: it is read from the device else.
     """
-
-    def sweep(rows: slice) -> Swept:
+    sweeps = []
+    for rows in row_slices(wt.shape[1], 1, SLICE) if wt.device.type == "cpu" else [slice(0, wt.shape[1])]:
         rounded = grid.rounder(scales.of_rows(rows), order, order_on_host=order_on_host)
-        return ldlq(wt[:, rows], factor, rounded, block, order, causal)
-
-    slices = row_slices(wt.shape[1], 1, SLICE) if wt.device.type == "cpu" else [slice(0, wt.shape[1])]
-    return Swept.beside(parallel_map(sweep, slices, wt.device))
+        sweeps.append(partial(ldlq, wt[:, rows], factor, rounded, block, order, causal))
+    return Swept.beside(parallel_map(call, sweeps, wt.device))
 
 
 def ldlq_choosing(

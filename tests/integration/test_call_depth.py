@@ -1,0 +1,47 @@
+"""The depth of a run: few calls, of few files, lie between the command and the rounding of a number."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+from quark_schemes.formats.integer import IntegerFormat
+from quark_tiny_model import tiny_model_dir
+
+from .program import run
+
+MOST_CALLS, MOST_FILES = 20, 30
+
+
+def own_calls(frame: FrameType | None) -> list[CodeType]:
+    """Return the code of this project's frames, from the given one outwards; frames of comprehensions count, too."""
+    calls = []
+    while frame is not None:
+        if frame.f_globals["__name__"].startswith("quark"):
+            calls.append(frame.f_code)
+        frame = frame.f_back
+    return calls
+
+
+def test_gptq_rounds_a_number_few_calls_below_the_command(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stacks: list[list[CodeType]] = []
+    round_ = IntegerFormat.round_
+
+    def recorded(self: IntegerFormat, *args: Any) -> Any:
+        calls = [round_.__code__, *own_calls(sys._getframe(1))]
+        if any(call.co_name == "ldlq" for call in calls):
+            stacks.append(calls)
+        return round_(self, *args)
+
+    monkeypatch.setattr(IntegerFormat, "round_", recorded)
+    arguments = ("--scheme", "int4_wo_64", "--algorithm", "gptq", "--calib", text, "--num-calib", 2, "--seq-len", 32, "--no-report")
+    assert run("quantize", tiny_model_dir(), tmp_path / "out", *arguments, monkeypatch=monkeypatch) == 0
+    deepest = max(stacks, key=len)
+    names = [f"{Path(call.co_filename).name}: {call.co_name}" for call in reversed(deepest)]
+    assert names[0] == "main.py: main", names
+    assert len(names) <= MOST_CALLS, names
+    assert len({call.co_filename for call in deepest}) <= MOST_FILES, names
