@@ -18,7 +18,7 @@ from quark.models.hf.weight_converters import apply_converters
 from quark.models.layers import counts_as
 from quark.models.plan.mixtures import separate_experts
 from quark.torch import LLMTemplate
-from quark_templates.examples.dense import EXPERTS
+from quark_templates.examples import EXPERTS
 from quark_templates.plugin import MULTIMODAL, TEXT_PARTS
 
 from .seeing_models import IDS, image_batch, model_of

@@ -21,7 +21,7 @@ from quark.models.hf.weight_converters import apply_converters
 from quark.models.layers import counts_as
 from quark.models.plan.mixtures import fused_parameters, separate_experts
 from quark.torch import LLMTemplate, ModelQuantizer
-from quark_templates.examples.own_forms import EXPERTS
+from quark_templates.examples import EXPERTS
 from quark_templates.plugin import OWN_FORMS
 
 from .own_forms import IDS, SEEING, logits, model_of

@@ -17,7 +17,7 @@ from quark.models.layers import QuantizedLayer
 from quark.models.layers.experts import SeparateExperts
 from quark.runs.from_disk import quantize_checkpoint
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
-from quark_templates.examples.own_forms import EXPERTS
+from quark_templates.examples import EXPERTS
 from quark_templates.plugin import OWN_FORMS
 
 from .caches import eight_bit_cache
