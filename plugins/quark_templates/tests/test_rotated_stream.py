@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from quark.config.architecture import Architecture
 from quark.config.templates.algorithms import get_algo_config, refusal
 from quark_algos.rotation.config import RotationConfig
-from quark_algos.rotation.fold import values
-from quark_algos.rotation.hadamard import Rotation
+from quark_algos.rotation.fold import fold_r2
 
 from .whole_models import ALL, IDS, batch_for, blocks_of, distance, facts_of, heads_of, logits, named_by, weights_of, whole_model
 
@@ -171,14 +170,8 @@ def test_output_norms_read_the_outputs_named_with_them(model_type: str) -> None:
 
 
 def rotate_values(model: nn.Module, facts: Architecture, heads: int) -> int:
-    """R2 in every block that has what the facts name; returns how many have."""
-    count = 0
-    for block in blocks_of(model, facts):
-        output = dict(block.named_modules()).get(facts.attention_output or "")
-        if output is not None:
-            rotation = Rotation.of(weights_of(output).shape[1] // heads)
-            count += values(block, facts, rotation, heads) is None
-    return count
+    """R2 in every block that has the modules that the facts name; returns the number of such blocks."""
+    return sum(fold_r2(block, facts, heads) is None for block in blocks_of(model, facts))
 
 
 @pytest.mark.parametrize("model_type", [t for t in ALL if RotationConfig.r2_refusal(facts_of(t)) is None])

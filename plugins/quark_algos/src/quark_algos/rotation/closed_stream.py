@@ -5,7 +5,7 @@ It names all modules that touch the residual stream, each with its own norm.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -14,13 +14,14 @@ from torch import nn
 from quark.base.names import folded
 from quark.config.architecture import Architecture
 from quark.errors import ConfigError
-from quark_algos.mappings.mapping import linear_layers, writers_of_attention, writers_of_mlp
+from quark_algos.mappings.mapping import linear_layers, writers_before_blocks, writers_of_attention, writers_of_mlp
 from quark_algos.mappings.resolve import input_axis, submodule
 from quark_algos.rotation.residual_stream import Stream, check, matching, norms_and_readers, see_single_experts
 
 __all__ = ["known_in_full", "see_closed", "see_shapes"]
 
 _STREAM = ("decoder_blocks", "embeddings", "final_norm", "head", "attention_norm", "mlp_norm", "attention_inputs")
+_Layers = Mapping[str, nn.Module]
 _AS_KNOWN = "Leave scaling_layers empty to use those of the model's architecture"
 
 
@@ -55,7 +56,7 @@ def see_shapes(streams: Mapping[str, Stream], width: int) -> None:
         readers = {name: module for reading in stream.readings for name, module in reading.readers.items()}
         for names, is_writer in ((stream.writers, True), (readers, False)):
             for name, module in names.items():
-                _see_width(f"{block}.{name}".lstrip("."), module, width, is_writer=is_writer)
+                _see_width(_full(block, name), module, width, is_writer=is_writer)
 
 
 def see_closed(model: nn.Module, facts: Architecture, streams: Mapping[str, Stream]) -> None:
@@ -72,20 +73,20 @@ def see_closed(model: nn.Module, facts: Architecture, streams: Mapping[str, Stre
         ConfigError: A module is missing, is listed with another norm, or does not touch the stream.
         UnsupportedError: A block has fused experts.
     """
-    outside = (*facts.embeddings, *([facts.position_embeddings] if facts.position_embeddings else []), *facts.inserted_embeddings)
     left_out: list[str] = []
     for block, stream in streams.items():
         module = model.get_submodule(block)
         if block:
             see_single_experts(module, facts, stream.writers)
-            writers = (*writers_of_attention(facts), *writers_of_mlp(facts))
-            norms = norms_and_readers(facts)
+            writer_names, reader_names = (*writers_of_attention(facts), *writers_of_mlp(facts)), norms_and_readers(facts)
         else:
-            writers, norms = outside, {facts.final_norm or "": (facts.head or "",)}
-        known_writers = matching(module, writers)
-        known = {norm: matching(module, readers) for norm, readers in norms.items()}
-        left_out += [f"{block}.{name}".lstrip(".") for name in _missing(stream, known_writers, known)]
-        _see_parts(block, module, facts, stream, (known_writers, known))
+            writer_names, reader_names = writers_before_blocks(facts), {facts.final_norm or "": (facts.head or "",)}
+        writers = matching(module, writer_names)
+        readers = {norm: matching(module, names) for norm, names in reader_names.items()}
+        _see_parts(block, module, facts, stream, writers, readers)
+        written, read = set(stream.writers.values()), {m for reading in stream.readings for m in reading.readers.values()}
+        left_out += [_full(block, name) for name, writer in writers.items() if writer not in written]
+        left_out += [_full(block, name) for layers in readers.values() for name, reader in layers.items() if reader not in read]
     if left_out:
         raise ConfigError(
             f"rotation: scaling_layers leave out {folded(left_out)}, which also write to the residual stream or read it; "
@@ -93,39 +94,34 @@ def see_closed(model: nn.Module, facts: Architecture, streams: Mapping[str, Stre
         )
 
 
-def _missing(stream: Stream, writers: Mapping[str, nn.Module], known: Mapping[str, Mapping[str, nn.Module]]) -> Iterator[str]:
-    written, read = set(stream.writers.values()), {m for r in stream.readings for m in r.readers.values()}
-    yield from (name for name, module in writers.items() if module not in written)
-    yield from (name for readers in known.values() for name, module in readers.items() if module not in read)
-
-
 def _see_parts(
-    block: str,
-    module: nn.Module,
-    facts: Architecture,
-    stream: Stream,
-    parts: tuple[Mapping[str, nn.Module], Mapping[str, Mapping[str, nn.Module]]],
+    block: str, module: nn.Module, facts: Architecture, stream: Stream, known_writers: _Layers, known_readers: Mapping[str, _Layers]
 ) -> None:
     """Check that each named module touches the stream as the architecture says.
 
     It writes to the stream, or reads it through its norm.
     """
-    known_writers, known = parts
     writers = set(known_writers.values())
-    norm_of = {reader: norm for norm, readers in known.items() for reader in readers.values()}
+    norm_of = {reader: norm for norm, layers in known_readers.items() for reader in layers.values()}
     others = set(matching(module, linear_layers(facts)).values()) if block else set()
     for name, writer in stream.writers.items():
         if writer not in writers and (writer in others or writer in norm_of):
             raise ConfigError(f"rotation: '{block}.{name}' of 'prev_modules' does not write to the residual stream. {_AS_KNOWN}")
     for reading in stream.readings:
         for name, reader in reading.readers.items():
-            full, norm = f"{block}.{name}".lstrip("."), norm_of.get(reader)
+            norm = norm_of.get(reader)
             if norm is None and (reader in others or reader in writers):
-                raise ConfigError(f"rotation: '{full}' of 'next_modules' does not read the residual stream. {_AS_KNOWN}")
+                raise ConfigError(f"rotation: '{_full(block, name)}' of 'next_modules' does not read the residual stream. {_AS_KNOWN}")
             # A model without that norm is a variant in which another norm replaces it.
             actual = None if norm is None else submodule(module, norm)
             if actual is not None and actual is not reading.norm:
-                raise ConfigError(f"rotation: '{full}' reads the residual stream through '{norm}', not '{reading.name}'. {_AS_KNOWN}")
+                raise ConfigError(
+                    f"rotation: '{_full(block, name)}' reads the residual stream through '{norm}', not '{reading.name}'. {_AS_KNOWN}"
+                )
+
+
+def _full(block: str, name: str) -> str:
+    return f"{block}.{name}".lstrip(".")
 
 
 def _see_width(name: str, module: nn.Module, width: int, *, is_writer: bool) -> None:

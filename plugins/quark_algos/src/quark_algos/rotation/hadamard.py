@@ -20,7 +20,7 @@ from torch import Tensor
 from quark.errors import ConfigError
 from quark_algos.rotation.paley import hadamard, has_order
 
-__all__ = ["LARGEST_FACTOR", "Rotation", "factors_of", "largest_order", "rotate", "transform"]
+__all__ = ["LARGEST_FACTOR", "Rotation", "factors_of", "largest_order", "transform"]
 
 LARGEST_FACTOR = 1024
 """Largest order of a factor: dense factors beyond it are slower than a rotation in smaller blocks."""
@@ -74,19 +74,15 @@ def transform(x: Tensor, order: int, *, transposed: bool = False) -> Tensor:
     shape, right = x.shape, order
     for factor in factors:
         right //= factor
-        matrix = _matrix(factor, x.dtype, x.device)
+        matrix = _matrix(factor, x.dtype, str(x.device))
         matrix = matrix.t() if transposed else matrix
         # The product is taken on the side with long contiguous rows.
         x = x.reshape(-1, factor) @ matrix if right == 1 else matrix.t() @ x.reshape(-1, factor, right)
     return x.reshape(shape).clone() if not factors else x.reshape(shape)
 
 
-def _matrix(order: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return _kept_matrix(order, dtype, str(device))
-
-
 @cache
-def _kept_matrix(order: int, dtype: torch.dtype, device: str) -> Tensor:
+def _matrix(order: int, dtype: torch.dtype, device: str) -> Tensor:
     matrix = hadamard(order) if order & (order - 1) else _sylvester(order)
     return matrix.to(device=device, dtype=dtype)
 
@@ -194,35 +190,17 @@ class Rotation:
         Raises:
             ConfigError: The last axis has another size.
         """
-        return self._product(x, transposed=False)
-
-    def apply_transposed(self, x: Tensor) -> Tensor:
-        """Return ``x · Rᵀ``, the inverse of `apply`."""
-        return self._product(x, transposed=True)
-
-    def matrix(self) -> Tensor:
-        """Return R, ``[width, width]``, float64."""
-        return self.apply(torch.eye(self.width, dtype=torch.float64))
-
-    def _product(self, x: Tensor, *, transposed: bool) -> Tensor:
         if x.ndim == 0 or x.shape[-1] != self.width:
             raise ConfigError(f"a rotation of width {self.width} cannot be applied to a tensor of shape {tuple(x.shape)}")
         master = x.to(torch.float64 if x.dtype is torch.float64 else torch.float32)
-        if self.keeps_mean:  # it is its own transpose
-            product = self._blocks(self._signed(self._blocks(master, transposed=False)), transposed=True) / self.block
-        elif transposed:
-            product = self._signed(self._blocks(master, transposed=True)) / self.block**0.5
+        if self.keeps_mean:
+            product = self._blocks(self._signed(self._blocks(master)), transposed=True) / self.block
         else:
-            product = self._blocks(self._signed(master), transposed=False) / self.block**0.5
+            product = self._blocks(self._signed(master)) / self.block**0.5
         return product.to(x.dtype)
 
     def _signed(self, x: Tensor) -> Tensor:
         return x if self.signs is None else x * self.signs.to(device=x.device, dtype=x.dtype)
 
-    def _blocks(self, x: Tensor, *, transposed: bool) -> Tensor:
+    def _blocks(self, x: Tensor, *, transposed: bool = False) -> Tensor:
         return transform(x.unflatten(-1, (-1, self.block)), self.block, transposed=transposed).flatten(-2)
-
-
-def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Return ``x · R``; `Rotation.apply` as a function."""
-    return rotation.apply(x)

@@ -5,6 +5,7 @@ Names are resolved in the model and checked.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -102,16 +103,19 @@ class Names:
     In one block (relative to it) or outside the blocks (full names).
 
     Attributes:
-        writers: Names of projections and embeddings that write to the stream.
-        readings: Names of readers by the name of their norm.
+        writers: Names of projections and embeddings that write to the stream, as keys.
+        norm_of: Name of the norm by the name of each of its readers.
     """
 
-    writers: tuple[str, ...]
-    readings: Mapping[str, tuple[str, ...]]
+    writers: dict[str, None] = attrs.field(factory=dict)
+    norm_of: dict[str, str] = attrs.field(factory=dict)
 
     def resolve(self, module: nn.Module) -> Stream:
         """Return the modules with these names in a block, or in the model."""
-        readings = (Reading(norm, module.get_submodule(norm), matching(module, readers)) for norm, readers in self.readings.items())
+        readers: dict[str, list[str]] = defaultdict(list)
+        for reader, norm in self.norm_of.items():
+            readers[norm].append(reader)
+        readings = (Reading(norm, module.get_submodule(norm), matching(module, names)) for norm, names in readers.items())
         return Stream(matching(module, self.writers), tuple(readings))
 
 
@@ -122,13 +126,11 @@ class UserStream:
     Attributes:
         facts: Architecture of the model; the form of its norms, if the architecture does not say it, is
             measured on the norms.
-        outside: Names outside the blocks.
-        blocks: Names in each block, by full name of the block.
+        names: Names in each block, by full name of the block; ``""`` for the names outside the blocks.
     """
 
     facts: Architecture
-    outside: Names
-    blocks: Mapping[str, Names]
+    names: Mapping[str, Names]
 
 
 def user_stream(settings: RotationConfig, model: nn.Module, facts: Architecture, width: int) -> UserStream | None:
@@ -162,28 +164,27 @@ def user_stream(settings: RotationConfig, model: nn.Module, facts: Architecture,
     reader = _Reader(model, facts.decoder_blocks)
     usual = entries_of(derived.scaling_layers) if derived is not None else {}
     reader.read(entries, frozenset(chain.from_iterable(e.names for e in chain.from_iterable(usual.values()))))
-    names_by_block = reader.names_by_block()
-    streams = {block: names.resolve(model.get_submodule(block)) for block, names in names_by_block.items()}
+    streams = {block: names.resolve(model.get_submodule(block)) for block, names in reader.names.items()}
     see_shapes(streams, width)
     if is_known:
         see_closed(model, facts, streams)
     else:
         facts = with_form_of(facts, [(f"{name}.{r.name}".lstrip("."), r.norm) for name, s in streams.items() for r in s.readings], width)
-    return UserStream(facts, names_by_block.pop(""), names_by_block)
+    return UserStream(facts, reader.names)
 
 
 class _Reader:
     """Collects the names of entries by block.
 
-    The key is the full name of a block, or ``""`` for names outside the blocks.
+    Attributes:
+        names: The names by full name of a block, in the order of the blocks; ``""`` for those outside.
     """
 
     def __init__(self, model: nn.Module, blocks: str) -> None:
         self._model = model
         self._blocks = blocks
         self._numbers = range(len(list(model.get_submodule(blocks).children())))
-        self._writers: dict[str, dict[str, None]] = {block: {} for block in ("", *(f"{blocks}.{i}" for i in self._numbers))}
-        self._norm_of: dict[str, dict[str, str]] = {block: {} for block in self._writers}
+        self.names = {block: Names() for block in ("", *(f"{blocks}.{i}" for i in self._numbers))}
         self._unread: dict[tuple[str, str], Entry] = {}
 
     def read(self, entries: Mapping[str, Sequence[Entry]], usual: frozenset[str]) -> None:
@@ -202,23 +203,13 @@ class _Reader:
             for entry in here:
                 self._add(entry, i)
         for (block, name), entry in self._unread.items():
-            if name not in self._norm_of[block]:
+            if name not in self.names[block].norm_of:
                 raise ConfigError(f"rotation, {entry.where}: the model has '{_full(block, name)}', but not its norm '{entry.norm}'")
-
-    def names_by_block(self) -> dict[str, Names]:
-        """Return the names outside the blocks (``""``) and in each block, in the order of the blocks."""
-        by_block = {}
-        for block, writers in self._writers.items():
-            readings: dict[str, list[str]] = {}
-            for reader, norm in self._norm_of[block].items():
-                readings.setdefault(norm, []).append(reader)
-            by_block[block] = Names(tuple(writers), {norm: tuple(readers) for norm, readers in readings.items()})
-        return by_block
 
     def _add(self, entry: Entry, number: int) -> None:
         for template in entry.writers:
             for block, name in self._matches(template, number):
-                self._writers[block][name] = None
+                self.names[block].writers[name] = None
         norms = list(self._matches(entry.norm, number))
         for block, name in chain.from_iterable(self._matches(template, number) for template in entry.readers):
             if not norms:
@@ -230,7 +221,7 @@ class _Reader:
                     f"rotation, {entry.where}: '{_full(block, name)}' and its norm '{_full(block_of_norm, norm)}' are not in "
                     "the same block; layers between blocks cannot be rotated"
                 )
-            other = self._norm_of[block].setdefault(name, norm)
+            other = self.names[block].norm_of.setdefault(name, norm)
             if other != norm:
                 raise ConfigError(
                     f"rotation, {entry.where}: '{_full(block, name)}' reads through '{norm}', but in another entry through '{other}'"
