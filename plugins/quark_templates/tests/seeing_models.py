@@ -1,4 +1,4 @@
-"""Tiny randomly initialised models with eyes, from transformers, and what they are called with."""
+"""Tiny randomly initialised vision-language models, from transformers, and their inputs."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def test_excluded_experts_stay_fused_and_the_plan_says_so() -> None:
 
 
 def test_every_expert_can_be_calibrated_on_every_token() -> None:
-    """Then all experts of a layer have the range of its whole input, and the model computes what it did."""
+    """Then all experts of a layer have the range of its whole input; the function stays the same."""
     config_ = LLMTemplate.get("mixtral").get_config("fp8")
     config_.calibrate_all_experts = True
     model = ModelQuantizer(config_).quantize_model(model_of("mixtral"), list(IDS.split(1)))

@@ -69,7 +69,7 @@ def watched(model: nn.Module, names: list[str], **batch: Any) -> tuple[dict[str,
 
 
 def batch_of(model_type: str) -> dict[str, Tensor]:
-    """What passes every block: text, but for blocks that attend to an image."""
+    """Batches that pass every block: text, but for blocks that attend to an image."""
     return image_batch(model_type) if model_type == "mllama" else {"input_ids": IDS}
 
 

@@ -64,7 +64,7 @@ def has_mixture(block: nn.Module, facts: Architecture) -> bool:
 
 
 def attention_of(block: nn.Module, facts: Architecture) -> set[str]:
-    """Return the projections of a block's attention, or of what replaces it."""
+    """Return the projections of a block's attention, or of the mixer in its place."""
     attention = {*facts.attention_inputs, *facts.attention_inner, facts.attention_output or ""}
     return attention if attention <= set(linears(block)) else set(facts.mixer)
 

@@ -1,4 +1,4 @@
-"""What a rotation of the residual stream must know of a family, R1: who writes to it and who reads it.
+"""Facts that a rotation of the residual stream, R1, needs of a family: who writes to it and who reads it.
 
 On a tiny model of the family.
 """
@@ -44,7 +44,7 @@ sees in its shape.
 
 
 class Plain(nn.Module):
-    """RMSNorm without a weight, and what its bias has become.
+    """RMSNorm without a weight, with the bias that it keeps.
 
     A LayerNorm is one, where the stream has mean zero.
     """
@@ -58,7 +58,7 @@ class Plain(nn.Module):
 
 
 def eps_of(norm: nn.Module) -> float:
-    """What a norm adds to the mean square.
+    """Return the epsilon that a norm adds to the mean square.
 
     Torch's RMSNorm takes the least that matters unless told, OLMo's LayerNorm writes 1e-5.
     """
@@ -68,7 +68,7 @@ def eps_of(norm: nn.Module) -> float:
 
 
 def plain(norm: nn.Module, facts: Architecture, q: Tensor) -> tuple[Plain, Tensor]:
-    """What stands for a norm in the rotated stream, and the weight that goes into its readers."""
+    """Return the norm in the rotated stream, and the weight that goes into its readers."""
     stored = norm.weight if facts.norm_has_weight else torch.ones(len(q), dtype=q.dtype)
     assert isinstance(stored, Tensor)
     weight = stored + (1.0 if facts.norm_has_unit_offset else 0.0)
@@ -77,7 +77,7 @@ def plain(norm: nn.Module, facts: Architecture, q: Tensor) -> tuple[Plain, Tenso
 
 
 def write(module: nn.Module, by: Tensor) -> None:
-    """Multiply what a module puts out by a matrix."""
+    """Multiply the output of a module by a matrix."""
     weight = module.weight if isinstance(module, nn.Embedding) else weights_of(module).t()
     weight.copy_(weight @ by)
     if getattr(module, "bias", None) is not None:

@@ -120,7 +120,7 @@ def weights_of(module: nn.Module) -> Tensor:
 
 
 def each_block(model: nn.Module, facts: Architecture, names: tuple[str, ...]) -> Iterator[tuple[nn.Module, list[list[str]]]]:
-    """Blocks that have something for each name, with what that is."""
+    """Yield the blocks that have modules for each name, with their names."""
     for block in blocks_of(model, facts):
         found = [named_by(block, name) for name in names]
         if all(found):

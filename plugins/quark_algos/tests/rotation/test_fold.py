@@ -1,4 +1,4 @@
-"""A model with rotations folded in computes what it did.
+"""A model with rotations folded in computes the same function.
 
 Each part of the folding counts, and what cannot be rotated is refused.
 """

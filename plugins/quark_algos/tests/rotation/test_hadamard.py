@@ -1,4 +1,4 @@
-"""Hadamard matrices are orthogonal, fast products are products, rotations are what their values say."""
+"""Hadamard matrices are orthogonal, fast products equal dense ones, rotations equal their matrices."""
 
 from __future__ import annotations
 
