@@ -20,7 +20,6 @@ from quark.algorithms import (
     ResolvedSettings,
     Rounding,
     Statistic,
-    Validation,
     input_is_transformed,
     validated,
 )
@@ -188,7 +187,11 @@ class EqualizationRun:
             reason = "it does not reduce the output error by more than a standard error"
             return skipped | {block.name: {**validation.metrics(), "applied": False, "reason": reason}}
         if not validation.is_improvement:
-            _warn(block.name, validation)
+            get_logger(__name__).warning(
+                f"'{block.name}': moving scale makes the rounded block's output error {validation.factor:.2f} times as large on "
+                f"{validation.tokens} held-out tokens ({validation.before:.2g} to {validation.after:.2g}, standard error "
+                f"{validation.standard_error:.1g}). preset='best' would leave it out"
+            )
         return metrics | {block.name: {**validation.metrics(), "applied": True}}
 
     def learned(self) -> dict[str, Any]:
@@ -236,14 +239,6 @@ class EqualizationRun:
             "a variant that differs from its template"
         )
         return False
-
-
-def _warn(block: str, validation: Validation) -> None:
-    get_logger(__name__).warning(
-        f"'{block}': moving scale makes the rounded block's output error {validation.factor:.2f} times as large on {validation.tokens} "
-        f"held-out tokens ({validation.before:.2g} to {validation.after:.2g}, standard error {validation.standard_error:.1g}). "
-        "preset='best' would leave it out"
-    )
 
 
 def _heads_of(model: nn.Module) -> int:

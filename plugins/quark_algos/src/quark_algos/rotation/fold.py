@@ -169,16 +169,14 @@ def _takes_norm_bias(reading: Reading, facts: Architecture) -> bool:
 def _see_fit(stream: Stream, facts: Architecture, rotation: Rotation) -> None:
     if facts.norm_subtracts_mean and not rotation.keeps_mean:
         raise ConfigError(f"the norms of {facts.model_type} subtract the mean, and this rotation does not keep it; make one by r1_of()")
-    for name, module in stream.writers.items():
-        _see_width(name, module.get_parameter("weight").shape[1 if _has_outputs_last(module) else 0], rotation)
-    for reading in stream.readings:
-        for name, module in reading.readers.items():
-            _see_width(name, module.get_parameter("weight").shape[input_axis(module)], rotation)
-
-
-def _see_width(name: str, width: int, rotation: Rotation) -> None:
-    if width != rotation.width:
-        raise ConfigError(f"{name} has {width} channels of the residual stream, and the rotation {rotation.width}; make one of that width")
+    axes = [(name, module, 1 if _has_outputs_last(module) else 0) for name, module in stream.writers.items()]
+    axes += [(name, module, input_axis(module)) for reading in stream.readings for name, module in reading.readers.items()]
+    for name, module, axis in axes:
+        width = module.get_parameter("weight").shape[axis]
+        if width != rotation.width:
+            raise ConfigError(
+                f"{name} has {width} channels of the residual stream, and the rotation {rotation.width}; make one of that width"
+            )
 
 
 def _rotated_values(modules: ResolvedMapping, name: str, rotation: Rotation) -> Tensor:

@@ -42,9 +42,8 @@ def factors_of(order: int) -> tuple[int, ...] | None:
         Orders that are no powers of two first, then powers of two up to 32; ``()`` for order 1.
     """
     twos = order & -order
-    candidates = [factors for factors in _odd_factors(order // twos, twos) if factors is not None]
-    best = min(candidates, key=sum, default=None)
-    return None if best is None else (*best, *_powers_of_two(order // prod(best)))
+    factors = _odd_factors(order // twos, twos)
+    return None if factors is None else (*factors, *_powers_of_two(order // prod(factors)))
 
 
 def largest_order(width: int) -> int:
@@ -95,22 +94,19 @@ def _sylvester(order: int) -> Tensor:
 
 
 @cache
-def _odd_factors(odd: int, twos: int) -> tuple[tuple[int, ...] | None, ...]:
-    """Return factorizations of ``odd`` times a power of two up to ``twos`` into constructible orders.
-
-    It is the cheapest one for each first factor.
-    """
+def _odd_factors(odd: int, twos: int) -> tuple[int, ...] | None:
+    """Return the cheapest constructible factors of ``odd`` times a power of two up to ``twos``."""
     if odd == 1:
-        return ((),)
-    ways: list[tuple[int, ...] | None] = []
+        return ()
+    ways = []
     for part in (d for d in range(3, odd + 1, 2) if odd % d == 0):
         power = 4
         while power <= twos and part * power <= LARGEST_FACTOR:
-            if has_order(part * power):
-                rest = min((way for way in _odd_factors(odd // part, twos // power) if way is not None), key=sum, default=None)
-                ways.append(None if rest is None else (part * power, *rest))
+            rest = _odd_factors(odd // part, twos // power) if has_order(part * power) else None
+            if rest is not None:
+                ways.append((part * power, *rest))
             power *= 2
-    return tuple(ways)
+    return min(ways, key=sum, default=None)
 
 
 def _powers_of_two(order: int) -> tuple[int, ...]:

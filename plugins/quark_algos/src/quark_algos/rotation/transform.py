@@ -13,7 +13,6 @@ from quark.algorithms import BlockContext, Metrics, ResolvedSettings, Rounding, 
 from quark.base.log import get_logger
 from quark.base.names import folded
 from quark.config.algorithm import AlgoConfig
-from quark.config.architecture import Architecture
 from quark.errors import UnsupportedError
 from quark.models.plan.family import text_config
 from quark.models.plan.quant_plan import QuantPlan
@@ -115,8 +114,7 @@ class Rotate:
 
     def start(self, model: nn.Module, plan: QuantPlan) -> RotationRun:
         """Check that the model can be rotated, and return the run with all rotations."""
-        assert plan.architecture is not None  # a plan with transforms has one
-        return RotationRun(self.settings, model, plan, plan.architecture)
+        return RotationRun(self.settings, model, plan)
 
     def accepts(self, validation: Validation | None) -> bool:
         """Return whether to rotate.
@@ -154,24 +152,24 @@ class RotationRun:
         settings: Settings, resolved for the model.
         model: The model before rotation.
         plan: Plan of the run.
-        architecture: Architecture of the model.
 
     Raises:
         ConfigError, UnsupportedError: The model cannot be rotated as the settings say.
     """
 
-    def __init__(self, settings: RotationConfig, model: nn.Module, plan: QuantPlan, architecture: Architecture) -> None:
+    def __init__(self, settings: RotationConfig, model: nn.Module, plan: QuantPlan) -> None:
+        assert plan.architecture is not None  # a plan with transforms has one
         text = text_config(model)
         self._heads = int(text.num_attention_heads)
         self._settings = settings
         self._plan = plan
-        self._architecture = architecture
+        self._architecture = plan.architecture
         self._user_stream: UserStream | None = None
         self._r1: Rotation | None = None
         if settings.r1 and not settings.online_r1_rotation:
             width = int(text.hidden_size)
-            self._user_stream = user_stream(settings, model, architecture, width)
-            self._architecture = as_measured(architecture, model) if self._user_stream is None else self._user_stream.facts
+            self._user_stream = user_stream(settings, model, plan.architecture, width)
+            self._architecture = as_measured(plan.architecture, model) if self._user_stream is None else self._user_stream.facts
             seed = _SEEDS["r1"] if settings.random_r1 else None
             self._r1 = folding.r1_of(width, self._architecture, settings.rotation_size, seed)
         self._online: dict[str, InputRotation] = {}
