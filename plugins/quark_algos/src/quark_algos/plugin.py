@@ -44,6 +44,24 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
         processor="quark_algos.equalization.transforms:AutoSmoothQuant",
         **_EQUALIZATION,
     )
+    yield from (*_rounding(), *_tuning())
+    yield _record(
+        "rotation",
+        "rotations of the residual stream and of values, folded into weights, of keys and of layers' inputs, run with the model",
+        config="quark_algos.rotation.config:RotationConfig",
+        documented="quark.torch.algorithm.rotation.rotation:RotationProcessor",
+        more_settings=("QuaRotConfig", "OnlineRotationConfig"),
+        capabilities=(),
+        aliases=("quarot",),
+        kind="transform",
+        role="rotation",
+        before=("equalization",),
+        processor="quark_algos.rotation.transform:Rotate",
+        restorer="quark_algos.rotation.restore:RestoreRotations",
+    )
+
+
+def _rounding() -> Iterator[AlgorithmRecord]:
     yield _record(
         "gptq",
         "GPTQ: rounds column by column and compensates each error in the remaining columns",
@@ -65,6 +83,9 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
         documented="quark.torch.algorithm.qronos.qronos:QronosProcessor",
         **_ROUNDING,
     )
+
+
+def _tuning() -> Iterator[AlgorithmRecord]:
     yield AlgorithmRecord(
         name="tuning",
         summary="tunes codes, scales and norms of each rounded block to give what the float model's block gives",
@@ -89,20 +110,6 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
             "quark.experimental.torch.autoround:AutoRoundProcessor": f"{_DOCUMENTED}:AutoRoundProcessor",
         },
         **_TUNING,
-    )
-    yield _record(
-        "rotation",
-        "rotations of the residual stream and of values, folded into weights, of keys and of layers' inputs, run with the model",
-        config="quark_algos.rotation.config:RotationConfig",
-        documented="quark.torch.algorithm.rotation.rotation:RotationProcessor",
-        more_settings=("QuaRotConfig", "OnlineRotationConfig"),
-        capabilities=(),
-        aliases=("quarot",),
-        kind="transform",
-        role="rotation",
-        before=("equalization",),
-        processor="quark_algos.rotation.transform:Rotate",
-        restorer="quark_algos.rotation.restore:RestoreRotations",
     )
 
 
