@@ -1,4 +1,4 @@
-"""Runs of calibrated rounding on the bundled tiny model, and what can be asked of their results."""
+"""Runs of calibrated rounding on the bundled tiny model, and questions to their results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def float_model(dtype: torch.dtype = torch.float32) -> nn.Module:
 
 @cache
 def data() -> list[Tensor]:
-    """What is calibrated on, unless a test says otherwise."""
+    """Calibration data, unless a test says otherwise."""
     return list(torch.cat(tiny.calibration_batches(4, 128)).split(2))
 
 
@@ -79,7 +79,7 @@ def same(one: nn.Module, other: nn.Module) -> bool:
 
 
 def off_grid(model: nn.Module) -> list[str]:
-    """Layers whose weight is not exactly what its codes say."""
+    """Return the layers whose weight differs from that of its codes."""
     found = []
     for name, layer in layers(model).items():
         assert layer.weight_quantizer is not None

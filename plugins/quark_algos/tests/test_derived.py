@@ -66,7 +66,7 @@ MORE = {
 
 
 def documented(key: str) -> Iterator[tuple[str, str, Any, Any]]:
-    """Model type, algorithm, its settings here, and what is documented under a key."""
+    """Model type, algorithm, its settings here, and the documented value of a key."""
     for model_type, entries in DOCUMENTED.items():
         for entry in (entry for entry in entries if key in entry):
             for algorithm in entry["algorithms"]:

@@ -1,4 +1,4 @@
-"""The documented processor classes do what a configuration that names the algorithm does."""
+"""The documented processor classes equal a configuration that names the algorithm."""
 
 from __future__ import annotations
 

@@ -10,20 +10,17 @@ from torch import nn
 
 import quark
 from quark.config.architecture import Architecture
-from quark_templates.examples.dense import OTHER_NAMES, SIZES
+from quark_templates.examples import config_of
 from quark_templates.plugin import DENSE
 
 
 @cache
 def tiny_model(model_type: str) -> nn.Module:
     """A float32 model in evaluation mode, the same object each time; tests that change it take a copy."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    default = AutoConfig.for_model(model_type)
-    known = {*default.to_dict(), *default.attribute_map}
-    sizes = {name: size for name, size in SIZES.items() if name in known} | OTHER_NAMES.get(model_type, {})
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes), dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_config(config_of(model_type), dtype=torch.float32).eval()
     with torch.no_grad():
         for vector in (p for p in model.parameters() if p.ndim == 1):
             vector.normal_(mean=1.0, std=0.1)  # fresh norms are all alike: which of them feeds what would not show

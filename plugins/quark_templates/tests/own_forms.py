@@ -5,20 +5,20 @@ from __future__ import annotations
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
-from quark_templates.examples.own_forms import EXPERTS, SIZES
+from quark_templates.examples import EXPERTS, config_of
+from quark_templates.plugin import OWN_FORMS
 
 IDS = torch.arange(3, 63).reshape(3, 20)
-SEEING = {name for name, sizes in SIZES.items() if "vision_config" in sizes}
+SEEING = {name for name in OWN_FORMS if hasattr(config_of(name), "vision_config")}
 
 
 def model_of(model_type: str, dtype: torch.dtype = torch.float32) -> nn.Module:
     """The caller's own, its norms different from each other."""
     names = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES if model_type in SEEING else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     torch.manual_seed(0)
-    model = getattr(transformers, names[model_type])._from_config(AutoConfig.for_model(model_type, **SIZES[model_type]), dtype=dtype).eval()
+    model = getattr(transformers, names[model_type])._from_config(config_of(model_type), dtype=dtype).eval()
     model.set_experts_implementation("eager")
     with torch.no_grad():
         for parameter in model.parameters():

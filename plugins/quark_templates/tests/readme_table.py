@@ -23,7 +23,7 @@ def tables() -> dict[str, dict[str, TemplateRecord]]:
 
 
 def checked_on() -> dict[str, str]:
-    """What the facts of each model type are checked on, the documented ones without facts included."""
+    """Return the model that checks the facts of each model type, documented ones without facts included."""
     there = {model_type: SKELETON if name == "REMOTE_CODE" else OWN_CODE for name, table in tables().items() for model_type in table}
     return dict.fromkeys(DOCUMENTED, MISSING) | there
 
@@ -44,7 +44,7 @@ def _summary_and_file(record: TemplateRecord | None) -> str:
 
 
 def parts(text: str) -> tuple[str, str, str]:
-    """What stands before the table, the table, and what stands after it."""
+    """Return the text before the table, the table, and the text after it."""
     before, _, rest = text.partition(START)
     table, _, after = rest.partition(END)
     return before + START, table, END + after

@@ -1,22 +1,21 @@
-"""Tiny randomly initialised models with eyes, from transformers, and what they are called with."""
+"""Tiny randomly initialised vision-language models, from transformers, and their inputs."""
 
 from __future__ import annotations
 
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
-from quark_templates.examples.dense import PARTS, sizes_of
+from quark_templates.examples import config_of
 
 IDS = torch.arange(3, 63).reshape(3, 20)
 
 
 def model_of(model_type: str) -> nn.Module:
     """A float32 model, its norms different from each other."""
-    config = AutoConfig.for_model(model_type, **sizes_of(model_type))
-    names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if PARTS[model_type][1] is None else MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    config = config_of(model_type)
+    names = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES if hasattr(config, "vision_config") else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     torch.manual_seed(0)
     model = getattr(transformers, names[model_type])._from_config(config, dtype=torch.float32).eval()
     model.set_experts_implementation("eager")

@@ -1,4 +1,4 @@
-"""The patterns of every documented model type are those of AMD Quark's template."""
+"""The patterns of every documented model type equal AMD Quark's template."""
 
 from __future__ import annotations
 

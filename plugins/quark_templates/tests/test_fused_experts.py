@@ -66,7 +66,7 @@ def taken_apart(module: nn.Module, form: str, names: str | None = None) -> Exper
 
 
 def case(form: str) -> tuple[nn.Module, SeparateExperts, tuple[Tensor, ...], Tensor]:
-    """A fused module, its separate form, what they are called with, and which tokens each expert has."""
+    """A fused module, its separate form, their inputs, and the tokens of each expert."""
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     fused = Sorted() if form == "sorted" else Stacked()

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoConfig, Gemma4ForConditionalGeneration, Gemma4UnifiedForConditionalGeneration
 
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
-from quark_templates.examples import dense, own_forms
+from quark_templates.examples import sizes_of
 
 from .own_forms import IDS, logits
 
@@ -31,7 +31,7 @@ LARGE: dict[str, Any] = {"attention_k_eq_v": True, "num_global_key_value_heads":
 
 
 def model_with(model_type: str, variant: dict[str, Any]) -> nn.Module:
-    sizes = own_forms.SIZES[model_type] if model_type == "gemma4" else dense.sizes_of(model_type)
+    sizes = sizes_of(model_type)
     config = AutoConfig.for_model(model_type, **{**sizes, "text_config": {**sizes["text_config"], **variant}, "tie_word_embeddings": True})
     kind = Gemma4ForConditionalGeneration if model_type == "gemma4" else Gemma4UnifiedForConditionalGeneration
     torch.manual_seed(0)

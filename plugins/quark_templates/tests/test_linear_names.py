@@ -50,7 +50,7 @@ def test_exports_reload_to_the_bit_here_and_in_transformers(model_type: str, sch
 
 
 def test_codes_of_gpt2_are_stored_input_first_and_scales_output_first(tmp_path: Path) -> None:
-    """So vLLM has what it takes from any linear layer.
+    """So vLLM takes these layers as it takes any linear layer.
 
     It transposes every ``weight`` of these layers and nothing else.
     """

@@ -6,14 +6,13 @@ Every fact on a tiny random model, experts taken apart without a change, quantiz
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from functools import cache
 from pathlib import Path
 
 import attrs
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 import quark
 from quark.config.algorithm import AlgoConfig
@@ -25,7 +24,7 @@ from quark.models.layers import QuantizedLayer
 from quark.models.layers.experts import SeparateExperts, showing_all
 from quark.models.plan.mixtures import fused_parameters, separate_experts
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
-from quark_templates.examples.mixtures import EXPERTS, OWN_SIZES, SIZES
+from quark_templates.examples import EXPERTS, config_of
 from quark_templates.plugin import MIXTURES
 
 from .caches import REFUSED, eight_bit_cache
@@ -33,14 +32,9 @@ from .caches import REFUSED, eight_bit_cache
 IDS = torch.arange(3, 63).reshape(3, 20)
 
 
-@cache
-def config(model_type: str) -> AutoConfig:
-    return AutoConfig.for_model(model_type, **{**SIZES, **OWN_SIZES[model_type]})
-
-
 def model_of(model_type: str, dtype: torch.dtype = torch.float32) -> nn.Module:
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config(model_type), dtype=dtype).eval()
+    model = AutoModelForCausalLM.from_config(config_of(model_type), dtype=dtype).eval()
     model.set_experts_implementation("eager")
     with torch.no_grad():
         for parameter in model.parameters():
@@ -157,7 +151,7 @@ def test_excluded_experts_stay_fused_and_the_plan_says_so() -> None:
 
 
 def test_every_expert_can_be_calibrated_on_every_token() -> None:
-    """Then all experts of a layer have the range of its whole input, and the model computes what it did."""
+    """Then all experts of a layer have the range of its whole input; the function stays the same."""
     config_ = LLMTemplate.get("mixtral").get_config("fp8")
     config_.calibrate_all_experts = True
     model = ModelQuantizer(config_).quantize_model(model_of("mixtral"), list(IDS.split(1)))

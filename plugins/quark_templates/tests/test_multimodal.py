@@ -18,7 +18,7 @@ from quark.models.hf.weight_converters import apply_converters
 from quark.models.layers import counts_as
 from quark.models.plan.mixtures import separate_experts
 from quark.torch import LLMTemplate
-from quark_templates.examples.dense import EXPERTS
+from quark_templates.examples import EXPERTS
 from quark_templates.plugin import MULTIMODAL, TEXT_PARTS
 
 from .seeing_models import IDS, image_batch, model_of
@@ -69,7 +69,7 @@ def watched(model: nn.Module, names: list[str], **batch: Any) -> tuple[dict[str,
 
 
 def batch_of(model_type: str) -> dict[str, Tensor]:
-    """What passes every block: text, but for blocks that attend to an image."""
+    """Batches that pass every block: text, but for blocks that attend to an image."""
     return image_batch(model_type) if model_type == "mllama" else {"input_ids": IDS}
 
 

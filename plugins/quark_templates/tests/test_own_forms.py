@@ -21,7 +21,7 @@ from quark.models.hf.weight_converters import apply_converters
 from quark.models.layers import counts_as
 from quark.models.plan.mixtures import fused_parameters, separate_experts
 from quark.torch import LLMTemplate, ModelQuantizer
-from quark_templates.examples.own_forms import EXPERTS
+from quark_templates.examples import EXPERTS
 from quark_templates.plugin import OWN_FORMS
 
 from .own_forms import IDS, SEEING, logits, model_of
@@ -64,7 +64,7 @@ def has_mixture(block: nn.Module, facts: Architecture) -> bool:
 
 
 def attention_of(block: nn.Module, facts: Architecture) -> set[str]:
-    """Return the projections of a block's attention, or of what replaces it."""
+    """Return the projections of a block's attention, or of the mixer in its place."""
     attention = {*facts.attention_inputs, *facts.attention_inner, facts.attention_output or ""}
     return attention if attention <= set(linears(block)) else set(facts.mixer)
 

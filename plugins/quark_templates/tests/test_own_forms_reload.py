@@ -17,7 +17,7 @@ from quark.models.layers import QuantizedLayer
 from quark.models.layers.experts import SeparateExperts
 from quark.runs.from_disk import quantize_checkpoint
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
-from quark_templates.examples.own_forms import EXPERTS
+from quark_templates.examples import EXPERTS
 from quark_templates.plugin import OWN_FORMS
 
 from .caches import eight_bit_cache
@@ -48,7 +48,7 @@ def test_experts_are_quantized_one_by_one_and_read_back_to_the_bit(model_type: s
 
 @pytest.mark.parametrize("model_type", sorted(OWN_FORMS))
 def test_a_checkpoint_is_quantized_from_disk_as_in_memory(model_type: str, tmp_path: Path) -> None:
-    """Its names are those of published checkpoints."""
+    """It has the names of published checkpoints."""
     model_of(model_type).save_pretrained(tmp_path / "float")
     config = LLMTemplate.get(model_type).get_config("fp8", **eight_bit_cache(model_type))
     export_safetensors(ModelQuantizer(config).quantize_model(load_model(tmp_path / "float"), list(IDS.split(1))), tmp_path / "memory")

@@ -23,7 +23,7 @@ OPTIONAL_NORMS = {"cohere", "glm4_moe", "internvl", "phi", "stablelm"}
 
 @cache
 def named_and_inferred(model_type: str) -> tuple[dict[str, set[str]], dict[str, set[str]]]:
-    """What the facts name, and what names show, by fact.
+    """Return the names in the facts, and the names that patterns infer, by fact.
 
     Names in a block, of attention itself and not of an indexer or an expert in it.
     """

@@ -1,4 +1,4 @@
-"""What a rotation of the residual stream must know of a family, R1: who writes to it and who reads it.
+"""Facts that a rotation of the residual stream, R1, needs of a family: who writes to it and who reads it.
 
 On a tiny model of the family.
 """
@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from quark.config.architecture import Architecture
 from quark.config.templates.algorithms import get_algo_config, refusal
 from quark_algos.rotation.config import RotationConfig
-from quark_algos.rotation.fold import values
-from quark_algos.rotation.hadamard import Rotation
+from quark_algos.rotation.fold import fold_r2
 
 from .whole_models import ALL, IDS, batch_for, blocks_of, distance, facts_of, heads_of, logits, named_by, weights_of, whole_model
 
@@ -45,7 +44,7 @@ sees in its shape.
 
 
 class Plain(nn.Module):
-    """RMSNorm without a weight, and what its bias has become.
+    """RMSNorm without a weight, with the bias that it keeps.
 
     A LayerNorm is one, where the stream has mean zero.
     """
@@ -59,7 +58,7 @@ class Plain(nn.Module):
 
 
 def eps_of(norm: nn.Module) -> float:
-    """What a norm adds to the mean square.
+    """Return the epsilon that a norm adds to the mean square.
 
     Torch's RMSNorm takes the least that matters unless told, OLMo's LayerNorm writes 1e-5.
     """
@@ -69,7 +68,7 @@ def eps_of(norm: nn.Module) -> float:
 
 
 def plain(norm: nn.Module, facts: Architecture, q: Tensor) -> tuple[Plain, Tensor]:
-    """What stands for a norm in the rotated stream, and the weight that goes into its readers."""
+    """Return the norm in the rotated stream, and the weight that goes into its readers."""
     stored = norm.weight if facts.norm_has_weight else torch.ones(len(q), dtype=q.dtype)
     assert isinstance(stored, Tensor)
     weight = stored + (1.0 if facts.norm_has_unit_offset else 0.0)
@@ -78,7 +77,7 @@ def plain(norm: nn.Module, facts: Architecture, q: Tensor) -> tuple[Plain, Tenso
 
 
 def write(module: nn.Module, by: Tensor) -> None:
-    """Multiply what a module puts out by a matrix."""
+    """Multiply the output of a module by a matrix."""
     weight = module.weight if isinstance(module, nn.Embedding) else weights_of(module).t()
     weight.copy_(weight @ by)
     if getattr(module, "bias", None) is not None:
@@ -171,14 +170,8 @@ def test_output_norms_read_the_outputs_named_with_them(model_type: str) -> None:
 
 
 def rotate_values(model: nn.Module, facts: Architecture, heads: int) -> int:
-    """R2 in every block that has what the facts name; returns how many have."""
-    count = 0
-    for block in blocks_of(model, facts):
-        output = dict(block.named_modules()).get(facts.attention_output or "")
-        if output is not None:
-            rotation = Rotation.of(weights_of(output).shape[1] // heads)
-            count += values(block, facts, rotation, heads) is None
-    return count
+    """R2 in every block that has the modules that the facts name; returns the number of such blocks."""
+    return sum(fold_r2(block, facts, heads) is None for block in blocks_of(model, facts))
 
 
 @pytest.mark.parametrize("model_type", [t for t in ALL if RotationConfig.r2_refusal(facts_of(t)) is None])

@@ -76,7 +76,7 @@ def facts_of(model_type: str) -> Architecture:
 
 
 def saved(model_type: str, directory: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The tensors of a checkpoint of a tiny model, and those of its single experts.
+    """The tensors of a checkpoint of a tiny model, and the tensors of its single experts.
 
     Experts are named as when they are quantized.
     """

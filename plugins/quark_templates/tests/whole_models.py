@@ -8,14 +8,14 @@ from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 import quark
 from quark.config.architecture import Architecture
 from quark.models.plan.mixtures import separate_experts
 from quark.torch import LLMTemplate
 from quark_devkit.small_models import InFloat64
-from quark_templates.examples import dense
+from quark_templates.examples import config_of
 from quark_templates.plugin import CONVOLUTIONAL, DENSE, MIXTURES, MULTIMODAL, OWN_FORMS, REMOTE_CODE, TEXT_PARTS
 
 from . import own_forms, seeing_models, test_mixtures
@@ -59,7 +59,7 @@ def _made(model_type: str) -> nn.Module:
         return SKELETONS[model_type]()
     if model_type in CONVOLUTIONAL:
         torch.manual_seed(0)
-        return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **dense.CONVOLUTIONAL), dtype=torch.float32).eval()
+        return AutoModelForCausalLM.from_config(config_of(model_type), dtype=torch.float32).eval()
     return seeing_models.model_of(model_type)
 
 
@@ -120,7 +120,7 @@ def weights_of(module: nn.Module) -> Tensor:
 
 
 def each_block(model: nn.Module, facts: Architecture, names: tuple[str, ...]) -> Iterator[tuple[nn.Module, list[list[str]]]]:
-    """Blocks that have something for each name, with what that is."""
+    """Yield the blocks that have modules for each name, with their names."""
     for block in blocks_of(model, facts):
         found = [named_by(block, name) for name in names]
         if all(found):

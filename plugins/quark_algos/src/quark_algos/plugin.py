@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from quark.plugins import AlgorithmRecord, hookimpl
 
@@ -10,108 +11,77 @@ __all__ = ["QUARK_API", "quark_register_algorithms"]
 
 QUARK_API = (2, 2)
 _DOCUMENTED = "quark_algos.tuning.documented"
-_PROCESSORS = "quark_algos.processors"
+_EQUALIZATION: dict[str, Any] = {"kind": "transform", "role": "equalization"}
+_ROUNDING: dict[str, Any] = {"kind": "rounding", "processor": "quark_algos.gptq.rounding:ColumnRounding"}
+_TUNING: dict[str, Any] = {"kind": "block_tuning", "role": "block_tuning"}
 
 
 @hookimpl
 def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
     """Yield the records of equalization, rotation, Hessian-based rounding and block tuning."""
-    yield AlgorithmRecord(
-        name="awq",
-        summary="AWQ: scales that protect the channels with large activations, searched by the outputs",
-        kind="transform",
-        role="equalization",
-        processor="quark_algos.equalization.transforms:Awq",
+    yield _record(
+        "awq",
+        "AWQ: scales that protect the channels with large activations, searched by the outputs",
         config="quark_algos.equalization.config:AWQConfig",
-        capabilities={"calibration"},
-        exports={
-            "AWQConfig": "quark_algos.equalization.config:AWQConfig",
-            "quark.torch.algorithm.awq.awq:AwqProcessor": f"{_PROCESSORS}:AwqProcessor",
-        },
+        documented="quark.torch.algorithm.awq.awq:AwqProcessor",
+        processor="quark_algos.equalization.transforms:Awq",
+        **_EQUALIZATION,
     )
-    yield AlgorithmRecord(
-        name="smoothquant",
-        aliases=("smooth",),
-        summary="SmoothQuant: moves part of the activations' range into the weights",
-        kind="transform",
-        role="equalization",
-        processor="quark_algos.equalization.transforms:SmoothQuant",
+    yield _record(
+        "smoothquant",
+        "SmoothQuant: moves part of the activations' range into the weights",
         config="quark_algos.equalization.config:SmoothQuantConfig",
-        capabilities={"calibration"},
-        exports={
-            "SmoothQuantConfig": "quark_algos.equalization.config:SmoothQuantConfig",
-            "quark.torch.algorithm.awq.smooth:SmoothQuantProcessor": f"{_PROCESSORS}:SmoothQuantProcessor",
-        },
+        documented="quark.torch.algorithm.awq.smooth:SmoothQuantProcessor",
+        processor="quark_algos.equalization.transforms:SmoothQuant",
+        aliases=("smooth",),
+        **_EQUALIZATION,
     )
-    yield AlgorithmRecord(
-        name="autosmoothquant",
-        summary="AutoSmoothQuant: SmoothQuant with alpha searched per mapping",
-        kind="transform",
-        role="equalization",
-        processor="quark_algos.equalization.transforms:AutoSmoothQuant",
+    yield _record(
+        "autosmoothquant",
+        "AutoSmoothQuant: SmoothQuant with alpha searched per mapping",
         config="quark_algos.equalization.config:AutoSmoothQuantConfig",
-        capabilities={"calibration"},
-        exports={
-            "AutoSmoothQuantConfig": "quark_algos.equalization.config:AutoSmoothQuantConfig",
-            "quark.torch.algorithm.awq.auto_smooth:AutoSmoothQuantProcessor": f"{_PROCESSORS}:AutoSmoothQuantProcessor",
-        },
+        documented="quark.torch.algorithm.awq.auto_smooth:AutoSmoothQuantProcessor",
+        processor="quark_algos.equalization.transforms:AutoSmoothQuant",
+        **_EQUALIZATION,
     )
     yield from (*_rounding(), *_tuning())
-    yield AlgorithmRecord(
-        name="rotation",
+    yield _record(
+        "rotation",
+        "rotations of the residual stream and of values, folded into weights, of keys and of layers' inputs, run with the model",
+        config="quark_algos.rotation.config:RotationConfig",
+        documented="quark.torch.algorithm.rotation.rotation:RotationProcessor",
+        more_settings=("QuaRotConfig", "OnlineRotationConfig"),
+        capabilities=(),
         aliases=("quarot",),
-        summary="rotations of the residual stream and of values, folded into weights, of keys and of layers' inputs, run with the model",
         kind="transform",
         role="rotation",
         before=("equalization",),
         processor="quark_algos.rotation.transform:Rotate",
         restorer="quark_algos.rotation.restore:RestoreRotations",
-        config="quark_algos.rotation.config:RotationConfig",
-        exports={
-            "RotationConfig": "quark_algos.rotation.config:RotationConfig",
-            "QuaRotConfig": "quark_algos.rotation.config:QuaRotConfig",
-            "OnlineRotationConfig": "quark_algos.rotation.config:OnlineRotationConfig",
-            "quark.torch.algorithm.rotation.rotation:RotationProcessor": f"{_PROCESSORS}:RotationProcessor",
-        },
     )
 
 
 def _rounding() -> Iterator[AlgorithmRecord]:
-    yield AlgorithmRecord(
-        name="gptq",
-        summary="GPTQ: rounds column by column and compensates each error in the remaining columns",
-        kind="rounding",
-        processor="quark_algos.gptq.rounding:ColumnRounding",
+    yield _record(
+        "gptq",
+        "GPTQ: rounds column by column and compensates each error in the remaining columns",
         config="quark_algos.gptq.config:GPTQConfig",
-        capabilities={"calibration"},
-        exports={
-            "GPTQConfig": "quark_algos.gptq.config:GPTQConfig",
-            "quark.torch.algorithm.gptq.gptq:GptqProcessor": f"{_PROCESSORS}:GptqProcessor",
-        },
+        documented="quark.torch.algorithm.gptq.gptq:GptqProcessor",
+        **_ROUNDING,
     )
-    yield AlgorithmRecord(
-        name="gptaq",
-        summary="GPTAQ: GPTQ that also compensates the error of its inputs",
-        kind="rounding",
-        processor="quark_algos.gptq.rounding:ColumnRounding",
+    yield _record(
+        "gptaq",
+        "GPTAQ: GPTQ that also compensates the error of its inputs",
         config="quark_algos.gptq.config:GPTAQConfig",
-        capabilities={"calibration"},
-        exports={
-            "GPTAQConfig": "quark_algos.gptq.config:GPTAQConfig",
-            "quark.torch.algorithm.gptaq.gptaq:GptaqProcessor": f"{_PROCESSORS}:GptaqProcessor",
-        },
+        documented="quark.torch.algorithm.gptaq.gptaq:GptaqProcessor",
+        **_ROUNDING,
     )
-    yield AlgorithmRecord(
-        name="qronos",
-        summary="Qronos: weights and inputs corrected together, then GPTQ",
-        kind="rounding",
-        processor="quark_algos.gptq.rounding:ColumnRounding",
+    yield _record(
+        "qronos",
+        "Qronos: weights and inputs corrected together, then GPTQ",
         config="quark_algos.gptq.config:QronosConfig",
-        capabilities={"calibration"},
-        exports={
-            "QronosConfig": "quark_algos.gptq.config:QronosConfig",
-            "quark.torch.algorithm.qronos.qronos:QronosProcessor": f"{_PROCESSORS}:QronosProcessor",
-        },
+        documented="quark.torch.algorithm.qronos.qronos:QronosProcessor",
+        **_ROUNDING,
     )
 
 
@@ -119,8 +89,6 @@ def _tuning() -> Iterator[AlgorithmRecord]:
     yield AlgorithmRecord(
         name="tuning",
         summary="tunes codes, scales and norms of each rounded block to give what the float model's block gives",
-        kind="block_tuning",
-        role="block_tuning",
         processor="quark_algos.tuning.block:TuneBlock",
         config="quark_algos.tuning.config:TuningConfig",
         capabilities={"calibration"},
@@ -129,12 +97,11 @@ def _tuning() -> Iterator[AlgorithmRecord]:
             "quark.torch.algorithm.config:BlockwiseTuningConfig": f"{_DOCUMENTED}:BlockwiseTuningConfig",
             "quark.torch.algorithm.config:BlockwiseJointTuningConfig": f"{_DOCUMENTED}:BlockwiseJointTuningConfig",
         },
+        **_TUNING,
     )
     yield AlgorithmRecord(
         name="autoround",
         summary="AutoRound: rounding offsets and clipping by signed gradients of each block's error, from round-to-nearest",
-        kind="block_tuning",
-        role="block_tuning",
         processor="quark_algos.tuning.block:AutoRound",
         config="quark_algos.tuning.config:AutoRoundConfig",
         capabilities={"calibration"},
@@ -142,4 +109,24 @@ def _tuning() -> Iterator[AlgorithmRecord]:
             "AutoRoundConfig": f"{_DOCUMENTED}:AutoRoundConfig",
             "quark.experimental.torch.autoround:AutoRoundProcessor": f"{_DOCUMENTED}:AutoRoundProcessor",
         },
+        **_TUNING,
     )
+
+
+def _record(name: str, summary: str, config: str, documented: str, more_settings: Sequence[str] = (), **fields: Any) -> AlgorithmRecord:
+    """Return the record of an algorithm that has a processor in AMD Quark's public API.
+
+    Args:
+        name: Name of the algorithm.
+        summary: Its summary.
+        config: Reference to its settings; AMD Quark's class has the same name.
+        documented: AMD Quark's reference to the processor; the class in `quark_algos.processors` has the same
+            name.
+        more_settings: Names of other classes of settings beside ``config``.
+        fields: Other fields of the record; by default it needs calibration data.
+    """
+    module, _, settings = config.partition(":")
+    exports = {name: f"{module}:{name}" for name in (settings, *more_settings)}
+    exports[documented] = f"quark_algos.processors:{documented.partition(':')[2]}"
+    fields = {"capabilities": {"calibration"}, **fields}
+    return AlgorithmRecord(name=name, summary=summary, config=config, exports=exports, **fields)

@@ -15,7 +15,7 @@ from torch import Tensor
 import quark
 from quark.config.layer import TensorSpec
 from quark.numbers import WeightGrid, quantizer_for
-from quark_algos.equalization.candidates import RANK, Quadratic, by_activations, by_both, moved, relative_weights, smoothquant
+from quark_algos.equalization.candidates import RANK, Quadratic, by_activations, by_both, relative_weights, smoothquant
 from quark_algos.equalization.inputs import ChannelRanges, rounding_of_inputs
 from quark_algos.equalization.search import AWQ_RATIOS, ActivationErrors, Part, autosmooth, awq
 from quark_algos.mappings.resolve import Channels
@@ -71,21 +71,18 @@ def test_the_loss_by_the_second_moment_is_that_of_the_outputs() -> None:
     delta = part(INT4_BY_32, x, wt).error(s).double()
     quadratic = Quadratic(x.t() @ x)
     rows = (x @ delta).square().sum(0)
-    torch.testing.assert_close(quadratic.rows(delta), rows, rtol=1e-10, atol=0)
-    assert math.isclose(float(quadratic.exact(delta)), float((x @ (wt + delta) - x @ wt).square().mean()) * N * T, rel_tol=1e-10)
-
-
-def test_the_second_moment_after_scaling_is_that_of_scaled_inputs() -> None:
-    x, s = inputs(), torch.linspace(0.1, 4, K, dtype=torch.float64)
-    torch.testing.assert_close(moved(x.t() @ x, s), (x / s).t() @ (x / s), rtol=1e-10, atol=1e-8)
+    torch.testing.assert_close(quadratic.rows(delta, exact=True), rows, rtol=1e-10, atol=0)
+    assert math.isclose(
+        float(quadratic.rows(delta, exact=True).sum()), float((x @ (wt + delta) - x @ wt).square().mean()) * N * T, rel_tol=1e-10
+    )
 
 
 def test_a_screening_is_near_the_loss_and_ranks_scales_alike() -> None:
     x, wt = inputs(columns=8 * RANK), weight(columns=8 * RANK)
     found = part(INT4_BY_32, x, wt)
     exact, nearly = torch.tensor([
-        [float(f(found.error(s))) for s in by_activations(mean_of(x), torch.linspace(0, 1, 11))]
-        for f in (found.quadratic.exact, found.quadratic.nearly)
+        [float(found.quadratic.rows(found.error(s), exact=is_exact).sum()) for s in by_activations(mean_of(x), torch.linspace(0, 1, 11))]
+        for is_exact in (True, False)
     ])  # fmt: skip
     torch.testing.assert_close(nearly, exact, rtol=0.03, atol=0)
     assert exact[nearly.argmin()] <= 1.01 * exact.min()
@@ -96,7 +93,9 @@ def test_a_screening_is_near_the_loss_and_ranks_scales_alike() -> None:
 def test_a_screening_of_a_moment_of_low_rank_is_exact(rank: int, dtype: torch.dtype, tolerance: float) -> None:
     x = torch.randn(rank, 4 * RANK, generator=torch.Generator().manual_seed(0), dtype=dtype)
     quadratic, delta = Quadratic(x.t() @ x), weight(columns=4 * RANK).to(dtype)
-    torch.testing.assert_close(quadratic.nearly(delta), quadratic.exact(delta), rtol=tolerance, atol=1e-12)
+    torch.testing.assert_close(
+        quadratic.rows(delta, exact=False).sum(), quadratic.rows(delta, exact=True).sum(), rtol=tolerance, atol=1e-12
+    )
 
 
 def test_awq_protects_loud_channels_and_tells_the_exact_error() -> None:
@@ -146,7 +145,7 @@ def test_parts_are_judged_together_each_by_its_own_tokens() -> None:
     wt, xs = weight(), (inputs(3), inputs(4))
     parts = [part(INT4_BY_32, x, wt) for x in xs]
     choice = awq(parts, mean_of(torch.cat(xs)))
-    apart = sum(float(p.quadratic.exact(p.error(choice.scale))) for p in parts)
+    apart = sum(float(p.quadratic.rows(p.error(choice.scale), exact=True).sum()) for p in parts)
     assert math.isclose(choice.loss, apart, rel_tol=1e-6)
     assert choice.loss < choice.plain
 
@@ -158,7 +157,9 @@ def test_columns_that_share_a_channel_get_one_scale() -> None:
     assert choice.scale.shape == (64,)
     assert choice.loss < choice.plain
     found = part(INT4_BY_32, x, weight())
-    assert math.isclose(choice.loss, float(found.quadratic.exact(found.error(channels.expand_scale(choice.scale)))), rel_tol=1e-6)
+    assert math.isclose(
+        choice.loss, float(found.quadratic.rows(found.error(channels.expand_scale(choice.scale)), exact=True).sum()), rel_tol=1e-6
+    )
 
 
 @pytest.mark.parametrize("loss", ["MSE", "RMSE", "MAE"])

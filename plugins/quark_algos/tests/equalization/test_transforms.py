@@ -232,7 +232,7 @@ def test_what_is_applied_does_not_depend_on_the_order_of_samples_nor_on_batches(
 
 
 def test_one_call_of_all_sequences_is_divided_too() -> None:
-    """What a transform is shown is the other six of eight sequences."""
+    """A transform gets the other six of eight sequences."""
     made, shown = config("smoothquant", "int8"), []
 
     def remember(self: Any, block: BlockContext) -> Any:

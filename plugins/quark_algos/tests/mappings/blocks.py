@@ -69,7 +69,7 @@ def block_of(model: nn.Module, facts: Architecture) -> nn.Module:
 
 
 def runner(model: nn.Module, block: nn.Module) -> Callable[[], Tensor]:
-    """Computes what the block puts out in the model, ``[batch, tokens, channels]``."""
+    """Computes the output of the block in the model, ``[batch, tokens, channels]``."""
     put_out: list[Tensor] = []
     block.register_forward_hook(lambda m, args, out: put_out.append(out[0] if isinstance(out, tuple) else out))
 

@@ -158,7 +158,7 @@ def test_a_mapping_that_the_family_does_not_have_is_resolved_by_its_module(norm:
     entries = [{"prev_op": norm, "layers": QKV}, {"prev_op": "mlp.up_proj", "layers": ["mlp.down_proj"]}]
     kinds = []
     for entry in user_mappings_of(entries, ()):
-        resolved = resolve(entry.mapping, block, facts_of("llama"), 4)
+        resolved = resolve(entry.mapping, block, facts_of("gemma"), 4)
         assert not isinstance(resolved, str)
-        kinds.append((resolved[0].mapping.kind, resolved[0].smooth_layer is block.get_submodule(entry.mapping.smooth_layer)))
-    assert kinds == [("norm", True), ("value", True)]
+        kinds.append((resolved[0].unit_offset, resolved[0].smooth_layer is block.get_submodule(entry.mapping.smooth_layer)))
+    assert kinds == [(True, True), (False, True)], "only norms of Gemma have a unit offset"

@@ -1,4 +1,4 @@
-"""Tiny models of two decoder blocks, of families that differ in what touches their residual stream.
+"""Tiny models of two decoder blocks, of families that differ in the modules on their residual stream.
 
 In float64 throughout.
 """

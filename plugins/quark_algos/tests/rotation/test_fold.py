@@ -1,4 +1,4 @@
-"""A model with rotations folded in computes what it did.
+"""A model with rotations folded in computes the same function.
 
 Each part of the folding counts, and what cannot be rotated is refused.
 """
@@ -17,11 +17,11 @@ from quark.config.architecture import Architecture
 from quark.errors import ConfigError, UnsupportedError
 from quark.models.layers.experts import SeparateExperts
 from quark.torch import LLMTemplate, ModelQuantizer
-from quark_algos.rotation.fold import block, fuse_norms, outside, r1_of, untie, values
+from quark_algos.rotation.fold import fold_r1, fold_r2, r1_of, untie
 from quark_algos.rotation.hadamard import Rotation
 from quark_algos.rotation.residual_stream import check, in_block, outside_blocks
 
-from .models import HEAD, HEADS, WIDTH, blocks_of, distance, facts_of, logits, model_of
+from .models import HEADS, WIDTH, blocks_of, distance, facts_of, logits, model_of
 
 TOLERANCE = 1e-9
 FAMILIES = ["gemma", "gpt2", "gpt_neox", "llama", "mixtral", "opt", "phi", "phi3", "qwen3", "qwen3_moe", "stablelm"]
@@ -29,10 +29,11 @@ TIED_OR_NOT: list[tuple[str, dict[str, Any]]] = [("llama", {"tie_word_embeddings
 CASES = [*((name, {}) for name in FAMILIES), *TIED_OR_NOT]
 
 
-def rotate(model: nn.Module, facts: Architecture, rotation: Rotation | None) -> None:
-    outside(model, facts, rotation)
+def rotate(model: nn.Module, facts: Architecture, rotation: Rotation) -> None:
+    fold_r1(outside_blocks(model, facts), facts, rotation)
+    untie(model)
     for module in blocks_of(model, facts):
-        block(module, facts, rotation)
+        fold_r1(in_block(module, facts), facts, rotation)
 
 
 @pytest.mark.parametrize(("size", "seed"), [(None, None), (None, 4), (16, 4)])
@@ -59,24 +60,11 @@ def test_a_wider_model_rotates_in_blocks_of_32() -> None:
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_values_rotate_by_head(model_type: str, seed: int | None) -> None:
     facts, model = facts_of(model_type), model_of(model_type)
-    before, rotation = logits(model), Rotation.of(HEAD, seed=seed)
+    before = logits(model)
     for module in blocks_of(model, facts):
         columns = module.get_submodule(facts.attention_output or "").get_parameter("weight")
-        assert values(module, facts, rotation, HEADS) is None
+        assert fold_r2(module, facts, HEADS, seed) is None
         assert distance(module.get_submodule(facts.attention_output or "").get_parameter("weight"), columns) > 0.1
-    assert distance(logits(model), before) < TOLERANCE
-
-
-@pytest.mark.parametrize("model_type", FAMILIES)
-def test_norms_fuse_without_a_rotation_too(model_type: str) -> None:
-    facts, model = facts_of(model_type), model_of(model_type)
-    before = logits(model)
-    outside(model, facts, None)
-    for module in blocks_of(model, facts):
-        fuse_norms(module, facts)
-        for reading in in_block(module, facts).readings:
-            weight = reading.norm.get_parameter("weight")
-            assert torch.equal(weight, torch.full_like(weight, 0.0 if facts.norm_has_unit_offset else 1.0))
     assert distance(logits(model), before) < TOLERANCE
 
 
@@ -116,9 +104,8 @@ def test_untying_holds_for_a_model_of_several_parts_and_for_its_text_part(outer:
     config.get_text_config().tie_word_embeddings = inner
     model = nn.Module()
     model.config = config
-    assert untie(model) is (outer or inner)
+    untie(model)
     assert (config.tie_word_embeddings, config.get_text_config().tie_word_embeddings) == (False, False)
-    assert not untie(model), "there is nothing left to untie"
 
 
 def test_weights_of_16_bits_are_rounded_once() -> None:
@@ -145,7 +132,7 @@ def test_a_bias_that_no_reader_takes_stays_with_its_norm_unless_its_weight_is_ze
     other.get_submodule(facts.final_norm or "").get_parameter("weight").data[3] = 0
     kept = dict(other.named_parameters())
     with pytest.raises(UnsupportedError, match="the weight 0"):
-        outside(other, facts, r1_of(WIDTH, facts))
+        fold_r1(outside_blocks(other, facts), facts, r1_of(WIDTH, facts))
     assert all(p is kept[name] for name, p in other.named_parameters())
 
 
@@ -168,7 +155,7 @@ def test_families_that_cannot_be_rotated_say_why(model_type: str) -> None:
         check(facts_of(model_type))
     unknown = Architecture(model_type="plain", unsupported={"rotation": "it has two streams"})
     with pytest.raises(UnsupportedError, match="two streams"):
-        block(nn.Module(), unknown, None)
+        in_block(nn.Module(), unknown)
 
 
 def test_what_does_not_fit_is_refused_before_anything_changes() -> None:
@@ -176,13 +163,11 @@ def test_what_does_not_fit_is_refused_before_anything_changes() -> None:
     model, other = model_of("opt"), model_of("llama")
     kept = {**dict(model.named_parameters()), **dict(other.named_parameters())}
     with pytest.raises(ConfigError, match="does not keep it"):
-        outside(model, opt, Rotation.of(WIDTH))
+        fold_r1(outside_blocks(model, opt), opt, Rotation.of(WIDTH))
     with pytest.raises(ConfigError, match="has 32 channels"):
-        block(blocks_of(other, llama)[0], llama, Rotation.of(64))
-    with pytest.raises(ConfigError, match="heads of 8"):
-        values(blocks_of(other, llama)[0], llama, Rotation.of(16), HEADS)
+        fold_r1(in_block(blocks_of(other, llama)[0], llama), llama, Rotation.of(64))
     without = attrs.evolve(llama, attention_value=None)
-    assert "no projection of values" in (values(blocks_of(other, llama)[0], without, Rotation.of(8), HEADS) or "")
+    assert "no projection of values" in (fold_r2(blocks_of(other, llama)[0], without, HEADS) or "")
     now = {**dict(model.named_parameters()), **dict(other.named_parameters())}
     assert all(parameter is kept[name] for name, parameter in now.items())
 
@@ -194,7 +179,7 @@ def test_fused_experts_are_refused() -> None:
     experts.down_proj = nn.Parameter(torch.zeros(3, WIDTH, 64))
     module.set_submodule(facts.experts or "", experts)
     with pytest.raises(UnsupportedError, match="of a form that cannot be taken apart: rotate nothing"):
-        block(module, facts, r1_of(WIDTH, facts))
+        in_block(module, facts)
 
 
 def test_fused_experts_are_taken_apart_by_the_run_also_where_they_stay_float() -> None:
@@ -224,5 +209,5 @@ def test_values_that_gates_multiply_are_left_alone() -> None:
     module = blocks_of(model, facts)[0]
     module.set_submodule("self_attn.q_proj", nn.Linear(WIDTH, 2 * WIDTH))
     kept = dict(module.named_parameters())
-    assert "gates" in (values(module, facts, Rotation.of(HEAD), HEADS) or "")
+    assert "gates" in (fold_r2(module, facts, HEADS) or "")
     assert all(p is kept[name] for name, p in module.named_parameters())

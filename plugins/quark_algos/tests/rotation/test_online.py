@@ -1,4 +1,4 @@
-"""A layer whose input is rotated while it runs computes what it did before.
+"""A layer whose input is rotated while it runs computes the same function.
 
 All that looks at its input sees the rotated one.
 """

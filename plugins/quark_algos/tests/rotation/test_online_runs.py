@@ -59,7 +59,7 @@ def settings_of(model: Any) -> RotationConfig:
 
 
 def inputs_of_down() -> Tensor:
-    """What the float model gives to the first layer that closes an MLP, rotated; all tokens."""
+    """Return the float model's input to the first layer that closes an MLP, rotated; all tokens."""
     model, seen = tiny.tiny_model(), []
     model.get_submodule(DOWN).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     with torch.no_grad():

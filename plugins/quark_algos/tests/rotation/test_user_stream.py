@@ -18,9 +18,10 @@ from torch import nn
 from quark.config.architecture import Architecture
 from quark.errors import ConfigError, UnsupportedError
 from quark.models.plan.inferred_architecture import infer_architecture
-from quark_algos.rotation import fold as folding
 from quark_algos.rotation.config import RotationConfig
+from quark_algos.rotation.fold import fold_r1, r1_of, untie
 from quark_algos.rotation.norm_form import form_of, with_form_of
+from quark_algos.rotation.residual_stream import in_block, outside_blocks
 from quark_algos.rotation.user_stream import PARTS, UserStream, entries_of, user_stream
 
 from .models import WIDTH, blocks_of, distance, facts_of, logits, model_of
@@ -61,11 +62,10 @@ def read(entries: Any, model_type: str = "llama", facts: Architecture | None = N
 def rotate(model: nn.Module, facts: Architecture, entries: Entries, seed: int | None = 3) -> None:
     stream = user_stream(RotationConfig(scaling_layers=entries), model, facts, WIDTH)
     assert stream is not None
-    rotation = folding.r1_of(WIDTH, stream.facts, None, seed)
-    folding.outside(model, stream.facts, rotation, stream.outside.resolve(model))
-    for name, names in stream.blocks.items():
-        block = model.get_submodule(name)
-        folding.block(block, stream.facts, rotation, names.resolve(block))
+    rotation = r1_of(WIDTH, stream.facts, None, seed)
+    for block, names in stream.names.items():
+        fold_r1(names.resolve(model.get_submodule(block)), stream.facts, rotation)
+    untie(model)
 
 
 def derived(model_type: str) -> Entries:
@@ -91,13 +91,10 @@ def test_the_documented_form_says_what_the_facts_say() -> None:
     model, facts = model_of("llama", num_hidden_layers=3), facts_of("llama")
     stream = user_stream(RotationConfig(scaling_layers=documented()), model, facts, WIDTH)
     assert stream is not None
-    assert list(stream.blocks) == ["model.layers.0", "model.layers.1", "model.layers.2"]
-    outside = folding.outside_blocks(model, facts)
-    pairs = [(stream.outside.resolve(model), outside)]
-    pairs += [
-        (stream.blocks[n].resolve(m), folding.in_block(m, facts)) for n, m in zip(stream.blocks, blocks_of(model, facts), strict=True)
-    ]
-    for one, other in pairs:
+    assert list(stream.names) == ["", "model.layers.0", "model.layers.1", "model.layers.2"]
+    for block, names in stream.names.items():
+        module = model.get_submodule(block)
+        one, other = names.resolve(module), in_block(module, facts) if block else outside_blocks(model, facts)
         assert set(one.writers.values()) == set(other.writers.values())
         assert [r.norm for r in one.readings] == [r.norm for r in other.readings]
         assert [set(r.readers.values()) for r in one.readings] == [set(r.readers.values()) for r in other.readings]
@@ -131,7 +128,7 @@ def test_a_variant_whose_norm_is_another_is_rotated_by_a_user_stream() -> None:
     """The architecture has a separate norm before the MLP, which this variant lacks."""
     model, facts = model_of("stablelm", use_parallel_residual=True), facts_of("stablelm")
     with pytest.raises(UnsupportedError):
-        folding.in_block(blocks_of(model, facts)[0], facts)
+        in_block(blocks_of(model, facts)[0], facts)
     before = logits(model)
     here, entries = "model.layers.layer_id", documented()
     for part in ("first_layer", "middle_layers"):

@@ -169,7 +169,7 @@ def test_steps_go_against_the_differences_of_the_loss() -> None:
 
 
 def layer_weight(quantized: QuantizedLayer, layer: OffsetLayer, state: tuple[Tensor, Tensor | None]) -> Tensor:
-    """What the layer holds in a state, ``[K, N]``."""
+    """Return the weight of the layer in a state, ``[K, N]``."""
     layer.write(state)
     return quantized.weight.detach().t()
 

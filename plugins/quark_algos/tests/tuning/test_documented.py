@@ -1,4 +1,4 @@
-"""AMD Quark's names of block tuning do what tuning and AutoRound do."""
+"""AMD Quark's names of block tuning equal tuning and AutoRound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tuning lowers the error of blocks and of the model, and changes only what it is told to.
+"""Tuning lowers the error of blocks and of the model, and changes only the parameters of its settings.
 
 It does so behind other roundings.
 """

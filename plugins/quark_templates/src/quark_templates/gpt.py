@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import attrs
 
-from quark_templates.bases import FUSED_QKV, GPT2_LIKE, LLAMA_LIKE, MIXTURE, QKV
+from quark_templates.bases import FUSED_QKV, GPT2_LIKE, LLAMA_LIKE, MIXTURE, QKV, UNGATED
 
 __all__ = ["BLOOM", "FALCON", "GPT2", "GPTJ", "GPT_NEOX", "GPT_OSS", "OPT"]
 
@@ -16,7 +16,7 @@ GPT2 = attrs.evolve(GPT2_LIKE, model_type="gpt2", position_embeddings="transform
 
 # One LayerNorm feeds attention and MLP; biases in the MLP and in the head.
 GPTJ = attrs.evolve(
-    LLAMA_LIKE,
+    UNGATED,
     model_type="gptj",
     decoder_blocks="transformer.h",
     embeddings="transformer.wte",
@@ -31,9 +31,7 @@ GPTJ = attrs.evolve(
     mlp_inputs="mlp.fc_in",
     mlp_output="mlp.fc_out",
     mlp_norm="ln_1",
-    mlp_value=None,
     norm_subtracts_mean=True,
-    fused=(QKV,),
 )
 
 GPT_NEOX = attrs.evolve(

@@ -156,13 +156,11 @@ APERTUS = attrs.evolve(
 NEMOTRON = attrs.evolve(UNGATED, model_type="nemotron", norm_has_unit_offset=True, norm_subtracts_mean=True)
 
 STARCODER2 = attrs.evolve(
-    LLAMA_LIKE,
+    UNGATED,
     model_type="starcoder2",
     mlp_inputs="mlp.c_fc",
     mlp_output="mlp.c_proj",
-    mlp_value=None,
     norm_subtracts_mean=True,
-    fused=(QKV,),
 )
 
 
@@ -259,7 +257,7 @@ LFM2 = attrs.evolve(
 
 # One LayerNorm feeds attention and MLP; biases throughout.
 PHI = attrs.evolve(
-    LLAMA_LIKE,
+    UNGATED,
     model_type="phi",
     final_norm="model.final_layernorm",
     attention_output="self_attn.dense",
@@ -267,9 +265,7 @@ PHI = attrs.evolve(
     mlp_inputs="mlp.fc1",
     mlp_output="mlp.fc2",
     mlp_norm="input_layernorm",
-    mlp_value=None,
     norm_subtracts_mean=True,
-    fused=(QKV,),
 )
 
 PHI3 = attrs.evolve(

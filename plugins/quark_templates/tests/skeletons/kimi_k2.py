@@ -26,7 +26,7 @@ class LowRankAttention(Attending):
         return self.o_proj(self.attended(x))
 
     def attended(self, x: Tensor) -> Tensor:
-        """What the output projection reads."""
+        """Return the input of the output projection."""
         query = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
         compressed, rotary = self.kv_a_proj_with_mqa(x).split((RANK, ROTARY), dim=-1)
         both = self.kv_b_proj(self.kv_a_layernorm(compressed)).unflatten(-1, (HEADS, -1))

@@ -104,13 +104,13 @@ class DeltaAttention(nn.Module):
 
 
 def mixture_of(earlier: tuple[Tensor, ...], x: Tensor, norm: nn.Module, score: nn.Module) -> Tensor:
-    """Earlier states and the present one, weighted for each token by what a projection of them says."""
+    """Earlier states and the present one, weighted for each token by a projection of them."""
     states = torch.stack((*earlier, x), -2)
     return (score(norm(states)).softmax(-2) * states).sum(-2)
 
 
 class MixingBlock(nn.Module):
-    """Attention and MLP, each of which reads a norm of a mixture of earlier states."""
+    """Attention and MLP; each reads a norm of a mixture of earlier states."""
 
     def __init__(self, attention: nn.Module, mlp_name: str, mlp: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What module skeletons are made of.
+"""Parts of module skeletons.
 
 Attention, gated MLPs, mixtures and the frame of a language model, under names that a family gives.
 

@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-__all__ = ["EIGENVALUE_FLOOR", "RANK", "SMALLEST", "Quadratic", "by_activations", "by_both", "moved", "relative_weights", "smoothquant"]
+__all__ = ["EIGENVALUE_FLOOR", "RANK", "SMALLEST", "Quadratic", "by_activations", "by_both", "relative_weights", "smoothquant"]
 
 
 SMALLEST = 1e-4
@@ -126,24 +126,12 @@ class Quadratic:
         if not self._is_small:
             _ = self._parts
 
-    def rows(self, delta: Tensor) -> Tensor:
-        """Return the exact loss of each row ``[N]``, for ``ΔWᵀ [K, N]``."""
-        return (self.h @ delta).mul_(delta).sum(0)
-
-    def exact(self, delta: Tensor) -> Tensor:
-        """Return the exact loss summed over rows, a scalar."""
-        return self.rows(delta).sum()
-
-    def rows_nearly(self, delta: Tensor) -> Tensor:
-        """Return the approximate loss of each row ``[N]``; exact if K ≤ 2 · `RANK`."""
-        if self._is_small:
-            return self.rows(delta)
+    def rows(self, delta: Tensor, *, exact: bool) -> Tensor:
+        """Return the loss of each row ``[N]``, for ``ΔWᵀ [K, N]``; exact in any case if K ≤ 2 · `RANK`."""
+        if exact or self._is_small:
+            return (self.h @ delta).mul_(delta).sum(0)
         factor, rest = self._parts
         return (factor.t() @ delta).square_().sum(0) + rest @ delta.square()
-
-    def nearly(self, delta: Tensor) -> Tensor:
-        """Return the approximate loss summed over rows; exact if K ≤ 2 · `RANK`."""
-        return self.rows_nearly(delta).sum()
 
     @property
     def _is_small(self) -> bool:
@@ -163,11 +151,3 @@ class Quadratic:
         inverse_root = torch.where(is_significant, values.clamp_min(torch.finfo(values.dtype).tiny).rsqrt(), torch.zeros_like(values))
         factor = image @ (vectors * inverse_root).to(image)
         return factor, (self.h.diagonal() - factor.square().sum(1)).clamp_min(0)
-
-
-def moved(h: Tensor, s: Tensor) -> Tensor:
-    """Return the Hessian of inputs divided by ``s [K]``.
-
-    It is ``diag(1/s) H diag(1/s)``, from ``H [K, K]`` of the inputs.
-    """
-    return h / s[:, None] / s

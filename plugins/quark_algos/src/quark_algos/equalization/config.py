@@ -20,7 +20,19 @@ COMPUTE_SCALE_LOSSES = ("MSE", "MAE", "RMSE")
 
 @attrs.define(kw_only=True)
 class _EqualizationConfig(AlgoConfig):
-    """Base of the three configurations: ``scaling_layers`` lists the mappings."""
+    """Base of the three configurations: ``scaling_layers`` lists the mappings.
+
+    Attributes:
+        embedding_layers: Accepted from configurations before 0.6; ignored.
+        num_attention_heads: Accepted from configurations before 0.12; ignored, the model's configuration has
+            it.
+        num_key_value_heads: Accepted from configurations before 0.12; ignored, the model's configuration has
+            it.
+    """
+
+    embedding_layers: list[str] | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
+    num_attention_heads: int = attrs.field(default=-1, repr=False, eq=False, metadata=LEGACY)
+    num_key_value_heads: int = attrs.field(default=-1, repr=False, eq=False, metadata=LEGACY)
 
     @classmethod
     def for_architecture(cls, architecture: Architecture) -> Self | None:
@@ -56,20 +68,12 @@ class AWQConfig(_EqualizationConfig):
             used: the template has it.
         preset: ``"best"`` undoes the scales of a block that do not reduce its held-out error; ``"reference"``
             keeps them and warns.
-        embedding_layers: Accepted from configurations before 0.6; ignored.
-        num_attention_heads: Accepted from configurations before 0.12; ignored, the model's configuration has
-            it.
-        num_key_value_heads: Accepted from configurations before 0.12; ignored, the model's configuration has
-            it.
     """
 
     name: str = "awq"
     preset: str = attrs.field(default="best", validator=validators.in_(PRESETS), metadata=OWN)
     scaling_layers: list[dict[str, Any]] = attrs.field(factory=list)
     model_decoder_layers: str = attrs.field(default="", metadata=UNUSED)
-    embedding_layers: list[str] | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
-    num_attention_heads: int = attrs.field(default=-1, repr=False, eq=False, metadata=LEGACY)
-    num_key_value_heads: int = attrs.field(default=-1, repr=False, eq=False, metadata=LEGACY)
 
 
 @with_dataclass_view
@@ -87,11 +91,6 @@ class SmoothQuantConfig(_EqualizationConfig):
             used: the template has it.
         preset: ``"best"`` undoes the scales of a block that do not reduce its held-out error; ``"reference"``
             keeps them and warns.
-        embedding_layers: Accepted from configurations before 0.6; ignored.
-        num_attention_heads: Accepted from configurations before 0.12; ignored, the model's configuration has
-            it.
-        num_key_value_heads: Accepted from configurations before 0.12; ignored, the model's configuration has
-            it.
 
     Raises:
         ValueError: ``alpha`` or ``scale_clamp_min`` is out of its range.
@@ -103,9 +102,6 @@ class SmoothQuantConfig(_EqualizationConfig):
     scale_clamp_min: float = attrs.field(default=1e-3, validator=positive)
     scaling_layers: list[dict[str, Any]] = attrs.field(factory=list)
     model_decoder_layers: str = attrs.field(default="", metadata=UNUSED)
-    embedding_layers: list[str] | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
-    num_attention_heads: int = attrs.field(default=-1, repr=False, eq=False, metadata=LEGACY)
-    num_key_value_heads: int = attrs.field(default=-1, repr=False, eq=False, metadata=LEGACY)
 
 
 @with_dataclass_view
@@ -120,11 +116,6 @@ class AutoSmoothQuantConfig(_EqualizationConfig):
         compute_scale_loss: Loss that the search minimizes: one of `COMPUTE_SCALE_LOSSES`.
         preset: ``"best"`` undoes the scales of a block that do not reduce its held-out error; ``"reference"``
             keeps them and warns.
-        embedding_layers: Accepted from configurations before 0.6; ignored.
-        num_attention_heads: Accepted from configurations before 0.12; ignored, the model's configuration has
-            it.
-        num_key_value_heads: Accepted from configurations before 0.12; ignored, the model's configuration has
-            it.
 
     Raises:
         ValueError: ``compute_scale_loss`` is not in `COMPUTE_SCALE_LOSSES`.
@@ -135,6 +126,3 @@ class AutoSmoothQuantConfig(_EqualizationConfig):
     scaling_layers: list[dict[str, Any]] | None = None
     model_decoder_layers: str | None = attrs.field(default=None, metadata=UNUSED)
     compute_scale_loss: str = attrs.field(default="MSE", validator=validators.in_(COMPUTE_SCALE_LOSSES))
-    embedding_layers: list[str] | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
-    num_attention_heads: int = attrs.field(default=-1, repr=False, eq=False, metadata=LEGACY)
-    num_key_value_heads: int = attrs.field(default=-1, repr=False, eq=False, metadata=LEGACY)

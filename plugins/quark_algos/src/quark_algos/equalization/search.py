@@ -110,7 +110,6 @@ def awq(
     *,
     channels: Channels | None = None,
     ratios: Sequence[float] = AWQ_RATIOS,
-    duo: bool = True,
     exhaustive: bool = False,
 ) -> Choice:
     """Return AWQ's scales: the best of ``x_mean^r`` and "duo scaling" by the loss ``Σ tr(ΔW H ΔWᵀ)``.
@@ -118,7 +117,7 @@ def awq(
     Source: arXiv 2306.00978.
 
     The loss is the output error of the balance layers over all tokens of the statistics. Candidates are
-    ranked by `Quadratic.nearly`; the best is compared exactly with no scaling.
+    ranked by the approximate `Quadratic`; the best is compared exactly with no scaling.
 
     Args:
         parts: All balance layers of the mapping whose weights are rounded; at least one.
@@ -126,17 +125,15 @@ def awq(
         channels: How the channels of the smooth layer correspond to input channels; None if they are the
             same.
         ratios: Exponents, ascending.
-        duo: Whether to try "duo scaling" too.
         exhaustive: Whether to try every ratio; otherwise the search is coarse to fine, from every fourth
             ratio.
     """
     channels = channels or Channels(parts[0].wt.shape[0])
     x, exponents = channels.reduced(x_mean.float(), "mean"), torch.tensor(ratios, device=x_mean.device)
     with coarsely(_largest(parts), x_mean.device):
-        forms = [by_activations(x, exponents)]
-        if duo:
-            forms.append(by_both(x, channels.reduced(_relative_weights(parts), "mean"), exponents))
-        return _search(torch.stack(forms), channels, _Losses(parts, (), "MSE"), exhaustive=exhaustive)
+        w = channels.reduced(_relative_weights(parts), "mean")
+        forms = torch.stack([by_activations(x, exponents), by_both(x, w, exponents)])
+        return _search(forms, channels, _Losses(parts, (), "MSE"), exhaustive=exhaustive)
 
 
 def autosmooth(
@@ -205,19 +202,15 @@ class _Losses:
             each = zip(self._parts, deltas, strict=True)
             rows = [self._rows(part, part.error(s), delta, exact=exact).sqrt().sum().double() for part, delta in each]
             return torch.stack(rows).sum()
-        total = torch.stack([_loss(part.quadratic, part.error(s), exact=exact).double() for part in self._parts]).sum()
+        total = torch.stack([part.quadratic.rows(part.error(s), exact=exact).sum().double() for part in self._parts]).sum()
         for gram, part, delta in zip(self._grams, self._parts, deltas, strict=False):  # empty without activations
-            total = total + _loss(gram, delta.t(), exact=exact).double() * part.tokens / len(delta)
+            total = total + gram.rows(delta.t(), exact=exact).sum().double() * part.tokens / len(delta)
         return total
 
     def _rows(self, part: Part, error: Tensor, delta: Tensor, *, exact: bool) -> Tensor:
         """Return E_n, ``[N]``."""
-        rows = part.quadratic.rows(error) if exact else part.quadratic.rows_nearly(error)
+        rows = part.quadratic.rows(error, exact=exact)
         return (rows + (delta @ part.wt).square_().sum(0) * (part.tokens / len(delta))).clamp_min(0)
-
-
-def _loss(quadratic: Quadratic, delta: Tensor, *, exact: bool) -> Tensor:
-    return quadratic.exact(delta) if exact else quadratic.nearly(delta)
 
 
 def _relative_weights(parts: Sequence[Part]) -> Tensor:

@@ -20,7 +20,6 @@ from quark.algorithms import (
     ResolvedSettings,
     Rounding,
     Statistic,
-    Validation,
     input_is_transformed,
     validated,
 )
@@ -30,6 +29,7 @@ from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
 from quark.config.layer import QLayerConfig, levels
 from quark.models.layers.quantized_layers import linear_weight
+from quark.models.plan.family import text_config
 from quark.models.plan.quant_plan import QuantPlan
 from quark.numbers import WeightGrid, quantizer_for
 from quark_algos.equalization.candidates import Quadratic, smoothquant
@@ -42,28 +42,19 @@ from quark_algos.mappings.mapping import LayerMapping, mappings_of
 from quark_algos.mappings.resolve import ResolvedMapping, resolve
 from quark_algos.mappings.user_mappings import UserMapping, check_user_mappings, skipped_mappings, user_mappings_of
 
-__all__ = [
-    "PROBE_MARGIN",
-    "ROWS",
-    "SANE_ALPHA",
-    "AutoSmoothQuant",
-    "Awq",
-    "Equalization",
-    "EqualizationRun",
-    "SmoothQuant",
-]
+__all__ = ["AutoSmoothQuant", "Awq", "Equalization", "EqualizationRun", "SmoothQuant"]
 
-ROWS = 512
+_ROWS = 512
 """Rows of the balance layers, evenly spaced, on which candidates are compared.
 
 They are enough for the ranking, at a fraction of the time.
 """
-PROBE_MARGIN = 16
+_PROBE_MARGIN = 16
 """Multiple of the tolerance that probing may change the output by; beyond, a mapping is skipped.
 
 Whole blocks add up rounding errors.
 """
-SANE_ALPHA = 0.5
+_SANE_ALPHA = 0.5
 """Alpha of SmoothQuant (arXiv 2211.10438).
 
 The preset "best" uses it in place of AMD Quark's default of 1, which moves the whole range.
@@ -170,21 +161,21 @@ class EqualizationRun:
         """
         before = block.output_error() if block.output_error else None
         saved: list[SavedParameters] = []
-        mappings = self._mappings(block)
-        rotated = {m.name: [n for n, layer in m.balance_layers.items() if input_is_transformed(layer)] for m in mappings}
-        skipped: dict[str, Metrics] = {
-            f"{block.name}.{name}".lstrip("."): {"left_out": f"the input of {names[0]} is rotated while the model runs"}
-            for name, names in rotated.items()
-            if names
-        }
-        metrics = dict(skipped)
-        for modules in (m for m in mappings if not rotated[m.name]):
+        skipped: dict[str, Metrics] = {}
+        scaled: dict[str, Metrics] = {}
+        for modules in self._mappings(block):
+            name = f"{block.name}.{modules.name}".lstrip(".")
+            rotated = [n for n, layer in modules.balance_layers.items() if input_is_transformed(layer)]
+            if rotated:
+                skipped[name] = {"left_out": f"the input of {rotated[0]} is rotated while the model runs"}
+                continue
             scale = self._transform.scale(modules, block)
             smallest, largest = (1.0, 1.0) if scale is None else numbers(scale.min(), scale.max())
             if scale is not None and not smallest == largest == 1:
                 saved.append(SavedParameters.of(modules))
                 fold(modules, scale)
-                metrics[f"{block.name}.{modules.name}".lstrip(".")] = {"scale_min": smallest, "scale_max": largest}
+                scaled[name] = {"scale_min": smallest, "scale_max": largest}
+        metrics = skipped | scaled
         if not saved:
             return metrics | {block.name: {"applied": False, "reason": "no mapping of this block can be scaled"}}
         if before is None or block.output_error is None:
@@ -196,7 +187,11 @@ class EqualizationRun:
             reason = "it does not reduce the output error by more than a standard error"
             return skipped | {block.name: {**validation.metrics(), "applied": False, "reason": reason}}
         if not validation.is_improvement:
-            _warn(block.name, validation)
+            get_logger(__name__).warning(
+                f"'{block.name}': moving scale makes the rounded block's output error {validation.factor:.2f} times as large on "
+                f"{validation.tokens} held-out tokens ({validation.before:.2g} to {validation.after:.2g}, standard error "
+                f"{validation.standard_error:.1g}). preset='best' would leave it out"
+            )
         return metrics | {block.name: {**validation.metrics(), "applied": True}}
 
     def learned(self) -> dict[str, Any]:
@@ -236,7 +231,7 @@ class EqualizationRun:
         self._probed.add(mapping)
         dtype = linear_weight(next(iter(modules.balance_layers.values()))).dtype
         change = holds(modules, probe(modules), block.output)
-        if change <= PROBE_MARGIN * allowed(modules, dtype):
+        if change <= _PROBE_MARGIN * allowed(modules, dtype):
             return True
         self._refused.add(mapping)
         get_logger(__name__).warning(
@@ -246,19 +241,9 @@ class EqualizationRun:
         return False
 
 
-def _warn(block: str, validation: Validation) -> None:
-    get_logger(__name__).warning(
-        f"'{block}': moving scale makes the rounded block's output error {validation.factor:.2f} times as large on {validation.tokens} "
-        f"held-out tokens ({validation.before:.2g} to {validation.after:.2g}, standard error {validation.standard_error:.1g}). "
-        "preset='best' would leave it out"
-    )
-
-
 def _heads_of(model: nn.Module) -> int:
     """Return the number of query heads of a model; 1 if its configuration has none."""
-    config: Any = getattr(model, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    return int(getattr(text, "num_attention_heads", 1) or 1)
+    return int(getattr(text_config(model), "num_attention_heads", 1) or 1)
 
 
 class SmoothQuant(Equalization):
@@ -271,7 +256,7 @@ class SmoothQuant(Equalization):
         assert isinstance(settings, SmoothQuantConfig)
         self._alpha, self._smallest = settings.alpha, settings.scale_clamp_min
         if self.preset == "best" and settings.alpha == 1.0:
-            self._alpha = SANE_ALPHA
+            self._alpha = _SANE_ALPHA
 
     def scale(self, modules: ResolvedMapping, block: BlockContext) -> Tensor | None:
         layers = self._read(modules, block)
@@ -307,7 +292,7 @@ def _part(layers: Sequence[nn.Module], config: QLayerConfig, quadratic: Quadrati
     quantizer = quantizer_for(config.weight, activation=False)
     weights = [linear_weight(layer) for layer in layers]
     # A scale that spans rows depends on all of them, so rows cannot be sampled.
-    step = max(1, sum(w.shape[0] for w in weights) // ROWS) if quantizer.granularity.is_local else 1
+    step = max(1, sum(w.shape[0] for w in weights) // _ROWS) if quantizer.granularity.is_local else 1
     weights = [w[::step] for w in weights]
     rows = [w.shape[0] for w in weights]
 

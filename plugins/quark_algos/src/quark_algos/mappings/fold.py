@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from quark_algos.mappings.resolve import ResolvedMapping, input_axis
 
-__all__ = ["SavedParameters", "allowed", "fold", "holds", "probe", "unfold"]
+__all__ = ["SavedParameters", "allowed", "fold", "holds", "probe"]
 
 _PROBED = (0.25, 0.5, 2.0, 4.0)
 """Scales that `probe` draws from: powers of two, since products with them are exact."""
@@ -72,11 +72,6 @@ def fold(modules: ResolvedMapping, s: Tensor) -> Tensor:
     return s
 
 
-def unfold(modules: ResolvedMapping, s: Tensor) -> Tensor:
-    """Undo `fold` up to rounding, by folding ``1 / s``. `SavedParameters` undoes it exactly."""
-    return fold(modules, 1 / s)
-
-
 def _divide_norm(modules: ResolvedMapping, weight: nn.Parameter, s: Tensor) -> Tensor:
     """Divide weight and bias of a norm.
 
@@ -115,8 +110,8 @@ def _replace(module: nn.Module, name: str, value: Tensor) -> None:
     setattr(module, name, nn.Parameter(value.to(old.dtype), requires_grad=old.requires_grad))
 
 
-def _master(*tensors: Tensor) -> torch.dtype:
-    return torch.float64 if any(t.dtype is torch.float64 for t in tensors) else torch.float32
+def _master(one: Tensor, other: Tensor) -> torch.dtype:
+    return torch.float64 if torch.float64 in (one.dtype, other.dtype) else torch.float32
 
 
 @attrs.frozen(eq=False)

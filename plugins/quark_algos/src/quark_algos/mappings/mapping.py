@@ -25,6 +25,7 @@ __all__ = [
     "of_experts",
     "readers_of_attention_norm",
     "readers_of_mlp_norm",
+    "writers_before_blocks",
     "writers_of_attention",
     "writers_of_mlp",
 ]
@@ -144,6 +145,11 @@ def writers_of_attention(facts: Architecture) -> tuple[str, ...]:
 def writers_of_mlp(facts: Architecture) -> tuple[str, ...]:
     """Return the layers whose outputs the MLP or the mixture of experts adds to the residual stream."""
     return (*_present(facts.mlp_output), *of_experts(facts, (facts.expert_output,)), *facts.shared_experts[-1:])
+
+
+def writers_before_blocks(facts: Architecture) -> tuple[str, ...]:
+    """Return the full names or patterns of the modules outside the blocks that add to the residual stream."""
+    return (*facts.embeddings, *_present(facts.position_embeddings), *facts.inserted_embeddings)
 
 
 def enclosing(names: tuple[str, ...]) -> str:

@@ -67,7 +67,6 @@ class ResolvedMapping:
     """The modules of a mapping in one block; a mapping between layers of experts resolves to one per expert.
 
     Attributes:
-        mapping: The mapping by names.
         name: Name of the smooth layer, relative to the block, with the number of the expert.
         smooth_layer: The module whose output channels are divided.
         balance_layers: The modules whose input channels are multiplied, by name relative to the block; no
@@ -78,7 +77,6 @@ class ResolvedMapping:
         unit_offset: Whether the smooth layer is a norm that multiplies by ``1 + weight``.
     """
 
-    mapping: LayerMapping
     name: str
     smooth_layer: nn.Module
     balance_layers: Mapping[str, nn.Module]
@@ -106,20 +104,18 @@ def resolve(mapping: LayerMapping, block: nn.Module, facts: Architecture, heads:
     if missing:
         fused = any("*" in name for name in missing) and mapping.smooth_layer not in missing
         return f"the block has no {', '.join(missing)}" + (" (its experts are fused, or it is of another kind)" if fused else "")
-    if "*" not in mapping.smooth_layer:
-        balance_layers = {name: module for layer in mapping.balance_layers for name, module in matches[layer].items()}
-        smooth_layer = matches[mapping.smooth_layer][mapping.smooth_layer]
-        resolved = _resolve_one(mapping, mapping.smooth_layer, smooth_layer, balance_layers, facts, heads)
-        return resolved if isinstance(resolved, str) else (resolved,)
-    experts = []
-    for (name, smooth_layer), balance_layers in zip(matches[mapping.smooth_layer].items(), _by_expert(mapping, matches), strict=True):
-        if len(balance_layers) != len(mapping.balance_layers):
+    is_of_experts = "*" in mapping.smooth_layer
+    every = {name: module for layer in mapping.balance_layers for name, module in matches[layer].items()}
+    balance_layers_of = list(_by_expert(mapping, matches)) if is_of_experts else [every]
+    mappings = []
+    for (name, smooth_layer), balance_layers in zip(matches[mapping.smooth_layer].items(), balance_layers_of, strict=True):
+        if is_of_experts and len(balance_layers) != len(mapping.balance_layers):
             return f"not every expert with {mapping.smooth_layer} has {', '.join(mapping.balance_layers)}"
-        expert = _resolve_one(mapping, name, smooth_layer, balance_layers, facts, heads)
-        if isinstance(expert, str):
-            return expert
-        experts.append(expert)
-    return tuple(experts)
+        resolved = _resolve_one(mapping, name, smooth_layer, balance_layers, facts, heads)
+        if isinstance(resolved, str):
+            return resolved
+        mappings.append(resolved)
+    return tuple(mappings)
 
 
 def submodule(block: nn.Module, name: str) -> nn.Module | None:
@@ -177,7 +173,7 @@ def _resolve_one(
     # A module that has several names keeps its last.
     distinct = {module: n for n, module in balance_layers.items()}
     by_name = {n: module for module, n in distinct.items()}
-    return ResolvedMapping(mapping, name, smooth_layer, by_name, channels, rows, facts.norm_has_unit_offset and is_norm)
+    return ResolvedMapping(name, smooth_layer, by_name, channels, rows, facts.norm_has_unit_offset and is_norm)
 
 
 def _of_norm(norm: nn.Module, columns: int) -> tuple[Channels, None] | str:

@@ -187,7 +187,9 @@ def skipped_mappings(mappings: Sequence[UserMapping], model: nn.Module, facts: A
     for entry in mappings:
         reasons = Counter(reason for block in blocks if (reason := _reason(entry, block, facts, heads)) is not None)
         subject = f"no scale is moved from '{entry.mapping.smooth_layer}' to {', '.join(entry.mapping.balance_layers)}"
-        lines += [f"{subject} in {_how_many(count, len(blocks))}: {reason}" for reason, count in reasons.items()]
+        for reason, count in reasons.items():
+            where = "every block" if count == len(blocks) else f"{count} of {len(blocks)} blocks"
+            lines.append(f"{subject} in {where}: {reason}")
     return tuple(lines)
 
 
@@ -198,7 +200,3 @@ def _reason(entry: UserMapping, block: nn.Module, facts: Architecture, heads: in
     if reason is None and entry.condition is not None and not entry.condition.holds(block):
         return "its condition does not hold"
     return reason
-
-
-def _how_many(count: int, blocks: int) -> str:
-    return "every block" if count == blocks else f"{count} of {blocks} blocks"

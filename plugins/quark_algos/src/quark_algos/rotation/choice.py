@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any
 
 from torch import nn
 
-from quark.config.architecture import Architecture
 from quark.errors import ConfigError, UnsupportedError
 from quark.models.layers.attention import BASIS
 from quark.models.plan.attention import AttentionRow
 from quark.models.plan.decoder_blocks import decoder_blocks
+from quark.models.plan.family import text_config
 from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import QuantPlan
 from quark_algos.mappings.mapping import readers_of_attention_norm, readers_of_mlp_norm, writers_of_mlp
@@ -45,18 +44,19 @@ def online_layers(settings: RotationConfig, model: nn.Module, plan: QuantPlan) -
                 f"online_rotation_layers names '{unknown[0]}', which is no linear layer that is going to be quantized{example}"
             )
         return tuple(named)
-    assert plan.architecture is not None
-    patterns = tuple(_patterns(settings, plan.architecture))
-    if settings.r4 and not writers_of_mlp(plan.architecture):
+    facts = plan.architecture
+    assert facts is not None  # a plan with transforms has one
+    patterns: list[str] = []
+    if settings.r1 and settings.online_r1_rotation:
+        patterns += chain.from_iterable((*readers_of_attention_norm(facts), *readers_of_mlp_norm(facts)))
+    if settings.r4:
+        patterns += writers_of_mlp(facts)
+    if settings.r4 and not writers_of_mlp(facts):
         raise UnsupportedError(
-            f"r4 rotates the inputs of the layers that close MLPs, and of {plan.architecture.model_type} it is not known which these are: "
+            f"r4 rotates the inputs of the layers that close MLPs, and of {facts.model_type} it is not known which these are: "
             "name them in online_config.online_rotation_layers, or leave r4 out"
         )
-    names = (
-        f"{block.name}.{name}".lstrip(".")
-        for block in decoder_blocks(model, plan.architecture)
-        for name in matching(block.module, patterns)
-    )
+    names = (f"{block.name}.{name}".lstrip(".") for block in decoder_blocks(model, facts) for name in matching(block.module, patterns))
     return tuple(name for name in names if name in quantized)
 
 
@@ -82,8 +82,7 @@ def rotated_attentions(model: nn.Module, attentions: Sequence[AttentionRow], row
         UnsupportedError: No Hadamard matrix of that size is known here.
     """
     outputs = {row.name: row.shape[0] for row in rows}
-    config: Any = getattr(model, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = text_config(model)
     heads = int(getattr(text, "num_key_value_heads", None) or getattr(text, "num_attention_heads", None) or 1)
     sizes = {a.name: outputs[a.key_layer] // heads for a in attentions if a.key_layer is not None}
     for name, size in sizes.items():
@@ -105,11 +104,3 @@ def rotate_heads(model: nn.Module, sizes: Mapping[str, int]) -> None:
     """
     for name, size in sizes.items():
         setattr(model.get_submodule(name), BASIS, Rotation(size, size).apply)
-
-
-def _patterns(settings: RotationConfig, facts: Architecture) -> Iterable[str]:
-    """Yield the patterns, relative to a block, of the layers whose inputs R1 online and R4 rotate."""
-    if settings.r1 and settings.online_r1_rotation:
-        yield from chain.from_iterable((*readers_of_attention_norm(facts), *readers_of_mlp_norm(facts)))
-    if settings.r4:
-        yield from writers_of_mlp(facts)

@@ -14,7 +14,14 @@ from quark.config.architecture import Architecture
 from quark.config.fields import with_dataclass_view
 from quark.plugins import OptionNote
 from quark_algos.fields import LEGACY, OWN, PRESETS, UNUSED
-from quark_algos.mappings.mapping import enclosing, readers_of_attention_norm, readers_of_mlp_norm, writers_of_attention, writers_of_mlp
+from quark_algos.mappings.mapping import (
+    enclosing,
+    readers_of_attention_norm,
+    readers_of_mlp_norm,
+    writers_before_blocks,
+    writers_of_attention,
+    writers_of_mlp,
+)
 
 __all__ = ["OnlineRotationConfig", "QuaRotConfig", "RotationConfig"]
 
@@ -115,11 +122,11 @@ class RotationConfig(AlgoConfig):
 
     def runs_with_model(self) -> bool:
         """Return whether a rotation runs with the model: R3, R4 or R1 online."""
-        return bool(self.r3 or self.r4 or (self.r1 and self.online_r1_rotation) or _names_layers(self.online_config))
+        return self.r3 or self._rotates_inputs()
 
     def separates_experts(self) -> bool:
         """Return whether a rotation is folded into experts or runs before their layers: R1 or R4."""
-        return bool(self.r1 or self.r4 or _names_layers(self.online_config))
+        return self.r1 or self._rotates_inputs()
 
     def parts(self) -> dict[str, Self]:
         """Return settings with a part of the rotations that change the output of blocks.
@@ -129,11 +136,15 @@ class RotationConfig(AlgoConfig):
         R1, R2, and all rotations that run with the model but R3 are judged apart. Empty if there is but one
         of the three.
         """
-        runs_with_layers = bool(self.r4 or (self.r1 and self.online_r1_rotation) or _names_layers(self.online_config))
         folded_r1 = self.r1 and not self.online_r1_rotation
-        present = [name for name, is_on in (("r1", folded_r1), ("r2", self.r2), ("online", runs_with_layers)) if is_on]
+        present = [name for name, is_on in (("r1", folded_r1), ("r2", self.r2), ("online", self._rotates_inputs())) if is_on]
         subsets = chain.from_iterable(combinations(present, count) for count in range(1, len(present)))
         return {" + ".join(subset): self._only(subset, folded_r1) for subset in subsets}
+
+    def _rotates_inputs(self) -> bool:
+        """Return whether inputs of layers are rotated while the model runs: R4, R1 online, or by name."""
+        named = self.online_config is not None and bool(self.online_config.online_rotation_layers)
+        return self.r4 or bool(self.r1 and self.online_r1_rotation) or named
 
     def _only(self, names: Collection[str], folded_r1: bool) -> Self:
         r2 = self.r2 and "r2" in names
@@ -228,10 +239,6 @@ class QuaRotConfig(RotationConfig):
     r4: bool = True
 
 
-def _names_layers(online: OnlineRotationConfig | None) -> bool:
-    return online is not None and bool(online.online_rotation_layers)
-
-
 def _residual_stream(facts: Architecture) -> dict[str, list[dict[str, Any]]]:
     """Return the writers and readers of the residual stream in the form of ``scaling_layers``."""
 
@@ -244,13 +251,12 @@ def _residual_stream(facts: Architecture) -> dict[str, list[dict[str, Any]]]:
 
     before_attention, before_mlp = readers_of_attention_norm(facts), readers_of_mlp_norm(facts)
     from_attention, from_mlp = writers_of_attention(facts), writers_of_mlp(facts)
-    embedded = [*facts.embeddings, *([facts.position_embeddings] if facts.position_embeddings else []), *facts.inserted_embeddings]
     if facts.mlp_norm == facts.attention_norm:  # side by side
         before_attention, from_mlp, inside = (*before_attention, *before_mlp), (*from_attention, *from_mlp), []
     else:
         inside = [entry(in_blocks(_HERE, from_attention), facts.mlp_norm, before_mlp)]
     return {
-        "first_layer": [entry(embedded, facts.attention_norm, before_attention), *inside],
+        "first_layer": [entry([*writers_before_blocks(facts)], facts.attention_norm, before_attention), *inside],
         "middle_layers": [entry(in_blocks(_BEFORE, from_mlp), facts.attention_norm, before_attention), *inside],
         "last_layer": [{"prev_modules": in_blocks(_HERE, from_mlp), "norm_module": facts.final_norm, "next_modules": [facts.head]}],
     }

@@ -13,20 +13,19 @@ any runtime can load it. Source: QuaRot, arXiv 2404.00456; SpinQuant, arXiv 2405
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from quark.config.architecture import Architecture
 from quark.errors import ConfigError, UnsupportedError
+from quark.models.plan.family import text_config
 from quark_algos.mappings.mapping import mappings_of
-from quark_algos.mappings.resolve import ResolvedMapping, input_axis, resolve
+from quark_algos.mappings.resolve import ResolvedMapping, input_axis, resolve, submodule
 from quark_algos.rotation.config import RotationConfig
 from quark_algos.rotation.hadamard import Rotation
-from quark_algos.rotation.residual_stream import Reading, Stream, in_block, matching, outside_blocks
+from quark_algos.rotation.residual_stream import Reading, Stream, matching
 
-__all__ = ["block", "fuse_norms", "outside", "r1_of", "untie", "values"]
+__all__ = ["fold_r1", "fold_r2", "r1_of", "untie"]
 
 
 def r1_of(width: int, facts: Architecture, size: int | None = None, seed: int | None = None) -> Rotation:
@@ -42,55 +41,33 @@ def r1_of(width: int, facts: Architecture, size: int | None = None, seed: int | 
 
 
 @torch.no_grad()
-def outside(model: nn.Module, facts: Architecture, rotation: Rotation | None, stream: Stream | None = None) -> None:
-    """Fold R1 into embeddings, positions and the head, and the final norm into the head.
+def fold_r1(stream: Stream, facts: Architecture, rotation: Rotation) -> None:
+    """Fold R1 and norms into the writers and readers of one decoder block, or of those outside the blocks.
 
-    The head is untied from the embeddings.
+    The output of the block for ``x · R`` is then ``y · R``, with y its former output for ``x``.
 
     Args:
-        model: A model of transformers, or one with the same structure. Its blocks are not touched, and may be
-            on the meta device.
+        stream: Writers and readers; experts must be separate layers.
         facts: Architecture of the model.
-        rotation: Rotation of the stream, from `r1_of`; None only folds the norm.
-        stream: Writers and readers outside the blocks; None for those of the architecture.
+        rotation: Rotation of the stream, from `r1_of`, the same for all its parts.
 
     Raises:
-        UnsupportedError: The architecture, or this variant, cannot be rotated.
+        UnsupportedError: A norm has a bias that neither its readers nor the norm itself can take.
         ConfigError: The rotation has another width, or does not keep the mean although norms subtract it.
     """
-    _fold(stream or outside_blocks(model, facts), facts, rotation)
-    untie(model)
+    _see_fit(stream, facts, rotation)
+    biased = [_takes_norm_bias(reading, facts) for reading in stream.readings]
+    for reading, into_readers in zip(stream.readings, biased, strict=True):
+        _fold_norm(reading, facts, rotation, into_readers=into_readers)
+    for module in stream.writers.values():
+        weight = _master(module.get_parameter("weight"))
+        _replace(module, "weight", rotation.apply(weight) if _has_outputs_last(module) else rotation.apply(weight.t()).t())
+        for name in _own(module, ("bias",)):
+            _replace(module, name, rotation.apply(_master(module.get_parameter(name))))
 
 
 @torch.no_grad()
-def block(module: nn.Module, facts: Architecture, rotation: Rotation | None, stream: Stream | None = None) -> None:
-    """Fold R1 and the norms into one decoder block.
-
-    Its output for ``x · R`` is then ``y · R``, with y its former output for ``x``.
-
-    Args:
-        module: The block. Its experts must be separate layers.
-        facts: Architecture of the model.
-        rotation: The same rotation as for `outside`; None only folds the norms.
-        stream: Writers and readers in the block; None for those of the architecture.
-
-    Raises:
-        UnsupportedError: The architecture, or this block, cannot be rotated.
-        ConfigError: As for `outside`.
-    """
-    _fold(stream or in_block(module, facts), facts, rotation)
-
-
-def fuse_norms(module: nn.Module, facts: Architecture) -> None:
-    """Fold the weights of a block's norms into their readers.
-
-    The weights become ones, or zeros with a unit offset; see `block`.
-    """
-    block(module, facts, None)
-
-
-@torch.no_grad()
-def values(module: nn.Module, facts: Architecture, rotation: Rotation, heads: int) -> str | None:
+def fold_r2(module: nn.Module, facts: Architecture, heads: int, seed: int | None = None) -> str | None:
     """Fold R2 into one block.
 
     It rotates the values of every head, and the input channels of attention's output projection.
@@ -102,18 +79,17 @@ def values(module: nn.Module, facts: Architecture, rotation: Rotation, heads: in
     Args:
         module: The block.
         facts: Architecture of the model.
-        rotation: Rotation with the width of one head.
         heads: Number of query heads; with grouped-query attention several share the values of one key-value
             head.
+        seed: As in `Rotation.of`.
 
     Returns:
         None if R2 was folded; else the reason why it cannot be, and nothing is changed.
-
-    Raises:
-        ConfigError: The rotation has not the width of a head.
     """
     if refused := RotationConfig.r2_refusal(facts):
         return refused
+    if submodule(module, facts.attention_output or "") is None:
+        return "the block has no attention"
     mapping = next(m for m in mappings_of(facts) if m.kind == "value")
     resolved = resolve(mapping, module, facts, heads)
     if isinstance(resolved, str):
@@ -121,11 +97,9 @@ def values(module: nn.Module, facts: Architecture, rotation: Rotation, heads: in
     (modules,) = resolved
     if gated := _gated(module, facts, modules.channels.columns):
         return gated
-    width = modules.channels.columns // heads
-    if width != rotation.width:
-        raise ConfigError(f"{modules.name}: heads of {width} channels, and a rotation of width {rotation.width}; make one for the head")
+    rotation = Rotation.of(modules.channels.columns // heads, seed=seed)
     for layer in modules.balance_layers.values():
-        by_head = _in_columns(layer, layer.get_parameter("weight")).unflatten(-1, (heads, width))
+        by_head = _in_columns(layer, layer.get_parameter("weight")).unflatten(-1, (heads, rotation.width))
         _replace(layer, "weight", _in_columns(layer, rotation.apply(_master(by_head)).flatten(-2)))
     for name in _own(modules.smooth_layer, ("weight", "bias")):
         _replace(modules.smooth_layer, name, _rotated_values(modules, name, rotation))
@@ -146,32 +120,14 @@ def _gated(module: nn.Module, facts: Architecture, columns: int) -> str | None:
     return None
 
 
-def untie(model: nn.Module) -> bool:
-    """Set ``tie_word_embeddings`` of a model's configuration to False; return whether it was True."""
-    config: Any = getattr(model, "config", None)
-    configs = [config, config.get_text_config()] if hasattr(config, "get_text_config") else [config]
-    tied = [one for one in configs if getattr(one, "tie_word_embeddings", False)]
-    for one in tied:
-        one.tie_word_embeddings = False
-    return bool(tied)
+def untie(model: nn.Module) -> None:
+    """Set ``tie_word_embeddings`` of a model's configuration, and of that of its text part, to False."""
+    for config in filter(None, (getattr(model, "config", None), text_config(model))):
+        if getattr(config, "tie_word_embeddings", False):
+            config.tie_word_embeddings = False
 
 
-def _fold(stream: Stream, facts: Architecture, rotation: Rotation | None) -> None:
-    if rotation is not None:
-        _see_fit(stream, facts, rotation)
-    biased = [_takes_norm_bias(reading, facts) for reading in stream.readings]
-    for reading, into_readers in zip(stream.readings, biased, strict=True):
-        _fold_norm(reading, facts, rotation, into_readers=into_readers)
-    if rotation is None:
-        return
-    for module in stream.writers.values():
-        weight = _master(module.get_parameter("weight"))
-        _replace(module, "weight", rotation.apply(weight) if _has_outputs_last(module) else rotation.apply(weight.t()).t())
-        for name in _own(module, ("bias",)):
-            _replace(module, name, rotation.apply(_master(module.get_parameter(name))))
-
-
-def _fold_norm(reading: Reading, facts: Architecture, rotation: Rotation | None, *, into_readers: bool) -> None:
+def _fold_norm(reading: Reading, facts: Architecture, rotation: Rotation, *, into_readers: bool) -> None:
     """Fold weight and bias of a norm into its readers.
 
     If not all readers have a bias, the norm keeps its own, divided by its weight.
@@ -187,10 +143,10 @@ def _fold_norm(reading: Reading, facts: Architecture, rotation: Rotation | None,
             _replace(reader, "bias", bias + read @ beta.to(device=read.device, dtype=read.dtype))
         if gamma is not None:
             read = read * gamma.to(read.device)
-        _replace(reader, "weight", _in_columns(reader, read if rotation is None else rotation.apply(read)))
+        _replace(reader, "weight", _in_columns(reader, rotation.apply(read)))
     if beta is not None:
         bias = torch.zeros_like(beta) if into_readers else beta if gamma is None else torch.where(beta == 0, beta, beta / gamma)
-        _replace(norm, "bias", bias if rotation is None else rotation.apply(bias))
+        _replace(norm, "bias", rotation.apply(bias))
     if gamma is not None:
         _replace(norm, "weight", torch.full_like(gamma, 1.0 - offset))
 
@@ -213,16 +169,14 @@ def _takes_norm_bias(reading: Reading, facts: Architecture) -> bool:
 def _see_fit(stream: Stream, facts: Architecture, rotation: Rotation) -> None:
     if facts.norm_subtracts_mean and not rotation.keeps_mean:
         raise ConfigError(f"the norms of {facts.model_type} subtract the mean, and this rotation does not keep it; make one by r1_of()")
-    for name, module in stream.writers.items():
-        _see_width(name, module.get_parameter("weight").shape[1 if _has_outputs_last(module) else 0], rotation)
-    for reading in stream.readings:
-        for name, module in reading.readers.items():
-            _see_width(name, module.get_parameter("weight").shape[input_axis(module)], rotation)
-
-
-def _see_width(name: str, width: int, rotation: Rotation) -> None:
-    if width != rotation.width:
-        raise ConfigError(f"{name} has {width} channels of the residual stream, and the rotation {rotation.width}; make one of that width")
+    axes = [(name, module, 1 if _has_outputs_last(module) else 0) for name, module in stream.writers.items()]
+    axes += [(name, module, input_axis(module)) for reading in stream.readings for name, module in reading.readers.items()]
+    for name, module, axis in axes:
+        width = module.get_parameter("weight").shape[axis]
+        if width != rotation.width:
+            raise ConfigError(
+                f"{name} has {width} channels of the residual stream, and the rotation {rotation.width}; make one of that width"
+            )
 
 
 def _rotated_values(modules: ResolvedMapping, name: str, rotation: Rotation) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 from quark.errors import ConfigError
 from quark_algos.rotation.paley import hadamard, has_order
 
-__all__ = ["LARGEST_FACTOR", "Rotation", "factors_of", "largest_order", "rotate", "transform"]
+__all__ = ["LARGEST_FACTOR", "Rotation", "factors_of", "largest_order", "transform"]
 
 LARGEST_FACTOR = 1024
 """Largest order of a factor: dense factors beyond it are slower than a rotation in smaller blocks."""
@@ -42,9 +42,8 @@ def factors_of(order: int) -> tuple[int, ...] | None:
         Orders that are no powers of two first, then powers of two up to 32; ``()`` for order 1.
     """
     twos = order & -order
-    candidates = [factors for factors in _odd_factors(order // twos, twos) if factors is not None]
-    best = min(candidates, key=sum, default=None)
-    return None if best is None else (*best, *_powers_of_two(order // prod(best)))
+    factors = _odd_factors(order // twos, twos)
+    return None if factors is None else (*factors, *_powers_of_two(order // prod(factors)))
 
 
 def largest_order(width: int) -> int:
@@ -74,19 +73,15 @@ def transform(x: Tensor, order: int, *, transposed: bool = False) -> Tensor:
     shape, right = x.shape, order
     for factor in factors:
         right //= factor
-        matrix = _matrix(factor, x.dtype, x.device)
+        matrix = _matrix(factor, x.dtype, str(x.device))
         matrix = matrix.t() if transposed else matrix
         # The product is taken on the side with long contiguous rows.
         x = x.reshape(-1, factor) @ matrix if right == 1 else matrix.t() @ x.reshape(-1, factor, right)
     return x.reshape(shape).clone() if not factors else x.reshape(shape)
 
 
-def _matrix(order: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return _kept_matrix(order, dtype, str(device))
-
-
 @cache
-def _kept_matrix(order: int, dtype: torch.dtype, device: str) -> Tensor:
+def _matrix(order: int, dtype: torch.dtype, device: str) -> Tensor:
     matrix = hadamard(order) if order & (order - 1) else _sylvester(order)
     return matrix.to(device=device, dtype=dtype)
 
@@ -99,22 +94,19 @@ def _sylvester(order: int) -> Tensor:
 
 
 @cache
-def _odd_factors(odd: int, twos: int) -> tuple[tuple[int, ...] | None, ...]:
-    """Return factorizations of ``odd`` times a power of two up to ``twos`` into constructible orders.
-
-    It is the cheapest one for each first factor.
-    """
+def _odd_factors(odd: int, twos: int) -> tuple[int, ...] | None:
+    """Return the cheapest constructible factors of ``odd`` times a power of two up to ``twos``."""
     if odd == 1:
-        return ((),)
-    ways: list[tuple[int, ...] | None] = []
+        return ()
+    ways = []
     for part in (d for d in range(3, odd + 1, 2) if odd % d == 0):
         power = 4
         while power <= twos and part * power <= LARGEST_FACTOR:
-            if has_order(part * power):
-                rest = min((way for way in _odd_factors(odd // part, twos // power) if way is not None), key=sum, default=None)
-                ways.append(None if rest is None else (part * power, *rest))
+            rest = _odd_factors(odd // part, twos // power) if has_order(part * power) else None
+            if rest is not None:
+                ways.append((part * power, *rest))
             power *= 2
-    return tuple(ways)
+    return min(ways, key=sum, default=None)
 
 
 def _powers_of_two(order: int) -> tuple[int, ...]:
@@ -194,35 +186,17 @@ class Rotation:
         Raises:
             ConfigError: The last axis has another size.
         """
-        return self._product(x, transposed=False)
-
-    def apply_transposed(self, x: Tensor) -> Tensor:
-        """Return ``x · Rᵀ``, the inverse of `apply`."""
-        return self._product(x, transposed=True)
-
-    def matrix(self) -> Tensor:
-        """Return R, ``[width, width]``, float64."""
-        return self.apply(torch.eye(self.width, dtype=torch.float64))
-
-    def _product(self, x: Tensor, *, transposed: bool) -> Tensor:
         if x.ndim == 0 or x.shape[-1] != self.width:
             raise ConfigError(f"a rotation of width {self.width} cannot be applied to a tensor of shape {tuple(x.shape)}")
         master = x.to(torch.float64 if x.dtype is torch.float64 else torch.float32)
-        if self.keeps_mean:  # it is its own transpose
-            product = self._blocks(self._signed(self._blocks(master, transposed=False)), transposed=True) / self.block
-        elif transposed:
-            product = self._signed(self._blocks(master, transposed=True)) / self.block**0.5
+        if self.keeps_mean:
+            product = self._blocks(self._signed(self._blocks(master)), transposed=True) / self.block
         else:
-            product = self._blocks(self._signed(master), transposed=False) / self.block**0.5
+            product = self._blocks(self._signed(master)) / self.block**0.5
         return product.to(x.dtype)
 
     def _signed(self, x: Tensor) -> Tensor:
         return x if self.signs is None else x * self.signs.to(device=x.device, dtype=x.dtype)
 
-    def _blocks(self, x: Tensor, *, transposed: bool) -> Tensor:
+    def _blocks(self, x: Tensor, *, transposed: bool = False) -> Tensor:
         return transform(x.unflatten(-1, (-1, self.block)), self.block, transposed=transposed).flatten(-2)
-
-
-def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Return ``x · R``; `Rotation.apply` as a function."""
-    return rotation.apply(x)

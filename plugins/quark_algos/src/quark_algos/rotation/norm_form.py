@@ -81,12 +81,11 @@ def form_of(norm: nn.Module, width: int) -> tuple[bool, bool] | None:
             on the meta device, a copy is run that has others: the form does not depend on them.
         width: Channels of the input.
     """
+    if any(p.is_meta for p in norm.parameters()):
+        norm = _with_values(norm)
     weight, bias = (p if isinstance(p := getattr(norm, name, None), nn.Parameter) else None for name in ("weight", "bias"))
     if any(p is not None and p.shape != (width,) for p in (weight, bias)):
         return None
-    if any(p.is_meta for p in norm.parameters()):
-        norm = _with_values(norm)
-        weight, bias = (p if isinstance(p := getattr(norm, name, None), nn.Parameter) else None for name in ("weight", "bias"))
     like = next((p for p in (weight, bias) if p is not None), torch.empty(0))
     # The scale is large compared with any epsilon, and the mean is as large as the deviation.
     x = PROBE_SCALE * (1 + torch.randn(4, width, generator=torch.Generator().manual_seed(0)).to(like.device))

@@ -6,7 +6,7 @@ They follow from the architecture.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain
 
 import attrs
@@ -137,14 +137,10 @@ def see_single_experts(block: nn.Module, facts: Architecture, writers: Mapping[s
     Raises UnsupportedError for other experts.
     """
     holder = submodule(block, facts.experts) if facts.experts else None
-    if holder is None or not any(True for _ in _own_matrices(holder)):
+    if holder is None or all(parameter.ndim < 2 for parameter in holder.parameters()):
         return
     if not any(name.startswith(f"{facts.experts}.") for name in writers):
         raise UnsupportedError(
             f"a block of this {facts.model_type} cannot be rotated: its experts ({facts.experts}) are fused; they are of a form that "
             "cannot be taken apart: rotate nothing"
         )
-
-
-def _own_matrices(module: nn.Module) -> Iterator[nn.Parameter]:
-    return (p for p in module.parameters() if p.ndim >= 2)

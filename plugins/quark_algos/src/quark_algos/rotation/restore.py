@@ -27,7 +27,7 @@ from quark_algos.rotation.choice import block_size, rotate_heads, rotated_attent
 from quark_algos.rotation.config import RotationConfig
 from quark_algos.rotation.online import InputRotation, install, is_own, matrix_of
 
-__all__ = ["RestoreRotations", "buffer_name", "expect_matrices", "keep_matrices", "place_of"]
+__all__ = ["RestoreRotations", "buffer_name", "expect_matrices", "keep_matrices"]
 
 
 class RestoreRotations:
@@ -67,7 +67,8 @@ class RestoreRotations:
 
     def place_of(self, name: str, tensor: Tensor) -> str:
         """As `quark.checkpoint.restorers.Restorer.place_of`."""
-        return place_of(name, tensor)
+        is_of_a_layer = name.endswith(_OF_A_LAYER) and tensor.ndim == 2  # one matrix per layer becomes one per size
+        return buffer_name(len(tensor)) if is_of_a_layer else name
 
     def _layers(self, model: nn.Module, config: QConfig) -> Iterator[str]:
         online = self._settings.online_config
@@ -93,11 +94,6 @@ _ROWS = 1024
 def buffer_name(size: int) -> str:
     """Return the name of the matrix of that size in the model and in its checkpoint."""
     return f"shared_input_rotation_{size}"
-
-
-def place_of(name: str, tensor: Tensor) -> str:
-    """Return the model's name of a checkpoint tensor: one matrix per layer becomes one per size."""
-    return buffer_name(len(tensor)) if name.endswith(_OF_A_LAYER) and tensor.ndim == 2 else name
 
 
 def keep_matrices(model: nn.Module, sizes: set[int]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 import torch
@@ -13,17 +13,16 @@ from quark.algorithms import BlockContext, Metrics, ResolvedSettings, Rounding, 
 from quark.base.log import get_logger
 from quark.base.names import folded
 from quark.config.algorithm import AlgoConfig
-from quark.config.architecture import Architecture
 from quark.errors import UnsupportedError
-from quark.models.layers.quantized_layers import linear_weight
+from quark.models.plan.family import text_config
 from quark.models.plan.quant_plan import QuantPlan
-from quark_algos.mappings.resolve import submodule
 from quark_algos.rotation import fold as folding
 from quark_algos.rotation.choice import block_size, online_layers, rotate_heads, rotated_attentions
 from quark_algos.rotation.config import OnlineRotationConfig, RotationConfig
 from quark_algos.rotation.hadamard import Rotation
 from quark_algos.rotation.norm_form import as_measured
 from quark_algos.rotation.online import InputRotation, rotate_input
+from quark_algos.rotation.residual_stream import in_block, outside_blocks
 from quark_algos.rotation.restore import keep_matrices
 from quark_algos.rotation.user_stream import UserStream, user_stream
 
@@ -65,19 +64,14 @@ class Rotate:
             raise UnsupportedError(
                 f"rotation with {', '.join(refused)} is not offered: rotations here are Hadamard matrices. Leave that out"
             )
-        self._settings = settings
-
-    @property
-    def settings(self) -> RotationConfig:
-        """The settings."""
-        return self._settings
+        self.settings = settings
 
     def alternatives(self) -> Mapping[str, Rotate]:
         """Return rotations with some of R1, R2 and the online ones.
 
         None for the preset "reference", which applies all.
         """
-        return {} if self._settings.preset == "reference" else {name: Rotate(part) for name, part in self._settings.parts().items()}
+        return {} if self.settings.preset == "reference" else {name: Rotate(part) for name, part in self.settings.parts().items()}
 
     def resolve_for_model(self, model: nn.Module, plan: QuantPlan) -> ResolvedSettings:
         """Name the layers whose inputs are rotated.
@@ -89,7 +83,7 @@ class Rotate:
         """
         facts = plan.architecture
         assert facts is not None  # a plan with transforms has one
-        requested, shapes = self._settings, {row.name: row.shape for row in plan.rows}
+        requested, shapes = self.settings, {row.name: row.shape for row in plan.rows}
         notes = []
         impossible = None if requested.online_r1_rotation else RotationConfig.r1_refusal(facts)
         if impossible and (requested.r2 or requested.r3 or requested.runs_with_model()) and not requested.scaling_layers:
@@ -120,8 +114,7 @@ class Rotate:
 
     def start(self, model: nn.Module, plan: QuantPlan) -> RotationRun:
         """Check that the model can be rotated, and return the run with all rotations."""
-        assert plan.architecture is not None  # a plan with transforms has one
-        return RotationRun(self._settings, model, plan, plan.architecture)
+        return RotationRun(self.settings, model, plan)
 
     def accepts(self, validation: Validation | None) -> bool:
         """Return whether to rotate.
@@ -136,7 +129,7 @@ class Rotate:
             return True
         if validation.is_improvement:
             return True
-        is_accepted = self._settings.preset == "reference"
+        is_accepted = self.settings.preset == "reference"
         errors = f"{validation.before:.2g} to {validation.after:.2g}, standard error {validation.standard_error:.1g}"
         outcome = (
             "it is applied, since preset='reference' asks for it" if is_accepted else "it is left out; preset='reference' would apply it"
@@ -159,28 +152,26 @@ class RotationRun:
         settings: Settings, resolved for the model.
         model: The model before rotation.
         plan: Plan of the run.
-        architecture: Architecture of the model.
 
     Raises:
         ConfigError, UnsupportedError: The model cannot be rotated as the settings say.
     """
 
-    def __init__(self, settings: RotationConfig, model: nn.Module, plan: QuantPlan, architecture: Architecture) -> None:
-        config: Any = model.config
-        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    def __init__(self, settings: RotationConfig, model: nn.Module, plan: QuantPlan) -> None:
+        assert plan.architecture is not None  # a plan with transforms has one
+        text = text_config(model)
         self._heads = int(text.num_attention_heads)
-        width = int(text.hidden_size)
         self._settings = settings
         self._plan = plan
-        self._architecture = architecture
+        self._architecture = plan.architecture
         self._user_stream: UserStream | None = None
         self._r1: Rotation | None = None
         if settings.r1 and not settings.online_r1_rotation:
-            self._user_stream = user_stream(settings, model, architecture, width)
-            if self._user_stream is None:
-                self._architecture = as_measured(architecture, model)
-            facts = self._architecture if self._user_stream is None else self._user_stream.facts
-            self._r1 = folding.r1_of(width, facts, settings.rotation_size, _SEEDS["r1"] if settings.random_r1 else None)
+            width = int(text.hidden_size)
+            self._user_stream = user_stream(settings, model, plan.architecture, width)
+            self._architecture = as_measured(plan.architecture, model) if self._user_stream is None else self._user_stream.facts
+            seed = _SEEDS["r1"] if settings.random_r1 else None
+            self._r1 = folding.r1_of(width, self._architecture, settings.rotation_size, seed)
         self._online: dict[str, InputRotation] = {}
         rotations: dict[int, InputRotation] = {}
         shapes = {row.name: row.shape for row in plan.rows}
@@ -202,21 +193,21 @@ class RotationRun:
         keep_matrices(model, {rotation.size for rotation in self._online.values()})
         if self._r1 is not None:
             user = self._user_stream
-            facts, stream = (self._architecture, None) if user is None else (user.facts, user.outside.resolve(model))
-            folding.outside(model, facts, self._r1, stream)
+            stream = outside_blocks(model, self._architecture) if user is None else user.names[""].resolve(model)
+            folding.fold_r1(stream, self._architecture, self._r1)
+            folding.untie(model)
 
     @torch.no_grad()
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
         """Rotate one block; return which rotations were applied."""
-        user = self._user_stream
         if self._r1 is not None:
-            facts, stream = (self._architecture, None) if user is None else (user.facts, user.blocks[block.name].resolve(block.module))
-            folding.block(block.module, facts, self._r1, stream)
-        if not self._settings.r2:
-            return {block.name: {"r1": self._settings.r1, "r2": False}}
-        reason = self._rotate_values(block)
-        metrics_of_block: Metrics = {"r1": self._settings.r1, "r2": reason is None, **({} if reason is None else {"r2_reason": reason})}
-        return {block.name: metrics_of_block}
+            user = self._user_stream
+            stream = in_block(block.module, self._architecture) if user is None else user.names[block.name].resolve(block.module)
+            folding.fold_r1(stream, self._architecture, self._r1)
+        seed = _SEEDS["r2"] if self._settings.random_r2 else None
+        reason = folding.fold_r2(block.module, block.architecture, self._heads, seed) if self._settings.r2 else None
+        metrics: Metrics = {"r1": self._settings.r1, "r2": self._settings.r2 and reason is None}
+        return {block.name: metrics if reason is None else {**metrics, "r2_reason": reason}}
 
     @torch.no_grad()
     def finish(self, block: BlockContext) -> Mapping[str, Metrics]:
@@ -233,13 +224,3 @@ class RotationRun:
         for name, rotation in inside.items():
             rotate_input(block.module.get_submodule(name.removeprefix(prefix)), rotation)
         return {name: {"input_rotation": rotation.size} for name, rotation in inside.items()}
-
-    def _rotate_values(self, block: BlockContext) -> str | None:
-        """Fold R2 into a block; return the reason if it cannot be folded, else None."""
-        refused = RotationConfig.r2_refusal(block.architecture)
-        output = submodule(block.module, block.architecture.attention_output or "")
-        if refused or output is None:
-            return refused or "the block has no attention"
-        head = linear_weight(output).shape[1] // self._heads
-        rotation = Rotation.of(head, None, _SEEDS["r2"] if self._settings.random_r2 else None)
-        return folding.values(block.module, block.architecture, rotation, self._heads)

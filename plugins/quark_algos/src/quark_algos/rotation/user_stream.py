@@ -1,10 +1,11 @@
 """User stream: the residual stream as a rotation's ``scaling_layers`` describe it.
 
-Names are resolved in the model and checked.
+Names are resolved in the model, and checked: they name all modules that touch the stream, each with its norm.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -12,14 +13,14 @@ from typing import Any
 import attrs
 from torch import nn
 
-from quark.base.names import closest
+from quark.base.names import closest, folded
 from quark.config.architecture import Architecture
 from quark.errors import ConfigError, UnsupportedError
-from quark_algos.mappings.resolve import submodule
-from quark_algos.rotation.closed_stream import known_in_full, see_closed, see_shapes
+from quark_algos.mappings.mapping import linear_layers, writers_before_blocks, writers_of_attention, writers_of_mlp
+from quark_algos.mappings.resolve import input_axis, submodule
 from quark_algos.rotation.config import RotationConfig
 from quark_algos.rotation.norm_form import with_form_of
-from quark_algos.rotation.residual_stream import Reading, Stream, matching
+from quark_algos.rotation.residual_stream import Reading, Stream, check, matching, norms_and_readers, see_single_experts
 
 __all__ = ["PARTS", "Entry", "Names", "UserStream", "entries_of", "user_stream"]
 
@@ -27,6 +28,10 @@ PARTS = ("first_layer", "middle_layers", "last_layer")
 """Keys of ``scaling_layers``: entries of the first block, of each other block, and additional entries of the
 last block.
 """
+
+_STREAM = ("decoder_blocks", "embeddings", "final_norm", "head", "attention_norm", "mlp_norm", "attention_inputs")
+_Layers = Mapping[str, nn.Module]
+_AS_KNOWN = "Leave scaling_layers empty to use those of the model's architecture"
 
 _KEYS, _ONLINE = ("prev_modules", "norm_module", "next_modules"), "target_modules"
 
@@ -102,16 +107,19 @@ class Names:
     In one block (relative to it) or outside the blocks (full names).
 
     Attributes:
-        writers: Names of projections and embeddings that write to the stream.
-        readings: Names of readers by the name of their norm.
+        writers: Names of projections and embeddings that write to the stream, as keys.
+        norm_of: Name of the norm by the name of each of its readers.
     """
 
-    writers: tuple[str, ...]
-    readings: Mapping[str, tuple[str, ...]]
+    writers: dict[str, None] = attrs.field(factory=dict)
+    norm_of: dict[str, str] = attrs.field(factory=dict)
 
     def resolve(self, module: nn.Module) -> Stream:
         """Return the modules with these names in a block, or in the model."""
-        readings = (Reading(norm, module.get_submodule(norm), matching(module, readers)) for norm, readers in self.readings.items())
+        readers: dict[str, list[str]] = defaultdict(list)
+        for reader, norm in self.norm_of.items():
+            readers[norm].append(reader)
+        readings = (Reading(norm, module.get_submodule(norm), matching(module, names)) for norm, names in readers.items())
         return Stream(matching(module, self.writers), tuple(readings))
 
 
@@ -122,13 +130,11 @@ class UserStream:
     Attributes:
         facts: Architecture of the model; the form of its norms, if the architecture does not say it, is
             measured on the norms.
-        outside: Names outside the blocks.
-        blocks: Names in each block, by full name of the block.
+        names: Names in each block, by full name of the block; ``""`` for the names outside the blocks.
     """
 
     facts: Architecture
-    outside: Names
-    blocks: Mapping[str, Names]
+    names: Mapping[str, Names]
 
 
 def user_stream(settings: RotationConfig, model: nn.Module, facts: Architecture, width: int) -> UserStream | None:
@@ -156,34 +162,33 @@ def user_stream(settings: RotationConfig, model: nn.Module, facts: Architecture,
     derived = RotationConfig.for_architecture(facts)
     if not entries or (derived is not None and entries == entries_of(derived.scaling_layers)):
         return None
-    is_known = known_in_full(facts)
+    is_known = _known_in_full(facts)
     if facts.decoder_blocks is None:
         raise UnsupportedError(f"{facts.model_type} cannot be rotated: its decoder blocks are not known; register a template")
     reader = _Reader(model, facts.decoder_blocks)
     usual = entries_of(derived.scaling_layers) if derived is not None else {}
     reader.read(entries, frozenset(chain.from_iterable(e.names for e in chain.from_iterable(usual.values()))))
-    names_by_block = reader.names_by_block()
-    streams = {block: names.resolve(model.get_submodule(block)) for block, names in names_by_block.items()}
-    see_shapes(streams, width)
+    streams = {block: names.resolve(model.get_submodule(block)) for block, names in reader.names.items()}
+    _see_shapes(streams, width)
     if is_known:
-        see_closed(model, facts, streams)
+        _see_closed(model, facts, streams)
     else:
         facts = with_form_of(facts, [(f"{name}.{r.name}".lstrip("."), r.norm) for name, s in streams.items() for r in s.readings], width)
-    return UserStream(facts, names_by_block.pop(""), names_by_block)
+    return UserStream(facts, reader.names)
 
 
 class _Reader:
     """Collects the names of entries by block.
 
-    The key is the full name of a block, or ``""`` for names outside the blocks.
+    Attributes:
+        names: The names by full name of a block, in the order of the blocks; ``""`` for those outside.
     """
 
     def __init__(self, model: nn.Module, blocks: str) -> None:
         self._model = model
         self._blocks = blocks
         self._numbers = range(len(list(model.get_submodule(blocks).children())))
-        self._writers: dict[str, dict[str, None]] = {block: {} for block in ("", *(f"{blocks}.{i}" for i in self._numbers))}
-        self._norm_of: dict[str, dict[str, str]] = {block: {} for block in self._writers}
+        self.names = {block: Names() for block in ("", *(f"{blocks}.{i}" for i in self._numbers))}
         self._unread: dict[tuple[str, str], Entry] = {}
 
     def read(self, entries: Mapping[str, Sequence[Entry]], usual: frozenset[str]) -> None:
@@ -202,23 +207,13 @@ class _Reader:
             for entry in here:
                 self._add(entry, i)
         for (block, name), entry in self._unread.items():
-            if name not in self._norm_of[block]:
+            if name not in self.names[block].norm_of:
                 raise ConfigError(f"rotation, {entry.where}: the model has '{_full(block, name)}', but not its norm '{entry.norm}'")
-
-    def names_by_block(self) -> dict[str, Names]:
-        """Return the names outside the blocks (``""``) and in each block, in the order of the blocks."""
-        by_block = {}
-        for block, writers in self._writers.items():
-            readings: dict[str, list[str]] = {}
-            for reader, norm in self._norm_of[block].items():
-                readings.setdefault(norm, []).append(reader)
-            by_block[block] = Names(tuple(writers), {norm: tuple(readers) for norm, readers in readings.items()})
-        return by_block
 
     def _add(self, entry: Entry, number: int) -> None:
         for template in entry.writers:
             for block, name in self._matches(template, number):
-                self._writers[block][name] = None
+                self.names[block].writers[name] = None
         norms = list(self._matches(entry.norm, number))
         for block, name in chain.from_iterable(self._matches(template, number) for template in entry.readers):
             if not norms:
@@ -230,7 +225,7 @@ class _Reader:
                     f"rotation, {entry.where}: '{_full(block, name)}' and its norm '{_full(block_of_norm, norm)}' are not in "
                     "the same block; layers between blocks cannot be rotated"
                 )
-            other = self._norm_of[block].setdefault(name, norm)
+            other = self.names[block].norm_of.setdefault(name, norm)
             if other != norm:
                 raise ConfigError(
                     f"rotation, {entry.where}: '{_full(block, name)}' reads through '{norm}', but in another entry through '{other}'"
@@ -255,6 +250,111 @@ class _Reader:
         which = "pre_layer_id" if "pre_layer_id" in template else "layer_id"
         near = closest(template, {*known, *(f"{self._blocks}.{which}.{rest}" for _, _, rest in numbered if rest)})
         return f"; the closest name is '{near}'" if near else ""
+
+
+def _known_in_full(facts: Architecture) -> bool:
+    """Return whether the architecture names all modules that touch the residual stream.
+
+    Raises:
+        UnsupportedError: The architecture cannot be rotated, whatever ``scaling_layers`` say.
+    """
+    named = {name: getattr(facts, name) for name in _STREAM}
+    supposed: dict[str, Any] = {name: value or "?" for name, value in named.items()}
+    check(attrs.evolve(facts, **supposed))
+    return all(named.values())
+
+
+def _see_shapes(streams: Mapping[str, Stream], width: int) -> None:
+    """Check that each block has writers and readers, and that all are matrices of the stream's width.
+
+    Args:
+        streams: Streams by full name of a block; ``""`` for the modules outside the blocks.
+        width: Channels of the residual stream.
+
+    Raises:
+        ConfigError: A block has no writer or no reader, or a module is no matrix of that width.
+    """
+    for block, stream in streams.items():
+        if not stream.writers or not stream.readings:
+            verb, where = "writes to" if not stream.writers else "reads", f"in {block}" if block else "outside the blocks"
+            raise ConfigError(
+                f"rotation: by its scaling_layers nothing {verb} the residual stream {where}, so they cannot be complete. {_AS_KNOWN}"
+            )
+        readers = {name: module for reading in stream.readings for name, module in reading.readers.items()}
+        for names, is_writer in ((stream.writers, True), (readers, False)):
+            for name, module in names.items():
+                _see_width(_full(block, name), module, width, is_writer=is_writer)
+
+
+def _see_closed(model: nn.Module, facts: Architecture, streams: Mapping[str, Stream]) -> None:
+    """Check that the streams name all modules that touch the residual stream.
+
+    They are writers or readers as the architecture has them.
+
+    Args:
+        model: The whole model.
+        facts: Its architecture, `_known_in_full`.
+        streams: Streams by full name of a block; ``""`` for the modules outside the blocks.
+
+    Raises:
+        ConfigError: A module is missing, is listed with another norm, or does not touch the stream.
+        UnsupportedError: A block has fused experts.
+    """
+    left_out: list[str] = []
+    for block, stream in streams.items():
+        module = model.get_submodule(block)
+        if block:
+            see_single_experts(module, facts, stream.writers)
+            writer_names, reader_names = (*writers_of_attention(facts), *writers_of_mlp(facts)), norms_and_readers(facts)
+        else:
+            writer_names, reader_names = writers_before_blocks(facts), {facts.final_norm or "": (facts.head or "",)}
+        writers = matching(module, writer_names)
+        readers = {norm: matching(module, names) for norm, names in reader_names.items()}
+        _see_parts(block, module, facts, stream, writers, readers)
+        written, read = set(stream.writers.values()), {m for reading in stream.readings for m in reading.readers.values()}
+        left_out += [_full(block, name) for name, writer in writers.items() if writer not in written]
+        left_out += [_full(block, name) for layers in readers.values() for name, reader in layers.items() if reader not in read]
+    if left_out:
+        raise ConfigError(
+            f"rotation: scaling_layers leave out {folded(left_out)}, which also write to the residual stream or read it; "
+            f"so the rotated model would compute another function. {_AS_KNOWN}"
+        )
+
+
+def _see_parts(
+    block: str, module: nn.Module, facts: Architecture, stream: Stream, known_writers: _Layers, known_readers: Mapping[str, _Layers]
+) -> None:
+    """Check that each named module touches the stream as the architecture says.
+
+    It writes to the stream, or reads it through its norm.
+    """
+    writers = set(known_writers.values())
+    norm_of = {reader: norm for norm, layers in known_readers.items() for reader in layers.values()}
+    others = set(matching(module, linear_layers(facts)).values()) if block else set()
+    for name, writer in stream.writers.items():
+        if writer not in writers and (writer in others or writer in norm_of):
+            raise ConfigError(f"rotation: '{block}.{name}' of 'prev_modules' does not write to the residual stream. {_AS_KNOWN}")
+    for reading in stream.readings:
+        for name, reader in reading.readers.items():
+            norm = norm_of.get(reader)
+            if norm is None and (reader in others or reader in writers):
+                raise ConfigError(f"rotation: '{_full(block, name)}' of 'next_modules' does not read the residual stream. {_AS_KNOWN}")
+            # A model without that norm is a variant in which another norm replaces it.
+            actual = None if norm is None else submodule(module, norm)
+            if actual is not None and actual is not reading.norm:
+                raise ConfigError(
+                    f"rotation: '{_full(block, name)}' reads the residual stream through '{norm}', not '{reading.name}'. {_AS_KNOWN}"
+                )
+
+
+def _see_width(name: str, module: nn.Module, width: int, *, is_writer: bool) -> None:
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, nn.Parameter) or weight.ndim != 2:
+        raise ConfigError(f"rotation: '{name}' ({type(module).__name__}) is no layer with one matrix, so no rotation can be folded into it")
+    axis = 1 if isinstance(module, nn.Embedding) else 1 - input_axis(module) if is_writer else input_axis(module)
+    if weight.shape[axis] != width:
+        side = "outputs" if is_writer else "inputs"
+        raise ConfigError(f"rotation: '{name}' has {weight.shape[axis]} {side}, and the residual stream {width} channels. {_AS_KNOWN}")
 
 
 def _full(block: str, name: str) -> str:
