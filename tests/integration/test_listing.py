@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import quark
+from quark.cli.main import main
 from quark.plugins import kinds
 
 KINDS = [
@@ -88,7 +89,9 @@ def test_options_are_shown_without_torch(kind: str, name: str, option: str) -> N
     assert not loaded & {"torch", "transformers", "numpy"}
 
 
-def test_options_of_an_exporter_are_shown() -> None:
-    report, _ = listed("exporters", "safetensors")
-    assert all(row["help"] for row in report["options"])
-    assert {"pack_method", "max_shard_bytes"} <= {row["name"] for row in report["options"]}
+def test_options_of_an_exporter_are_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["quark", "exporters", "safetensors", "--json"])
+    main()
+    options = json.loads(capsys.readouterr().out)["options"]
+    assert all(row["help"] for row in options)
+    assert {"pack_method", "max_shard_bytes"} <= {row["name"] for row in options}

@@ -86,8 +86,8 @@ import os, subprocess, sys
 def test_installed():
     assert sys.modules["other_cpu_kernels"]._installed
     for code in (
-        "import sys, torch; assert sys.modules['other_cpu_kernels']._installed",
-        "import torch; assert type(torch.__loader__).__name__ == 'SourceFileLoader'",
+        "import sys, torch; assert sys.modules['other_cpu_kernels']._installed; "
+        "assert type(torch.__loader__).__name__ == 'SourceFileLoader'",
         "import sys, json; assert 'torch' not in sys.modules",
     ):
         subprocess.run([sys.executable, "-c", code], check=True)
