@@ -245,6 +245,7 @@ mapping, of the block.
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("scheme", ["int4_wo_32", "int8"])
 @pytest.mark.parametrize("algorithm", PER_LAYER)
 def test_the_host_waits_a_few_times_for_a_layer_however_many_columns_groups_and_samples_there_are(algorithm: str, scheme: str) -> None:

@@ -32,6 +32,7 @@ class TestBox(LayoutConformance):
     subject = "box"
 
 
+@pytest.mark.slow_runs  # TestBox makes them
 class TestSingleFile(LayoutConformance):
     subject = "single_file"
 

@@ -215,7 +215,7 @@ SEQUENCES = tiny.calibration_batches(8, 64)
 
 @pytest.mark.parametrize(("name", "scheme"), [("smoothquant", "int8"), ("awq", "int4_wo_64")])
 def test_what_is_applied_does_not_depend_on_the_order_of_samples_nor_on_batches(name: str, scheme: str) -> None:
-    """The first, one in the middle and the last come last, in one call each, and in calls of eight and of four.
+    """The first, one in the middle and the last come last, in a call each, and in calls of eight and of four.
 
     The same tokens are held out.
     """
