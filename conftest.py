@@ -1,4 +1,4 @@
-"""What holds for every test of the repository."""
+"""Options, marks and fixtures of every test of the repository."""
 
 import gc
 import importlib.util

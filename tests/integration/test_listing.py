@@ -1,4 +1,4 @@
-"""The listings of what this repository's own plugins provide."""
+"""The listings of the records of this repository's own plugins."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KINDS = [
 
 
 def listed(*arguments: str) -> tuple[Any, set[str]]:
-    """What ``quark …`` prints as JSON, and the modules that were imported for it."""
+    """The JSON that ``quark …`` prints, and the modules that were imported for it."""
     code = (
         "import sys\nfrom quark.cli.main import main\n"
         "try:\n    main()\nfinally:\n    print(*sys.modules, file=sys.stderr)\n"

@@ -1,4 +1,4 @@
-"""What the distribution in this folder registers passes the conformance suite."""
+"""The records of the distribution in this folder pass the conformance suite."""
 
 import pytest
 

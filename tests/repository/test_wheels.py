@@ -26,7 +26,7 @@ DISTRIBUTIONS = [
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The wheel of each distribution, built from copies of what git would give, by the folder it is built from."""
+    """The wheel of each distribution, built from copies of the files that git tracks, by its folder."""
     out = tmp_path_factory.mktemp("wheels")
     copies = {folder: out / "sources" / folder for folder in DISTRIBUTIONS}
     for folder, copy in copies.items():

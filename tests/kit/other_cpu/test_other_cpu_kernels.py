@@ -1,4 +1,4 @@
-"""Under ``--other-cpu`` torch computes what it computes otherwise, but for the last bits of sums."""
+"""Under ``--other-cpu`` torch computes the same, but for the last bits of sums."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Computed = dict[str, Tensor]
 
 
 def computed(file: Path, paths: list[str]) -> Computed:
-    """What torch computes in a process that Python starts with these paths."""
+    """Torch's results in a process that Python starts with these paths."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     subprocess.run([sys.executable, str(HERE / "computed_by_torch.py"), str(file)], env=environment, check=True, timeout=240)
     found: Computed = torch.load(file)
