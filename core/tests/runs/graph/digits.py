@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import cache
 
 import torch
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -16,8 +17,6 @@ TRAINED = 1297
 @cache
 def digits() -> tuple[Tensor, Tensor]:
     """Images ``[1797, 1, 8, 8]`` in [0, 1], shuffled, and their classes."""
-    from sklearn.datasets import load_digits  # takes a second, in each process that collects tests
-
     data = load_digits()
     order = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
     return torch.tensor(data.images, dtype=torch.float32)[order, None] / 16, torch.tensor(data.target)[order]
