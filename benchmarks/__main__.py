@@ -1,4 +1,4 @@
-"""Run the benchmarks that the project's bars are held to, and add what they measure to a file of results.
+"""Run the benchmarks that the project's bars are held to, and add their figures to a file of results.
 
     python -m benchmarks [--results docs/data/benchmarks.json] [--only startup,formats] [--model MODEL]
                          [--text TEXT_DIR] [--amd-quark PYTHON] [--llm-compressor PYTHON]

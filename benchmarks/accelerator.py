@@ -48,7 +48,7 @@ TINY: dict[str, Any] = {
 
 @attrs.frozen
 class Measured:
-    """What a run took.
+    """The cost of a run.
 
     Attributes:
         run: Its algorithms, joined by ``+``.

@@ -113,7 +113,7 @@ def _quantize(args: argparse.Namespace, algorithm: str, scheme: str, model: torc
 
 
 def _with_options(settings: Any, options: Mapping[str, Any]) -> Any:
-    """Return the settings of an algorithm with those of the options that it has."""
+    """Return the settings of an algorithm with the options that it has."""
     return attrs.evolve(settings, **{name: value for name, value in options.items() if hasattr(settings, name)})
 
 

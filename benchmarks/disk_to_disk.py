@@ -58,7 +58,7 @@ def _status(field: str) -> int:
 
 
 def child(args: argparse.Namespace) -> None:
-    """Quantize one checkpoint in this process, and print what it took as JSON."""
+    """Quantize one checkpoint in this process, and print its cost as JSON."""
     import transformers.models.llama.modeling_llama  # noqa: F401 - counted with the imports, not with the run
 
     config, data = weights_only(args.scheme)("llama"), None
@@ -72,7 +72,7 @@ def child(args: argparse.Namespace) -> None:
 
 
 def comparing(args: argparse.Namespace) -> None:
-    """Compare a quantized checkpoint with its float one in this process, and print what it took as JSON."""
+    """Compare a quantized checkpoint with its float one in this process, and print its cost as JSON."""
     import transformers.models.llama.modeling_llama  # noqa: F401 - counted with the imports
 
     from quark.checkpoint.transformers_loading import register_layouts
@@ -105,12 +105,12 @@ def evaluate(args: argparse.Namespace, directory: Path) -> list[Measurement]:
 
 
 def measured(source: Path, out: Path, scheme: str, *more: str) -> dict[str, Any]:
-    """What `child` prints, run in a fresh process."""
+    """The output of `child` in a fresh process."""
     return in_fresh_process("child", str(source), str(out), scheme, *more)
 
 
 def in_fresh_process(kind: str, *arguments: str) -> dict[str, Any]:
-    """What this program prints in a process of its own."""
+    """The output of this program in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.disk_to_disk", kind, *arguments]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -149,7 +149,7 @@ def copying(source: Path, *, to_the_disk: bool = False) -> Callable[[Path], None
 
 
 def quantizing(source: Path, scheme: str) -> Callable[[Path], None]:
-    """Return what rounds a checkpoint to nearest."""
+    """Return a function that rounds a checkpoint to nearest."""
 
     def quantized(out: Path) -> None:
         quantize_checkpoint(source, out, weights_only(scheme)("llama"))
@@ -250,7 +250,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def measurements(arguments: list[str]) -> list[Measurement]:
-    """Return what the arguments ask for, measured; it is printed too."""
+    """Return the measurement that the arguments ask for; it is printed too."""
     args = _parser().parse_args(arguments)
     logging.getLogger("quark").setLevel(logging.ERROR)
     load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors" if hasattr(os, "getloadavg") else ""

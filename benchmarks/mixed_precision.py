@@ -124,7 +124,7 @@ class Measured:
         return select_schemes(self.model, candidates, Budget(bits=bits), self.calib, selector=selector)
 
     def row(self, row: Mapping[str, Any], result: SelectionResult) -> dict[str, Any]:
-        """Return the row with what was chosen, its size, and its divergence; it is printed too."""
+        """Return the row with the chosen schemes, their size, and their divergence; it is printed too."""
         model = load_model(self.model, self.dtype)
         ModelQuantizer(result.config).quantize_model(model, self.calib)
         found = compare(model, self.reference, self.evaluation)
@@ -169,14 +169,14 @@ def measured_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def write(args: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write the rows to the file, with what was measured."""
+    """Write the rows to the file, with the measured figures."""
     data = {"command": "python -m benchmarks.mixed_precision SMOLLM2_135M TEXT_DIR --out docs/data/mixed_precision.json"}
     data |= {"model": f"SmolLM2-135M, {args.dtype}", "quark": VERSION, "torch": str(torch.__version__)}
     args.out.write_text(json.dumps({**data, "predictions": 2 * args.windows * 511, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 def best_alone(rows: Sequence[dict[str, Any]], bits: float) -> dict[str, Any] | None:
-    """Return the row of the scheme with the smallest divergence among those of at most that many bits."""
+    """Return the row of the scheme with the smallest divergence of all with at most that many bits."""
     fitting = [row for row in rows if row["choice"] == UNIFORM_CHOICE and row["bits"] <= bits]
     return min(fitting, key=lambda row: row["kl"], default=None)
 

@@ -54,7 +54,7 @@ def work(args: argparse.Namespace) -> None:
 
 
 def measured(ranks: int, arguments: list[str]) -> dict[str, float]:
-    """Return the seconds of a run by so many processes."""
+    """Return the seconds of a run by that number of processes."""
     many = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, *many, "-m", "benchmarks.shared_run", *arguments, "--out", f"{directory}/out"]

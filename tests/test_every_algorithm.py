@@ -1,4 +1,4 @@
-"""What holds for every algorithm that chooses codes by inputs, with every scheme: outputs of the model are nearer to the float model's."""
+"""Laws of every algorithm that chooses codes by inputs, with every scheme: outputs of the model are nearer to the float model's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ONLY_WEIGHTS = [n for n in SCHEMES if quark.schemes().load_config(n)().input_ten
 FOUR_BITS = [n for n in ONLY_WEIGHTS if "4" in n]
 LENGTH = 128
 NOISE = 1.02
-"""What is taken for no worse. The ratio of two errors over 16 sequences has a standard error of 1 to 2
+"""The ratio that counts as no worse. The ratio of two errors over 16 sequences has a standard error of 1 to 2
 percent on formats of 8 bits.
 """
 INPUTS_NOISE = 1.06
@@ -32,7 +32,7 @@ weights have little say.
 
 @attrs.frozen(eq=False)
 class Bench:
-    """A float model of some blocks of the tiny one, and what it is calibrated with and evaluated on.
+    """A float model of some blocks of the tiny one, with tokens for calibration and evaluation.
 
     Attributes:
         model: To be copied, not changed.

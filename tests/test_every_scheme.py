@@ -1,4 +1,4 @@
-"""What holds for every scheme beside the conformance suite: the error of a normal weight, and options that reach its specs."""
+"""Laws of every scheme beside the conformance suite: the error of a normal weight, and options that reach its specs."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def data(*shape: int) -> Tensor:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_error_of_a_normal_weight_is_what_its_bits_allow(scheme: str) -> None:
-    """Relative error on normal weights, against what uniform or logarithmic steps of that many bits allow."""
+    """Relative error on normal weights, against the bounds of uniform or logarithmic steps of that many bits."""
     x = data(64, 512)
     error = float((weight_quantizer(scheme).fake_quantize(x) - x).norm() / x.norm())
     bits = {"mx6": 5, "mx9": 8, "bfp16": 8, "int8": 8, "fp8": 8, "ptpc_fp8": 8}.get(scheme, 6 if scheme.startswith("mxfp6") else 4)

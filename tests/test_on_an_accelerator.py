@@ -1,4 +1,4 @@
-"""What holds for runs on an accelerator, simulated: the results are those of the CPU, the host waits seldom, and memory holds one block."""
+"""Laws of runs on an accelerator, simulated: the results are the CPU's, the host waits seldom, and memory holds one block."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def gpt2() -> Any:
 
 
 def mixtral() -> Any:
-    """Fused experts, of which each token reads two."""
+    """Fused experts; each token reads two of them."""
     from transformers import MixtralConfig, MixtralForCausalLM
 
     torch.manual_seed(0)
@@ -216,7 +216,7 @@ def run_from_disk(directory: Path, plan: QConfig, data: list[Tensor], out: str) 
 def test_the_memory_of_the_device_does_not_grow_with_the_number_of_blocks(
     algorithms: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One block, statistics and activations lie there, and what is outside of the blocks."""
+    """One block, statistics and activations lie there, and the modules outside of the blocks."""
     monkeypatch.setattr(source, "LEAST_ROOM", math.inf)  # a block that is read ahead may be there at the peak, or be too late
     peaks = []
     for blocks in (2, 4):
@@ -245,6 +245,7 @@ mapping, of the block.
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("scheme", ["int4_wo_32", "int8"])
 @pytest.mark.parametrize("algorithm", PER_LAYER)
 def test_the_host_waits_a_few_times_for_a_layer_however_many_columns_groups_and_samples_there_are(algorithm: str, scheme: str) -> None:

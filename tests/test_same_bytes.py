@@ -1,4 +1,4 @@
-"""What holds for every scheme with every kind of algorithm: quantizing from disk to disk writes the files that an in-memory run exports."""
+"""Laws of every scheme with every kind of algorithm: quantizing from disk to disk writes the files that an in-memory run exports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Digests of what runs write, so that a change that should change nothing can be shown to change nothing.
+"""Digests of the files that runs write, so that a change can be shown to leave all of them as they are.
 
     python -m tools.checkpoint_digests record FILE      # before the change
     python -m tools.checkpoint_digests compare FILE     # after it: lists differences; exit status 0: none
@@ -94,7 +94,7 @@ def digests(directory: Path) -> dict[str, str]:
 
 
 def timeless(report: Any) -> Any:
-    """Return a report without times and what else tells of one run."""
+    """Return a report without times and other facts of one run."""
     if isinstance(report, dict):
         return {key: timeless(value) for key, value in report.items() if not OF_A_RUN.search(key)}
     return [timeless(one) for one in report] if isinstance(report, list) else report

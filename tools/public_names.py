@@ -1,4 +1,4 @@
-"""Lists modules that do not say in ``__all__`` what is public; with ``--write``, adds it.
+"""Lists modules without their public names in ``__all__``; with ``--write``, adds them.
 
     python -m tools.public_names            # modules without it, and wrong names in it; exit status 1 for any
     python -m tools.public_names --write    # adds it, with all names without underscore, to shorten by hand
@@ -61,7 +61,7 @@ def declared(tree: ast.Module) -> list[str] | None:
 
 
 def defects(path: Path) -> list[str]:
-    """What is wrong with the ``__all__`` of a module."""
+    """The defect in the ``__all__`` of a module."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     names = declared(tree)
     if names is None:

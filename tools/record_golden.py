@@ -105,7 +105,7 @@ def calibration_tokens(seed: int) -> Tensor:
 
 @torch.no_grad()
 def layer_inputs(seed: int) -> tuple[dict[str, Tensor], Tensor]:
-    """What the recorded layers of the float model read for the calibration tokens, and the model's logits."""
+    """The inputs of the recorded float layers for the calibration tokens, and the model's logits."""
     model, inputs = awkward_model(seed), {}
 
     def keep(name: str) -> Callable[[Any, tuple[Tensor, ...]], None]:
@@ -201,7 +201,7 @@ def tensor_specs() -> Iterator[tuple[str, Any]]:
 
 @torch.no_grad()
 def record_spec(out: Path, name: str, spec: Any, seed: int) -> str:
-    """One tensor, and what the reference's fake-quantizer makes of it."""
+    """One tensor, and its values after the reference's fake-quantizer."""
     from quark.torch.quantization.tensor_quantize import FakeQuantizeBase
 
     (out / "specs").mkdir(parents=True, exist_ok=True)
@@ -331,7 +331,7 @@ def write_manifest(out: Path, seed: int) -> None:
 
 
 def differences(stored: Path, recorded: Path) -> list[str]:
-    """What differs in the files of ``recorded``, by tensor; tensors are compared by dtype, shape and bits."""
+    """The differences in the files of ``recorded``, by tensor; compared are dtype, shape and bits."""
     lines = []
     for path in golden_files(recorded):
         name = path.relative_to(recorded).as_posix()

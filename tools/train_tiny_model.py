@@ -34,7 +34,7 @@ MAX_BYTES = 4_000_000  # of the whole directory, the held-out text apart
 
 @attrs.frozen
 class Recipe:
-    """What is trained, and how long. Widths are multiples of 128, so that groups of 128 fit every layer."""
+    """The model, and its training. Widths are multiples of 128, so that groups of 128 fit every layer."""
 
     vocabulary: int = 1024
     hidden: int = 256

@@ -20,7 +20,7 @@ from measuring import measured
 from torch import Tensor, nn
 
 ROUNDINGS = {"none": QuantizationModifier, "awq": QuantizationModifier, "gptq": GPTQModifier, "autoround": AutoRoundModifier}
-"""What chooses the codes, by the last of an algorithm's names; AWQ goes before it."""
+"""The modifier that chooses the codes, by the last of an algorithm's names; AWQ goes before it."""
 WEIGHTS = {
     "int4_wo_64": {"num_bits": 4, "strategy": "group", "group_size": 64},
     "int3_wo_64": {"num_bits": 3, "strategy": "group", "group_size": 64},

@@ -164,3 +164,12 @@ def test_a_tensor_says_its_values_and_is_no_array(device: SimulatedDevice) -> No
     with pytest.raises(TypeError, match="can't convert"):
         there.numpy()
     assert there.numpy(force=True).shape == (2,)
+
+
+def test_random_numbers_can_be_forked_while_it_is_registered() -> None:
+    with simulated_device():
+        state = torch.get_rng_state()
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            torch.randn(3)
+        assert torch.equal(torch.get_rng_state(), state)

@@ -1,4 +1,4 @@
-"""Open a page in headless Chromium and print what is found as JSON.
+"""Open a page in headless Chromium and print its contents as JSON.
 
 Run by an interpreter that has playwright.
 
@@ -29,7 +29,7 @@ OPENED = "() => document.activeElement.parentElement.open"
 
 
 def look(browser: Browser, page_path: Path, axe: Path | None, scheme: str, width: int) -> dict[str, object]:
-    """Return what one view of the page shows."""
+    """Return the contents of one view of the page."""
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True)  # type: ignore[arg-type]
     messages: list[str] = []
     requests: list[str] = []

@@ -31,7 +31,7 @@ AXE = os.environ.get("AXE", "")
 
 @pytest.fixture(scope="module")
 def views(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What the browser finds in the page of a run with everything in it."""
+    """The browser's findings in the page of a run with everything in it."""
     if not PYTHON or not CHROMIUM:
         pytest.skip("QUARK_BROWSER_PYTHON and CHROMIUM are not set: run make browser")
     out = tmp_path_factory.mktemp("report") / "out"

@@ -51,7 +51,7 @@ class ClientProcess:
     _process: subprocess.Popen[str] | None = None
 
     def ask(self, **arguments: Any) -> Any:
-        """Call the script's function ``serve`` with JSON values, and return what it returns.
+        """Call the script's function ``serve`` with JSON values, and return its result.
 
         Raises:
             ClientError: It raised, or the process has ended; the next call starts another.

@@ -1,4 +1,4 @@
-"""What clients make of exports, in numbers, and the file that keeps it; `tools.docs.client_results` makes tables of it."""
+"""The results of clients that load exports, and the file that keeps them; `tools.docs.client_results` makes tables of it."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def why_not_exported(layout: str, model: nn.Module, out: Path, options: ExportOp
 
 
 def changed_by_rounding(model: nn.Module, ids: list[int]) -> float:
-    """Return the norm of the largest change of logits in four draws, where what norms give is off by ``2 ** -20``, relative.
+    """Return the norm of the largest change of logits in four draws, where outputs of norms are off by ``2 ** -20``, relative.
 
     That is eight times the rounding of float32, as much as sums of some hundred numbers in another order
     differ. Weights hardly notice; inputs near the edge of a step get another code, and all of what follows is

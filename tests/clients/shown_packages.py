@@ -13,7 +13,7 @@ __all__ = ["shown_packages"]
 
 _OURS = ("quark-core", "quark-schemes", "quark-algos", "quark-templates", "quark-exporters")
 _NEEDED = ("pluggy", "importlib-metadata")
-"""What finding plugins needs and vLLM does not bring."""
+"""Packages that finding plugins needs and vLLM does not bring."""
 
 
 def shown_packages(site: Path) -> Path:

@@ -1,4 +1,4 @@
-"""transformers with the package compressed-tensors loads our exports in its layout, without our packages, and computes what ours compute.
+"""transformers with the package compressed-tensors loads our exports in its layout, without our packages, and computes the same.
 
 Runs in the interpreter of the tests, which has the package; in a process of its own that imports nothing of
 quark.

@@ -1,4 +1,4 @@
-"""llama.cpp loads GGUF exports, splits text into the same tokens, and computes what our own simulation computes.
+"""llama.cpp loads GGUF exports, splits text into the same tokens, and computes the same as our own simulation.
 
 Run with ``make clients LLAMA_PYTHON=/path/to/python`` of an environment with llama-cpp-python and numpy;
 quark need not be installed there.

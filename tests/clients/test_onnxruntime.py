@@ -1,4 +1,4 @@
-"""onnxruntime loads ONNX exports of every scheme, in a process of its own, and computes what the model in memory computes.
+"""onnxruntime loads ONNX exports of every scheme, in a process of its own, and computes the same as the model in memory.
 
 Run with ``make clients``; ``ORT_PYTHON=/path/to/python`` names another interpreter that has onnxruntime and
 numpy. Nothing else is needed there: functions of the domain ``quark`` are in the file.

@@ -1,4 +1,4 @@
-"""transformers loads our exports through its own loader, in a process of its own, and computes what the model in memory computed."""
+"""transformers loads our exports through its own loader, in a process of its own, and computes the same as the model in memory."""
 
 import os
 import sys

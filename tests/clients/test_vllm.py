@@ -1,4 +1,4 @@
-"""vLLM loads our exports with its strict check for missing tensors, and computes what our own simulation computes.
+"""vLLM loads our exports with its strict check for missing tensors, and computes the same as our own simulation.
 
 Run with ``make clients VLLM_PYTHON=/path/to/python`` of an environment with vLLM; quark need not be installed
 there. `vllm_comparison` says how results are compared.
@@ -88,7 +88,7 @@ def test_a_scheme_for_each_layer_is_what_was_selected(vllm: ClientProcess, tmp_p
 
 
 def test_keys_behind_a_norm_have_the_scale_of_what_is_cached(vllm: ClientProcess, tmp_path: Path) -> None:
-    """The norm makes keys ten times as large; cached with the scale of what the projection gives, nearly all of them would saturate."""
+    """The norm makes keys ten times as large; cached with the scale of the projection's outputs, nearly all of them would saturate."""
     config = LLMTemplate.get("qwen3").get_config(scheme="int8", kv_cache_scheme="fp8")
     export(ModelQuantizer(config).quantize_model(with_norms_of_heads(), calibration_batches(2, 128)), tmp_path / "out")
     is_computed_by_vllm(vllm, tmp_path / "out", "fp8", torch.bfloat16)

@@ -65,7 +65,7 @@ AGREE = 0.9
 
 
 def run(script: str, folder: Path, *arguments: str) -> str:
-    """What a script prints in vLLM's interpreter, with our packages in view."""
+    """The output of a script in vLLM's interpreter, with our packages in view."""
     python = os.environ.get("VLLM_PYTHON")
     if not python:
         pytest.skip("VLLM_PYTHON names no interpreter with vLLM")
@@ -79,7 +79,7 @@ def run(script: str, folder: Path, *arguments: str) -> str:
 
 
 def activations(scheme: str) -> TensorQuantizer:
-    """The quantizer of a scheme's activations; those of weights differ in nothing but being static."""
+    """The quantizer of a scheme's activations; its quantizer of weights differs in nothing but being static."""
     spec = quark.schemes().get(scheme).config.load()().input_tensors
     return quantizer_for(spec, activation=True)
 

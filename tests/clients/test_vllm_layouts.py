@@ -1,4 +1,4 @@
-"""vLLM loads, of every scheme in every layout, what `quark inspect` says that it loads on CPUs, and computes what our simulation computes.
+"""vLLM loads every scheme in every layout that `quark inspect` says it loads on CPUs, and computes the same as our simulation.
 
 Run with ``make clients VLLM_PYTHON=/path/to/python``; `vllm_comparison` says how results are compared.
 """
@@ -55,7 +55,7 @@ def versions(vllm: ClientProcess) -> dict[str, str]:
 
 
 def of_the_last_text(texts: Texts, directory: Path) -> tuple[Tensor, Tensor]:
-    """Return vLLM's log-probabilities over the text that it was given, and those of the checkpoint's model in float32 as it is."""
+    """Return log-probabilities of the text by vLLM, and by the checkpoint's model in float32 as it is."""
     tokens = texts.tokens[-1].tolist()
     model = import_model_from_safetensors(None, directory).float()
     return texts.logprobs[1 - len(tokens) :], logits_of(model, tokens)[:-1].log_softmax(-1)

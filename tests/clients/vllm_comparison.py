@@ -1,4 +1,4 @@
-"""Whether vLLM computes what our own simulation of a checkpoint computes.
+"""Comparison of vLLM's outputs with our own simulation of a checkpoint.
 
 vLLM continues some texts, and gives its log-probabilities of every token at every position. They are compared
 with those of our simulation over the same tokens (teacher forcing), in which what vLLM's CPU kernels are

@@ -1,4 +1,4 @@
-"""What vLLM 0.32's CPU kernels compute, and what they do otherwise than a checkpoint asks for, built into our own simulation.
+"""The arithmetic of vLLM 0.32's CPU kernels, where it is other than a checkpoint asks for, in our own simulation.
 
 Found by measuring (`test_vllm.py` runs vLLM's operator for the first):
 
@@ -159,7 +159,7 @@ def simulated(directory: Path, texts: Texts, dtype: torch.dtype, held: torch.dty
 
 
 def toward_zero(x: Tensor) -> Tensor:
-    """Return float32 ``x`` rounded to FP8 E4M3 toward zero; what lies beyond the format's range becomes its largest value."""
+    """Return float32 ``x`` rounded to FP8 E4M3 toward zero; values beyond the format's range become its largest value."""
     x = x.clamp(-448, 448)
     nearest = x.to(torch.float8_e4m3fn)
     # Codes of one sign are ordered by magnitude: the one before is the next value toward zero.
@@ -168,7 +168,7 @@ def toward_zero(x: Tensor) -> Tensor:
 
 
 class _TowardZero(nn.Module):
-    """Quantizes what is cached as vLLM's CPU kernel does."""
+    """Quantizes keys and values for the cache as vLLM's CPU kernel does."""
 
     def __init__(self, scale: Tensor) -> None:
         super().__init__()

@@ -59,7 +59,7 @@ def counting(path: Path) -> Any:
 
 
 def figures_of(report: CalibrationReport) -> dict[str, Any]:
-    """What a report says, without the time that anything took."""
+    """The figures of a report, without times."""
     values = report.to_dict()
     blocks = {name: {key: value for key, value in row.items() if key != "seconds"} for name, row in values["blocks"].items()}
     return {**values, "blocks": blocks, "seconds": None}

@@ -31,7 +31,7 @@ LISTING = (
 
 @attrs.frozen
 class Trial:
-    """What ``try_it.py`` printed, and the folder it left: the exports ``plain`` and ``weighted``."""
+    """The output of ``try_it.py``, and the folder it left: the exports ``plain`` and ``weighted``."""
 
     found: dict[str, Any]
     out: Path

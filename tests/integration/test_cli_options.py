@@ -1,4 +1,4 @@
-"""What each option of the command line does to the run: tests that notice when one is dropped on the way."""
+"""The effect of each option of the command line on the run: tests that notice when one is dropped on the way."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .program import run
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the command asks `quantize_checkpoint` for, which does nothing here."""
+    """The arguments that the command gives `quantize_checkpoint`, which does nothing here."""
     found: dict[str, Any] = {}
 
     def recorded(model: Path, out: Path, config: Any, data: Any, **more: Any) -> Any:

@@ -68,7 +68,7 @@ def fp8(x: Tensor, scale: Tensor) -> Tensor:
 
 
 def simulated(round_weight: Callable[[nn.Module], Tensor], round_input: Callable[[Tensor, Tensor], Tensor], reach: float) -> Tensor:
-    """What `Picture` computes with rounded weights and inputs.
+    """The output of `Picture` with rounded weights and inputs.
 
     Scales are those of the largest inputs in the float model.
     """

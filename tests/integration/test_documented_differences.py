@@ -1,4 +1,4 @@
-"""What the migration page says of models in memory that differ from AMD Quark's."""
+"""The differences from AMD Quark of models in memory that the migration page lists."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ TEXTS = ["In the beginning was the word, and the word was quantized.", "A second
 
 
 def run(name: str, namespace: dict[str, Any], exchanged: dict[str, str] | None = None) -> dict[str, Any]:
-    """Run one block in a namespace, which keeps what the block defines."""
+    """Run one block in a namespace, which keeps its definitions."""
     text = (SNIPPETS / f"{name}.py").read_text(encoding="utf-8")
     for old, new in (exchanged or {}).items():
         assert old in text, f"{name} does not contain {old!r}"

@@ -1,4 +1,4 @@
-"""The scripts of ``examples/`` do what they say on the tiny model, are short, and are listed."""
+"""The scripts of ``examples/`` work as they say on the tiny model, are short, and are listed."""
 
 from __future__ import annotations
 

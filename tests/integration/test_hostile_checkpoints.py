@@ -41,7 +41,7 @@ Program = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Program:
-    """Runs ``quark`` with arguments; its exit code and what it says on stderr."""
+    """Runs ``quark`` with arguments; its exit code and its text on stderr."""
 
     def run(*arguments: object) -> tuple[int, str]:
         monkeypatch.setattr("sys.argv", ["quark", *map(str, arguments)])

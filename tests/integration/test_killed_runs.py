@@ -41,7 +41,7 @@ class Killer:
         return int(self._process.stdout.readline())
 
     def compare(self, tmp_path: Path, name: str, rng: random.Random, kills: int) -> None:
-        """Check that a run that is killed ``kills`` times and resumed each time gives what one run gives."""
+        """Check that a run that is killed ``kills`` times and resumed each time gives the result of one run."""
         once, out, count = tmp_path / "once", tmp_path / "out", tmp_path / "count"
         assert self.run(once, name, count=str(count)) == 0
         total, killed = int(count.read_text()), 0

@@ -1,4 +1,4 @@
-"""What a layout cannot hold is in the plan, and refuses a run before it asks for data.
+"""Layers that a layout cannot hold are in the plan, and refuse a run before it asks for data.
 
 The message names the layouts that can.
 """

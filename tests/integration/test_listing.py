@@ -1,4 +1,4 @@
-"""The listings of what this repository's own plugins provide."""
+"""The listings of the records of this repository's own plugins."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import quark
+from quark.cli.main import main
 from quark.plugins import kinds
 
 KINDS = [
@@ -30,7 +31,7 @@ KINDS = [
 
 
 def listed(*arguments: str) -> tuple[Any, set[str]]:
-    """What ``quark …`` prints as JSON, and the modules that were imported for it."""
+    """The JSON that ``quark …`` prints, and the modules that were imported for it."""
     code = (
         "import sys\nfrom quark.cli.main import main\n"
         "try:\n    main()\nfinally:\n    print(*sys.modules, file=sys.stderr)\n"
@@ -88,7 +89,9 @@ def test_options_are_shown_without_torch(kind: str, name: str, option: str) -> N
     assert not loaded & {"torch", "transformers", "numpy"}
 
 
-def test_options_of_an_exporter_are_shown() -> None:
-    report, _ = listed("exporters", "safetensors")
-    assert all(row["help"] for row in report["options"])
-    assert {"pack_method", "max_shard_bytes"} <= {row["name"] for row in report["options"]}
+def test_options_of_an_exporter_are_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["quark", "exporters", "safetensors", "--json"])
+    main()
+    options = json.loads(capsys.readouterr().out)["options"]
+    assert all(row["help"] for row in options)
+    assert {"pack_method", "max_shard_bytes"} <= {row["name"] for row in options}

@@ -1,4 +1,4 @@
-"""What is not the run that was interrupted is refused, and the difference is named.
+"""A run other than the interrupted one is refused, and the difference is named.
 
 Finished blocks are kept unless asked otherwise.
 """

@@ -1,4 +1,4 @@
-"""Compiles the kernels for GPUs that are not there, as a launch on one would, and prints what came of each as a line of JSON.
+"""Compiles the kernels for GPUs that are not there, as a launch on one would, and prints the result of each as a line of JSON.
 
     python -m tests.kit.compile_kernels [cuda:90]
 
@@ -74,7 +74,7 @@ def compiled(target: GPUTarget) -> Iterator[Compiled]:
 
 
 def cases() -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield what launches a kernel: rounding in bfloat16 by several schemes, codes, packing, and the columns of a block."""
+    """Yield the functions that launch a kernel: rounding in bfloat16 by several schemes, codes, packing, and the columns of a block."""
     torch.manual_seed(0)
     weight = torch.randn(64, 256)
     x = weight.bfloat16()

@@ -1,4 +1,4 @@
-"""The distribution in this folder, as if it were installed beside those of this project."""
+"""The distribution in this folder, as if it were installed beside the project's own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def candidates() -> tuple[Candidate, ...]:
 
 @pytest.fixture
 def third_party() -> Iterator[Catalog]:
-    """Installed plugins and those of this folder are the plugins of this process."""
+    """Installed plugins and the ones of this folder are the plugins of this process."""
     with using(Catalog((*discover(), *candidates()))) as catalog:
         assert catalog.failures() == ()
         yield catalog

@@ -1,4 +1,4 @@
-"""What the distribution in this folder registers passes the conformance suite."""
+"""The records of the distribution in this folder pass the conformance suite."""
 
 import pytest
 
@@ -32,6 +32,7 @@ class TestBox(LayoutConformance):
     subject = "box"
 
 
+@pytest.mark.slow_runs  # TestBox makes them
 class TestSingleFile(LayoutConformance):
     subject = "single_file"
 

@@ -1,4 +1,4 @@
-"""Tables of clients are those of the measured results, with every scheme and no empty cell; records claim what has been measured."""
+"""Tables of clients hold the measured results, with every scheme and no empty cell; records claim nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages of docs/ say what is so: their code runs, their commands run on the tiny model, and their generated parts can be made."""
+"""The pages of docs/ are true: their code runs, their commands run on the tiny model, and their generated parts can be made."""
 
 from __future__ import annotations
 

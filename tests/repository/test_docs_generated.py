@@ -41,7 +41,7 @@ def test_an_unknown_mark_is_an_error_that_names_the_page() -> None:
 
 
 def public_names() -> set[str]:
-    """What the pages of the Python API list, and what any other page documents."""
+    """The names that pages of the Python API list, and the names that any other page documents."""
     listed = {f"{module}.{name}" for module in api.PUBLIC for name in import_module(module).__all__}
     return listed | {name for text in PAGES.values() for name in re.findall(r"^::: ([\w.]+)$", text, flags=re.MULTILINE)}
 

@@ -1,4 +1,4 @@
-"""Examples in docstrings run, and print what they say."""
+"""Examples in docstrings run, and print the results that they show."""
 
 import doctest
 import importlib

@@ -1,4 +1,4 @@
-"""Sources and documents cite only what a reader can find, and the glossary explains each term once."""
+"""Sources and documents cite nothing that a reader cannot find, and the glossary explains each term once."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_each_distribution_is_typed_and_has_its_own_readme_and_tests() -> None:
 
 
 def registered(kind: str) -> set[str]:
-    """Names of what the installed plugins register."""
+    """Names of the records of the installed plugins."""
     import quark
 
     return set(getattr(quark, kind)().names())

@@ -47,7 +47,7 @@ def _names(node: ast.stmt) -> list[str]:
 
 
 def words(text: str) -> set[str]:
-    """Words of a text, without their endings; those of names apart."""
+    """Words of a text, without their endings; words of names apart."""
     spaced = re.findall(r"[a-z0-9]+", re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", text).lower())
     return {_without_ending(word) for word in spaced if len(word) > 1 and word not in EMPTY}
 
@@ -57,7 +57,7 @@ def _without_ending(word: str) -> str:
 
 
 def answer(file: str, name: str) -> set[str]:
-    """Words of what a reader sees who looks for a file: its path, what it defines, its first line."""
+    """Words that a reader sees who looks for a file: its path, what it defines, its first line."""
     first = (ast.get_docstring(ast.parse((ROOT / file).read_text(encoding="utf-8"))) or "").partition("\n\n")[0]
     return words(f"{re.sub(r'^.*?src/[^/]+/', '', file).removesuffix('.py')} {name} {first}")
 

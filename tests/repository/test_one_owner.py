@@ -1,4 +1,4 @@
-"""What ARCHITECTURE.md says of runs: results that a model carries are for users, and what looks at runs stands above them."""
+"""Claims of ARCHITECTURE.md about runs: results that a model carries are for users, and what looks at runs stands above them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plugin API is what is recorded of its version: what is gone or called differently has raised the number, or left an alias."""
+"""The plugin API is the recorded one of its version: what is gone or called differently has raised the number, or left an alias."""
 
 from __future__ import annotations
 

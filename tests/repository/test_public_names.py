@@ -1,4 +1,4 @@
-"""Every public module says in ``__all__`` what is public, and the tool that adds it adds what is there."""
+"""Every public module has its public names in ``__all__``, and the tool adds the missing ones."""
 
 from __future__ import annotations
 

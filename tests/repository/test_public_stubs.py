@@ -1,4 +1,4 @@
-"""Type checkers see AMD Quark's public modules by stub files, which say what the modules have at run time."""
+"""Type checkers see AMD Quark's public modules by stub files, which list the names that the modules have at run time."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from email.message import Message
@@ -25,34 +26,25 @@ DISTRIBUTIONS = [
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The wheel of each distribution, built from copies of what git would give, by the folder it is built from."""
+    """The wheel of each distribution, built from copies of the files that git tracks, by its folder."""
     out = tmp_path_factory.mktemp("wheels")
-    built = {}
-    for folder in DISTRIBUTIONS:
-        copy = out / "sources" / folder
+    copies = {folder: out / "sources" / folder for folder in DISTRIBUTIONS}
+    for folder, copy in copies.items():
         listed = subprocess.run(
             ["git", "ls-files", "-co", "--exclude-standard", "--", "."], cwd=ROOT / folder, check=True, capture_output=True, text=True
         ).stdout.splitlines()
         for name in (n for n in listed if not n.startswith("tests/") and (ROOT / folder / n).is_file()):
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             (copy / name).write_bytes((ROOT / folder / name).read_bytes())
-        before = set(out.glob("*.whl"))
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "wheel",
-            "--quiet",
-            "--no-deps",
-            "--no-build-isolation",
-            "--no-index",
-            "-w",
-            str(out),
-            str(copy),
-        ]
-        subprocess.run(command, check=True, capture_output=True)
-        (built[folder],) = set(out.glob("*.whl")) - before
-    return built
+    offline = ("--no-deps", "--no-build-isolation", "--no-index")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", *offline, "-w", str(out), *map(str, copies.values())]
+    subprocess.run(command, check=True, capture_output=True)
+    names = {
+        folder: tomllib.loads((copy / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"] for folder, copy in copies.items()
+    }
+    built = {str(metadata(wheel)["Name"]): wheel for wheel in out.glob("*.whl")}
+    assert sorted(built) == sorted(names.values())
+    return {folder: built[name] for folder, name in names.items()}
 
 
 def metadata(wheel: Path) -> Message:

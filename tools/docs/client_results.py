@@ -1,4 +1,4 @@
-"""What clients make of exports, as `make clients` has measured it: tables of ``docs/data/clients.json``.
+"""Results of clients, as `make clients` has measured them: tables of ``docs/data/clients.json``.
 
 The file has, for each client, versions and the results by layout and scheme (`tests/clients/results.py`
 writes it): ``error`` and ``greedy``, or why it was ``refused``.

@@ -39,7 +39,7 @@ def _names(parameter: Any) -> str:
 
 
 def _prose(text: str) -> str:
-    """Return a help text as Markdown, in which only what stands in backticks is markup."""
+    """Return a help text as Markdown, in which only text in backticks is markup."""
     return re.sub(r"\\`(.+?)\\`", r"`\1`", cell(text))
 
 

@@ -16,7 +16,7 @@ def checks() -> str:
 
 
 def outcomes() -> str:
-    """Return the table of what a check can end in."""
+    """Return the table of the outcomes of a check."""
     return markdown_table(["outcome", "meaning"], [[cell(name), cell(meaning)] for name, meaning in OUTCOMES.items()])
 
 

@@ -17,7 +17,7 @@ _COMMON = ("task", "elapsed")
 
 
 def events() -> str:
-    """Return what every event has, then a section for each kind of event."""
+    """Return the attributes of every event, then a section for each kind of event."""
     common = _fields_of(Event)
     rows = [["`event`", "its name"], ["`version`", "version of these fields"], *([code(name), _meaning(common[name])] for name in _COMMON)]
     sections = [markdown_table(["field of every event", "meaning"], rows)]
@@ -31,7 +31,7 @@ def events() -> str:
 
 
 def _fields_of(kind: type[Event]) -> dict[str, str]:
-    """Return what the docstring of a class says of each attribute."""
+    """Return the description of each attribute in the docstring of a class."""
     text = (inspect.getdoc(kind) or "").partition("Attributes:\n")[2]
     return {match[1]: " ".join(match[2].split()) for match in re.finditer(r"^ {4}(\w+): (.*?)(?=^ {4}\w|\Z)", text, flags=re.M | re.S)}
 

@@ -12,7 +12,7 @@ __all__ = ["as_markdown", "hook"]
 
 
 def hook(name: str) -> str:
-    """Return what the docstring of a hook says, and its example: a block of code for each file.
+    """Return the docstring of a hook, and its example: a block of code for each file.
 
     Args:
         name: Of the hook, such as ``"quark_register_formats"``; ``"all"`` for what the docstring of the class

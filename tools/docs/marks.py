@@ -74,7 +74,7 @@ _GENERATORS: dict[str, Callable[[str, str], str]] = {
 
 
 def expand(markdown: str, page: str) -> str:
-    """Return the source of a page with each mark replaced by what it stands for.
+    """Return the source of a page with each mark replaced by its text.
 
     Args:
         markdown: The source.

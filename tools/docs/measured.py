@@ -15,7 +15,7 @@ __all__ = ["calibrated", "round_to_nearest", "schemes", "table"]
 
 
 def round_to_nearest() -> Mapping[str, Any]:
-    """Return what the measurement has stored: perplexity by scheme, and its protocol."""
+    """Return the stored measurement: perplexity by scheme, and its protocol."""
     data: dict[str, Any] = json.loads((ROOT / "docs/data/round_to_nearest.json").read_text(encoding="utf-8"))
     return data
 

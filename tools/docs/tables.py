@@ -1,4 +1,4 @@
-"""Tables of what is installed, from the registry: as Markdown, for the reference pages."""
+"""Tables of the installed records, from the registry: as Markdown, for the reference pages."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def clients() -> str:
 
 
 def capabilities() -> str:
-    """Return the table of what a record may declare that it can do."""
+    """Return the table of the capabilities that a record may declare."""
     rows = [[code(name), *(cell(part) for part in meaning.split(": ", 1))] for name, meaning in CAPABILITIES.items()]
     return markdown_table(["capability", "of", "meaning"], rows)
 
@@ -129,6 +129,6 @@ def protocols() -> str:
 
 
 def _client(text: str) -> tuple[str, str]:
-    """Return a program and what it needs: ``"vLLM (CUDA, ROCm)"`` is ``("vLLM", "CUDA, ROCm")``."""
+    """Return a program and its requirements: ``"vLLM (CUDA, ROCm)"`` is ``("vLLM", "CUDA, ROCm")``."""
     program, _, needs = text.partition(" (")
     return program, needs.removesuffix(")") or "yes"

@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def case(seed: int, source: str, route: str, base: Path) -> tuple[str, str, str]:
-    """Return what was damaged, the kind of ending, and what is wrong with it or was said."""
+    """Return the damage, the kind of ending, and its defect or its message."""
     place = Path(tempfile.mkdtemp(prefix="case-", dir=base))
     directory, out = Path(shutil.copytree(base / source, place / "in")), place / "out"
     what = damage(directory, source, random.Random(seed))
@@ -86,7 +86,7 @@ def case(seed: int, source: str, route: str, base: Path) -> tuple[str, str, str]
 
 
 def _answer(pipe: Connection) -> tuple[int, str, float, int] | None:
-    """Return what a child sends; None where it sends nothing in time, or ends without a word."""
+    """Return the message of a child; None where it sends nothing in time, or ends without a word."""
     try:
         answer: tuple[int, str, float, int] | None = pipe.recv() if pipe.poll(PATIENCE) else None
     except EOFError:

@@ -15,19 +15,19 @@ from tools.fuzz.sources import FILES
 __all__ = ["DAMAGES", "damage", "damaged"]
 
 VALUES: list[Any] = [None, True, -1, 0, 7, 10**6, 1.5, "", "x", [], {}, [[1]], {"a": 1}, "\u0000", [None], 10**30, float("nan")]
-"""What a field of a JSON file becomes."""
+"""Values that a field of a JSON file becomes."""
 _INDEX = "model.safetensors.index.json"
 _PLACES = ("../float/model.safetensors", "/etc/passwd", "sub/x.safetensors", "..", "", "\u0000", "gone.safetensors", "config.json")
 
 
 def damage(directory: Path, source: str, rng: random.Random) -> str:
-    """Damage a copy of a source in place; return what was done."""
+    """Damage a copy of a source in place; return a description of the damage."""
     kinds = [name for name, (of, _) in DAMAGES.items() if source in of]
     return DAMAGES[rng.choice(kinds)][1](directory, source, rng)
 
 
 def damaged(data: bytes, file: str, rng: random.Random) -> tuple[bytes, str]:
-    """Return what a file becomes, and what was done to it."""
+    """Return the changed contents of a file, and a description of the change."""
     if not file.endswith(".safetensors"):
         return (_with_a_field_changed if rng.random() < 0.6 else _with_bytes_changed)(data, rng)
     if rng.random() < 0.3:

@@ -1,4 +1,4 @@
-"""The routes by which a checkpoint is read, and what is wrong with how a run of one ended."""
+"""The routes by which a checkpoint is read, and the defects in the endings of their runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RESULT, REFUSED = "a result", "one sentence"
 
 
 def run(route: str, directory: Path, out: Path, text: Path) -> tuple[int, str]:
-    """Return the exit code of a route, and what it says on stderr.
+    """Return the exit code of a route, and its text on stderr.
 
     ``out`` lies in a directory that holds nothing but ``directory``.
     """
@@ -57,7 +57,7 @@ def run(route: str, directory: Path, out: Path, text: Path) -> tuple[int, str]:
 
 
 def ending(route: str, directory: Path, out: Path, code: int, said: str) -> str:
-    """Return `RESULT`, `REFUSED`, or what is wrong with how a run ended."""
+    """Return `RESULT`, `REFUSED`, or the defect in the ending of a run."""
     left = sorted(p.name for p in out.parent.iterdir() if p != directory)
     if code == 0:
         return RESULT if left == ([out.name] if route in ("quantize", "gptq") else []) else f"exit code 0, and there is {left}"

@@ -47,7 +47,7 @@ SECONDS = 900  # of one run of pytest; a change that makes the code run for ever
 
 
 class Verdict(enum.Enum):
-    """What became of one change."""
+    """The kinds of verdict on one change."""
 
     KILLED = "killed"
     SURVIVED = "survived"
@@ -76,7 +76,7 @@ class Mutant:
 
 @attrs.frozen
 class Outcome:
-    """What became of one change, and the line of pytest or the text that explains it."""
+    """The verdict on one change, and the line of pytest or the text that explains it."""
 
     verdict: Verdict
     reason: str

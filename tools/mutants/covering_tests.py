@@ -43,7 +43,7 @@ class Test:
 
 @attrs.frozen
 class FileRecord:
-    """What one test file runs: for each source and line, positions of tests in `tests`."""
+    """The lines that one test file runs: for each source and line, positions of tests in `tests`."""
 
     digest: str
     sources: dict[str, str]
@@ -52,7 +52,7 @@ class FileRecord:
     seconds: float
 
     def is_of(self, tree: Path, file: str) -> bool:
-        """Whether the file and all the sources that it ran are still what they were."""
+        """Whether the file and all the sources that it ran are unchanged."""
         return self.digest == digest(tree / file) and all(digest(tree / path) == old for path, old in self.sources.items())
 
 

@@ -68,7 +68,7 @@ NOTHING_RAN = {4, 5}  # statuses of pytest: a test has another name now, or ther
 
 @attrs.frozen
 class Result:
-    """What became of one drawn change: the test that failed, or an empty text."""
+    """The verdict on one drawn change: the test that failed, or an empty text."""
 
     package: str
     mutation: Mutation
@@ -263,13 +263,13 @@ def _restore(tree: Path, mutation: Mutation, source: Path) -> None:
 
 
 def _compile(tree: Path, tests: Sequence[str]) -> int:
-    """Lets Python and pytest keep what they compile of the sources and the tests."""
+    """Lets Python and pytest keep the compiled sources and tests."""
     forks.quiet(tree.parent / "compiled.log")
     return int(pytest.main(["--collect-only", *PYTEST, *tests]))
 
 
 def run(mutations: dict[str, list[Mutation]], tests: Map, pristine: Path, *, at_once: int) -> Iterator[Result]:
-    """Runs the tests of each change in copies of `pristine`, so many at once; yields what became of it."""
+    """Runs the tests of each change in copies of `pristine`, several at once; yields a `Result` for each."""
     outputs = pristine.parent / "outputs"
     outputs.mkdir()
     jobs: list[forks.Job] = []
@@ -373,7 +373,7 @@ def test_files(tree: Path, paths: Sequence[str] | None) -> list[str]:
 
 
 def report(tree: Path, results: Sequence[Result], output: Path | None) -> int:
-    """Writes what survived, prints the score of each package, and returns the exit status."""
+    """Writes the survivors, prints the score of each package, and returns the exit status."""
     left = [result.mutation for result in results if not result.noticed]
     CACHE.mkdir(exist_ok=True)
     (CACHE / "survivors.diff").write_text("".join(diff(tree, mutation) for mutation in left), encoding="utf-8")

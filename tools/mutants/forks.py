@@ -33,7 +33,7 @@ class Job:
 
 
 def preload() -> None:
-    """Imports what nearly every test needs and no change touches."""
+    """Imports modules that nearly every test needs and no change touches."""
     for name in PRELOADED:
         __import__(name)
 
@@ -91,13 +91,13 @@ def _fork(job: Job, tree: Path) -> int:
 
 
 def _kill_group(pid: int) -> None:
-    """Ends what a fork has left running."""
+    """Ends the processes that a fork has left running."""
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 
 
 def quiet(output: Path) -> None:
-    """Sends what this process writes to a file."""
+    """Sends the output of this process to a file."""
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

@@ -248,7 +248,7 @@ class _Visitor:
 
 
 def _name(function: ast.expr) -> str:
-    """Returns the last part of the name of what is called."""
+    """Returns the last part of the name of a called function."""
     return function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
 
 

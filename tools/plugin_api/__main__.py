@@ -1,4 +1,4 @@
-"""Says what is gone from the recorded plugin API, and what is new; with ``--write``, records that.
+"""Lists names that are gone from the recorded plugin API, and new ones; with ``--write``, records these.
 
 python -m tools.plugin_api             # exit status 1 for any difference
 python -m tools.plugin_api --write     # adds new names; a lost name needs an alias, or a higher API_VERSION

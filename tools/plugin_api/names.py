@@ -33,7 +33,7 @@ def path_of(version: int) -> Path:
 
 
 def recorded(version: int) -> dict[str, Signature]:
-    """Return what is recorded of a version; nothing where there is no file."""
+    """Return the recorded names of a version; nothing where there is no file."""
     file = path_of(version)
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
@@ -70,7 +70,7 @@ def imports_of(code: str) -> Iterator[tuple[str, str]]:
 
 
 def _shown() -> set[tuple[str, str]]:
-    """Return what pages, templates and the example show, each as module and name."""
+    """Return the names in pages, templates and the example, each as module and name."""
     shown = {("quark.plugins", "QuarkHooks")}
     for page in (ROOT / "docs/plugins").glob("*.md"):
         text = page.read_text(encoding="utf-8")

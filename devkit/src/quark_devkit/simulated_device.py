@@ -219,6 +219,12 @@ class _Backend:
     def manual_seed_all(self, seed: int) -> None:
         return None
 
+    def get_rng_state(self, device: Any = None) -> Tensor:
+        return torch.get_rng_state()  # its random numbers are the CPU's
+
+    def set_rng_state(self, state: Tensor, device: Any = None) -> None:
+        torch.set_rng_state(state)
+
     def synchronize(self, device: Any = None) -> None:
         return None
 

@@ -7,7 +7,10 @@ from quark_exporters.plugin import quark_register_exporters
 
 SLOW = {"onnx"}
 """Layouts that take seconds for each export, since a model is traced."""
+LIKE_OTHERS = {"awq"}
+"""Layouts with the base class of compressed_tensors and fp8; own tests read them back and dequantize them."""
 WRITTEN = [record.name for record in quark_register_exporters() if record.exporter is not None]
 for name in WRITTEN:
     marks = [pytest.mark.slow, pytest.mark.timeout(3600)] if name in SLOW else []
+    marks += [pytest.mark.slow_runs] if name in LIKE_OTHERS else []
     globals()[f"Test_{name}"] = type(f"Test_{name}", (LayoutConformance,), {"subject": name, "pytestmark": marks})

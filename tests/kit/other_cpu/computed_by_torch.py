@@ -1,4 +1,4 @@
-"""Writes what torch computes in this process, for each of many operators, to a file: ``python computed_by_torch.py FILE``."""
+"""Writes torch's results in this process, for each of many operators, to a file: ``python computed_by_torch.py FILE``."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def _bmm(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _unusual(a: Tensor, b: Tensor, dim: int) -> bool:
-    """Whether the original has to say what is wrong with the operands."""
+    """Whether the original has to name the defect in the operands."""
     return not (a.dim() == b.dim() == dim and a.dtype is b.dtype and a.shape[-1] == b.shape[-2])
 
 

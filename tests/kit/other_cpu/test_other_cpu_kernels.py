@@ -1,4 +1,4 @@
-"""Under ``--other-cpu`` torch computes what it computes otherwise, but for the last bits of sums."""
+"""Under ``--other-cpu`` torch computes the same, but for the last bits of sums."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Computed = dict[str, Tensor]
 
 
 def computed(file: Path, paths: list[str]) -> Computed:
-    """What torch computes in a process that Python starts with these paths."""
+    """Torch's results in a process that Python starts with these paths."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     subprocess.run([sys.executable, str(HERE / "computed_by_torch.py"), str(file)], env=environment, check=True, timeout=240)
     found: Computed = torch.load(file)
@@ -86,8 +86,8 @@ import os, subprocess, sys
 def test_installed():
     assert sys.modules["other_cpu_kernels"]._installed
     for code in (
-        "import sys, torch; assert sys.modules['other_cpu_kernels']._installed",
-        "import torch; assert type(torch.__loader__).__name__ == 'SourceFileLoader'",
+        "import sys, torch; assert sys.modules['other_cpu_kernels']._installed; "
+        "assert type(torch.__loader__).__name__ == 'SourceFileLoader'",
         "import sys, json; assert 'torch' not in sys.modules",
     ):
         subprocess.run([sys.executable, "-c", code], check=True)

@@ -116,7 +116,7 @@ def bit_fields() -> Drawing:
 
 
 def bits_per_weight() -> Drawing:
-    """What a weight takes in each scheme: its element, and its share of scales and zero points."""
+    """The bits of a weight in each scheme: its element, and its share of scales and zero points."""
     rows = sorted(kind_report(catalog(), "schemes")["schemes"], key=lambda row: (row["effective_bits"], row["name"]))
     drawing = Drawing(_WIDTH, 40 + 20 * len(rows))
     left, unit = 190, (_WIDTH - 300) / 10

@@ -1,4 +1,4 @@
-"""What happens in a run: the stream of blocks, and the forwards that pause at each input group of a block."""
+"""The steps of a run: the stream of blocks, and the forwards that pause at each input group of a block."""
 
 from __future__ import annotations
 

@@ -215,12 +215,12 @@ SEQUENCES = tiny.calibration_batches(8, 64)
 
 @pytest.mark.parametrize(("name", "scheme"), [("smoothquant", "int8"), ("awq", "int4_wo_64")])
 def test_what_is_applied_does_not_depend_on_the_order_of_samples_nor_on_batches(name: str, scheme: str) -> None:
-    """Each of the eight comes last once, in one call each, and in calls of eight and of four.
+    """The first, one in the middle and the last come last, in a call each, and in calls of eight and of four.
 
     The same tokens are held out.
     """
     made = config(name, scheme)
-    orders = [SEQUENCES[i + 1 :] + SEQUENCES[: i + 1] for i in range(8)]
+    orders = [SEQUENCES[i + 1 :] + SEQUENCES[: i + 1] for i in (0, 4, 7)]
     first, *others = (
         ModelQuantizer(made).quantize_model(float_model(), data)
         for data in (*orders, torch.cat(SEQUENCES), list(torch.cat(SEQUENCES[::-1]).split(4)))
