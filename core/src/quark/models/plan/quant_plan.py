@@ -19,14 +19,7 @@ from quark.models.hf.dequantizer import LayerCodes
 from quark.models.layers.layer_shape import LayerShape
 from quark.models.layers.layer_types import layer_type_of
 from quark.models.layers.quantized_layers import is_quantized
-from quark.models.plan.attention import (
-    AttentionRow,
-    attention_errors,
-    attention_facts,
-    attention_rows,
-    attention_warnings,
-    resolve_attention,
-)
+from quark.models.plan.attention import AttentionPlanning, AttentionRow
 from quark.models.plan.mixtures import fused_parameters
 from quark.models.plan.patterns import Rule, rules_of
 from quark.models.plan.plan_row import PlanRow
@@ -98,7 +91,7 @@ class QuantPlan:
         rows = [attrs.asdict(r, filter=lambda a, _: a.name != "config") | {"config": r.config and r.config.to_dict()} for r in self.rows]
         return {
             "rows": rows,
-            "attentions": attention_facts(self.attentions),
+            "attentions": [attention.to_dict() for attention in self.attentions],
             "notes": list(self.notes),
             "rules": [attrs.asdict(rule) for rule in self.rules],
             "warnings": list(self.warnings),
@@ -141,20 +134,21 @@ def make_plan(
             "Load the float model again to quantize it differently"
         )
     rows = with_kept(plan_rows(model, config, architecture), codes_of)
-    requested_post_rope, config = config.kv_cache_post_rope, resolve_attention(model, rows, config, architecture)
-    attentions = attention_rows(model, rows, config, architecture)
+    requested_post_rope = config.kv_cache_post_rope
+    attention = AttentionPlanning(model, rows, config, architecture).resolved()
+    config = attention.config
     rules = rules_of(model, config, architecture)
     errors = [
         *(rule.problem for rule in rules if rule.problem and config.strict),
         *_misfits(rows, config.scheme),
-        *attention_errors(model, attentions, rows, config, architecture, requested_post_rope),
+        *attention.errors(requested_post_rope),
     ]
     if errors:
         raise ConfigError("\n".join(errors))
-    _refuse_broken_plugins(rows, attentions)
-    warnings = (*(r.problem for r in rules if r.problem), *not_kept(rows, codes_of))
-    warnings = (*warnings, *attention_warnings(model, rows, config, architecture, requested_post_rope))
-    return QuantPlan(rows, config, architecture, tuple(_notes(rows, model, architecture)), attentions, rules, warnings)
+    _refuse_broken_plugins(rows, attention.rows)
+    problems = (rule.problem for rule in rules if rule.problem)
+    warnings = (*problems, *not_kept(rows, codes_of), *attention.warnings(requested_post_rope))
+    return QuantPlan(rows, config, architecture, tuple(_notes(rows, model, architecture)), attention.rows, rules, warnings)
 
 
 def plan_rows(model: nn.Module, config: QConfig, architecture: Architecture | None = None) -> tuple[PlanRow, ...]:
