@@ -16,6 +16,7 @@ from quark.checkpoint.exporter import ExportOptions
 from quark.checkpoint.shard_writer import Part
 from quark.models.layers import QuantizerModule
 from quark.models.layers.attention import PROBABILITIES, QUERY, STATES, STORED_STATES
+from quark.models.layers.packed_layers import packed_scales
 from quark.models.plan.attention import AttentionRow
 from quark.models.plan.kv_scales import merge_kv_scales
 from quark.models.plan.rules import first_match
@@ -130,9 +131,7 @@ def scale_suffixes(module: QuantizerModule | None, options: ExportOptions, shape
 
     None if it is not static.
     """
-    if module is None or module.quantizer.is_dynamic or module.quantizer.is_float:
-        return []
-    return list(module.quantizer.pack_qparams(module.quantizer.empty_qparams(shape, "meta"), order=options.pack_method))
+    return [] if module is None else list(packed_scales(module.quantizer, shape, options.pack_method))
 
 
 def attention_quantizers(modules: Mapping[str, nn.Module]) -> dict[str, QuantizerModule]:

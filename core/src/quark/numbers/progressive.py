@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from quark.numbers.granularity import PerTensor
-from quark.numbers.multi_level import MultiLevelQuantizer
 from quark.numbers.number_format import QParams
 from quark.numbers.observer import Observer
 from quark.numbers.single_level import SingleLevelQuantizer
+from quark.numbers.tensor_quantizer import MultiLevelQuantizer
 from quark.numbers.tiles import cast_finite
 
 __all__ = ["ProgressiveQuantizer"]

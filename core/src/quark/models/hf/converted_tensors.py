@@ -108,13 +108,10 @@ def _fits_as_stored(conversion: Conversion, has_place: Callable[[str], bool]) ->
 
 
 def _log_applied(converters: Sequence[WeightConverter], conversions: Sequence[Conversion], applied: Sequence[Conversion]) -> None:
-    counts: Mapping[int, tuple[int, int]] = {
-        id(c): (sum(x.converter is c for x in conversions), sum(x.converter is c for x in applied)) for c in converters
-    }
     for converter in converters:
-        matches, used = counts[id(converter)]
-        if used:
-            get_logger(__name__).info(f"{converter} is applied at {used} places of the checkpoint")
+        if places := sum(conversion.converter is converter for conversion in applied):
+            get_logger(__name__).info(f"{converter} is applied at {places} places of the checkpoint")
         else:
-            reason = "the model has a place for the tensors as they are stored" if matches else "no stored tensor has such a name"
+            has_matches = any(conversion.converter is converter for conversion in conversions)
+            reason = "the model has a place for the tensors as they are stored" if has_matches else "no stored tensor has such a name"
             get_logger(__name__).info(f"{converter} is not applied: {reason}")

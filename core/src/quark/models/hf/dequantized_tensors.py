@@ -1,4 +1,4 @@
-"""A quantized checkpoint's tensors as those of a float checkpoint.
+"""The tensors of a quantized checkpoint as a float checkpoint has them.
 
 They are computed from codes and scales when they are read.
 """

@@ -14,7 +14,8 @@ from torch.nn import functional
 
 from quark.base.lazy import ObjectRef, Reference
 from quark.errors import ConfigError
-from quark.plugins import LayerTypeRecord, Registry, layer_types
+from quark.plugins import LayerTypeRecord, layer_types
+from quark.plugins.registries import LayerTypeRegistry
 
 if TYPE_CHECKING:
     from quark.models.layers.quantized_layers import QuantizedLayer
@@ -47,7 +48,7 @@ class LayerType:
     @property
     def quantized(self) -> type[QuantizedLayer]:
         """The quantized class. Raises PluginError where it cannot be imported or is no `QuantizedLayer`."""
-        quantized = layer_types().load_quantized(self._name)
+        quantized: type[QuantizedLayer] = layer_types().load_quantized(self._name)
         return quantized
 
 
@@ -84,10 +85,8 @@ def layer_type_of_class(layer_class: type[Any]) -> LayerType | None:
 
     None where there is none.
     """
-    known = _known(layer_types())
-    if layer_class not in known:
-        known[layer_class] = _registered_for(layer_class)
-    return known[layer_class]
+    registry = layer_types()
+    return _registered_for(layer_class, registry, registry.revision)  # type: ignore[arg-type]  # classes are hashed by identity
 
 
 def is_lookup(layer_class: type[Any]) -> bool:
@@ -107,19 +106,9 @@ def planned_names() -> list[str]:
     return sorted({_class_name(record.layer) for record in layer_types() if record.quantized is not None and record.planned_as is None})
 
 
-def _known(registry: Registry[LayerTypeRecord]) -> dict[Any, LayerType | None]:
-    return _cache(registry, registry.revision)
-
-
 # Looked up for each module of a model; cached until the registry changes.
-@lru_cache(maxsize=2)
-def _cache(registry: Registry[LayerTypeRecord], revision: tuple[int, int]) -> dict[Any, LayerType | None]:
-    """Return a cache of layer types by class, empty at each new revision of the registry."""
-    return {}
-
-
-def _registered_for(layer_class: type[Any]) -> LayerType | None:
-    registry = layer_types()
+@lru_cache(maxsize=1024)
+def _registered_for(layer_class: type[Any], registry: LayerTypeRegistry, revision: tuple[int, int]) -> LayerType | None:
     claims = [name for name in registry.names() if _loaded(registry.get(name).layer) is layer_class]
     if not claims:
         return None

@@ -34,7 +34,7 @@ class FusedMixture:
 
     def parts(self) -> ExpertParts:
         """Return the matrices of each expert, as views of the mixture's current parameters."""
-        parts = _parts(self.module, self.facts)
+        parts = expert_parts(self.module, self.facts)
         assert parts is not None
         return parts
 
@@ -47,7 +47,7 @@ class FusedMixture:
 def fused_mixtures(model: nn.Module) -> dict[str, FusedMixture]:
     """Return the fused mixtures of a model that can be separated, by full name."""
     facts = architecture_of(model) or Architecture(model_type="")
-    return {name: FusedMixture(m, facts) for name, m in model.named_modules() if _parts(m, facts) is not None}
+    return {name: FusedMixture(m, facts) for name, m in model.named_modules() if expert_parts(m, facts) is not None}
 
 
 def separate_experts(model: nn.Module, config: QConfig, kept: Container[str] = ()) -> list[str]:
@@ -62,10 +62,6 @@ def separate_experts(model: nn.Module, config: QConfig, kept: Container[str] = (
     for name, parts in parts_of.items():
         model.set_submodule(name, separated(parts))
     return list(parts_of)
-
-
-def _parts(module: nn.Module, facts: Architecture) -> ExpertParts | None:
-    return expert_parts(module, facts)
 
 
 def _is_told_apart(name: str, parts: ExpertParts, config: QConfig, kept: Container[str]) -> bool:
@@ -125,10 +121,8 @@ def fused_parameters(model: nn.Module) -> Iterator[str]:
     holder = EXPERTS if facts is None else facts.experts
     for name, module in model.named_modules() if holder is not None else ():
         if counts_as(module) is None and f".{holder}." in f".{name}.":
-            yield from (f"{name}.{p}" for p, tensor in module.named_parameters(recurse=False) if _holds_matrices(p, tensor.ndim))
-
-
-def _holds_matrices(name: str, axes: int) -> bool:
-    # Stacked biases of many experts have two axes as well, as have matrices that are concatenated along their
-    # rows.
-    return axes >= 2 and "bias" not in name
+            for own, tensor in module.named_parameters(recurse=False):
+                # Stacked biases of many experts have two axes as well, as have matrices that are concatenated
+                # along their rows.
+                if tensor.ndim >= 2 and "bias" not in own:
+                    yield f"{name}.{own}"
