@@ -75,7 +75,7 @@ def exporter_options(name: str) -> tuple[Option, ...]:
     return (*own, *options_of(ExportOptions, without=("own", "tokenizer", "input_args", *(option.name for option in own))))
 
 
-def export_options(name: str, chosen: Mapping[str, Any], tokenizer: Tokenizer | None = None) -> ExportOptions:
+def export_options(name: str, chosen: Mapping[str, Any]) -> ExportOptions:
     """Return the options for an exporter from one mapping of its own and the common options.
 
     Raises:
@@ -86,7 +86,7 @@ def export_options(name: str, chosen: Mapping[str, Any], tokenizer: Tokenizer | 
     values = checked(whose, exporter_options(name), chosen)
     common = {key: value for key, value in values.items() if key not in own}
     JsonExporterConfig(**{key: value for key, value in common.items() if key in ("weight_format", "pack_method")})  # refuses others
-    make = functools.partial(ExportOptions, own={key: values[key] for key in values if key in own}, tokenizer=tokenizer)
+    make = functools.partial(ExportOptions, own={key: values[key] for key in values if key in own})
     options: ExportOptions = called(whose, make, common)
     exporter_of(name, options)  # the exporter refuses a bad value here, before any work
     return options

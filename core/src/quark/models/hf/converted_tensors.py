@@ -66,9 +66,8 @@ class ConvertedTensors:
         _log_applied(converters, conversions, applied)
 
     def sources(self, name: str) -> list[str]:
-        """As `quark.models.hf.file_tensors.TensorFiles.sources`."""
-        names = self._conversion_of[name].sources if name in self._conversion_of else [name]
-        return [source for one in names for source in self._files.sources(one)]
+        """Return the names, before conversion, of the tensors that make the tensor ``name``."""
+        return self._conversion_of[name].sources if name in self._conversion_of else [name]
 
     @contextmanager
     def reading(self, device: torch.device) -> Iterator[ReadTensor]:

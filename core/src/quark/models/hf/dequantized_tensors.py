@@ -56,10 +56,6 @@ class DequantizedTensors:
             one.name: torch.empty(one.shape, dtype=torch.float32, device="meta") for one in self._made.values()
         }
 
-    def sources(self, name: str) -> list[str]:
-        """As `quark.models.hf.file_tensors.TensorFiles.sources`."""
-        return list(self._made[name].sources) if name in self._made else [name]
-
     @contextmanager
     def reading(self, device: torch.device) -> Iterator[ReadTensor]:
         """As `quark.models.hf.file_tensors.TensorFiles.reading`.

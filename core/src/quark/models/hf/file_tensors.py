@@ -34,9 +34,6 @@ class TensorFiles(Protocol):
 
     meta: dict[str, Tensor]
 
-    def sources(self, name: str) -> list[str]:
-        """Return names of the stored tensors that make the tensor ``name``."""
-
     def reading(self, device: torch.device) -> AbstractContextManager[ReadTensor]:
         """Return the context of a function that reads tensors to a device.
 
@@ -61,10 +58,6 @@ class FileTensors:
             for shard in shards
             for name, (dtype, shape) in shard.tensors.items()
         }
-
-    def sources(self, name: str) -> list[str]:
-        """Return the name: a stored tensor is its own source."""
-        return [name]
 
     @contextmanager
     def reading(self, device: torch.device) -> Iterator[ReadTensor]:

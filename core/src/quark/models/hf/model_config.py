@@ -68,14 +68,15 @@ def model_config(path: Path, *, trust_remote_code: bool = False) -> Any:
     classes = config.architectures
     if classes and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
         raise CheckpointError(f"'{file}' says architectures = {classes!r} where a list of names is expected: it is damaged, fetch it again")
-    if not trust_remote_code and config.architectures and not _is_known(config):
+    if not trust_remote_code and config.architectures and not _named_classes(config):
         refuse_code(file)  # the model of transformers for that config would be another
     return config
 
 
-def _is_known(config: Any) -> bool:
-    """Return whether transformers has the model class that a config names."""
-    return bool(set(config.architectures) & {model.__name__ for models in _known_classes(config).values() for model in models})
+def _named_classes(config: Any) -> list[Any]:
+    """Return the Auto classes of transformers that have a model class which the config names."""
+    named = set(config.architectures or ())
+    return [auto for auto, models in _known_classes(config).items() if named & {model.__name__ for model in models}]
 
 
 def _refuse_endless(config: Any, file: Path) -> None:
@@ -96,12 +97,10 @@ def auto_class(config: Any) -> Any:
     Args:
         config: A transformers config.
     """
-    named = set(config.architectures or ())
     classes = _known_classes(config)
     known = [auto for auto, models in classes.items() if models]
-    exact = [auto for auto in known if named & {model.__name__ for model in classes[auto]}]
     own = [auto for auto in classes if auto.__name__ in (getattr(config, "auto_map", None) or {})]  # code of the checkpoint's own
-    return [*exact, *known, *own, *classes][0]
+    return [*_named_classes(config), *known, *own, *classes][0]
 
 
 def is_of_its_config(model: nn.Module) -> bool:

@@ -33,13 +33,11 @@ class LayerType:
     """A registered layer type whose float class is loaded.
 
     Attributes:
-        float_class: The class of the float layers.
         record: The registered record.
         planned_as: The class by which configurations and algorithms know such layers.
         planned_name: The name that ``planned_as`` is registered under, by which plans know it.
     """
 
-    float_class: type[nn.Module]
     record: LayerTypeRecord
     planned_as: type[nn.Module]
     planned_name: str
@@ -120,8 +118,8 @@ def _registered_for(layer_class: type[Any], registry: LayerTypeRegistry, revisio
         )
     record = registry.get(claims[0])
     if record.planned_as is None:
-        return LayerType(layer_class, record, layer_class, claims[0], claims[0])
-    return LayerType(layer_class, record, registry.load_layer(record.planned_as), registry.get(record.planned_as).name, claims[0])
+        return LayerType(record, layer_class, claims[0], claims[0])
+    return LayerType(record, registry.load_layer(record.planned_as), registry.get(record.planned_as).name, claims[0])
 
 
 def _class_name(reference: Reference) -> str:

@@ -90,29 +90,27 @@ class ExpertNames:
 
     def __init__(self, architecture: Architecture | None) -> None:
         holder = EXPERTS if architecture is None else architecture.experts
-        self._expression = None if holder is None else re.compile(rf"((?:^|\.){re.escape(holder)}\.)\d+(\.)")
+        matches_nothing = "(?!)"
+        self._expression = re.compile(matches_nothing if holder is None else rf"((?:^|\.){re.escape(holder)}\.)\d+(\.)")
 
     def projection(self, layer: str) -> str | None:
         """Return the name of an expert's layer with ``*`` for the expert's number, the same for all experts.
 
         None for other layers.
         """
-        return None if self._match(layer) is None or self._expression is None else self._expression.sub(r"\1*\2", layer)
+        return self._expression.sub(r"\1*\2", layer) if self._expression.search(layer) else None
 
     def expert(self, layer: str) -> str:
         """Return the full name of the expert that a layer belongs to.
 
         The layer's own where it belongs to none.
         """
-        match = self._match(layer)
+        match = self._expression.search(layer)
         return layer if match is None else layer[: match.end() - 1]
 
     def among(self, layers: Iterable[str]) -> list[str]:
         """Return those layers that belong to experts."""
-        return [layer for layer in layers if self._match(layer) is not None]
-
-    def _match(self, layer: str) -> re.Match[str] | None:
-        return None if self._expression is None else self._expression.search(layer)
+        return [layer for layer in layers if self._expression.search(layer)]
 
 
 def fused_parameters(model: nn.Module) -> Iterator[str]:
