@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from quark.checkpoint.chosen_exporter import exporter_options
+from quark.checkpoint.export import exporter_options
 from quark.cli.installed import kind_report
 from quark.plugins import CAPABILITIES
 from quark.plugins.catalog import catalog

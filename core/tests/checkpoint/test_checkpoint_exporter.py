@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from quark.checkpoint import CheckpointContent, CheckpointExporter, CodedLayer, ExportOptions, StorageReader
-from quark.checkpoint.chosen_exporter import exporter_of
 from quark.checkpoint.content import content_of
+from quark.checkpoint.export import exporter_of
 from quark.checkpoint.model_tensors import scale_suffixes
 from quark.config.layer import QLayerConfig
 from quark.errors import UnsupportedError

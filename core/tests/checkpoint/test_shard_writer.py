@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from quark.checkpoint import shard_writer
-from quark.checkpoint.shard_layout import NAMES, ShardLayout
+from quark.checkpoint.shard_layout import ShardLayout
 from quark.checkpoint.shard_writer import Part, ShardWriter, create_shards, write_shards
 from quark.errors import OutputError, UnsupportedError
-from quark.models.hf.shards import check_shards
+from quark.models.hf.shards import DTYPES, check_shards
 
 
 def part(tensors: dict[str, Tensor]) -> Part:
@@ -33,7 +33,7 @@ def read(directory: Path) -> dict[str, Tensor]:
     return {n: t for shard in check_shards(directory) for n, t in load_file(shard.path).items()}
 
 
-@pytest.mark.parametrize("dtype", NAMES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 def test_every_dtype_comes_back_bit_for_bit(dtype: torch.dtype, tmp_path: Path) -> None:
     data = torch.randint(0, 2 if dtype is torch.bool else 256, (3, 16), dtype=torch.uint8)
     tensor = data.bool() if dtype is torch.bool else data.view(dtype)
@@ -289,7 +289,7 @@ def test_what_is_called_when_parts_are_stored_gets_each_part_once_and_its_error_
             writer.finish()
 
 
-@pytest.mark.parametrize("dtype", NAMES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 def test_every_dtype_is_read_again_as_it_was_written(dtype: torch.dtype, tmp_path: Path) -> None:
     data = torch.randint(0, 2 if dtype is torch.bool else 256, (3, 16), dtype=torch.uint8)
     tensors = {"a": data.bool() if dtype is torch.bool else data.view(dtype), "empty": torch.zeros(0, 2, dtype=dtype)}

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import quark
-from quark.checkpoint.chosen_exporter import export_options
+from quark.checkpoint.export import export_options
 from quark.config.templates import LLMTemplate
 from quark.errors import CheckpointError
 from quark.models.hf.loading import load_model

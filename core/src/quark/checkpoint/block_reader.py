@@ -5,7 +5,6 @@ So models larger than memory are evaluated.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -15,8 +14,7 @@ from torch import nn
 from quark.base.names import folded
 from quark.checkpoint.layout_reader import ReadsOwnFiles, layout_for, quantization_block, reader_of
 from quark.checkpoint.provenance import refuse_unreadable
-from quark.checkpoint.reader import fill_zero_points, place, prepared, tie
-from quark.checkpoint.restorers import restorers_of
+from quark.checkpoint.reader import fill_zero_points, place, placed_by, prepared, tie
 from quark.errors import CheckpointError, UnsupportedError
 from quark.models.hf.loading import unpack_all
 from quark.models.hf.shards import check_shards
@@ -52,23 +50,19 @@ class QuantizedCheckpoint:
         reader = reader_of(layout)
         if isinstance(reader, ReadsOwnFiles):
             raise UnsupportedError(f"the layout '{layout}' of '{directory}' cannot be read block by block: evaluate it in memory")
-        paths = [shard.path for shard in check_shards(directory)]
+        shards = check_shards(directory)
         stored = reader.configuration(block, directory)
         refuse_unreadable(stored.config, f"the checkpoint '{directory}'")
         self.model: nn.Module = empty_model(directory, None, trust_remote_code=trust_remote_code)
         plan = prepared(reader, self.model, stored, directory)
         self.blocks = decoder_blocks(self.model, plan.architecture)
-        restorers = restorers_of(stored.config)
+        place_of = placed_by(reader, self.model, stored.config)
         self._places: dict[str | None, list[tuple[Path, str, str]]] = {}
-        for path in paths:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 - not a dict
-                    restored = name
-                    for restorer in restorers:
-                        restored = restorer.place_of(restored, torch.empty(file.get_slice(name).get_shape(), device="meta"))
-                    target = reader.place_of(self.model, restored)
-                    owner = next((b.name for b in self.blocks if b.owns(target)), None)
-                    self._places.setdefault(owner, []).append((path, name, target))
+        for shard in shards:
+            for name, (_, shape) in shard.tensors.items():
+                target = place_of(name, torch.empty(shape, device="meta"))
+                owner = next((b.name for b in self.blocks if b.owns(target)), None)
+                self._places.setdefault(owner, []).append((shard.path, name, target))
         self._stored = {target for entries in self._places.values() for _, _, target in entries}
         self._stored |= fill_zero_points(self.model, self._stored)
 
@@ -82,7 +76,9 @@ class QuantizedCheckpoint:
             tie(self.model, {target for _, _, target in entries})
             self._refuse_incomplete()
             unpack_all(self.model, self._directory, self._is_outside)
-            self._move_outside()
+            for name, module in self.model.named_modules():
+                if self._is_outside(name):
+                    module._apply(lambda tensor: tensor.to(self._device), recurse=False)
         else:
             unpack_all(block.module, self._directory)
             block.module.to(self._device)
@@ -100,12 +96,5 @@ class QuantizedCheckpoint:
         if missing := [name for name, tensor in tensors.items() if name not in stored and id(tensor) not in shared]:
             raise CheckpointError(f"the export '{self._directory}' lacks {len(missing)} tensor(s): {folded(missing)}. It is incomplete")
 
-    @property
-    def _is_outside(self) -> Callable[[str], bool]:
-        return lambda name: not any(block.owns(f"{name}.") for block in self.blocks)
-
-    def _move_outside(self) -> None:
-        """Move the tensors of modules outside all blocks to the device."""
-        for name, module in self.model.named_modules():
-            if self._is_outside(name):
-                module._apply(lambda tensor: tensor.to(self._device), recurse=False)
+    def _is_outside(self, module: str) -> bool:
+        return not any(block.owns(f"{module}.") for block in self.blocks)

@@ -9,7 +9,7 @@ import copy
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -97,7 +97,7 @@ class CheckpointExporter(Exporter):
         return {self._name(layer, slot, suffix): t for slot in (*PARAMETERS, *ACTIVATIONS) for suffix, t in layer.packed(slot).items()}
 
     def read_layer(self, layer: ExportedLayer, tensors: Mapping[str, Tensor]) -> None:
-        """Set the parameters and scales of a layer to what was written: the inverse of `layer_tensors`.
+        """Set the parameters and scales of a layer to the written tensors: the inverse of `layer_tensors`.
 
         Args:
             layer: The layer, without scales and with float weights.
@@ -130,7 +130,7 @@ class CheckpointExporter(Exporter):
                 yield row.name, reason
 
     def warn(self, content: CheckpointContent, options: ExportOptions) -> None:
-        """Log what readers of the layout do otherwise than the model; called when an export begins.
+        """Log differences between the model and its readers in other runtimes; called when an export begins.
 
         By default nothing.
         """
@@ -150,22 +150,22 @@ class CheckpointExporter(Exporter):
             stream.write(Block("", content.model))
             stream.finish(content)
 
-    @contextmanager
-    def stream(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
+    def stream(
+        self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions
+    ) -> AbstractContextManager[BlockStream]:
         """As `Exporter.stream`."""
-        with self._opened(content, skeleton, out, options, checksums=True) as stream:
-            yield stream
+        return self._opened(content, skeleton, out, options, checksums=True)
 
-    @contextmanager
-    def reopen(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
+    def reopen(
+        self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions
+    ) -> AbstractContextManager[BlockStream]:
         """As `Exporter.reopen`."""
         if options.kv_cache_group:
             raise UnsupportedError(
                 "an export with the option kv_cache_group cannot be resumed: its scales of the cache are merged when they are written, and "
                 "calibration goes on with those before. Give kv_cache_group in the configuration instead, which merges them in calibration"
             )
-        with self._opened(content, skeleton, out, options, checksums=True) as stream:
-            yield stream
+        return self._opened(content, skeleton, out, options, checksums=True)
 
     @contextmanager
     def join(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
@@ -339,7 +339,7 @@ def _written_as_they_are(layers: Mapping[str, ExportedLayer], tensors: Mapping[s
 def _config_of(content: CheckpointContent, quantization: dict[str, Any]) -> Any:
     """Return the content of config.json: the model's config, or else its class; and the quantization."""
     model: Any = content.model
-    if not _has_config(model):
+    if not hasattr(getattr(model, "config", None), "to_json_file"):
         return {"architectures": [type(model).__name__], "quantization_config": quantization}
     config = copy.deepcopy(model.config)
     config.architectures = config.architectures or [type(model).__name__]
@@ -348,7 +348,3 @@ def _config_of(content: CheckpointContent, quantization: dict[str, Any]) -> Any:
         config.tie_word_embeddings = False
     config.quantization_config = quantization
     return config
-
-
-def _has_config(model: nn.Module) -> bool:
-    return hasattr(getattr(model, "config", None), "to_json_file")

@@ -44,7 +44,7 @@ def checksums(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
 
 
 def _weighted(data: Tensor, row: int) -> int:
-    """Return the sum over whole rows, the first of which has that number; int64 arithmetic wraps around."""
+    """Return the sum over whole rows, numbered from ``row``; int64 arithmetic wraps around."""
     aligned = data.clone() if data.storage_offset() % 8 or data.data_ptr() % 8 else data
     sums = aligned.view(torch.int64).view(-1, ROW // 8).sum(1)
     return int((sums * torch.arange(2 * row + 1, 2 * (row + len(sums)) + 1, 2, device=sums.device)).sum())

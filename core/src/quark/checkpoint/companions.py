@@ -34,7 +34,13 @@ def save_companions(model: nn.Module, directory: Path, tokenizer: Tokenizer | No
         OutputError: The tokenizer cannot be saved.
     """
     if tokenizer is not None:
-        _save(tokenizer, directory)
+        try:
+            tokenizer.save_pretrained(directory)
+        except OSError:
+            raise
+        except Exception as error:  # whatever the caller's object does
+            reason = f"({type(error).__name__}: {error})"
+            raise OutputError(f"the tokenizer, a {type(tokenizer).__name__}, cannot be saved {reason}: give another, or none") from error
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "to_json_file"):
         return
@@ -56,14 +62,3 @@ def copy_companions(source: Path, directory: Path) -> None:
     for name in (*COMPANIONS, *code_of(source)):
         if (source / name).is_file() and not (directory / name).exists():
             shutil.copyfile(source / name, directory / name)
-
-
-def _save(tokenizer: Tokenizer, directory: Path) -> None:
-    try:
-        tokenizer.save_pretrained(directory)
-    except OSError:
-        raise
-    except Exception as error:  # whatever the caller's object does
-        raise OutputError(
-            f"the tokenizer, a {type(tokenizer).__name__}, cannot be saved ({type(error).__name__}: {error}): give another, or none"
-        ) from error

@@ -17,22 +17,14 @@ from pathlib import Path
 from quark.checkpoint.layout_reader import quantization_block
 from quark.errors import OutputError, QuarkError
 from quark.models.hf.custom_code import code_of
+from quark.models.hf.tokenizer import TOKENIZER_FILES
 from quark.plugins import exporters
 from quark.plugins.program_records import ExporterRecord
 
 __all__ = ["COMPANIONS", "OF_THE_RUN", "REPLACED", "REPORT_FILES", "RUN_FILE", "exchange", "move_into_place", "refuse_used_directory"]
 
 COMPANIONS = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
+    *TOKENIZER_FILES,
     "preprocessor_config.json",
     "processor_config.json",
     "video_preprocessor_config.json",

@@ -115,7 +115,7 @@ class ExportedLayer:
             yield from ("",) if quantizer is None else packed_meta(quantizer.quantizer, tuple(tensor.shape), self.options.pack_method)
 
     def set_packed(self, slot: Slot, tensors: Mapping[str, Tensor]) -> None:
-        """Set a tensor of the layer, and its scales, to what was written: the inverse of `packed`.
+        """Set a tensor of the layer, and its scales, to the written tensors: the inverse of `packed`.
 
         Args:
             slot: The tensor.
@@ -123,7 +123,7 @@ class ExportedLayer:
         """
         quantizer, order = self._quantizer(slot), self.options.pack_method
         if slot in ACTIVATIONS:
-            if quantizer is not None and not (quantizer.quantizer.is_dynamic or quantizer.quantizer.is_float):
+            if quantizer is not None and quantizer.is_static:
                 shape = LayerShape.of(self.layer).of_slot(slot)
                 quantizer.set_qparams(quantizer.quantizer.unpack_qparams(dict(tensors), shape, order=order))
             return
@@ -157,8 +157,7 @@ class ExportedLayer:
         assert quantizer is not None
         assert quantizer.qparams is not None
         codes = checked_codes(f"{self.name}.weight", quantizer, self._weight)
-        is_static = inputs is not None and not inputs.quantizer.is_dynamic and not inputs.quantizer.is_float
-        return CodedLayer(self.config, codes, quantizer.qparams, inputs.qparams if inputs is not None and is_static else None)
+        return CodedLayer(self.config, codes, quantizer.qparams, inputs.qparams if inputs is not None and inputs.is_static else None)
 
     def _quantizer(self, slot: Slot) -> QuantizerModule | None:
         if slot is Slot.output_tensors:

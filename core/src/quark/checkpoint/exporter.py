@@ -147,11 +147,11 @@ class BlockStream(ABC):
         _lacking(self, "skip", "shares")
 
     def written(self) -> frozenset[str]:
-        """Return the names of what this process has written, all of which is in the files."""
+        """Return the names of the tensors that this process has written; all of them are in the files."""
         _lacking(self, "written", "shares")
 
     def count_as_written(self, names: Iterable[str]) -> None:
-        """Note what other processes have written, before `finish`."""
+        """Note the tensors that other processes have written, before `finish`."""
         _lacking(self, "count_as_written", "shares")
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-import attrs
 from torch import nn
 
-from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.models.plan.plan_row import PlanRow
-from quark.models.plan.quant_plan import QuantPlan
+from quark.models.plan.quant_plan import QuantPlan, is_left_alone
 
 __all__ = ["is_float", "routers"]
 
@@ -20,8 +18,7 @@ def is_float(row: PlanRow) -> bool:
 
     Its output may still enter a quantized cache.
     """
-    has_no_codes = row.config is None or attrs.evolve(row.config, output_tensors=None) == QLayerConfig()
-    return has_no_codes and not row.is_by_name
+    return is_left_alone(row) and not row.is_by_name
 
 
 def routers(model: nn.Module, config: QConfig, plan: QuantPlan) -> list[str]:

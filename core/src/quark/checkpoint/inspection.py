@@ -16,28 +16,24 @@ from torch import Tensor, nn
 
 from quark.base.log import silenced
 from quark.base.names import folded
-from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, layout_for, quantization_block, reader_of
-from quark.checkpoint.reader import fill_zero_points, place, prepared, tie
-from quark.checkpoint.restorers import restorers_of
-from quark.checkpoint.shard_layout import NAMES
+from quark.checkpoint.layout_reader import ReadsOwnFiles, layout_for, quantization_block, reader_of
+from quark.checkpoint.reader import fill_zero_points, place, placed_by, prepared, tie
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, PluginError, QuarkError
 from quark.models.hf.model_config import is_of_its_config
 from quark.models.hf.placing import left_out_by, without_source
-from quark.models.hf.shards import Shard, check_shards
+from quark.models.hf.shards import DTYPES, Shard, check_shards
 from quark.models.hf.skeleton import empty_model
 from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins import exporters
 from quark.plugins.attribution import attributed, origin
-
-_DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 __all__ = ["CheckpointFacts", "Inspection", "Inspector", "RuntimeSupport", "inspect_checkpoint", "refuse_incomplete_export"]
 
 
 @attrs.frozen
 class RuntimeSupport:
-    """What one runtime would do with a checkpoint.
+    """Support of a checkpoint by one runtime.
 
     Attributes:
         runtime: Its name.
@@ -56,7 +52,7 @@ class RuntimeSupport:
 
     @property
     def loads(self) -> bool:
-        """Whether it would load the checkpoint and compute what it says."""
+        """Whether it would load the checkpoint and compute the model that was exported."""
         return not self.refusals
 
 
@@ -91,18 +87,18 @@ class CheckpointFacts:
 
 
 class Inspector(Protocol):
-    """Says what runtimes make of checkpoints in a layout.
+    """Tells the support of a checkpoint by runtimes, for one layout.
 
     Third parties name such a class as ``inspector`` of an `ExporterRecord`.
     """
 
     def support(self, facts: CheckpointFacts) -> Iterable[RuntimeSupport]:
-        """Yield what each runtime would do."""
+        """Yield the support by each runtime."""
 
 
 @attrs.frozen
 class Inspection:
-    """What is known of a checkpoint.
+    """The result of the inspection of a checkpoint.
 
     Attributes:
         layout: Name of its layout.
@@ -123,7 +119,7 @@ class Inspection:
 
 @attributed("inspecting a checkpoint")
 def inspect_checkpoint(directory: str | Path, *, trust_remote_code: bool = False) -> Inspection:
-    """Return whether a checkpoint is whole, and what runtimes would do with it.
+    """Return an `Inspection`: the damage of a checkpoint, and its support by runtimes.
 
     Scales are read, and weights are not.
 
@@ -143,7 +139,7 @@ def inspect_checkpoint(directory: str | Path, *, trust_remote_code: bool = False
     model: Any = empty_model(path, None, trust_remote_code=trust_remote_code)
     plan = prepared(reader, model, stored, path, origin("exporters", layout))
     heads = {name for name, module in model.named_modules() if module is model.get_output_embeddings()} or {"lm_head"}
-    misfits, missing = _placed(model, _placed_by(reader, model, stored.config), shards)
+    misfits, missing = _placed(model, placed_by(reader, model, stored.config), shards)
     lacks = [f"'{path}' lacks {len(missing)} tensor(s): {folded(missing)}"] if missing else []
     damage = (*misfits, *lacks, *_bad_scales(shards))
     if damage or exporters().get(layout).inspector is None:
@@ -183,25 +179,13 @@ def refuse_incomplete_export(exporter: str, directory: Path, model: nn.Module) -
             if not {name for name, _ in expected.named_modules()} <= {name for name, _ in model.named_modules()}:
                 return
             prepared(reader, expected, stored, directory, whose)
-            _, missing = _placed(expected, _placed_by(reader, expected, stored.config), shards)
+            _, missing = _placed(expected, placed_by(reader, expected, stored.config), shards)
     except PluginError:
         raise
     except QuarkError:
         return  # reading it says so, to whom wants to
     if missing:
         raise whose.error(f"has written files that lack {len(missing)} tensor(s) which its reader wants: {folded(missing)}")
-
-
-def _placed_by(reader: LayoutReader, model: nn.Module, config: QConfig) -> Callable[[str, Tensor], str]:
-    """Return the function that gives the path of a stored tensor in the prepared model."""
-    restorers = restorers_of(config)
-
-    def place_of(name: str, tensor: Tensor) -> str:
-        for restorer in restorers:
-            name = restorer.place_of(name, tensor)
-        return reader.place_of(model, name)
-
-    return place_of
 
 
 def _placed(model: nn.Module, place_of: Callable[[str, Tensor], str], shards: Iterable[Shard]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -213,10 +197,10 @@ def _placed(model: nn.Module, place_of: Callable[[str, Tensor], str], shards: It
     misfits = []
     is_left_out = left_out_by(model)
     for path, name, dtype, shape in ((s.path, name, *kind) for s in shards for name, kind in s.tensors.items() if not is_left_out(name)):
-        if dtype not in _DTYPES:
+        if dtype not in DTYPES:
             misfits.append(f"'{name}' in '{path}' is of the dtype {dtype}, which no model has")
             continue
-        tensor = torch.empty(shape, dtype=_DTYPES[dtype], device="meta")
+        tensor = torch.empty(shape, dtype=DTYPES[dtype], device="meta")
         try:
             found.add(place(model, place_of(name, tensor), name, tensor, path))
         except CheckpointError as error:

@@ -122,7 +122,7 @@ class ReadsBlocks(Protocol):
 
 @runtime_checkable
 class RenamesTensors(Protocol):
-    """Additional interface of a `LayoutReader` where stored names differ from those of the model.
+    """Additional interface of a `LayoutReader` where stored names differ from the names in the model.
 
     ``from_pretrained`` of transformers asks for it.
 

@@ -6,7 +6,6 @@ Tensors that are not quantized are, and scales of activations and attention.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Protocol
 
 import attrs
@@ -16,6 +15,7 @@ from quark.checkpoint.exporter import ExportOptions
 from quark.checkpoint.shard_writer import Part
 from quark.models.layers import QuantizerModule
 from quark.models.layers.attention import PROBABILITIES, QUERY, STATES, STORED_STATES
+from quark.models.layers.packed_layers import packed_scales
 from quark.models.plan.attention import AttentionRow
 from quark.models.plan.kv_scales import merge_kv_scales
 from quark.models.plan.rules import first_match
@@ -130,9 +130,7 @@ def scale_suffixes(module: QuantizerModule | None, options: ExportOptions, shape
 
     None if it is not static.
     """
-    if module is None or module.quantizer.is_dynamic or module.quantizer.is_float:
-        return []
-    return list(module.quantizer.pack_qparams(module.quantizer.empty_qparams(shape, "meta"), order=options.pack_method))
+    return [] if module is None else list(packed_scales(module.quantizer, shape, options.pack_method))
 
 
 def attention_quantizers(modules: Mapping[str, nn.Module]) -> dict[str, QuantizerModule]:
@@ -152,15 +150,7 @@ def probability_parts(quantizers: Mapping[str, QuantizerModule], options: Export
         attention, _, attribute = name.rpartition(".")
         tensors = activation_tensors(module, None, options) if attribute == PROBABILITIES else {}
         if tensors:
-            yield _scales({_probabilities_name(attention, suffix): t for suffix, t in tensors.items()})
-
-
-def _probabilities_name(attention: str, suffix: str) -> str:
-    """Return the name of a tensor of attention probabilities.
-
-    ``….self_attn`` and scale give ``….self_attn.prob_output_scale``.
-    """
-    return f"{attention}.{STORED_PROBABILITIES}_{suffix}"
+            yield _scales({f"{attention}.{STORED_PROBABILITIES}_{suffix}": t for suffix, t in tensors.items()})
 
 
 def state_parts(
@@ -182,7 +172,7 @@ def state_parts(
         is_merged = any(first_match(layer, options.kv_cache_group) for layer, _ in row.states.values())
         merged = QParams(merge_kv_scales(cached, options.min_kv_scale)) if cached and is_merged else None
         tensors = {
-            _state_name(row.name, state, suffix): tensor.reshape(1) if as_vectors else tensor
+            f"{row.name}.{STORED_STATES[state]}_{suffix}": tensor.reshape(1) if as_vectors else tensor
             for state, quantizer in states.items()
             for suffix, tensor in activation_tensors(quantizer, None if state == QUERY else merged, options).items()
         }
@@ -192,14 +182,6 @@ def state_parts(
 
 def _scales(tensors: Mapping[str, Tensor]) -> Part:
     return Part({name: t.to("meta") for name, t in tensors.items()}, lambda: tensors)
-
-
-def _state_name(attention: str, state: str, suffix: str) -> str:
-    """Return the name of a tensor of queries, keys or values stored with attention.
-
-    ``….self_attn``, keys and scale give ``….k_scale``.
-    """
-    return f"{attention}.{STORED_STATES[state]}_{suffix}"
 
 
 class WrittenTensors(Protocol):
@@ -233,13 +215,13 @@ def set_attention_scales(
         as_vectors: As of `state_parts`.
     """
     owners = [name.rpartition(".")[0] for name in quantizers if name.rpartition(".")[2] == PROBABILITIES]
-    places = {f"{owner}.{PROBABILITIES}": partial(_probabilities_name, owner) for owner in owners}
-    places |= {f"{row.name}.{state}": partial(_state_name, row.name, state) for row in attentions for state in row.states}
-    for name, name_of in places.items():
+    stored_as = {f"{owner}.{PROBABILITIES}": f"{owner}.{STORED_PROBABILITIES}" for owner in owners}
+    stored_as |= {f"{row.name}.{state}": f"{row.name}.{STORED_STATES[state]}" for row in attentions for state in row.states}
+    for name, prefix in stored_as.items():
         module = quantizers.get(name)
         if module is None or not (suffixes := scale_suffixes(module, options)):
             continue
-        tensors = {suffix: written.read(name_of(suffix)) for suffix in suffixes if name_of(suffix) in written}
+        tensors = {suffix: written.read(f"{prefix}_{suffix}") for suffix in suffixes if f"{prefix}_{suffix}" in written}
         if as_vectors:
             tensors = {suffix: tensor.reshape(()) for suffix, tensor in tensors.items()}
         module.set_qparams(module.quantizer.unpack_qparams(tensors, (1,), order=options.pack_method))

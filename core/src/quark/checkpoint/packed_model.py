@@ -16,13 +16,14 @@ from quark.models.hf.attention_switch import switch_attention
 from quark.models.hf.internals import is_stored_beside_weight
 from quark.models.layers import counts_as
 from quark.models.layers.attention import PROBABILITIES, STORED_STATES
-from quark.models.layers.packed_layers import Packed, PackedLayer, PackedScales
-from quark.models.layers.packed_quantizer import PackedQuantizer, ScalesOf, packed_scales
+from quark.models.layers.packed_layers import Packed, PackedLayer, PackedScales, packed_scales
+from quark.models.layers.packed_quantizer import PackedQuantizer, ScalesOf
 from quark.models.plan.attention import AttentionRow, attention_rows
 from quark.models.plan.family import architecture_of
 from quark.models.plan.mixtures import separate_experts
 from quark.models.plan.quant_plan import QuantPlan, plan_rows, refuse_misfits
 from quark.models.plan.rules import layer_config_for
+from quark.numbers import quantizer_for
 
 __all__ = ["PackLayer", "pack_model"]
 
@@ -98,7 +99,7 @@ def _map_attention(model: nn.Module, attentions: Sequence[AttentionRow], order: 
         if row.probabilities is not None:
             setattr(module, PROBABILITIES, PackedQuantizer(row.probabilities, order, largest=1.0))
         for state, (layer, spec) in row.states.items():
-            tensors = packed_scales(spec, order)
+            tensors = packed_scales(quantizer_for(spec, activation=True), (1,), order)
             stored: PackedScales | ScalesOf
             if row.fused:
                 stored = ScalesOf(module, STORED_STATES[state], tensors)

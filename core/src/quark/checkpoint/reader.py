@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from quark.config.model import QConfig
 from quark.errors import AmbiguousNameError, CheckpointError, ConfigError, QuarkError, UnknownNameError, UnsupportedError
 from quark.models.hf.loading import unpack_all
 from quark.models.hf.placing import left_out_by, put_tensor, without_source
-from quark.models.hf.shards import check_shards
+from quark.models.hf.shards import Shard, check_shards
 from quark.models.hf.skeleton import empty_model
 from quark.models.layers.packed_layers import PackedLayer, PackedScales
 from quark.models.plan.one_layer import as_model, put_back
@@ -28,7 +28,7 @@ from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins.attribution import Origin, attributed, origin
 from quark.plugins.expected import described
 
-__all__ = ["fill_zero_points", "import_model_from_safetensors", "map_to_quark", "packed_content", "place", "prepared", "tie"]
+__all__ = ["fill_zero_points", "import_model_from_safetensors", "map_to_quark", "packed_content", "place", "placed_by", "prepared", "tie"]
 
 _FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}  # numbers, whichever of them they are; all others are codes
 
@@ -115,33 +115,10 @@ def _packed_content(float_model: nn.Module, directory: Path) -> CheckpointConten
     stored = _configuration(reader, block, directory)
     _expect(stored, StoredConfig, "configuration", whose)
     refuse_unreadable(stored.config, f"the checkpoint '{directory}'")
-    paths = None if isinstance(reader, ReadsOwnFiles) else [shard.path for shard in check_shards(directory)]
-    return _read(reader, whose, stored, as_model(float_model), directory, paths)
-
-
-def _read(
-    reader: LayoutReader, whose: Origin, stored: StoredConfig, model: nn.Module, directory: Path, paths: Iterable[Path] | None
-) -> CheckpointContent:
-    """Load a checkpoint into ``model``, in place, and return its content.
-
-    Args:
-        reader: The reader of the checkpoint's layout.
-        whose: The plugin that provides the reader, for messages.
-        stored: The parsed ``quantization_config``.
-        model: A float model of the same structure, changed in place; its weights are not used.
-        directory: The checkpoint.
-        paths: The checkpoint's safetensors files; None where ``reader`` reads its own files.
-
-    Raises:
-        As `import_model_from_safetensors`.
-    """
+    shards = [] if isinstance(reader, ReadsOwnFiles) else check_shards(directory)
+    model = as_model(float_model)
     plan = prepared(reader, model, stored, directory, whose)
-    tensors: Iterable[tuple[Path, str, Tensor]]
-    if isinstance(reader, ReadsOwnFiles):
-        tensors = ((directory, name, tensor) for name, tensor in reader.tensors(directory))
-    else:
-        tensors = ((path, name, tensor) for path in paths or () for name, tensor in _tensors(path))
-    loaded = _load(model, reader, tensors, stored.config)
+    loaded = _load(model, reader, _tensors(reader, directory, shards), stored.config)
     loaded |= fill_zero_points(model, loaded)
     tie(model, loaded)
     missing = list(without_source(model.state_dict(keep_vars=True), loaded))
@@ -203,17 +180,11 @@ def _expect(value: object, kind: type, method: str, whose: Origin) -> None:
 def _configuration(reader: LayoutReader, block: dict[str, object], directory: Path) -> StoredConfig:
     try:
         return reader.configuration(block, directory)
-    except CheckpointError as error:
-        if str(directory) in str(error):
-            raise
-        raise _unusable(directory, error) from error
     except QuarkError as error:
-        raise _unusable(directory, error) from error
-
-
-def _unusable(directory: Path, error: Exception) -> CheckpointError:
-    path = directory / "config.json"
-    return CheckpointError(f"the quantization_config in '{path}' cannot be used: {error}. Make or fetch the export again")
+        if isinstance(error, CheckpointError) and str(directory) in str(error):
+            raise
+        path = directory / "config.json"
+        raise CheckpointError(f"the quantization_config in '{path}' cannot be used: {error}. Make or fetch the export again") from error
 
 
 @contextmanager
@@ -232,16 +203,13 @@ def _naming(file: Path) -> Iterator[None]:
 
 def _load(model: nn.Module, reader: LayoutReader, tensors: Iterable[tuple[Path, str, Tensor]], config: QConfig) -> set[str]:
     """Put all tensors, each given with its file, into the model, and return their paths in the model."""
-    restorers, missing, is_left_out = restorers_of(config), missing_algorithms(config), left_out_by(model)
+    place_of, missing, is_left_out = placed_by(reader, model, config), missing_algorithms(config), left_out_by(model)
     loaded = set()
     for path, name, tensor in tensors:
         if is_left_out(name):
             continue
-        restored = name
-        for restorer in restorers:
-            restored = restorer.place_of(restored, tensor)
         try:
-            loaded.add(place(model, reader.place_of(model, restored), name, tensor, path))
+            loaded.add(place(model, place_of(name, tensor), name, tensor, path))
         except CheckpointError as error:
             if not missing:
                 raise
@@ -250,13 +218,30 @@ def _load(model: nn.Module, reader: LayoutReader, tensors: Iterable[tuple[Path, 
     return loaded
 
 
-def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - not a dict
-                yield name, file.get_tensor(name)
-    except SafetensorError as error:
-        raise CheckpointError(f"'{path}' is damaged ({error}): make or fetch the export again") from error
+def placed_by(reader: LayoutReader, model: nn.Module, config: QConfig) -> Callable[[str, Tensor], str]:
+    """Return the function that gives the path of a stored tensor, or a meta tensor, in the prepared model."""
+    restorers = restorers_of(config)
+
+    def place_of(name: str, tensor: Tensor) -> str:
+        for restorer in restorers:
+            name = restorer.place_of(name, tensor)
+        return reader.place_of(model, name)
+
+    return place_of
+
+
+def _tensors(reader: LayoutReader, directory: Path, shards: Iterable[Shard]) -> Iterator[tuple[Path, str, Tensor]]:
+    """Yield the tensors of a checkpoint, each with its file; of a layout with own files, the directory."""
+    if isinstance(reader, ReadsOwnFiles):
+        for name, tensor in reader.tensors(directory):
+            yield directory, name, tensor
+    for path in (shard.path for shard in shards):
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 - not a dict
+                    yield path, name, file.get_tensor(name)
+        except SafetensorError as error:
+            raise CheckpointError(f"'{path}' is damaged ({error}): make or fetch the export again") from error
 
 
 def place(model: nn.Module, target_path: str, name: str, tensor: Tensor, path: Path) -> str:

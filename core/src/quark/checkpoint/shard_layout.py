@@ -14,30 +14,14 @@ from functools import cached_property
 from typing import Self
 
 import attrs
-import torch
 from torch import Tensor
 
 from quark.errors import UnsupportedError
-from quark.models.hf.shards import INDEX, SINGLE
+from quark.models.hf.shards import DTYPES, INDEX, SINGLE
 
-__all__ = ["NAMES", "Place", "ShardLayout"]
+__all__ = ["Place", "ShardLayout"]
 
-NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.float8_e8m0fnu: "F8_E8M0",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-"""Torch dtype → its name in a safetensors header."""
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @attrs.frozen(eq=False)
@@ -94,7 +78,9 @@ class ShardLayout:
             for name, meta in ((n, t) for part in shard for n, t in part.items()):
                 places[name] = Place(i, offset, meta)
                 offset += _bytes(meta)
-        return cls(dict(zip(_file_names(len(shards)), headers, strict=True)), places)
+        count = len(shards)
+        names = [SINGLE] if count == 1 else [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
+        return cls(dict(zip(names, headers, strict=True)), places)
 
     @cached_property
     def files(self) -> tuple[str, ...]:
@@ -130,27 +116,20 @@ class ShardLayout:
         return json.dumps({"metadata": {"total_size": self.size}, "weight_map": weight_map}, indent=2) + "\n"
 
 
-def _file_names(count: int) -> list[str]:
-    return [SINGLE] if count == 1 else [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
-
-
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _size(part: Mapping[str, Tensor]) -> int:
-    return sum(_bytes(t) for t in part.values())
 
 
 def _shards(parts: Sequence[Mapping[str, Tensor]], limit: int) -> list[list[Mapping[str, Tensor]]]:
     shards: list[list[Mapping[str, Tensor]]] = [[]]
     size = 0
     for part in parts:
-        if shards[-1] and size + _size(part) > limit:
+        own = sum(_bytes(tensor) for tensor in part.values())
+        if shards[-1] and size + own > limit:
             shards.append([])
             size = 0
         shards[-1].append(part)
-        size += _size(part)
+        size += own
     return shards
 
 
@@ -159,10 +138,10 @@ def _header(parts: Sequence[Mapping[str, Tensor]]) -> bytes:
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, tensor in ((n, t) for part in parts for n, t in part.items()):
-        if tensor.dtype not in NAMES:
+        if tensor.dtype not in _NAMES:
             raise UnsupportedError(f"'{name}' is of {tensor.dtype}, which safetensors cannot hold: quantize it, or convert the model first")
         end = offset + _bytes(tensor)
-        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

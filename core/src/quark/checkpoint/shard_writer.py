@@ -37,7 +37,7 @@ _LAG = 2
 
 @attrs.frozen(eq=False)
 class Part:
-    """Tensors that are computed together, such as those of one layer; a part is never split over two files.
+    """Tensors that are computed together, such as a layer's; a part is never split over two files.
 
     Attributes:
         meta: Meta tensors by full name: shapes and dtypes, known in advance.
@@ -162,7 +162,8 @@ class ShardWriter:
     def _made(self, part: Part) -> list[tuple[str, Tensor]]:
         """Compute a part, and count it as written."""
         places = self._layout.places
-        tensors = [(name, _checked(name, tensor, places[name].meta)) for name, tensor in _in_order(part)]
+        made = part.make()
+        tensors = [(name, _checked(name, made[name], places[name].meta)) for name in part.meta]
         self._unwritten.difference_update(part.meta)
         self._written_to.update(places[name].file for name in part.meta)
         return tensors
@@ -187,17 +188,15 @@ class ShardWriter:
         Args:
             checksums: By full name of a tensor; from `when_stored`, of an earlier run for instance.
         """
-        damaged = [name for name, checksum in checksums.items() if name not in self or self._checksum_of(name) != checksum]
+        damaged = [name for name, expected in checksums.items() if name not in self or checksum(self._chunks(name)) != expected]
         self._unwritten.difference_update(checksums.keys() - set(damaged))
         return damaged
 
     def read(self, name: str) -> Tensor:
         """Return a tensor as it is in the files, in memory of its own."""
         place = self._layout.places[name]
-        data = bytearray(b"".join(self._bytes_of(name)))
-        if not data:
-            return torch.empty(place.meta.shape, dtype=place.meta.dtype)
-        return torch.frombuffer(data, dtype=torch.uint8).view(place.meta.dtype).reshape(place.meta.shape)
+        data = torch.cat([torch.empty(0, dtype=torch.uint8), *self._chunks(name)])
+        return data.view(place.meta.dtype).reshape(place.meta.shape)
 
     def names_under(self, module: str) -> Sequence[str]:
         """Return the names of the announced tensors that belong to a module itself, without its full name."""
@@ -244,11 +243,7 @@ class ShardWriter:
                 checksums[name] = checksum([tensor])
 
     def _store(
-        self,
-        written: Future[None] | None,
-        files: Iterable[int],
-        checksums: Mapping[str, str],
-        then: Callable[[Mapping[str, str]], None],
+        self, written: Future[None] | None, files: Iterable[int], checksums: Mapping[str, str], then: Callable[[Mapping[str, str]], None]
     ) -> None:
         if written is not None:
             written.result()
@@ -256,14 +251,12 @@ class ShardWriter:
             os.fdatasync(self._files[number])
         then(checksums)
 
-    def _checksum_of(self, name: str) -> str:
-        return checksum(torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in self._bytes_of(name) if data)
-
-    def _bytes_of(self, name: str) -> Iterator[bytes]:
-        """Yield the bytes of a tensor in chunks; fewer where the file ends early."""
+    def _chunks(self, name: str) -> Iterator[Tensor]:
+        """Yield the bytes of a tensor in chunks, uint8; fewer where the file ends early."""
         place = self._layout.places[name]
         for start in range(0, place.size, _CHUNK):
-            yield os.pread(self._files[place.file], min(_CHUNK, place.size - start), place.offset + start)
+            if data := os.pread(self._files[place.file], min(_CHUNK, place.size - start), place.offset + start):
+                yield torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def _header_of(path: Path, length: int) -> bytes | None:
@@ -273,12 +266,6 @@ def _header_of(path: Path, length: int) -> bytes | None:
             return file.read(length)
     except FileNotFoundError:
         return None
-
-
-def _in_order(part: Part) -> Iterable[tuple[str, Tensor]]:
-    """Return a part's tensors, in the order in which they were announced."""
-    tensors = part.make()
-    return [(name, tensors[name]) for name in part.meta]
 
 
 def _checked(name: str, tensor: Tensor, expected: Tensor) -> Tensor:

@@ -138,7 +138,7 @@ class StoredLayer(Packed):
         return layer.train(self.training)
 
     def extra_repr(self) -> str:
-        """Return the shape of the weight and what is stored, for ``repr``."""
+        """Return the shape of the weight and the names of the stored tensors, for ``repr``."""
         return f"weight {list(self._shape)}, stored as {', '.join(self._leaves) or 'weight'}"
 
 

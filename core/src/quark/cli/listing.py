@@ -80,7 +80,7 @@ def show(what: str, *, as_json: bool = False, name: str | None = None) -> None:
 
 def _options(what: str, name: str) -> Sequence[Option]:
     if what == "exporters":
-        from quark.checkpoint.chosen_exporter import exporter_options  # imports torch, which the other kinds do not need
+        from quark.checkpoint.export import exporter_options  # imports torch, which the other kinds do not need
 
         return exporter_options(name)
     return _catalog().registries[what].options(name)

@@ -3,12 +3,11 @@
 from quark.numbers.build import canonicalize, format_of, level_quantizer, number_format, observer_class, packed_dtype, quantizer_for
 from quark.numbers.column_rounder import ColumnRounder, GroupScales
 from quark.numbers.granularity import Granularity, PerBlock, PerChannel, PerGroup, PerTensor, PerToken, granularity_of
-from quark.numbers.multi_level import MultiLevelQuantizer
 from quark.numbers.number_format import NumberFormat, Packing, QParams, Spacing
 from quark.numbers.observer import Observer
 from quark.numbers.rounded_grid import RoundedGrid
 from quark.numbers.single_level import TILE_ELEMENTS
-from quark.numbers.tensor_quantizer import TensorQuantizer
+from quark.numbers.tensor_quantizer import MultiLevelQuantizer, TensorQuantizer
 from quark.numbers.tiles import cast_finite
 from quark.numbers.viewed import ChannelsLast, KernelMatrix, TensorView, ViewedQuantizer, output_first_shape, viewed
 from quark.numbers.weight_grid import WeightGrid

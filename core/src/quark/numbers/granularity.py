@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import attrs
 import torch
@@ -27,7 +28,12 @@ class Granularity(ABC):
     A granularity of a new kind is a subclass with the five abstract methods; the defaults of the others are
     right for all, if not the fastest. It is reached from a spec through
     `quark.numbers.NumberFormat.granularity`.
+
+    Attributes:
+        is_local: Whether no scale spans two vectors along the last axis: a tensor can be quantized in parts.
     """
+
+    is_local: ClassVar[bool] = False
 
     @abstractmethod
     def rows(self, x: Tensor) -> Tensor:
@@ -85,11 +91,6 @@ class Granularity(ABC):
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
         """Say why a tensor of that shape cannot be quantized so; None where it can."""
         return None
-
-    @property
-    def is_local(self) -> bool:
-        """Whether no scale spans two vectors along the last axis: a tensor can be quantized in parts."""
-        return False
 
 
 @attrs.frozen

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from quark.numbers.granularity import PerTensor
-from quark.numbers.multi_level import MultiLevelQuantizer
 from quark.numbers.number_format import QParams
 from quark.numbers.observer import Observer
 from quark.numbers.single_level import SingleLevelQuantizer
+from quark.numbers.tensor_quantizer import MultiLevelQuantizer
 from quark.numbers.tiles import cast_finite
 
 __all__ = ["ProgressiveQuantizer"]
@@ -79,11 +79,11 @@ class ProgressiveQuantizer(MultiLevelQuantizer):
 
     def find_qparams(self, x: Tensor, shared: Observer | None = None) -> QParams:
         first = self.first_level.find_qparams(x, shared)
-        return attrs.evolve(self.second_level.find_qparams(self._first_codes(x, first)), outer_scale=first.scale)
+        return attrs.evolve(self.second_level.find_qparams(self.first_level.in_scales(x, first)), outer_scale=first.scale)
 
     def round_to_nearest(self, x: Tensor, *, out: Tensor | None = None) -> tuple[Tensor, QParams]:
         first = self.first_level.find_qparams(x)
-        codes = self._first_codes(x, first)
+        codes = self.first_level.in_scales(x, first)
         second = self.second_level.find_qparams(codes)
         values = self.second_level.fake_quantize(codes, second, out=codes).mul_(first.scale)
         return _cast(values, x, out), attrs.evolve(second, outer_scale=first.scale)
@@ -92,12 +92,12 @@ class ProgressiveQuantizer(MultiLevelQuantizer):
         if qparams is None:
             return self.round_to_nearest(x, out=out)[0]
         first, second = _by_level(qparams)
-        codes = self._first_codes(x, first)
+        codes = self.first_level.in_scales(x, first)
         return _cast(self.second_level.fake_quantize(codes, second, out=codes).mul_(first.scale), x, out)
 
     def quantize(self, x: Tensor, qparams: QParams) -> Tensor:
         first, second = _by_level(qparams)
-        return self.second_level.quantize(x if x.is_meta else self._first_codes(x, first), second)
+        return self.second_level.quantize(x if x.is_meta else self.first_level.in_scales(x, first), second)
 
     def codes_of(self, values: Tensor, qparams: QParams) -> Tensor:
         # Values of the second level are not on the first level's grid, so the first level must not round them
@@ -124,10 +124,6 @@ class ProgressiveQuantizer(MultiLevelQuantizer):
     def empty_qparams(self, shape: tuple[int, ...], device: str) -> QParams:
         first = self.first_level.empty_qparams(shape, device)
         return attrs.evolve(self.second_level.empty_qparams(shape, device), outer_scale=first.scale)
-
-    def _first_codes(self, x: Tensor, first: QParams) -> Tensor:
-        """Return the first level's codes as a new float32 tensor: ``x / first scale``, rounded."""
-        return self.first_level.in_scales(x, first)
 
 
 def _by_level(qparams: QParams) -> tuple[QParams, QParams]:

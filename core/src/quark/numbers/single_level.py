@@ -19,6 +19,7 @@ from quark.numbers.fused import fused_rounding
 from quark.numbers.granularity import Granularity, PerTensor
 from quark.numbers.number_format import NumberFormat, QParams
 from quark.numbers.observer import Observer
+from quark.numbers.tensor_quantizer import TensorQuantizer
 from quark.numbers.tiles import CHUNK_ELEMENTS, in_parts, keep_finite_, scratch
 
 __all__ = ["TILE_ELEMENTS", "SingleLevelQuantizer", "Tile"]
@@ -40,7 +41,7 @@ points or None.
 
 
 @attrs.frozen(eq=False)
-class SingleLevelQuantizer:
+class SingleLevelQuantizer(TensorQuantizer):
     """Quantizer of one level; `quark.numbers.TensorQuantizer` documents the methods.
 
     Attributes:
@@ -54,11 +55,6 @@ class SingleLevelQuantizer:
     granularity: Granularity
     format: NumberFormat
     observer_class: type[Observer]
-
-    @property
-    def is_dynamic(self) -> bool:
-        """Whether ranges are found at run time."""
-        return bool(self.spec.is_dynamic)
 
     @property
     def is_float(self) -> bool:
@@ -105,8 +101,7 @@ class SingleLevelQuantizer:
         if shared is not None:
             return self.qparams_from(shared)
         if x.numel() == 0:
-            zeros = torch.zeros(self.granularity.scale_shape(tuple(x.shape)), dtype=torch.float32, device=x.device)
-            return self.format.qparams(zeros, zeros, self.spec)
+            return self.empty_qparams(tuple(x.shape), str(x.device))
         if (fused := fused_rounding(self, x)) is not None and fused.finds_scales:
             return fused.found(x)
         if self.granularity.is_local and not self.is_float and x.numel() > CHUNK_ELEMENTS:
@@ -180,9 +175,6 @@ class SingleLevelQuantizer:
 
         return self._filled(x, result, qparams, work)
 
-    def codes_of(self, values: Tensor, qparams: QParams) -> Tensor:
-        return self.quantize(values, qparams)
-
     def recovers_codes(self, dtype: torch.dtype, qparams: QParams) -> bool:
         spacing = self.format.spacing(self.spec)
         has_real_zero = qparams.zero_point is not None and qparams.zero_point.is_floating_point()
@@ -207,15 +199,8 @@ class SingleLevelQuantizer:
 
         return self._filled(codes, result, qparams, work)
 
-    def pack(self, codes: Tensor, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
-        return {"": self.format.packing.pack(codes, self.granularity, order), **self.pack_qparams(qparams, order=order)}
-
     def pack_qparams(self, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
         return {} if self.is_float else self.format.packing.pack_qparams(qparams, self.spec, self.granularity, order)
-
-    def unpack(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> tuple[Tensor, QParams]:
-        codes = self.format.packing.unpack(tensors[""], self.granularity, order, shape)
-        return codes, self.unpack_qparams(tensors, shape, order=order)
 
     def unpack_qparams(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> QParams:
         if self.is_float:
@@ -232,18 +217,14 @@ class SingleLevelQuantizer:
         tiles = list(self._tiles(x, rows, qparams))
         count = max(1, CHUNK_ELEMENTS // max(TILE_ELEMENTS, 1))
         parallel_map(work, [tiles[i : i + count] for i in range(0, len(tiles), count)], x.device)
-        return self._home(rows, result)
+        if rows.data_ptr() != result.data_ptr():  # no view of it
+            result.copy_(self.granularity.restore(rows, tuple(result.shape)))
+        return result
 
     def _scaled(self, source: Tensor, factor: Tensor, out: Tensor) -> Tensor:
         """Return ``out``, which holds the scaled values of one tile, float32."""
         # A float32 factor with as many dimensions makes the arithmetic float32 for 16-bit sources too.
         return torch.mul(source, factor, out=out) if self.format.by_reciprocal(self.spec) else torch.div(source, factor, out=out)
-
-    def _home(self, rows: Tensor, result: Tensor) -> Tensor:
-        """Return ``result``, into which ``rows`` are copied where they are no view of it."""
-        if rows.data_ptr() != result.data_ptr():
-            result.copy_(self.granularity.restore(rows, tuple(result.shape)))
-        return result
 
     def _tiles(self, x: Tensor, target: Tensor, qparams: QParams) -> Iterator[Tile]:
         """Yield the tiles of ``x`` and of ``target``, which has a row for each scale."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -15,49 +15,56 @@ from quark.config.layer import TensorSpec
 from quark.numbers.granularity import Granularity
 from quark.numbers.number_format import QParams
 from quark.numbers.observer import Observer
-from quark.numbers.single_level import SingleLevelQuantizer
+from quark.numbers.tiles import cast_finite
 
-__all__ = ["TensorQuantizer"]
+if TYPE_CHECKING:
+    from quark.numbers.single_level import SingleLevelQuantizer
+
+__all__ = ["MultiLevelQuantizer", "TensorQuantizer"]
 
 
 class TensorQuantizer(Protocol):
     """Interface of a tensor's quantization, of one level or several, for modules, algorithms, checkpoints.
 
-    A quantizer of a new kind implements this protocol; `quark.numbers.MultiLevelQuantizer` is a base class
-    with defaults. It is reached from a spec through `quark.numbers.NumberFormat.quantizer`.
-
-    Attributes:
-        spec: The canonical spec it was made from.
-        levels: One for each scale structure on top of another, in the order of the spec.
-        stored_level: The level whose codes are stored.
-        granularity: Which elements share a scale of the stored level.
-        is_dynamic: Whether ranges are found at run time.
-        is_float: Whether nothing is quantized but the dtype (float16, bfloat16).
+    A quantizer of a new kind derives from `quark.numbers.MultiLevelQuantizer`, and owes the abstract methods.
+    It is reached from a spec through `quark.numbers.NumberFormat.quantizer`.
     """
 
     @property
-    def spec(self) -> TensorSpec: ...
+    @abstractmethod
+    def levels(self) -> tuple[SingleLevelQuantizer, ...]:
+        """One for each scale structure on top of another, in the order of the spec."""
 
     @property
     @abstractmethod
-    def levels(self) -> tuple[SingleLevelQuantizer, ...]: ...
+    def stored_level(self) -> SingleLevelQuantizer:
+        """The level whose codes are stored."""
 
     @property
-    @abstractmethod
-    def stored_level(self) -> SingleLevelQuantizer: ...
+    def spec(self) -> TensorSpec:
+        """The canonical spec it was made from."""
+        specs = tuple(level.spec for level in self.levels)
+        return specs if len(specs) > 1 else specs[0]
 
     @property
-    def granularity(self) -> Granularity: ...
+    def granularity(self) -> Granularity:
+        """The elements that share a scale of the stored level."""
+        return self.stored_level.granularity
 
     @property
-    def is_dynamic(self) -> bool: ...
+    def is_dynamic(self) -> bool:
+        """Whether ranges are found at run time."""
+        return bool(self.levels[0].spec.is_dynamic)
 
     @property
-    def is_float(self) -> bool: ...
+    def is_float(self) -> bool:
+        """Whether nothing is quantized but the dtype (float16, bfloat16)."""
+        return False
 
     @property
     def has_tensor_scale(self) -> bool:
         """Whether one scale, or an outer scale, spans the whole tensor: then siblings may share it."""
+        return False
 
     @property
     def has_one_product(self) -> bool:
@@ -66,6 +73,7 @@ class TensorQuantizer(Protocol):
         Where it is not (two scales, an offset), the last bit depends on the order of operations, and
         `WeightGrid` computes the values it returns from codes.
         """
+        return False
 
     @abstractmethod
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
@@ -121,9 +129,15 @@ class TensorQuantizer(Protocol):
 
         ``out`` may be ``x`` itself.
         """
+        if qparams is None:
+            return self.round_to_nearest(x, out=out)[0]
+        values = self.dequantize(self.quantize(x, qparams), qparams)
+        return cast_finite(values, x.dtype) if out is None else out.copy_(cast_finite(values, out.dtype))
 
     def round_to_nearest(self, x: Tensor, *, out: Tensor | None = None) -> tuple[Tensor, QParams]:
-        """Return values and scales of ``x``, found and rounded tile by tile; ``out`` may be ``x``."""
+        """Return values and scales of ``x``, which are found and rounded; ``out`` may be ``x``."""
+        qparams = self.find_qparams(x)
+        return self.fake_quantize(x, qparams, out=out), qparams
 
     @abstractmethod
     def quantize(self, x: Tensor, qparams: QParams) -> Tensor:
@@ -131,12 +145,14 @@ class TensorQuantizer(Protocol):
 
     def codes_of(self, values: Tensor, qparams: QParams) -> Tensor:
         """Return the codes of values of `fake_quantize` under the same ``qparams``: undo `dequantize`."""
+        return self.quantize(values, qparams)
 
     def recovers_codes(self, dtype: torch.dtype, qparams: QParams) -> bool:
         """Return whether `codes_of` rounded values in that dtype equals `quantize` of the float values.
 
         Codes of a float tensor can then be stored without its rounded values.
         """
+        return False
 
     @abstractmethod
     def dequantize(self, codes: Tensor, qparams: QParams) -> Tensor:
@@ -147,6 +163,8 @@ class TensorQuantizer(Protocol):
 
         ``""`` is the codes; others are ``scale``, ``zero_point``, ``scale_2``, ….
         """
+        packing = self.stored_level.format.packing
+        return {"": packing.pack(codes, self.granularity, order), **self.pack_qparams(qparams, order=order)}
 
     @abstractmethod
     def pack_qparams(self, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
@@ -154,6 +172,8 @@ class TensorQuantizer(Protocol):
 
     def unpack(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> tuple[Tensor, QParams]:
         """Undo `pack` for a tensor of that shape."""
+        codes = self.stored_level.format.packing.unpack(tensors[""], self.granularity, order, shape)
+        return codes, self.unpack_qparams(tensors, shape, order=order)
 
     @abstractmethod
     def unpack_qparams(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> QParams:
@@ -162,3 +182,10 @@ class TensorQuantizer(Protocol):
     @abstractmethod
     def empty_qparams(self, shape: tuple[int, ...], device: str) -> QParams:
         """Return scales of the right shapes and dtypes with arbitrary values, for meta models and readers."""
+
+
+class MultiLevelQuantizer(TensorQuantizer):
+    """Base of quantizers with several levels, or with a scale structure of their own.
+
+    Its outer scale is one for the whole tensor, or one for each row of a weight.
+    """

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from quark.numbers.fused import FusedRounding, RelativeScales, device_code, fused_rounding
 from quark.numbers.granularity import PerTensor
-from quark.numbers.multi_level import MultiLevelQuantizer
 from quark.numbers.number_format import QParams
 from quark.numbers.observer import Observer
 from quark.numbers.single_level import SingleLevelQuantizer
+from quark.numbers.tensor_quantizer import MultiLevelQuantizer
 from quark.numbers.tiles import in_parts
 
 __all__ = ["OUTER_SCALE_OF_ZEROS", "TwoLevelQuantizer"]
@@ -126,9 +126,6 @@ class TwoLevelQuantizer(MultiLevelQuantizer):
 
     def quantize(self, x: Tensor, qparams: QParams) -> Tensor:
         return self.element_level.quantize(x, self._block_qparams(x, qparams.scale) if qparams.outer_scale is None else qparams)
-
-    def codes_of(self, values: Tensor, qparams: QParams) -> Tensor:
-        return self.element_level.codes_of(values, qparams)
 
     def recovers_codes(self, dtype: torch.dtype, qparams: QParams) -> bool:
         return qparams.outer_scale is not None and self.element_level.recovers_codes(dtype, qparams)

@@ -15,10 +15,9 @@ from quark.base.log import get_logger
 from quark.base.ranks import ALONE, Ranks
 from quark.calibration.finite import refuse_non_finite
 from quark.checkpoint.atomic_directory import Leftover, finished_blocks, refuse_unfinished_run
-from quark.checkpoint.chosen_exporter import exporter_of, refuse_unstorable
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.destination import refuse_used_directory
-from quark.checkpoint.export import exporting
+from quark.checkpoint.export import exporter_of, exporting, refuse_unstorable
 from quark.checkpoint.exporter import Exporter, ExportOptions
 from quark.checkpoint.inspection import refuse_incomplete_export
 from quark.config.model import QConfig

@@ -15,7 +15,7 @@ from quark.base.log import get_logger
 from quark.base.names import folded
 from quark.base.version import refuse_rival
 from quark.calibration.finite import refuse_non_finite
-from quark.checkpoint.chosen_exporter import exporter_of
+from quark.checkpoint.export import exporter_of
 from quark.checkpoint.exporter import ExportOptions
 from quark.config.enums import QuantizationMode
 from quark.config.model import QConfig

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from quark.base.version import refuse_rival
-from quark.checkpoint.chosen_exporter import exporter_of, refuse_unstorable
 from quark.checkpoint.content import CheckpointContent
+from quark.checkpoint.export import exporter_of, refuse_unstorable
 from quark.checkpoint.exporter import ExportOptions
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, QuarkError

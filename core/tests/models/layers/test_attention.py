@@ -12,9 +12,9 @@ from quark.errors import CheckpointError, UnsupportedError
 from quark.models.hf.attention_switch import refuse_unswitchable
 from quark.models.layers import QuantizerModule
 from quark.models.layers.attention import eager_attention, sdpa_attention
-from quark.models.layers.packed_layers import PackedScales
-from quark.models.layers.packed_quantizer import PackedQuantizer, packed_scales
-from quark.numbers import QParams
+from quark.models.layers.packed_layers import PackedScales, packed_scales
+from quark.models.layers.packed_quantizer import PackedQuantizer
+from quark.numbers import QParams, quantizer_for
 from quark.plugins import documented_object
 
 FP8 = documented_object("FP8E4M3PerTensorSpec")(observer_method="min_max", is_dynamic=False).to_quantization_spec()
@@ -169,7 +169,7 @@ def test_what_a_loader_left_in_memory_is_no_scale(scale: float) -> None:
 
 
 def test_a_packed_quantizer_may_find_its_scales_elsewhere() -> None:
-    stored = PackedScales(packed_scales(FP8, "reorder"), FP8)
+    stored = PackedScales(packed_scales(quantizer_for(FP8, activation=True), (1,), "reorder"), FP8)
     packed = PackedQuantizer(FP8, "reorder", stored)
     assert list(packed.state_dict()) == [], "a checkpoint's loader sees the scales in one place"
     stored._buffers["scale"] = torch.tensor(0.25)

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from quark.checkpoint import ExportOptions
-from quark.checkpoint.chosen_exporter import exporter_of
 from quark.checkpoint.content import content_of
+from quark.checkpoint.export import exporter_of
 from quark.config.export import ExporterConfig, OnnxExporterConfig
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig

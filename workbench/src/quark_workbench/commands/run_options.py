@@ -135,7 +135,7 @@ class ExportChoices:
             ConfigError: One cannot be read.
             UnknownNameError: The exporter, or one of its options, is not there.
         """
-        from quark.checkpoint.chosen_exporter import export_options
+        from quark.checkpoint.export import export_options
 
         chosen = given_options("--exporter-option", self.exporter_option)
         if self.max_shard_size is not None:

@@ -22,20 +22,17 @@ _BASES = {"eager": "eager", "sdpa": "sdpa", _EAGER: "eager", _SDPA: "sdpa"}
 
 
 def why_unswitchable(model: nn.Module, attentions: Sequence[str]) -> str | None:
-    """Return why these attention modules of ``model`` cannot be switched, with what to do.
+    """Return why these attention modules of ``model`` cannot be switched, with the fix.
 
     None where they can be.
     """
+    cause = None
     if not hasattr(model, "set_attn_implementation"):
-        return (
-            f"the attention of a {type(model).__name__} cannot be quantized: only transformers models call an attention that can be "
-            f"exchanged. {_WITHOUT}"
-        )
-    if not can_set_attention(model):
-        return (
-            f"the attention of a {type(model).__name__} cannot be quantized: its code does not use transformers' attention interface. "
-            f"{_WITHOUT}"
-        )
+        cause = "only transformers models call an attention that can be exchanged"
+    elif not can_set_attention(model):
+        cause = "its code does not use transformers' attention interface"
+    if cause is not None:
+        return f"the attention of a {type(model).__name__} cannot be quantized: {cause}. {_WITHOUT}"
     for name in attentions:
         implementation = _implementation(model, name)
         if implementation not in _BASES:

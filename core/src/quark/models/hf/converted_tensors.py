@@ -66,9 +66,8 @@ class ConvertedTensors:
         _log_applied(converters, conversions, applied)
 
     def sources(self, name: str) -> list[str]:
-        """As `quark.models.hf.file_tensors.TensorFiles.sources`."""
-        names = self._conversion_of[name].sources if name in self._conversion_of else [name]
-        return [source for one in names for source in self._files.sources(one)]
+        """Return the names, before conversion, of the tensors that make the tensor ``name``."""
+        return self._conversion_of[name].sources if name in self._conversion_of else [name]
 
     @contextmanager
     def reading(self, device: torch.device) -> Iterator[ReadTensor]:
@@ -108,13 +107,10 @@ def _fits_as_stored(conversion: Conversion, has_place: Callable[[str], bool]) ->
 
 
 def _log_applied(converters: Sequence[WeightConverter], conversions: Sequence[Conversion], applied: Sequence[Conversion]) -> None:
-    counts: Mapping[int, tuple[int, int]] = {
-        id(c): (sum(x.converter is c for x in conversions), sum(x.converter is c for x in applied)) for c in converters
-    }
     for converter in converters:
-        matches, used = counts[id(converter)]
-        if used:
-            get_logger(__name__).info(f"{converter} is applied at {used} places of the checkpoint")
+        if places := sum(conversion.converter is converter for conversion in applied):
+            get_logger(__name__).info(f"{converter} is applied at {places} places of the checkpoint")
         else:
-            reason = "the model has a place for the tensors as they are stored" if matches else "no stored tensor has such a name"
+            has_matches = any(conversion.converter is converter for conversion in conversions)
+            reason = "the model has a place for the tensors as they are stored" if has_matches else "no stored tensor has such a name"
             get_logger(__name__).info(f"{converter} is not applied: {reason}")

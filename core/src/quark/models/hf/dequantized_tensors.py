@@ -1,4 +1,4 @@
-"""A quantized checkpoint's tensors as those of a float checkpoint.
+"""The tensors of a quantized checkpoint as a float checkpoint has them.
 
 They are computed from codes and scales when they are read.
 """
@@ -55,10 +55,6 @@ class DequantizedTensors:
         self.meta: dict[str, Tensor] = stays | {
             one.name: torch.empty(one.shape, dtype=torch.float32, device="meta") for one in self._made.values()
         }
-
-    def sources(self, name: str) -> list[str]:
-        """As `quark.models.hf.file_tensors.TensorFiles.sources`."""
-        return list(self._made[name].sources) if name in self._made else [name]
 
     @contextmanager
     def reading(self, device: torch.device) -> Iterator[ReadTensor]:

@@ -21,11 +21,7 @@ from quark.models.layers.coded_layer import CodedLayer
 __all__ = ["Dequantizer", "FloatTensor", "LayerCodes"]
 
 
-def _sizes(values: Iterable[int]) -> tuple[int, ...]:
-    return tuple(values)
-
-
-def _names(values: Iterable[str]) -> tuple[str, ...]:
+def _tuple(values: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(values)
 
 
@@ -46,12 +42,8 @@ class LayerCodes:
 
     name: str
     config: QLayerConfig
-    shape: tuple[int, ...] = attrs.field(converter=_sizes)
+    shape: tuple[int, ...] = attrs.field(converter=_tuple)
     read: Callable[[Mapping[str, Tensor]], CodedLayer]
-
-
-def _layers(values: Iterable[LayerCodes]) -> tuple[LayerCodes, ...]:
-    return tuple(values)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -71,11 +63,11 @@ class FloatTensor:
     """
 
     name: str
-    shape: tuple[int, ...] = attrs.field(converter=_sizes)
-    sources: tuple[str, ...] = attrs.field(converter=_names)
+    shape: tuple[int, ...] = attrs.field(converter=_tuple)
+    sources: tuple[str, ...] = attrs.field(converter=_tuple)
     make: Callable[[Mapping[str, Tensor], torch.dtype], Tensor]
-    left_out: tuple[str, ...] = attrs.field(default=(), converter=_names)
-    layers: tuple[LayerCodes, ...] = attrs.field(default=(), converter=_layers)
+    left_out: tuple[str, ...] = attrs.field(default=(), converter=_tuple)
+    layers: tuple[LayerCodes, ...] = attrs.field(default=(), converter=_tuple)
 
 
 class Dequantizer(Protocol):

@@ -49,7 +49,7 @@ def _of_interface(module: Any) -> ExpertParts | None:
     biases = {name: module._parameters[f"{name}_bias"] for name in (_GATE_UP, _DOWN)} if module.has_bias else {}
     if not module.is_concatenated:
         return ExpertParts({_GATE_UP: up, _DOWN: down}, biases, partial(apply_gate, shell))
-    halves = dict(zip((_GATE, _UP), biases[_GATE_UP].chunk(2, dim=1), strict=True)) | {_DOWN: biases[_DOWN]} if biases else {}
+    halves = _halved(biases[_GATE_UP], biases[_DOWN]) if biases else {}
     return ExpertParts(_halved(up, down), halves, partial(apply_gate, shell))
 
 

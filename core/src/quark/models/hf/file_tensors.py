@@ -15,29 +15,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from quark.errors import CheckpointError
-from quark.models.hf.shards import Shard
+from quark.models.hf.shards import DTYPES, Shard
 
 __all__ = ["FileTensors", "ReadTensor", "TensorFiles"]
-
-_DTYPES = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "I16": torch.int16,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "U16": torch.uint16,
-    "U32": torch.uint32,
-    "U64": torch.uint64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E8M0": torch.float8_e8m0fnu,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-}
-"""By the names of safetensors. Others are refused (`quark.models.hf.shards.refuse_codes`)."""
 
 ReadTensor = Callable[[str, torch.dtype], Tensor]
 """Reads the tensor of a name. The dtype is that of values that have to be computed; a tensor that is stored
@@ -53,9 +33,6 @@ class TensorFiles(Protocol):
     """
 
     meta: dict[str, Tensor]
-
-    def sources(self, name: str) -> list[str]:
-        """Return names of the stored tensors that make the tensor ``name``."""
 
     def reading(self, device: torch.device) -> AbstractContextManager[ReadTensor]:
         """Return the context of a function that reads tensors to a device.
@@ -77,14 +54,10 @@ class FileTensors:
     def __init__(self, shards: Sequence[Shard]) -> None:
         self._file_of = {name: shard.path for shard in shards for name in shard.tensors}
         self.meta: dict[str, Tensor] = {
-            name: torch.empty(shape, dtype=_DTYPES.get(dtype, torch.float32), device="meta")
+            name: torch.empty(shape, dtype=DTYPES.get(dtype, torch.float32), device="meta")
             for shard in shards
             for name, (dtype, shape) in shard.tensors.items()
         }
-
-    def sources(self, name: str) -> list[str]:
-        """Return the name: a stored tensor is its own source."""
-        return [name]
 
     @contextmanager
     def reading(self, device: torch.device) -> Iterator[ReadTensor]:

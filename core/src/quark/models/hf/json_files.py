@@ -10,7 +10,7 @@ from typing import Any
 
 from quark.errors import CheckpointError, ConfigError, QuarkError
 
-__all__ = ["LARGEST_FILE", "MOST_VALUES", "bounded_bytes", "read_json", "reading", "refuse_many_values"]
+__all__ = ["LARGEST_FILE", "MOST_VALUES", "bounded_bytes", "config_file", "read_json", "reading", "refuse_many_values"]
 
 LARGEST_FILE = 100_000_000
 """Largest file in bytes: the limit of safetensors for a header. The index of a model of a trillion parameters
@@ -20,6 +20,18 @@ MOST_VALUES = 4_000_000
 """Largest number of values, which determines the cost of parsing. The tokenizers with the most merges have
 half of it.
 """
+
+
+def config_file(checkpoint: Path) -> Path:
+    """Return the path of the config.json of a checkpoint.
+
+    Raises:
+        CheckpointError: There is no such directory, or it has no config.json.
+    """
+    if not (checkpoint / "config.json").is_file():
+        reason = "it has no config.json" if checkpoint.is_dir() else "there is no such directory"
+        raise CheckpointError(f"'{checkpoint}' is not a checkpoint in Hugging Face form: {reason}")
+    return checkpoint / "config.json"
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -98,19 +110,15 @@ def reading(path: Path, cure: str) -> Iterator[None]:
     """
     try:
         yield
-    except MemoryError:
-        raise
     except ConfigError as error:  # from our code, which transformers calls for a quantized checkpoint
         if str(path) in str(error):
             raise
         raise CheckpointError(f"'{path}' cannot be read: {error}") from error
-    except QuarkError:
+    except (MemoryError, QuarkError):
         raise
-    except Exception as error:
-        raise CheckpointError(f"'{path}' cannot be read ({_in_one_line(error)}): {cure}") from error
     except BaseException as error:
         # A panic of a library written in Rust is no Exception, and its class cannot be imported.
-        if type(error).__name__ != "PanicException":
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise CheckpointError(f"'{path}' cannot be read ({_in_one_line(error)}): {cure}") from error
 

@@ -18,13 +18,12 @@ from quark.base.names import folded
 from quark.errors import CheckpointError, ConfigError
 from quark.models.hf.json_files import read_json, reading
 from quark.models.hf.model_config import auto_class, model_config
-from quark.models.hf.shards import check_shards, refuse_codes
+from quark.models.hf.shards import DTYPES, check_shards, refuse_codes
 from quark.models.layers.packed_layers import Packed
 
 __all__ = ["first_dtype", "load_model", "torch_device", "torch_dtype", "unpack_all"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def torch_dtype(name: str) -> torch.dtype | None:
@@ -45,9 +44,9 @@ def torch_device(name: str) -> torch.device:
 
 
 def first_dtype(path: Path) -> torch.dtype:
-    """Return the dtype of the first floating-point tensor of a checkpoint; float32 where it has none."""
-    stored = (_STORED.get(dtype) for shard in check_shards(path) for dtype, _ in shard.tensors.values())
-    return next((dtype for dtype in stored if dtype is not None), torch.float32)
+    """Return the dtype of the first tensor of a checkpoint that has no codes; float32 where it has none."""
+    stored = (DTYPES.get(name, torch.uint8) for shard in check_shards(path) for name, _ in shard.tensors.values())
+    return next((dtype for dtype in stored if dtype.is_floating_point and dtype.itemsize > 1), torch.float32)
 
 
 def load_model(path: Path, dtype: str = "auto", device: str = "cpu", *, trust_remote_code: bool = False) -> nn.Module:

@@ -6,8 +6,6 @@ import copy
 import importlib
 import math
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +14,11 @@ from torch import nn
 from quark.errors import CheckpointError, PluginError, UnknownNameError
 from quark.models.hf.custom_code import refuse_code
 from quark.models.hf.internals import model_classes
-from quark.models.hf.json_files import read_json, reading
+from quark.models.hf.json_files import config_file, read_json, reading
 from quark.plugins import templates
 from quark.plugins.failures import leave_out
 
-__all__ = ["auto_class", "experts_per_token", "is_of_its_config", "known_to_transformers", "model_config", "narrowed"]
+__all__ = ["auto_class", "experts_per_token", "is_of_its_config", "model_config", "narrowed"]
 
 _CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "top_k_experts")
 _EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
@@ -49,31 +47,36 @@ def model_config(path: Path, *, trust_remote_code: bool = False) -> Any:
     """
     from transformers import CONFIG_MAPPING, AutoConfig
 
-    if not (path / "config.json").is_file():
-        what = "there is no such directory" if not path.is_dir() else "it has no config.json"
-        raise CheckpointError(f"'{path}' is not a checkpoint in Hugging Face form: {what}")
-    file = path / "config.json"
+    file = config_file(path)
     values = read_json(file)
     _refuse_endless(values, file)
     model_type = values.get("model_type")
     if model_type is not None and not isinstance(model_type, str):
         raise CheckpointError(f"'{file}' says model_type = {model_type!r} where a name is expected: it is damaged, fetch it again")
-    with known_to_transformers(file):
-        if not trust_remote_code and model_type not in CONFIG_MAPPING:
-            refuse_code(file)
+    if model_type is not None and model_type in templates():
+        _import_modeling(model_type)
+    if not trust_remote_code and model_type not in CONFIG_MAPPING:
+        refuse_code(file)
+    try:
         with reading(file, "it is damaged, or of a model that this release of transformers does not know"):
             config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except CheckpointError as error:
+        if model_type is None or model_type in CONFIG_MAPPING:
+            raise
+        unknown = f"'{file}' is of the model type '{model_type}', which transformers does not know"
+        raise CheckpointError(f"{unknown}: {_why_unknown(model_type)}") from error
     classes = config.architectures
     if classes and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
         raise CheckpointError(f"'{file}' says architectures = {classes!r} where a list of names is expected: it is damaged, fetch it again")
-    if not trust_remote_code and config.architectures and not _is_known(config):
+    if not trust_remote_code and config.architectures and not _named_classes(config):
         refuse_code(file)  # the model of transformers for that config would be another
     return config
 
 
-def _is_known(config: Any) -> bool:
-    """Return whether transformers has the model class that a config names."""
-    return bool(set(config.architectures) & {model.__name__ for models in _known_classes(config).values() for model in models})
+def _named_classes(config: Any) -> list[Any]:
+    """Return the Auto classes of transformers that have a model class which the config names."""
+    named = set(config.architectures or ())
+    return [auto for auto, models in _known_classes(config).items() if named & {model.__name__ for model in models}]
 
 
 def _refuse_endless(config: Any, file: Path) -> None:
@@ -94,12 +97,10 @@ def auto_class(config: Any) -> Any:
     Args:
         config: A transformers config.
     """
-    named = set(config.architectures or ())
     classes = _known_classes(config)
     known = [auto for auto, models in classes.items() if models]
-    exact = [auto for auto in known if named & {model.__name__ for model in classes[auto]}]
     own = [auto for auto in classes if auto.__name__ in (getattr(config, "auto_map", None) or {})]  # code of the checkpoint's own
-    return [*exact, *known, *own, *classes][0]
+    return [*_named_classes(config), *known, *own, *classes][0]
 
 
 def is_of_its_config(model: nn.Module) -> bool:
@@ -155,46 +156,13 @@ def _known_classes(config: Any) -> dict[Any, tuple[Any, ...]]:
     return {auto: model_classes(auto, config) for auto in (AutoModelForCausalLM, AutoModelForImageTextToText)}
 
 
-@contextmanager
-def known_to_transformers(file: Path) -> Iterator[None]:
-    """Import a plugin's model classes for the model type of a config.json, which the body reads.
+def _import_modeling(model_type: str) -> None:
+    """Import the module with the model class that the template of a model type names.
 
-    The classes stay registered with transformers: an import cannot be undone.
-
-    Args:
-        file: The config.json.
-
-    Raises:
-        PluginError: The module that the family's template names cannot be imported.
-        CheckpointError: transformers does not know the model type; the message names the distribution with
-            the template, if there is one.
+    The class stays registered with transformers: an import cannot be undone.
     """
-    model_type = _model_type(file)
-    _import_modeling(model_type)
-    try:
-        yield
-    except (CheckpointError, ValueError, KeyError) as error:
-        from transformers import CONFIG_MAPPING
-
-        if model_type is None or model_type in CONFIG_MAPPING:
-            raise
-        unknown = f"'{file}' is of the model type '{model_type}', which transformers does not know"
-        raise CheckpointError(f"{unknown}: {_reason(model_type)}") from error
-
-
-def _model_type(file: Path) -> str | None:
-    """Return the ``model_type`` of a config.json; None where it cannot be read, which the body reports."""
-    try:
-        config = read_json(file)
-    except CheckpointError:
-        return None
-    model_type = config.get("model_type") if isinstance(config, dict) else None
-    return model_type if isinstance(model_type, str) else None
-
-
-def _import_modeling(model_type: str | None) -> None:
-    module = None if model_type is None else _modeling(model_type)
-    if model_type is None or module is None:
+    module = templates().get(model_type).modeling
+    if module is None:
         return
     try:
         importlib.import_module(module)
@@ -206,12 +174,8 @@ def _import_modeling(model_type: str | None) -> None:
         ) from error
 
 
-def _modeling(model_type: str) -> str | None:
-    return templates().get(model_type).modeling if model_type in templates() else None
-
-
-def _reason(model_type: str) -> str:
-    """Return why there is no model class, with the fix."""
+def _why_unknown(model_type: str) -> str:
+    """Return why transformers does not know a model type, with the fix."""
     try:
         module, source = templates().get(model_type).modeling, templates().source(model_type)
     except UnknownNameError:

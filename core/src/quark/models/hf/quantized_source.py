@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from quark.base.log import get_logger
-from quark.errors import CheckpointError, ConfigError
+from quark.errors import ConfigError
 from quark.models.hf.dequantizer import FloatTensor
 from quark.models.hf.file_tensors import FileTensors
-from quark.models.hf.json_files import read_json
+from quark.models.hf.json_files import config_file, read_json
 from quark.models.hf.shards import Shard
 from quark.plugins import exporters
 from quark.plugins.attribution import attributed, origin
@@ -98,10 +98,7 @@ def _layout_of(directory: Path) -> tuple[str, Mapping[str, Any]] | None:
 
     None of a float checkpoint.
     """
-    path = directory / "config.json"
-    if not path.is_file():
-        what = "there is no such directory" if not directory.is_dir() else "it has no config.json"
-        raise CheckpointError(f"'{directory}' is not a checkpoint in Hugging Face form: {what}")
+    path = config_file(directory)
     block = _block(read_json(path))
     if block is None:
         return None

@@ -9,17 +9,38 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import attrs
+import torch
 from safetensors import SafetensorError, safe_open
 
 from quark.base.names import folded
 from quark.errors import CheckpointError
 from quark.models.hf.json_files import LARGEST_FILE, read_json, refuse_many_values
 
-__all__ = ["INDEX", "SINGLE", "Shard", "check_shards", "read_header", "refuse_codes"]
+__all__ = ["DTYPES", "INDEX", "SINGLE", "Shard", "check_shards", "read_header", "refuse_codes"]
 
 _NARROW_FLOATS = ("F8", "F6", "F4")
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+
+DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "U16": torch.uint16,
+    "U32": torch.uint32,
+    "U64": torch.uint64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+"""Torch dtype by its name in a safetensors header. Narrower floats are refused (`refuse_codes`)."""
 
 
 @attrs.frozen

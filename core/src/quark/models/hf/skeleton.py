@@ -86,13 +86,11 @@ def empty_model(path: Path, attn_implementation: str | None, *, trust_remote_cod
     Its buffers that no checkpoint holds (rotary tables) are computed. Raises as `model_config`.
     """
     config = without_quantization(model_config(path, trust_remote_code=trust_remote_code))
-    own = {"trust_remote_code": trust_remote_code}
     with without_initialization(), reading(path / "config.json", _NO_MODEL):
-        return (
-            auto_class(config)
-            .from_config(config, dtype=config.dtype or torch.float32, attn_implementation=attn_implementation, **own)
-            .eval()
+        model: nn.Module = auto_class(config).from_config(
+            config, dtype=config.dtype or torch.float32, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code
         )
+        return model.eval()
 
 
 def narrower_models(model: nn.Module, layers: int) -> Iterator[nn.Module]:

@@ -1,4 +1,4 @@
-"""Mapping of stored tensors to those of a transformers model, decided from file headers.
+"""Mapping of stored tensors to the tensors of a transformers model, decided from file headers.
 
 Weight converters of the user or template come first (`quark.models.hf.converted_tensors`), then the renamings
 and conversions of transformers, such as fusing experts that are stored one by one, so that the result equals
@@ -56,11 +56,15 @@ class Recipe:
         """
         if self.conversion is None:
             return {self.targets[0]: stored[self.sources[0][1]]}
-        return _converted(self.conversion, self.targets[0], self.sources, stored, model)
+        converter = copy.deepcopy(self.conversion)  # it collects tensors
+        for pattern, name in self.sources:
+            converter.add_tensor(self.targets[0], name, pattern, stored[name])
+        results: dict[str, Any] = converter.convert(self.targets[0], model=model, config=model.config)
+        return {name: value[0] if isinstance(value, list) else value for name, value in results.items()}
 
 
 class StoredTensors:
-    """The tensors of a checkpoint, converted to those of one model.
+    """The tensors of a checkpoint, converted to the tensors of one model.
 
     Args:
         model: A transformers model on the meta device, with no module replaced yet.
@@ -215,7 +219,11 @@ def _name_in_model(layer: str, owner: str) -> str:
 
 
 class _ModelNames:
-    """Maps stored names to names in a transformers model, by transformers' own renamings and conversions."""
+    """Maps stored names to names in a transformers model, by transformers' own renamings and conversions.
+
+    Attributes:
+        converter_of: transformers' converter by pattern.
+    """
 
     def __init__(self, model: Any, state: Mapping[str, Tensor]) -> None:
         from transformers.conversion_mapping import get_model_conversion_mapping
@@ -224,7 +232,7 @@ class _ModelNames:
         transforms = get_model_conversion_mapping(model)
         self._renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
         self._converters = [t for t in transforms if isinstance(t, WeightConverter)]
-        self._converter_of = {pattern: c for c in self._converters for pattern in c.source_patterns}
+        self.converter_of = {pattern: c for c in self._converters for pattern in c.source_patterns}
         self._prefix = model.base_model_prefix
         self._state = state
 
@@ -236,10 +244,6 @@ class _ModelNames:
         if target not in self._state and name in self._state:
             target, pattern = rename_source_key(name, [], [], self._prefix, self._state)
         return (target, pattern) if target in self._state else None
-
-    def conversion(self, pattern: str) -> Any:
-        """Return transformers' converter of a pattern."""
-        return self._converter_of[pattern]
 
 
 def _recipes(names: _ModelNames, stored: Iterable[str]) -> tuple[list[Recipe], list[str]]:
@@ -258,18 +262,8 @@ def _recipes(names: _ModelNames, stored: Iterable[str]) -> tuple[list[Recipe], l
         target, pattern = match
         sources.setdefault(target, []).append((pattern or "", name))
         if pattern is not None:
-            conversions[target] = names.conversion(pattern)
+            conversions[target] = names.converter_of[pattern]
     return [Recipe(tuple(members), (target,), conversions.get(target)) for target, members in sources.items()], unused
-
-
-def _converted(
-    conversion: Any, target: str, sources: Sequence[tuple[str, str]], stored: Mapping[str, Tensor], model: Any
-) -> dict[str, Tensor]:
-    converter = copy.deepcopy(conversion)  # it collects tensors
-    for pattern, name in sources:
-        converter.add_tensor(target, name, pattern, stored[name])
-    results: dict[str, Any] = converter.convert(target, model=model, config=model.config)
-    return {name: value[0] if isinstance(value, list) else value for name, value in results.items()}
 
 
 def _warn_unused(names: Sequence[str], model: Any, directory: Path) -> None:

@@ -10,14 +10,15 @@ from quark.errors import CheckpointError
 from quark.models.hf.custom_code import refuse_code
 from quark.models.hf.json_files import bounded_bytes, reading
 
-__all__ = ["load_tokenizer"]
+__all__ = ["TOKENIZER_FILES", "load_tokenizer"]
 
 # An id of eight digits in tokenizer.json: the vocabulary is laid out up to the largest, whatever time and
 # memory that takes.
 _FAR_ID = re.compile(rb'":(?<!length":)\s*(\d{8,18})\s*[,}]')
 
 _NECESSARY = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
-_OTHERS = (
+TOKENIZER_FILES = (
+    *_NECESSARY,
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
@@ -26,7 +27,7 @@ _OTHERS = (
     "merges.txt",
     "vocab.txt",
 )
-"""Files that a tokenizer is loaded from: one of the first there has to be."""
+"""Files that a tokenizer is loaded from; one of `_NECESSARY` there has to be."""
 
 
 def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Any:
@@ -44,7 +45,7 @@ def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Any:
 
     if not any((path / name).is_file() for name in _NECESSARY):
         return None
-    for file in (path / name for name in (*_NECESSARY, *_OTHERS) if (path / name).is_file()):
+    for file in (path / name for name in TOKENIZER_FILES if (path / name).is_file()):
         if far := _FAR_ID.search(bounded_bytes(file)):
             raise CheckpointError(f"'{file}' has the token id {int(far[1]):,}, and no vocabulary is so large: fetch it again")
     try:

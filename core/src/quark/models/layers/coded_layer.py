@@ -46,7 +46,7 @@ class CodedLayer:
         return cls(config, codes, qparams, inputs.empty_qparams((1,), "meta") if inputs is not None and is_static else None)
 
     def put_into(self, layer: QuantizedLayer, name: str, *, keeps_codes: bool) -> None:
-        """Set the weight of a layer, and its scales, to what is stored.
+        """Set the weight of a layer, and its scales, to the stored codes and scales.
 
         Args:
             layer: Of the same configuration; its weight gives the dtype, and may be on the meta device.
@@ -97,8 +97,4 @@ def refuse_bad_scales(qparams: QParams, of: str, *, activation: bool) -> None:
                 f"{bad or zeros} of {values.numel()} scale(s) of {of} are {'NaN, infinite or negative' if bad else '0'}: the checkpoint is "
                 "damaged, or the quantized model overflowed. Make or fetch it again"
             )
-        _warn_of_zeros(zeros, values, of)
-
-
-def _warn_of_zeros(zeros: int, values: Tensor, of: str) -> None:
-    get_logger(__name__).warning(f"{zeros} of {values.numel()} scale(s) of {of} are 0: their groups dequantize to zeros")
+        get_logger(__name__).warning(f"{zeros} of {values.numel()} scale(s) of {of} are 0: their groups dequantize to zeros")

@@ -29,7 +29,7 @@ __all__ = [
 
 
 class QuantizedConvolution(QuantizedLayer):
-    """Base of quantized convolutions, also of those of plugins.
+    """Base of quantized convolutions, in core and in plugins.
 
     Inputs and outputs are ``[batch, channels, …]`` or ``[channels, …]``.
 

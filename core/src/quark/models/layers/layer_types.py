@@ -14,7 +14,8 @@ from torch.nn import functional
 
 from quark.base.lazy import ObjectRef, Reference
 from quark.errors import ConfigError
-from quark.plugins import LayerTypeRecord, Registry, layer_types
+from quark.plugins import LayerTypeRecord, layer_types
+from quark.plugins.registries import LayerTypeRegistry
 
 if TYPE_CHECKING:
     from quark.models.layers.quantized_layers import QuantizedLayer
@@ -32,13 +33,11 @@ class LayerType:
     """A registered layer type whose float class is loaded.
 
     Attributes:
-        float_class: The class of the float layers.
         record: The registered record.
         planned_as: The class by which configurations and algorithms know such layers.
         planned_name: The name that ``planned_as`` is registered under, by which plans know it.
     """
 
-    float_class: type[nn.Module]
     record: LayerTypeRecord
     planned_as: type[nn.Module]
     planned_name: str
@@ -47,7 +46,7 @@ class LayerType:
     @property
     def quantized(self) -> type[QuantizedLayer]:
         """The quantized class. Raises PluginError where it cannot be imported or is no `QuantizedLayer`."""
-        quantized = layer_types().load_quantized(self._name)
+        quantized: type[QuantizedLayer] = layer_types().load_quantized(self._name)
         return quantized
 
 
@@ -84,10 +83,8 @@ def layer_type_of_class(layer_class: type[Any]) -> LayerType | None:
 
     None where there is none.
     """
-    known = _known(layer_types())
-    if layer_class not in known:
-        known[layer_class] = _registered_for(layer_class)
-    return known[layer_class]
+    registry = layer_types()
+    return _registered_for(layer_class, registry, registry.revision)  # type: ignore[arg-type]  # classes are hashed by identity
 
 
 def is_lookup(layer_class: type[Any]) -> bool:
@@ -107,19 +104,9 @@ def planned_names() -> list[str]:
     return sorted({_class_name(record.layer) for record in layer_types() if record.quantized is not None and record.planned_as is None})
 
 
-def _known(registry: Registry[LayerTypeRecord]) -> dict[Any, LayerType | None]:
-    return _cache(registry, registry.revision)
-
-
 # Looked up for each module of a model; cached until the registry changes.
-@lru_cache(maxsize=2)
-def _cache(registry: Registry[LayerTypeRecord], revision: tuple[int, int]) -> dict[Any, LayerType | None]:
-    """Return a cache of layer types by class, empty at each new revision of the registry."""
-    return {}
-
-
-def _registered_for(layer_class: type[Any]) -> LayerType | None:
-    registry = layer_types()
+@lru_cache(maxsize=1024)
+def _registered_for(layer_class: type[Any], registry: LayerTypeRegistry, revision: tuple[int, int]) -> LayerType | None:
     claims = [name for name in registry.names() if _loaded(registry.get(name).layer) is layer_class]
     if not claims:
         return None
@@ -131,8 +118,8 @@ def _registered_for(layer_class: type[Any]) -> LayerType | None:
         )
     record = registry.get(claims[0])
     if record.planned_as is None:
-        return LayerType(layer_class, record, layer_class, claims[0], claims[0])
-    return LayerType(layer_class, record, registry.load_layer(record.planned_as), registry.get(record.planned_as).name, claims[0])
+        return LayerType(record, layer_class, claims[0], claims[0])
+    return LayerType(record, registry.load_layer(record.planned_as), registry.get(record.planned_as).name, claims[0])
 
 
 def _class_name(reference: Reference) -> str:

@@ -28,7 +28,7 @@ from quark.numbers.on_grid import LOSSY, codes_error
 from quark.numbers.tensor_quantizer import TensorQuantizer
 from quark.plugins.attribution import origin
 
-__all__ = ["Packed", "PackedLayer", "PackedScales", "checked_codes", "packed_meta", "stored_tensors", "without_weights"]
+__all__ = ["Packed", "PackedLayer", "PackedScales", "checked_codes", "packed_meta", "packed_scales", "stored_tensors", "without_weights"]
 
 
 class Packed(nn.Module):
@@ -145,10 +145,9 @@ class PackedLayer(Packed):
             self._store(slot, spec, packed)
 
     def _register_scales(self, slot: Slot, spec: TensorSpec) -> None:
-        quantizer = self._quantizer_of(slot, spec, self._shapes)
-        if not (quantizer.is_dynamic or quantizer.is_float):
-            empty = quantizer.empty_qparams(self._shapes.of_slot(slot), "meta")
-            self._store(slot, spec, quantizer.pack_qparams(empty, order=self.order))
+        scales = packed_scales(self._quantizer_of(slot, spec, self._shapes), self._shapes.of_slot(slot), self.order)
+        if scales:
+            self._store(slot, spec, scales)
 
     def _store(self, slot: Slot, spec: TensorSpec | None, scales: dict[str, Tensor]) -> None:
         inside = {suffix: t for suffix, t in scales.items() if not self._is_beside_weight(suffix)}
@@ -283,7 +282,7 @@ def checked_codes(name: str, module: QuantizerModule, values: Tensor) -> Tensor:
 
 
 def _codes_and_complaint(name: str, module: QuantizerModule, values: Tensor, order: str) -> tuple[Tensor, str | None]:
-    """Return the codes of values on a grid, and what is wrong with how their format packs them.
+    """Return the codes of values on a grid, and the error of the format that packs them.
 
     None where nothing is.
     """
@@ -303,6 +302,16 @@ def _codes_and_complaint(name: str, module: QuantizerModule, values: Tensor, ord
 def packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:
     """Return the checkpoint tensors of a quantized tensor of that shape by suffix, on the meta device."""
     return dict(_packed_meta(quantizer, shape, order))  # type: ignore[arg-type]  # quantizers are hashed by identity
+
+
+def packed_scales(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:
+    """Return the stored scales of an activation of that shape by suffix, on the meta device.
+
+    Empty where they are dynamic.
+    """
+    if quantizer.is_dynamic or quantizer.is_float:
+        return {}
+    return quantizer.pack_qparams(quantizer.empty_qparams(shape, "meta"), order=order)
 
 
 @lru_cache(maxsize=1024)

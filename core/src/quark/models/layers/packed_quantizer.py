@@ -9,22 +9,11 @@ from torch import Tensor, nn
 
 from quark.config.layer import TensorSpec
 from quark.errors import CheckpointError
-from quark.models.layers.packed_layers import Packed, PackedScales
+from quark.models.layers.packed_layers import Packed, PackedScales, packed_scales
 from quark.models.layers.quantizer_module import QuantizerModule
 from quark.numbers import quantizer_for
 
-__all__ = ["PackedQuantizer", "ScalesOf", "packed_scales"]
-
-
-def packed_scales(spec: TensorSpec, order: str) -> dict[str, Tensor]:
-    """Return the stored scales of a per-tensor activation by suffix, on the meta device.
-
-    Empty where they are dynamic.
-    """
-    quantizer = quantizer_for(spec, activation=True)
-    if quantizer.is_dynamic or quantizer.is_float:
-        return {}
-    return quantizer.pack_qparams(quantizer.empty_qparams((1,), "meta"), order=order)
+__all__ = ["PackedQuantizer", "ScalesOf"]
 
 
 class ScalesOf:
@@ -35,7 +24,7 @@ class ScalesOf:
     Args:
         owner: The module, which gets the buffers.
         name: What their names begin with, such as ``k``.
-        tensors: The scales by suffix, from `packed_scales`.
+        tensors: The scales by suffix, from `quark.models.layers.packed_layers.packed_scales`.
     """
 
     def __init__(self, owner: nn.Module, name: str, tensors: dict[str, Tensor]) -> None:
@@ -67,7 +56,8 @@ class PackedQuantizer(PackedScales, Packed):
     """
 
     def __init__(self, spec: TensorSpec, order: str, stored: PackedScales | ScalesOf | None = None, largest: float = math.inf) -> None:
-        super().__init__(packed_scales(spec, order) if stored is None else {}, spec)
+        own = packed_scales(quantizer_for(spec, activation=True), (1,), order) if stored is None else {}
+        super().__init__(own, spec)
         self.spec = spec
         self.order = order
         self.largest = largest

@@ -54,6 +54,11 @@ class QuantizerModule(nn.Module):
             self.register_buffer(name, None)
 
     @property
+    def is_static(self) -> bool:
+        """Whether the quantizer needs scales that calibration has found."""
+        return not (self.quantizer.is_dynamic or self.quantizer.is_float)
+
+    @property
     def qparams(self) -> QParams | None:
         """The scales; None before `set_qparams`."""
         return None if self.scale is None else QParams(self.scale, self.zero_point, self.outer_scale)
@@ -84,9 +89,8 @@ class QuantizerModule(nn.Module):
 
         Gradients pass straight through: that of ``x`` is that of the result.
         """
-        is_static = not (self.quantizer.is_dynamic or self.quantizer.is_float)
-        qparams = self.qparams if is_static else None
-        if is_static and qparams is None:
+        qparams = self.qparams if self.is_static else None
+        if self.is_static and qparams is None:
             raise CalibrationError(
                 f"a static {_formats(self.quantizer.spec)} quantizer has no scales yet: quantize the model with calibration data"
             )

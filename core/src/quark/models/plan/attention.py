@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import attrs
@@ -20,15 +21,7 @@ from quark.models.plan.inferred_architecture import attention_modules, gives_que
 from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.rules import first_match
 
-__all__ = [
-    "AttentionRow",
-    "attention_errors",
-    "attention_facts",
-    "attention_rows",
-    "attention_warnings",
-    "resolve_attention",
-    "why_before_rope",
-]
+__all__ = ["AttentionPlanning", "AttentionRow", "attention_rows"]
 
 
 @attrs.frozen
@@ -66,207 +59,269 @@ class AttentionRow:
         states = {QUERY: (self.query_layer, self.query), KEY: (self.key_layer, self.key), VALUE: (self.value_layer, self.value)}
         return {name: (layer, spec) for name, (layer, spec) in states.items() if layer is not None and spec is not None}
 
+    def to_dict(self) -> dict[str, object]:
+        """Return the row in JSON form."""
+        return {
+            "name": self.name,
+            "probabilities": self.probabilities is not None,
+            "keys_after_rotary_embedding": self.key_layer,
+            "values_in_attention": self.value_layer,
+            "queries_after_rotary_embedding": self.query_layer,
+        }
+
 
 def attention_rows(
-    model: nn.Module, rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None
+    model: nn.Module, layers: Sequence[PlanRow], config: QConfig, architecture: Architecture | None
 ) -> tuple[AttentionRow, ...]:
-    """Return the attention modules of ``model`` in which ``config`` quantizes a tensor, in the model's order.
+    """Return the `AttentionRow` of each attention module in which ``config`` quantizes a tensor.
 
-    Nothing is checked.
+    They are in the model's order. Nothing is checked.
+    """
+    return AttentionPlanning(model, layers, config, architecture).rows
+
+
+@attrs.frozen(eq=False, slots=False)
+class AttentionPlanning:
+    """The attention of one model under one configuration: its rows, errors and warnings.
 
     Attention modules are the parents of the query, key and value projections that the architecture names;
     without such names, modules called ``…attn`` or ``…attention``. ``exclude`` applies to layers and not to
-    attention modules. Where ``kv_cache_post_rope`` or ``attention_post_rope`` is None, it counts as False;
-    `resolve_attention` replaces None first.
+    attention modules.
+
+    Attributes:
+        model: The model.
+        layers: The rows of its layers.
+        config: Where ``kv_cache_post_rope`` or ``attention_post_rope`` is None, it counts as False;
+            `resolved` replaces None.
+        architecture: Facts about the family; None where nothing is known.
     """
-    has_cache = bool(config.kv_cache_post_rope and config.kv_cache_quant_config)
-    if config.softmax_quant_spec is None and not has_cache and not config.attention_post_rope:
-        return ()
-    cached = [r for r in rows if first_match(r.name, config.kv_cache_quant_config) is not None]
-    query_rows = _query_rows(rows, architecture) if config.attention_post_rope else []
-    if not has_cache:
-        # A fused projection has one output quantizer: while that rounds keys and values, it rounds queries
-        # too.
-        query_rows, cached = [r for r in query_rows if r not in cached], []
-    facts = with_inferred_attention(architecture, model, (r.name for r in rows))
-    fused_rows = {r.name.rpartition(".")[0]: r for r in (*cached, *query_rows) if _is_fused(r.name, facts)}
-    attentions = []
-    for name in _attentions(model, rows, architecture):
-        states: dict[str, Any] = {}
-        fused = fused_rows.get(name)
-        for state, projections, candidates in (
-            ("key", facts.key_projections, cached),
-            ("value", facts.value_projections, cached),
-            ("query", facts.query_projections, query_rows),
-        ):
-            row = _projection(name, projections or (), candidates) or (fused if fused in candidates else None)
-            if row is not None and row.config is not None and row.config.output_tensors is not None:
-                states |= {state: row.config.output_tensors, f"{state}_layer": row.name}
-        if config.softmax_quant_spec is not None or states:
-            attentions.append(AttentionRow(name, config.softmax_quant_spec, **states, fused=fused is not None))
-    return tuple(attentions)
 
+    model: nn.Module
+    layers: Sequence[PlanRow]
+    config: QConfig
+    architecture: Architecture | None
 
-def resolve_attention(model: nn.Module, rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None) -> QConfig:
-    """Return the configuration with ``kv_cache_post_rope`` and ``attention_post_rope`` resolved.
+    @cached_property
+    def rows(self) -> tuple[AttentionRow, ...]:
+        """The attention modules with quantized tensors, in the model's order."""
+        config, facts = self.config, self._facts
+        has_cache = bool(config.kv_cache_post_rope and config.kv_cache_quant_config)
+        if config.softmax_quant_spec is None and not has_cache and not config.attention_post_rope:
+            return ()
+        cached = [r for r in self.layers if first_match(r.name, config.kv_cache_quant_config) is not None]
+        queries = self._queries if config.attention_post_rope else []
+        if not has_cache:
+            # A fused projection has one output quantizer: while that rounds keys and values, it rounds
+            # queries too.
+            queries, cached = [r for r in queries if r not in cached], []
+        fused_rows = {_parent(r.name): r for r in (*cached, *queries) if _is_fused(r.name, facts)}
+        attentions = []
+        for name in self._modules:
+            states: dict[str, Any] = {}
+            fused = fused_rows.get(name)
+            for state, projections, candidates in (
+                ("key", facts.key_projections, cached),
+                ("value", facts.value_projections, cached),
+                ("query", facts.query_projections, queries),
+            ):
+                row = _projection(name, projections or (), candidates) or (fused if fused in candidates else None)
+                if row is not None and row.config is not None and row.config.output_tensors is not None:
+                    states |= {state: row.config.output_tensors, f"{state}_layer": row.name}
+            if config.softmax_quant_spec is not None or states:
+                attentions.append(AttentionRow(name, config.softmax_quant_spec, **states, fused=fused is not None))
+        return tuple(attentions)
 
-    They are resolved for this model where they are None.
+    def resolved(self) -> AttentionPlanning:
+        """Return the same with ``kv_cache_post_rope`` and ``attention_post_rope`` resolved for this model.
 
-    They become True, which matches what runtimes compute, wherever attention can be switched to our
-    implementation and each projection produces keys, values or queries alone.
-    """
-    cache, queries = config.kv_cache_post_rope, config.attention_post_rope
-    if cache is None:
-        cache = bool(_cached_rows(rows, config, architecture)) and why_before_rope(model, rows, config, architecture) is None
-    if queries is None and config.softmax_quant_spec is not None:
-        after_rope = attrs.evolve(config, kv_cache_post_rope=cache, attention_post_rope=True)
-        attentions = attention_rows(model, rows, after_rope, architecture)
-        in_attention = {a.query_layer for a in attentions}
-        elsewhere = [r for r in _query_rows(rows, architecture) if r.name not in in_attention]
-        queries = not elsewhere and not any(_specs_not_per_tensor(attentions, QUERY))
-    return attrs.evolve(config, kv_cache_post_rope=cache, attention_post_rope=queries)
+        Where they are None they become True, which matches what runtimes compute, wherever attention can be
+        switched to our implementation and each projection produces keys, values or queries alone.
+        """
+        cache, queries = self.config.kv_cache_post_rope, self.config.attention_post_rope
+        if cache is None:
+            cache = bool(self._cached) and self._why_before_rope is None
+        if queries is None and self.config.softmax_quant_spec is not None:
+            inside = self._with(cache, True)
+            in_attention = {a.query_layer for a in inside.rows}
+            elsewhere = [r for r in self._queries if r.name not in in_attention]
+            queries = not elsewhere and inside._have_tensor_scales(QUERY)
+        return self._with(cache, queries)
 
+    def errors(self, requested_post_rope: bool | None) -> Iterator[str]:
+        """Yield one error message for each attention setting that this model does not allow, with the fix.
 
-def why_before_rope(model: nn.Module, rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None) -> str | None:
-    """Return why keys and values of the cache cannot be rounded inside attention, with the fix.
+        Args:
+            requested_post_rope: ``kv_cache_post_rope`` before it was resolved.
+        """
+        probabilities = self.config.softmax_quant_spec
+        if probabilities is not None:
+            if not self.rows:
+                yield (
+                    "softmax_quant_spec quantizes attention probabilities, but no attention module was found in this model: "
+                    "leave attention_scheme out, or register a template that names the model's q_layer_name and kv_layers_name"
+                )
+            if not _is_per_tensor(probabilities):
+                yield _wants_tensor_scale("softmax_quant_spec")
+        if not self._have_tensor_scales(QUERY):
+            yield _wants_tensor_scale("output_tensors of queries with attention_post_rope")
+        if self.config.kv_cache_post_rope:
+            if not self.config.kv_cache_quant_config:
+                yield (
+                    "kv_cache_post_rope says where keys of a quantized cache are rounded, but the cache is not quantized: "
+                    "add kv_cache_scheme"
+                )
+            else:
+                yield from self._cache_errors()
+        elif requested_post_rope is None:
+            reason, norm = self._why_before_rope, self._key_norm
+            if others := self._neither_keys_nor_values:
+                yield _not_what_is_cached(others)
+            elif reason is not None and norm is not None:
+                yield (
+                    f"keys pass the norm '{norm}' before they are cached, so that a scale of the projection's output does not fit the "
+                    f"keys that runtimes cache, and they cannot be rounded after the norm: {reason}. kv_cache_post_rope=False uses that "
+                    "scale anyway"
+                )
 
-    None where they can be.
-    """
-    attentions = _after_rope(model, rows, config, architecture)
-    reason = next(_cache_errors(attentions, rows, config, architecture), None)
-    return reason or why_unswitchable(model, [a.name for a in attentions if a.states])
+    def warnings(self, requested_post_rope: bool | None) -> Iterator[str]:
+        """Yield warnings about KV-cache scales of other values than runtimes cache.
 
-
-def attention_errors(
-    model: nn.Module,
-    attentions: Sequence[AttentionRow],
-    rows: Sequence[PlanRow],
-    config: QConfig,
-    architecture: Architecture | None,
-    asked: bool | None,
-) -> Iterator[str]:
-    """Yield one error message for each attention setting that this model does not allow, with the fix.
-
-    Args:
-        model: The model that contains the attention modules.
-        attentions: Rows of the attention modules, from `attention_rows`.
-        rows: The layers of the model.
-        config: As resolved for this model.
-        architecture: Facts about the family.
-        asked: ``kv_cache_post_rope`` before it was resolved.
-    """
-    if config.softmax_quant_spec is not None:
-        if not attentions:
+        Args:
+            requested_post_rope: As for `errors`.
+        """
+        cached = [r.name for r in self._cached]
+        if self.config.kv_cache_post_rope or not cached:
+            return
+        where = f"{len(cached)} layers feed the quantized cache and are rounded at the projection's output: {folded(cached)}"
+        if others := self._neither_keys_nor_values:
+            yield f"{where}. {_not_what_is_cached(others)}"
+        elif self._key_norm is not None:
             yield (
-                "softmax_quant_spec quantizes attention probabilities, but no attention module was found in this model: "
-                "leave attention_scheme out, or register a template that names the model's q_layer_name and kv_layers_name"
+                f"{where}. Runtimes cache keys after the norm '{self._key_norm}' and the rotary embedding, which that scale does not fit: "
+                "all keys may saturate. Leave kv_cache_post_rope out for a scale of the cached keys"
             )
-        yield from _not_per_tensor("softmax_quant_spec", config.softmax_quant_spec)
-    if any(_specs_not_per_tensor(attentions, QUERY)):
-        yield _wants_tensor_scale("output_tensors of queries with attention_post_rope")
-    if config.kv_cache_post_rope:
-        if not config.kv_cache_quant_config:
+        elif requested_post_rope is None:
             yield (
-                "kv_cache_post_rope says where keys of a quantized cache are rounded, but the cache is not quantized: add kv_cache_scheme"
+                f"{where}. Runtimes cache keys after the rotary embedding, for which the scale may be too small. The reason: "
+                f"{self._why_before_rope}"
             )
-        else:
-            yield from _cache_errors(attentions, rows, config, architecture)
-    elif asked is None:
-        reason, norm = why_before_rope(model, rows, config, architecture), next(_key_norms(model, rows, config, architecture), None)
-        if others := _neither_keys_nor_values(rows, config, architecture):
+        if any(_is_fused(name, self._facts) for name in cached):
+            yield f"{where}. vLLM has no name for the scale of a fused projection's output, and does not load it"
+
+    def _with(self, cache: bool | None, queries: bool | None) -> AttentionPlanning:
+        """Return the same with other values of ``kv_cache_post_rope`` and ``attention_post_rope``."""
+        return attrs.evolve(self, config=attrs.evolve(self.config, kv_cache_post_rope=cache, attention_post_rope=queries))
+
+    @cached_property
+    def _facts(self) -> Architecture:
+        return with_inferred_attention(self.architecture, self.model, (r.name for r in self.layers))
+
+    @cached_property
+    def _in_blocks(self) -> list[PlanRow]:
+        """The layers in decoder blocks; all where the blocks are not known."""
+        return [r for r in self.layers if r.name.startswith(self._blocks)]
+
+    @property
+    def _blocks(self) -> str:
+        """The prefix of all full names in decoder blocks; empty where the blocks are not known."""
+        blocks = None if self.architecture is None else self.architecture.decoder_blocks
+        return "" if blocks is None else f"{blocks}."
+
+    @cached_property
+    def _modules(self) -> list[str]:
+        """Full names of the attention modules."""
+        facts = self.architecture
+        patterns = [] if facts is None else [*self._query_patterns, *facts.with_modules(facts.kv_layers_name or ())]
+        if not patterns:
+            return attention_modules(n for n, _ in self.model.named_modules() if n.startswith(self._blocks))
+        parents = (_parent(r.name) for r in self._in_blocks if first_match(r.name, patterns) is not None)
+        return _outermost(parent for parent in parents if parent)
+
+    @property
+    def _query_patterns(self) -> list[str]:
+        if self.architecture is None:
+            return []
+        queries = self.architecture.q_layer_name or ()
+        return self.architecture.with_modules((queries,) if isinstance(queries, str) else queries)
+
+    @cached_property
+    def _queries(self) -> list[PlanRow]:
+        """The query projections of decoder blocks whose output is quantized."""
+        quantized = [r for r in self._in_blocks if r.config is not None and r.config.output_tensors is not None]
+        return [r for r in quantized if first_match(r.name, self._query_patterns)]
+
+    @cached_property
+    def _cached(self) -> list[PlanRow]:
+        """The layers that feed the quantized cache.
+
+        Only decoder blocks have a cache: matches outside them are left out.
+        """
+        matches = [r for r in self._in_blocks if first_match(r.name, self.config.kv_cache_quant_config) is not None]
+        parents = _outermost(_parent(r.name) for r in matches)
+        return [r for r in matches if _parent(r.name) in parents]
+
+    @cached_property
+    def _neither_keys_nor_values(self) -> list[str]:
+        """The layers that feed the quantized cache, and give neither keys, values, nor both fused.
+
+        Such as ``kv_b_proj`` of latent attention. Where projections are inferred from names, nothing is known
+        of the others.
+        """
+        facts = self.architecture
+        if facts is None or facts.key_projections is None or facts.value_projections is None:
+            return []
+        alone = (*facts.key_projections, *facts.value_projections)
+        return [r.name for r in self._cached if not _is_one_of(r.name, alone) and not _is_fused(r.name, facts)]
+
+    @cached_property
+    def _key_norm(self) -> str | None:
+        """The full name of the first norm that keys pass before they are cached."""
+        parents = dict.fromkeys(_parent(r.name) for r in self._cached)
+        children = (f"{parent}.{name}" for parent in parents for name, _ in self.model.get_submodule(parent).named_children())
+        return next((child for child in children if _is_one_of(child, self._facts.key_norms or ())), None)
+
+    @cached_property
+    def _why_before_rope(self) -> str | None:
+        """Why keys and values of the cache cannot be rounded inside attention, with the fix.
+
+        None where they can be.
+        """
+        after_rope = self._with(True, False)
+        reason = next(after_rope._cache_errors(), None)
+        return reason or why_unswitchable(self.model, [a.name for a in after_rope.rows if a.states])
+
+    def _cache_errors(self) -> Iterator[str]:
+        covered = {layer for row in self.rows for layer, _ in row.states.values()}
+        missing = [r.name for r in self._cached if r.name not in covered]
+        if others := self._neither_keys_nor_values:
             yield _not_what_is_cached(others)
-        elif reason is not None and norm is not None:
+        elif missing:
             yield (
-                f"keys pass the norm '{norm}' before they are cached, so that a scale of the projection's output does not fit the keys "
-                f"that runtimes cache, and they cannot be rounded after the norm: {reason}. kv_cache_post_rope=False uses that scale anyway"
+                f"keys cannot be quantized after the rotary embedding (kv_cache_post_rope): '{missing[0]}' feeds the cache, and is no "
+                "projection of an attention module that gives keys alone, values alone, or both with queries. Leave kv_cache_post_rope "
+                "out, or set it to False"
             )
+        if not self._have_tensor_scales(KEY, VALUE):
+            yield _wants_tensor_scale("output_tensors of keys and values with kv_cache_post_rope")
+
+    def _have_tensor_scales(self, *states: str) -> bool:
+        """Return whether these states have one scale per tensor in every attention module."""
+        return all(_is_per_tensor(spec) for row in self.rows for state, (_, spec) in row.states.items() if state in states)
 
 
-def attention_warnings(
-    model: nn.Module, rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None, asked: bool | None
-) -> Iterator[str]:
-    """Yield warnings about KV-cache scales of other values than runtimes cache.
-
-    Arguments as for `attention_errors`.
-    """
-    cached = [r.name for r in _cached_rows(rows, config, architecture)]
-    if config.kv_cache_post_rope or not cached:
-        return
-    norm = next(_key_norms(model, rows, config, architecture), None)
-    facts = with_inferred_attention(architecture, model, (r.name for r in rows))
-    where = f"{len(cached)} layers feed the quantized cache and are rounded at the projection's output: {folded(cached)}"
-    if others := _neither_keys_nor_values(rows, config, architecture):
-        yield f"{where}. {_not_what_is_cached(others)}"
-    elif norm is not None:
-        yield (
-            f"{where}. Runtimes cache keys after the norm '{norm}' and the rotary embedding, which that scale does not fit: all keys may "
-            "saturate. Leave kv_cache_post_rope out for a scale of the cached keys"
-        )
-    elif asked is None:
-        reason = why_before_rope(model, rows, config, architecture)
-        yield f"{where}. Runtimes cache keys after the rotary embedding, for which the scale may be too small. The reason: {reason}"
-    if any(_is_fused(name, facts) for name in cached):
-        yield f"{where}. vLLM has no name for the scale of a fused projection's output, and does not load it"
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
-def _cached_rows(rows: Iterable[PlanRow], config: QConfig, architecture: Architecture | None) -> list[PlanRow]:
-    """Return the layers that feed the quantized cache.
-
-    Only decoder blocks have a cache: matches outside them are left out.
-    """
-    prefix = _blocks(architecture)
-    matches = [r for r in rows if r.name.startswith(prefix) and first_match(r.name, config.kv_cache_quant_config) is not None]
-    parents = _outermost(r.name.rpartition(".")[0] for r in matches)
-    return [r for r in matches if r.name.rpartition(".")[0] in parents]
+def _is_per_tensor(spec: TensorSpec) -> bool:
+    return all(s.qscheme is QSchemeType.per_tensor for s in levels(spec))
 
 
-def _query_rows(rows: Iterable[PlanRow], architecture: Architecture | None) -> list[PlanRow]:
-    """Return the query projections of decoder blocks whose output is quantized."""
-    patterns, prefix = _query_patterns(architecture), _blocks(architecture)
-    return [
-        r
-        for r in rows
-        if r.name.startswith(prefix) and r.config is not None and r.config.output_tensors is not None and first_match(r.name, patterns)
-    ]
-
-
-def _cache_errors(
-    attentions: Sequence[AttentionRow], rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None
-) -> Iterator[str]:
-    covered = {layer for row in attentions for layer, _ in row.states.values()}
-    missing = [r.name for r in _cached_rows(rows, config, architecture) if r.name not in covered]
-    if others := _neither_keys_nor_values(rows, config, architecture):
-        yield _not_what_is_cached(others)
-    elif missing:
-        yield (
-            f"keys cannot be quantized after the rotary embedding (kv_cache_post_rope): '{missing[0]}' feeds the cache, and is no "
-            "projection of an attention module that gives keys alone, values alone, or both with queries. Leave kv_cache_post_rope out, or "
-            "set it to False"
-        )
-    if any(_specs_not_per_tensor(attentions, KEY, VALUE)):
-        yield _wants_tensor_scale("output_tensors of keys and values with kv_cache_post_rope")
-
-
-def _after_rope(model: nn.Module, rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None) -> tuple[AttentionRow, ...]:
-    """Return the attention modules with keys and values cached behind the rotary embedding.
-
-    No queries are quantized there.
-    """
-    after_rope = attrs.evolve(config, kv_cache_post_rope=True, attention_post_rope=False)
-    return attention_rows(model, rows, after_rope, architecture)
-
-
-def _neither_keys_nor_values(rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None) -> list[str]:
-    """Return the layers that feed the quantized cache, and give neither keys, values, nor both fused.
-
-    Such as ``kv_b_proj`` of latent attention. Where projections are inferred from names, nothing is known of
-    the others.
-    """
-    if architecture is None or architecture.key_projections is None or architecture.value_projections is None:
-        return []
-    alone = (*architecture.key_projections, *architecture.value_projections)
-    names = [r.name for r in _cached_rows(rows, config, architecture)]
-    return [name for name in names if not _is_one_of(name, alone) and not _is_fused(name, architecture)]
+def _wants_tensor_scale(subject: str) -> str:
+    return (
+        f"{subject} must have one scale per tensor (qscheme per_tensor): inside attention, axes are not those of a layer's output. "
+        "Use a scheme such as fp8"
+    )
 
 
 def _not_what_is_cached(layers: Sequence[str]) -> str:
@@ -278,43 +333,6 @@ def _not_what_is_cached(layers: Sequence[str]) -> str:
     )
 
 
-def _key_norms(model: nn.Module, rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None) -> Iterator[str]:
-    """Yield the full names of norms that keys pass before they are cached."""
-    norms = with_inferred_attention(architecture, model, (r.name for r in rows)).key_norms or ()
-    for parent in dict.fromkeys(r.name.rpartition(".")[0] for r in _cached_rows(rows, config, architecture)):
-        names = (f"{parent}.{child}" for child, _ in model.get_submodule(parent).named_children())
-        yield from (name for name in names if _is_one_of(name, norms))
-
-
-def _specs_not_per_tensor(attentions: Iterable[AttentionRow], *states: str) -> Iterator[TensorSpec]:
-    for row in attentions:
-        yield from (spec for state, (_, spec) in row.states.items() if state in states and not _is_per_tensor(spec))
-
-
-def _is_per_tensor(spec: TensorSpec) -> bool:
-    return all(s.qscheme is QSchemeType.per_tensor for s in levels(spec))
-
-
-def _not_per_tensor(what: str, spec: TensorSpec) -> Iterator[str]:
-    if not _is_per_tensor(spec):
-        yield _wants_tensor_scale(what)
-
-
-def _wants_tensor_scale(what: str) -> str:
-    return (
-        f"{what} must have one scale per tensor (qscheme per_tensor): inside attention, axes are not those of a layer's output. "
-        "Use a scheme such as fp8"
-    )
-
-
-def _attentions(model: nn.Module, rows: Iterable[PlanRow], architecture: Architecture | None) -> list[str]:
-    prefix, patterns = _blocks(architecture), _projections(architecture)
-    if not patterns:
-        return attention_modules(n for n, _ in model.named_modules() if n.startswith(prefix))
-    parents = (r.name.rpartition(".")[0] for r in rows if r.name.startswith(prefix) and first_match(r.name, patterns) is not None)
-    return _outermost(p for p in parents if p)
-
-
 def _outermost(names: Iterable[str]) -> list[str]:
     """Return the modules that are inside none of the others.
 
@@ -324,30 +342,12 @@ def _outermost(names: Iterable[str]) -> list[str]:
     return [n for n in unique if not any(".".join(n.split(".")[:i]) in unique for i in range(1, n.count(".") + 1))]
 
 
-def _blocks(architecture: Architecture | None) -> str:
-    """Return the prefix of all full names in decoder blocks; empty where the blocks are not known."""
-    return "" if architecture is None or architecture.decoder_blocks is None else architecture.decoder_blocks + "."
-
-
-def _projections(architecture: Architecture | None) -> list[str]:
-    if architecture is None:
-        return []
-    return [*_query_patterns(architecture), *architecture.with_modules(architecture.kv_layers_name or ())]
-
-
-def _query_patterns(architecture: Architecture | None) -> list[str]:
-    if architecture is None:
-        return []
-    queries = architecture.q_layer_name or ()
-    return architecture.with_modules((queries,) if isinstance(queries, str) else queries)
-
-
 def _projection(attention: str, projections: Iterable[str], among: Iterable[PlanRow]) -> PlanRow | None:
     """Return the first row that is one of the projections of an attention module.
 
     Projection names are relative to a decoder block.
     """
-    inside = (row for row in among if row.name.rpartition(".")[0] == attention)
+    inside = (row for row in among if _parent(row.name) == attention)
     return next((row for row in inside if _is_one_of(row.name, projections)), None)
 
 
@@ -358,17 +358,3 @@ def _is_fused(name: str, facts: Architecture) -> bool:
 
 def _is_one_of(name: str, names_in_block: Iterable[str]) -> bool:
     return any(name == one or name.endswith(f".{one}") for one in names_in_block)
-
-
-def attention_facts(attentions: Iterable[AttentionRow]) -> list[Mapping[str, object]]:
-    """Return the rows in JSON form."""
-    return [
-        {
-            "name": r.name,
-            "probabilities": r.probabilities is not None,
-            "keys_after_rotary_embedding": r.key_layer,
-            "values_in_attention": r.value_layer,
-            "queries_after_rotary_embedding": r.query_layer,
-        }
-        for r in attentions
-    ]

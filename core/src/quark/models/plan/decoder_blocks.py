@@ -28,7 +28,7 @@ class Block:
 
     @property
     def prefix(self) -> str:
-        """What the full names of the modules inside begin with; empty where the block is the whole model."""
+        """The prefix of the full names of the modules inside; empty where the block is the whole model."""
         return f"{self.name}." if self.name else ""
 
     def owns(self, layer: str) -> bool:

@@ -56,6 +56,7 @@ def infer_architecture(model: nn.Module, model_type: str) -> Architecture | None
     if len(list(model.get_submodule(blocks).children())) != getattr(getattr(model, "config", None), "num_hidden_layers", None):
         return None  # for example, blocks that run several times
     linear = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
+    modules = [name for name, _ in model.named_modules() if name.startswith(f"{blocks}.")]
     inside = [name for name in linear if name.startswith(f"{blocks}.")]
     outside = [name for name in linear if name not in set(inside)]
     cache = next((group for group in _CACHE if all(_some(inside, p) for p in group)), None)
@@ -67,10 +68,8 @@ def infer_architecture(model: nn.Module, model_type: str) -> Architecture | None
         kv_layers_name=cache,
         q_layer_name=next((p for p in _QUERIES if _some(inside, p)), None),
         **_attention_roles(_in_block(name, blocks) for name in inside),
-        key_norms=_key_norms(_in_block(name, blocks) for name, _ in model.named_modules() if name.startswith(f"{blocks}.")),
-        experts=next(
-            (_in_block(n, blocks) for n, _ in model.get_submodule(blocks).named_modules(prefix=blocks) if _holds_experts(n)), None
-        ),
+        key_norms=_key_norms(_in_block(name, blocks) for name in modules),
+        experts=next((_in_block(name, blocks) for name in modules if name.rpartition(".")[2] == EXPERTS), None),
         expert_value=None,  # names do not show that what a projection gives is only multiplied
         exclude_layers_name=(*outside, *(p for p in _GATES if _some(inside, p))),
     )
@@ -141,10 +140,6 @@ def _key_norms(names: Iterable[str]) -> tuple[str, ...]:
     """Return the norms of keys, such as ``self_attn.k_norm`` or ``self_attn.key_layernorm``."""
     words_of = {name: name.rpartition(".")[2].lower().split("_") for name in names}
     return tuple(dict.fromkeys(name for name, words in words_of.items() if _NORMED_WORDS & set(words) and "norm" in words[-1]))
-
-
-def _holds_experts(name: str) -> bool:
-    return name.rpartition(".")[2] == EXPERTS
 
 
 def _in_block(name: str, blocks: str | None) -> str:

@@ -34,7 +34,7 @@ class FusedMixture:
 
     def parts(self) -> ExpertParts:
         """Return the matrices of each expert, as views of the mixture's current parameters."""
-        parts = _parts(self.module, self.facts)
+        parts = expert_parts(self.module, self.facts)
         assert parts is not None
         return parts
 
@@ -47,7 +47,7 @@ class FusedMixture:
 def fused_mixtures(model: nn.Module) -> dict[str, FusedMixture]:
     """Return the fused mixtures of a model that can be separated, by full name."""
     facts = architecture_of(model) or Architecture(model_type="")
-    return {name: FusedMixture(m, facts) for name, m in model.named_modules() if _parts(m, facts) is not None}
+    return {name: FusedMixture(m, facts) for name, m in model.named_modules() if expert_parts(m, facts) is not None}
 
 
 def separate_experts(model: nn.Module, config: QConfig, kept: Container[str] = ()) -> list[str]:
@@ -62,10 +62,6 @@ def separate_experts(model: nn.Module, config: QConfig, kept: Container[str] = (
     for name, parts in parts_of.items():
         model.set_submodule(name, separated(parts))
     return list(parts_of)
-
-
-def _parts(module: nn.Module, facts: Architecture) -> ExpertParts | None:
-    return expert_parts(module, facts)
 
 
 def _is_told_apart(name: str, parts: ExpertParts, config: QConfig, kept: Container[str]) -> bool:
@@ -94,29 +90,27 @@ class ExpertNames:
 
     def __init__(self, architecture: Architecture | None) -> None:
         holder = EXPERTS if architecture is None else architecture.experts
-        self._expression = None if holder is None else re.compile(rf"((?:^|\.){re.escape(holder)}\.)\d+(\.)")
+        matches_nothing = "(?!)"
+        self._expression = re.compile(matches_nothing if holder is None else rf"((?:^|\.){re.escape(holder)}\.)\d+(\.)")
 
     def projection(self, layer: str) -> str | None:
         """Return the name of an expert's layer with ``*`` for the expert's number, the same for all experts.
 
         None for other layers.
         """
-        return None if self._match(layer) is None or self._expression is None else self._expression.sub(r"\1*\2", layer)
+        return self._expression.sub(r"\1*\2", layer) if self._expression.search(layer) else None
 
     def expert(self, layer: str) -> str:
         """Return the full name of the expert that a layer belongs to.
 
         The layer's own where it belongs to none.
         """
-        match = self._match(layer)
+        match = self._expression.search(layer)
         return layer if match is None else layer[: match.end() - 1]
 
     def among(self, layers: Iterable[str]) -> list[str]:
         """Return those layers that belong to experts."""
-        return [layer for layer in layers if self._match(layer) is not None]
-
-    def _match(self, layer: str) -> re.Match[str] | None:
-        return None if self._expression is None else self._expression.search(layer)
+        return [layer for layer in layers if self._expression.search(layer)]
 
 
 def fused_parameters(model: nn.Module) -> Iterator[str]:
@@ -125,10 +119,8 @@ def fused_parameters(model: nn.Module) -> Iterator[str]:
     holder = EXPERTS if facts is None else facts.experts
     for name, module in model.named_modules() if holder is not None else ():
         if counts_as(module) is None and f".{holder}." in f".{name}.":
-            yield from (f"{name}.{p}" for p, tensor in module.named_parameters(recurse=False) if _holds_matrices(p, tensor.ndim))
-
-
-def _holds_matrices(name: str, axes: int) -> bool:
-    # Stacked biases of many experts have two axes as well, as have matrices that are concatenated along their
-    # rows.
-    return axes >= 2 and "bias" not in name
+            for own, tensor in module.named_parameters(recurse=False):
+                # Stacked biases of many experts have two axes as well, as have matrices that are concatenated
+                # along their rows.
+                if tensor.ndim >= 2 and "bias" not in own:
+                    yield f"{name}.{own}"

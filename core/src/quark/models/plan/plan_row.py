@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import attrs
 from torch import nn
 
 from quark.config.layer import QLayerConfig, TensorSpec
 from quark.config.slot import Slot
 from quark.models.layers.layer_shape import LayerShape
+from quark.models.layers.layer_types import layer_type_of_class
 from quark.models.layers.quantized_layers import QuantizedLayer
 from quark.numbers import TensorQuantizer, quantizer_for
-from quark.plugins import LayerTypeRecord, Registry, layer_types
+from quark.plugins import layer_types
 
 __all__ = ["PlanRow"]
 
@@ -48,8 +47,8 @@ class PlanRow:
     @property
     def is_linear(self) -> bool:
         """Whether the layer is planned as ``nn.Linear``, so that algorithms for linear layers apply."""
-        registry = layer_types()
-        return _is_linear(registry, registry.revision, self.layer_type)
+        linear = layer_type_of_class(nn.Linear)
+        return linear is not None and self.layer_type == linear.planned_name
 
     @property
     def has_quantized_weight(self) -> bool:
@@ -113,9 +112,3 @@ class PlanRow:
         if self.config is None:
             raise ValueError(f"'{self.name}' stays float: it has no configuration")
         return self.config
-
-
-# Asked of each of perhaps a hundred thousand layers; cached until the registry changes.
-@lru_cache(maxsize=64)
-def _is_linear(registry: Registry[LayerTypeRecord], revision: tuple[int, int], layer_type: str) -> bool:
-    return layer_types().load_layer(layer_type) is nn.Linear

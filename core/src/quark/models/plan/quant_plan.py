@@ -19,14 +19,7 @@ from quark.models.hf.dequantizer import LayerCodes
 from quark.models.layers.layer_shape import LayerShape
 from quark.models.layers.layer_types import layer_type_of
 from quark.models.layers.quantized_layers import is_quantized
-from quark.models.plan.attention import (
-    AttentionRow,
-    attention_errors,
-    attention_facts,
-    attention_rows,
-    attention_warnings,
-    resolve_attention,
-)
+from quark.models.plan.attention import AttentionPlanning, AttentionRow
 from quark.models.plan.mixtures import fused_parameters
 from quark.models.plan.patterns import Rule, rules_of
 from quark.models.plan.plan_row import PlanRow
@@ -41,11 +34,9 @@ __all__ = [
     "has_static_scale",
     "is_left_alone",
     "make_plan",
-    "not_kept",
     "plan_rows",
     "refuse_misfits",
     "static_activations",
-    "with_kept",
 ]
 
 
@@ -98,7 +89,7 @@ class QuantPlan:
         rows = [attrs.asdict(r, filter=lambda a, _: a.name != "config") | {"config": r.config and r.config.to_dict()} for r in self.rows]
         return {
             "rows": rows,
-            "attentions": attention_facts(self.attentions),
+            "attentions": [attention.to_dict() for attention in self.attentions],
             "notes": list(self.notes),
             "rules": [attrs.asdict(rule) for rule in self.rules],
             "warnings": list(self.warnings),
@@ -140,21 +131,22 @@ def make_plan(
             f"this model is quantized already: {len(quantized)} layers, {folded(quantized)}. "
             "Load the float model again to quantize it differently"
         )
-    rows = with_kept(plan_rows(model, config, architecture), codes_of)
-    requested_post_rope, config = config.kv_cache_post_rope, resolve_attention(model, rows, config, architecture)
-    attentions = attention_rows(model, rows, config, architecture)
+    rows = tuple(_kept(row, codes_of.get(row.name)) for row in plan_rows(model, config, architecture))
+    requested_post_rope = config.kv_cache_post_rope
+    attention = AttentionPlanning(model, rows, config, architecture).resolved()
+    config = attention.config
     rules = rules_of(model, config, architecture)
     errors = [
         *(rule.problem for rule in rules if rule.problem and config.strict),
         *_misfits(rows, config.scheme),
-        *attention_errors(model, attentions, rows, config, architecture, requested_post_rope),
+        *attention.errors(requested_post_rope),
     ]
     if errors:
         raise ConfigError("\n".join(errors))
-    _refuse_broken_plugins(rows, attentions)
-    warnings = (*(r.problem for r in rules if r.problem), *not_kept(rows, codes_of))
-    warnings = (*warnings, *attention_warnings(model, rows, config, architecture, requested_post_rope))
-    return QuantPlan(rows, config, architecture, tuple(_notes(rows, model, architecture)), attentions, rules, warnings)
+    _refuse_broken_plugins(rows, attention.rows)
+    problems = (rule.problem for rule in rules if rule.problem)
+    warnings = (*problems, *_not_kept(rows, codes_of), *attention.warnings(requested_post_rope))
+    return QuantPlan(rows, config, architecture, tuple(_notes(rows, model, architecture)), attention.rows, rules, warnings)
 
 
 def plan_rows(model: nn.Module, config: QConfig, architecture: Architecture | None = None) -> tuple[PlanRow, ...]:
@@ -164,28 +156,20 @@ def plan_rows(model: nn.Module, config: QConfig, architecture: Architecture | No
     configurations have exact layer names, and are read without an architecture.
     """
     blocks = architecture.decoder_blocks if architecture is not None else None
-    return tuple(_rows(dict(model.named_modules()), config, "" if blocks is None else f"{blocks}."))
-
-
-def _rows(modules: dict[str, nn.Module], config: QConfig, inside: str) -> Iterator[PlanRow]:
+    prefix = "" if blocks is None else f"{blocks}."
+    rows: list[PlanRow] = []
     first_owner: dict[int, str] = {}
-    for name, module in modules.items():
+    for name, module in model.named_modules():
         layer_type = layer_type_of(module)
         if layer_type is None:
             continue
         weight: Any = module.weight
         owner = first_owner.setdefault(id(weight), name)
-        resolved = layer_config_for(config, name, layer_type.planned_as, has_cache=name.startswith(inside))
+        resolved = layer_config_for(config, name, layer_type.planned_as, has_cache=name.startswith(prefix))
         shape = LayerShape.of(module)
-        yield PlanRow(
-            name,
-            layer_type.planned_name,
-            shape.weight,
-            resolved.config,
-            resolved.reason,
-            tied_to=None if owner == name else owner,
-            groups=shape.groups,
-        )
+        tied_to = None if owner == name else owner
+        rows.append(PlanRow(name, layer_type.planned_name, shape.weight, resolved.config, resolved.reason, tied_to, groups=shape.groups))
+    return tuple(rows)
 
 
 def refuse_misfits(rows: tuple[PlanRow, ...]) -> None:
@@ -318,12 +302,8 @@ def is_left_alone(row: PlanRow) -> bool:
     return row.config is None or attrs.evolve(row.config, output_tensors=None) == QLayerConfig()
 
 
-def with_kept(rows: Sequence[PlanRow], codes_of: CodesOf) -> tuple[PlanRow, ...]:
-    """Return the rows, those that stay as they are stored with the configuration of their checkpoint."""
-    return tuple(_kept(row, codes_of.get(row.name)) for row in rows)
-
-
 def _kept(row: PlanRow, codes: LayerCodes | None) -> PlanRow:
+    """Return a row; if the layer stays as it is stored, with the configuration of its checkpoint."""
     if codes is None or not is_left_alone(row) or not row.is_linear or codes.shape != row.shape or not _fits(row, codes.config):
         return row
     output = None if row.config is None else row.config.output_tensors
@@ -331,7 +311,7 @@ def _kept(row: PlanRow, codes: LayerCodes | None) -> PlanRow:
     return attrs.evolve(row, config=config, is_kept=True, reason=f"{row.reason}; stays as it is, from the source")
 
 
-def not_kept(rows: Sequence[PlanRow], codes_of: CodesOf) -> Iterator[str]:
+def _not_kept(rows: Sequence[PlanRow], codes_of: CodesOf) -> Iterator[str]:
     """Yield a warning of layers that come quantized, are not to be quantized, and cannot stay as they are."""
     known = {row.name: row for row in rows}
     floats = {name for name, row in known.items() if is_left_alone(row)}

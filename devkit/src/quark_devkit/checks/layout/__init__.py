@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from quark.checkpoint import CheckpointContent, ExportOptions
-from quark.checkpoint.chosen_exporter import export_options, exporter_of
 from quark.checkpoint.content import content_of
 from quark.checkpoint.destination import COMPANIONS
-from quark.checkpoint.export import export_with
+from quark.checkpoint.export import export_options, export_with, exporter_of
 from quark.checkpoint.shard_layout import ShardLayout
 from quark.errors import ConfigError, QuarkError, UnsupportedError
 from quark.models.plan.decoder_blocks import decoder_blocks
