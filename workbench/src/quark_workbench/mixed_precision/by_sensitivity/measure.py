@@ -14,7 +14,7 @@ from quark.calibration.forwards import current_forward
 from quark.calibration.pause_points import tokens_of
 from quark.errors import NonFiniteError
 from quark.runs.memory import tokens_in
-from quark_workbench.evaluate.comparison import kl_divergence
+from quark_workbench.evaluate.predictions import kl_divergence
 from quark_workbench.mixed_precision import SelectionProblem
 from quark_workbench.mixed_precision.by_sensitivity.replaced_layers import QuantizedForm, streamed
 
