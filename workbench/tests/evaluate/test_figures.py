@@ -1,4 +1,4 @@
-"""Perplexity and divergence against what is known of them: closed forms, torch's own functions, laws."""
+"""Perplexity and divergence against known values: closed forms, torch's own functions, laws."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _WRITTEN = (".svg", ".json")
 
 @attrs.frozen
 class SelectionOptions:
-    """What was asked of a selection.
+    """Options of the command line for a selection, as they are given.
 
     Attributes:
         candidates: Names of schemes, and of float.
@@ -101,7 +101,7 @@ def selection_options(
     runtime: Annotated[str | None, typer.Option(help="With --mixed: a program that has to load every scheme, such as vLLM.")] = None,
     curve: Annotated[Path | None, typer.Option(help="With --mixed: file for the Pareto curve, .svg or .json.")] = None,
 ) -> SelectionOptions | None:
-    """Return what was asked of a selection; None where nothing was.
+    """Return the `SelectionOptions` of a command line; None where a selection is not asked for.
 
     Raises:
         ConfigError: An option of a selection is there without ``--mixed``, not one budget is, or the file has
@@ -127,7 +127,7 @@ def selection_options(
 
 
 def selection_lines(result: SelectionResult) -> list[str]:
-    """Return what was chosen: the curve as a table, and the layers of each candidate."""
+    """Return the lines for a selection: the curve as a table, and the layers of each candidate."""
     loss = "" if result.loss is None else f", predicted loss {result.loss:.4g} {result.selection.unit}"
     lines = [
         f"{result.selector}: {result.bits:.3f} bits per weight of at most {result.problem.budget}, "

@@ -84,7 +84,7 @@ def compare_by_block(
 
 
 def _predictions(checkpoints: Sequence[Path], batches: Iterable[Windows], metrics: Sequence[str], **where: Any) -> Predictions:
-    """Return the `Predictions` of a checkpoint, beside those of its reference where there are two."""
+    """Return the `Predictions` of a checkpoint, and of its reference where there are two."""
     predictions = Predictions(TokenMetrics.of(metrics, has_reference=len(checkpoints) > 1))
     windows = list(batches)
     with ExitStack() as stack:

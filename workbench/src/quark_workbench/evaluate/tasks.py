@@ -53,7 +53,7 @@ class TaskOptions:
 
 @attrs.frozen
 class TaskResult:
-    """What a model achieves in one task or group.
+    """The metrics of a model in one task or group.
 
     Attributes:
         metrics: Each metric with its filter, such as ``"acc,none"``, by the value.
@@ -112,7 +112,7 @@ def _refuse_no_vllm() -> None:
 def evaluate_tasks(
     model: nn.Module | str | Path, tokenizer: Any, options: TaskOptions, manager: Any = None, **vllm: Any
 ) -> dict[str, TaskResult]:
-    """Return what a model achieves in each task and group.
+    """Return the `TaskResult` of a model in each task and group, by name.
 
     Args:
         model: A model in memory; or the directory of a checkpoint, which vLLM then loads and runs.

@@ -152,7 +152,7 @@ def _step(value: float, low: float, high: float) -> int:
 
 
 def _legend(x: float, y: float, lowest: str, highest: str) -> list[Markup]:
-    """Return the scale of colours with what its ends are called."""
+    """Return the scale of colours with names at its ends."""
     start = x + 6.4 * len(highest) + 8
     boxes = [tag("rect", x=number(start + 18 * i), y=number(y), width=18, height=12, class_=f"h{i}") for i in range(_STEPS)]
     return [text(x, y + 10, highest), *boxes, text(start + 18 * _STEPS + 8, y + 10, lowest)]

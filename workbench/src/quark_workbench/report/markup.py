@@ -103,7 +103,7 @@ def drawing(name: str, title: str, description: str, width: float, height: float
 
 
 def style_sheet() -> Markup:
-    """Return the rules of the page's style sheet, which are those of its plots too."""
+    """Return the style sheet of the page and its plots."""
     return Markup((files("quark_workbench.report") / "style.css").read_text(encoding="utf-8"))
 
 

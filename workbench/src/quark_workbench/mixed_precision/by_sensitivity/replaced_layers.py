@@ -101,7 +101,7 @@ class QuantizedForm:
 
 
 class BlockForms:
-    """Layers in the schemes of candidates; those of one block at a time, made when they are asked for.
+    """Layers in the schemes of candidates, one block of them at a time, made when they are asked for.
 
     Args:
         problem: Has the blocks.
@@ -113,7 +113,7 @@ class BlockForms:
         self._forms: dict[tuple[str, str], QuantizedForm] = {}
 
     def of(self, name: str, layer: nn.Module, candidate: Candidate) -> QuantizedForm:
-        """Return a layer of a block in the scheme of a candidate; those of an earlier block are dropped."""
+        """Return a layer in the scheme of a candidate; the layers of an earlier block are dropped."""
         if self._block is None or not self._block.owns(name):
             self._block = next(block for block in self._blocks if block.owns(name))
             self._forms.clear()
