@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -135,14 +135,10 @@ def selection_lines(result: SelectionResult) -> list[str]:
     ]
     if result.selection.curve:
         lines += ["", *_curve_lines(result), ""]
-    lines += [f"  {name}: {text}" for name, text in _layers(result)]
-    return [*lines, *(f"  note: {note}" for note in result.selection.notes)]
-
-
-def _layers(result: SelectionResult) -> Iterator[tuple[str, str]]:
     for name in result.problem.candidates:
-        chosen = [layer for g in result.problem.groups if result.selection.choices[g.name] == name for layer in g.layers]
-        yield name, folded(chosen, most=12) if chosen else "no layer"
+        layers = [layer for g in result.problem.groups if result.selection.choices[g.name] == name for layer in g.layers]
+        lines.append(f"  {name}: {folded(layers, most=12) if layers else 'no layer'}")
+    return [*lines, *(f"  note: {note}" for note in result.selection.notes)]
 
 
 def _curve_lines(result: SelectionResult) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -19,10 +19,6 @@ from quark.errors import ConfigError, UnknownNameError, UnsupportedError
 __all__ = ["Backend", "TaskOptions", "TaskResult", "evaluate_tasks", "prepare_tasks"]
 
 Backend = Literal["transformers", "vllm"]
-
-
-def _names(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(names)
 
 
 @attrs.frozen(kw_only=True)
@@ -41,7 +37,7 @@ class TaskOptions:
         seed: Of random examples and samples.
     """
 
-    tasks: tuple[str, ...] = attrs.field(converter=_names)
+    tasks: tuple[str, ...] = attrs.field(converter=tuple)
     task_path: Path | None = None
     num_fewshot: int | None = None
     limit: float | None = None
@@ -124,18 +120,19 @@ def evaluate_tasks(
     Raises:
         ConfigError, UnknownNameError, MissingPluginError: As `prepare_tasks`.
     """
-    in_memory = isinstance(model, nn.Module)
-    manager = manager if manager is not None else prepare_tasks(options, "transformers" if in_memory else "vllm")
+    if manager is None:
+        manager = prepare_tasks(options, "transformers" if isinstance(model, nn.Module) else "vllm")
     evaluator = extra("lm_eval.evaluator", "tasks of lm-evaluation-harness")
-    sizes = {"batch_size": options.batch_size, "max_batch_size": options.max_batch_size}
+    sizes: dict[str, int | str] = {"batch_size": options.batch_size}
+    if options.max_batch_size is not None:
+        sizes["max_batch_size"] = options.max_batch_size
     with _quiet_environment():
-        if in_memory:
-            assert isinstance(model, nn.Module)
+        if isinstance(model, nn.Module):
             huggingface = extra("lm_eval.models.huggingface", "tasks of lm-evaluation-harness")
             device = str(next(model.parameters()).device)
-            arguments: dict[str, Any] = {"model": huggingface.HFLM(pretrained=model, tokenizer=tokenizer, device=device, **_given(sizes))}
+            arguments: dict[str, Any] = {"model": huggingface.HFLM(pretrained=model, tokenizer=tokenizer, device=device, **sizes)}
         else:
-            arguments = {"model": "vllm", "model_args": {"pretrained": str(model), **vllm}, **_given(sizes)}
+            arguments = {"model": "vllm", "model_args": {"pretrained": str(model), **vllm}, **sizes}
         seeds = dict.fromkeys(("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed"), options.seed)
         results = evaluator.simple_evaluate(
             **arguments,
@@ -158,10 +155,6 @@ def _result(values: Mapping[str, Any], samples: int | None) -> TaskResult:
     return TaskResult({key: value for key, value in numbers.items() if "_stderr," not in key}, errors, samples)
 
 
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in options.items() if value is not None}
-
-
 @contextmanager
 def _quiet_environment() -> Iterator[None]:
     """Let tokenizers run in one thread, as forked workers of `datasets` need; the variable is restored."""
@@ -170,7 +163,6 @@ def _quiet_environment() -> Iterator[None]:
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["TOKENIZERS_PARALLELISM"]
-        else:
+        del os.environ["TOKENIZERS_PARALLELISM"]
+        if before is not None:
             os.environ["TOKENIZERS_PARALLELISM"] = before

@@ -97,7 +97,6 @@ class SelectionResult:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: problem, choices, losses and curve, for reports and pictures."""
         problem, selection = self.problem, self.selection
-        points = [_point(problem, point) for point in selection.curve]
         return {
             "selector": self.selector,
             "seconds": round(self.seconds, 3),
@@ -113,7 +112,7 @@ class SelectionResult:
             "layers": {group.name: list(group.layers) for group in problem.groups},
             "sizes": {name: dict(sizes) for name, sizes in problem.sizes.items()},
             "losses": {name: dict(losses) for name, losses in selection.losses.items()},
-            "curve": points,
+            "curve": [_point(problem, point) for point in selection.curve],
             "notes": list(selection.notes),
         }
 

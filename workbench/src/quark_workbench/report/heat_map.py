@@ -45,18 +45,16 @@ def ratio_cells(layers: Sequence[Mapping[str, Any]], blocks: Sequence[str], key:
     for layer in layers:
         if layer["block"] is not None and layer.get(key) is not None:
             of_kind.setdefault(layer["kind"], {}).setdefault(layer["block"], []).append(layer)
-    rows: dict[str, list[Cell | None]] = {}
-    for kind, of_block in of_kind.items():
-        rows[kind] = []
-        for block in blocks:
-            found = of_block.get(block)
-            if not found:
-                rows[kind].append(None)
-                continue
-            worst = min(found, key=lambda layer: layer[key])
-            many = f", the lowest of {len(found)}" if len(found) > 1 else ""
-            rows[kind].append(Cell(worst[key], f"{worst[key]:.1f}", f"{worst['name']}: {decibel_text(worst[key])}{many}"))
-    return rows
+    return {kind: [_worst(of_block.get(block, ()), key) for block in blocks] for kind, of_block in of_kind.items()}
+
+
+def _worst(layers: Sequence[Mapping[str, Any]], key: str) -> Cell | None:
+    """Return the cell of the layer with the lowest ratio; None without layers."""
+    if not layers:
+        return None
+    worst = min(layers, key=lambda layer: layer[key])
+    many = f", the lowest of {len(layers)}" if len(layers) > 1 else ""
+    return Cell(worst[key], f"{worst[key]:.1f}", f"{worst['name']}: {decibel_text(worst[key])}{many}")
 
 
 def expert_cells(tokens: Mapping[str, int]) -> dict[str, list[Cell | None]]:
