@@ -1,4 +1,4 @@
-"""The script that makes the bundled model keeps what it trains on apart from what it is tried on."""
+"""The script that makes the bundled model keeps its training text apart from the held-out text."""
 
 from __future__ import annotations
 

@@ -39,7 +39,8 @@ def demo(
     if out is not None:
         refuse_used_directory(out)
     console.print("Loading torch and the bundled model …")
-    from quark_tiny_model.demo_run import Bench, one_thread
+    from quark.base.parallel import one_thread  # matrices this small gain nothing by more
+    from quark_tiny_model.demo_run import Bench
 
     bench = Bench.bundled()
     _introduce(console, bench)

@@ -34,7 +34,7 @@ from quark_workbench.evaluate import Comparison, compare, token_windows
 from quark_workbench.evaluate.logits import evaluating
 from quark_workbench.report.sizes import tensor_bytes
 
-__all__ = ["DTYPE", "PROMPT", "Bench", "Refusal", "Row", "Size", "job_name", "one_thread", "quiet", "stored_size"]
+__all__ = ["DTYPE", "PROMPT", "Bench", "Refusal", "Row", "Size", "job_name", "quiet", "stored_size"]
 
 DTYPE = torch.bfloat16
 PROMPT = "And God said, Let there be"
@@ -169,17 +169,6 @@ def stored_size(folder: Path, layers: Sequence[PlanRow]) -> Size:
 def _same_logits(model: nn.Module, other: nn.Module, tokens: Tensor) -> bool:
     with evaluating(model, other):
         return torch.equal(model(tokens).logits, other(tokens).logits)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Run torch on one thread while the body runs: matrices this small gain nothing by more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

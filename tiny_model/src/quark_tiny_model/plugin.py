@@ -1,4 +1,4 @@
-"""What quark-tiny-model registers: the command ``quark demo``. Nothing heavy is imported."""
+"""The records of quark-tiny-model: the command ``quark demo``. Nothing heavy is imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What quark-workbench registers: commands, metrics and a selector. Nothing heavy is imported."""
+"""The records of quark-workbench: commands, metrics and a selector. Nothing heavy is imported."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from quark_workbench.commands.event_lines import EventLines
 
 
 def printed(*arguments: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[dict[str, Any]]]:
-    """Exit code, and the lines of stdout, each of which is a JSON object."""
+    """Exit code, and the lines of stdout, which are JSON objects."""
     monkeypatch.setattr("sys.argv", ["quark", *map(str, arguments)])
     with pytest.raises(SystemExit) as done:
         main()

@@ -1,4 +1,4 @@
-"""Perplexity and divergence against what is known of them: closed forms, torch's own functions, laws."""
+"""Perplexity and divergence against known values: closed forms, torch's own functions, laws."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from quark.errors import ConfigError, NonFiniteError
 from quark_workbench.evaluate import compare, logits, perplexity
-from quark_workbench.evaluate.comparison import kl_divergence
+from quark_workbench.evaluate.predictions import kl_divergence
 
 VOCABULARY = 11
 seeds = st.integers(0, 2**31)

@@ -1,4 +1,4 @@
-"""Each protocol against a plain program of what its source does, on a model whose predictions are known."""
+"""Each protocol against a plain program of its source, on a model whose predictions are known."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def selected(choose: Callable[[SelectionProblem, str], str], *names: str, **more
 
 
 def schemes_of(config: QConfig) -> dict[str, Any]:
-    """What each layer of the tiny model gets under a configuration."""
+    """The scheme of each layer of the tiny model under a configuration."""
     return {row.name: row.config for row in plan_rows(tiny_model(), config) if row.is_linear}
 
 

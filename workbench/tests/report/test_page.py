@@ -173,3 +173,11 @@ def test_settings_are_words_and_stand_like_words(summary: str) -> None:
     *heads, last = re.findall(r"<th [^>]*>", table.split("</thead>")[0])
     assert all('class="t"' in head for head in heads)
     assert ('class="t"' in last) is (summary != "Plan"), "whose last column has numbers"
+
+
+def test_an_entry_of_a_legend_is_a_mark_with_the_class_of_what_it_stands_for() -> None:
+    mark = r'<svg viewBox="0 0 14 14" class="plot" aria-hidden="true"><(\w+) [^>]*class="([^"]*)"></\1></svg>'
+    entries = re.findall(rf"<li>{mark}([^<]*)</li>", page_of("int4_wo_64-awq-gptaq"))
+    assert ("circle", "dot before", "rounded to nearest") in entries
+    assert ("rect", "float-area", "float") in entries
+    assert ("rect", "p-solve", "solve") in entries

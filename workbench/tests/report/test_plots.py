@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quark_workbench.report.heat_map import Cell, _step, expert_cells, heat_map, ratio_cells
-from quark_workbench.report.markup import figure_text, legend_key, nice_ticks
+from quark_workbench.report.markup import nice_ticks
 from quark_workbench.report.plots import block_errors, gains, histogram_plot
 from quark_workbench.report.selection_plots import additivity, candidates_in_order, choice_map, chosen_point
 
@@ -161,17 +161,3 @@ def test_each_group_of_a_block_has_the_colour_of_its_candidate() -> None:
     assert ">whole block<" in plot
     classes = re.findall(r'<rect[^>]*class="([^"]+)"', plot)
     assert classes[1] == classes[2] != classes[0]
-
-
-def test_a_key_of_a_legend_is_a_mark_with_the_class_of_what_it_stands_for() -> None:
-    dot, box = legend_key("dot", "round", round_=True), legend_key("area", "square")
-    assert re.search(r'<circle[^>]*class="dot"', dot)
-    assert re.search(r'<rect[^>]*class="area"', box)
-    assert "<rect" not in dot
-    assert "<circle" not in box
-    for key, name in ((dot, "round"), (box, "square")):
-        assert re.search(r'<svg[^>]*class="plot"', key)
-        assert 'aria-hidden="true"' in key
-        assert f"</svg>{name}</li>" in key
-    assert figure_text(None, ".1f") == "–"
-    assert figure_text(2.345, ".1f") == "2.3"

@@ -1,4 +1,4 @@
-"""What is installed, as plain data: the listings of the command line print it as tables or as JSON."""
+"""Installed plugins and their records as plain data, which the command line lists as tables or as JSON."""
 
 from __future__ import annotations
 
@@ -71,12 +71,9 @@ def record_report(catalog: Catalog, kind: str, name: str) -> dict[str, Any]:
     """
     registry = catalog.registries[kind]
     record, source = registry.get(name), registry.source(name)
-    claim, conflicts = Registered(record, source), _conflicts(registry)
-    return {
-        "kind": kind,
-        "name": f"{source.distribution}:{record.name}" if record.name in conflicts else record.name,
-        "entry": _entry(claim, catalog, _status(claim, registry, conflicts)),
-    }
+    claim, conflicts = Registered(record, source), registry.conflicts()
+    unique = f"{source.distribution}:{record.name}" if record.name in conflicts else record.name
+    return {"kind": kind, "name": unique, "entry": _entry(claim, catalog, _status(claim, registry, conflicts))}
 
 
 def _plugin(source: Source, status: str, catalog: Catalog) -> dict[str, Any]:

@@ -29,7 +29,7 @@ Column = tuple[str, Callable[[Row], str]]
 
 
 def answer(arguments: Sequence[str]) -> bool:
-    """Print a listing if the command-line arguments are those of a listing, and return whether they are."""
+    """Print a listing if the command-line arguments ask for one, and return whether they do."""
     what, *rest = arguments or [""]
     names = [text for text in rest if text != "--json"]
     plain = rest.count("--json") <= 1 and len(names) <= (what != "plugins") and not any(name.startswith("-") for name in names)

@@ -45,9 +45,8 @@ class ConfigOptions:
         bool | None,
         typer.Option(
             "--kv-cache-post-rope/--no-kv-cache-post-rope",
-            help="Quantize keys of the cache as runtimes hold them, after norms and the rotary embedding, "
-            "or as the projection's output; by "
-            "default the former wherever the model allows it. Needs --kv-cache.",
+            help="Quantize keys of the cache as runtimes hold them, after norms and the rotary embedding, or as the "
+            "projection's output; by default the former wherever the model allows it. Needs --kv-cache.",
         ),
     ] = None
     attention_scheme: Annotated[str | None, typer.Option(help="Scheme of attention probabilities and queries, such as fp8.")] = None
@@ -76,9 +75,8 @@ class ConfigOptions:
     activation_memory: Annotated[
         str | None,
         typer.Option(
-            help="Memory that activations of waiting calibration samples may take, such as 8GB, beyond "
-            "which each block is passed twice; half "
-            "of what is free by default."
+            help="Memory that activations of waiting calibration samples may take, such as 8GB, beyond which each block is "
+            "passed twice; half of what is free by default."
         ),
     ] = None
     spill_directory: Annotated[

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,55 +21,147 @@ if TYPE_CHECKING:
 
 __all__ = ["evaluate"]
 
-Text = Annotated[
-    str | None,
-    typer.Option(
-        help="Text to evaluate on: a file or directory of text, JSON lines or Parquet, or a source by its name; `quark datasets` lists "
-        "them. The default is a short bundled text."
-    ),
-]
-ByBlock = Annotated[
-    bool, typer.Option("--by-block", help="Read the checkpoints block by block, for models larger than memory; the figures are the same.")
-]
-TextOptions = Annotated[list[str] | None, typer.Option(help="KEY=VALUE for the source of the text; `quark datasets NAME` shows them.")]
-Tasks = Annotated[str | None, typer.Option(help="Tasks of lm-evaluation-harness, separated by commas, in place of a text.")]
-TaskPath = Annotated[Path | None, typer.Option(help="Directory of task files of your own.")]
-NumFewshot = Annotated[int | None, typer.Option(help="Examples in the context of each question; the default is each task's.")]
-BatchSize = Annotated[str, typer.Option(help="Questions at a time, or auto.")]
-ChatTemplate = Annotated[bool, typer.Option("--apply-chat-template", help="Put questions as chats.")]
-Backend = Annotated[str, typer.Option(help="What runs the model in tasks: transformers, or vllm where it is installed.")]
-BackendOptions = Annotated[
-    list[str] | None, typer.Option(help="KEY=VALUE for the engine of vllm, such as max_model_len=4096 or enforce_eager=true.")
-]
-
 _TOKENS_AT_A_TIME = 2048  # tokens of a batch: enough for good utilization, few enough for the logits of a large vocabulary
 
 
-@command("evaluate")
-def evaluate(
-    model: Annotated[Path, typer.Argument(help="Directory of a checkpoint in Hugging Face form, float or quantized.")],
-    reference: Annotated[Path | None, typer.Option(help="Directory of the float checkpoint to compare with.")] = None,
-    text: Text = None,
-    text_option: TextOptions = None,
+@attrs.frozen(kw_only=True)
+class TextChoices:
+    """Options of the command line that say on which text a model is evaluated, and by which protocol."""
+
+    text: Annotated[
+        str | None,
+        typer.Option(
+            help="Text to evaluate on: a file or directory of text, JSON lines or Parquet, or a source by its name; `quark datasets` lists "
+            "them. The default is a short bundled text."
+        ),
+    ] = None
+    text_option: Annotated[
+        list[str] | None, typer.Option(help="KEY=VALUE for the source of the text; `quark datasets NAME` shows them.")
+    ] = None
     protocol: Annotated[
         str, typer.Option(help="quark, wikitext (2048, as in papers), llama.cpp (half windows), or lm-eval (rolling, per word).")
-    ] = "quark",
-    seq_len: Annotated[int | None, typer.Option(help="Tokens in a window, at least 2; the default is the protocol's.")] = None,
-    stride: Annotated[int | None, typer.Option(help="Tokens from a window to the next; what overlaps is scored once.")] = None,
-    bos: Annotated[str | None, typer.Option(help="BOS tokens: auto, each, first, none; the default is the protocol's.")] = None,
-    score_from: Annotated[float | None, typer.Option(help="Where scoring begins in a window: a share below 1, or tokens.")] = None,
+    ] = "quark"
+    seq_len: Annotated[int | None, typer.Option(help="Tokens in a window, at least 2; the default is the protocol's.")] = None
+    stride: Annotated[int | None, typer.Option(help="Tokens from a window to the next; what overlaps is scored once.")] = None
+    bos: Annotated[str | None, typer.Option(help="BOS tokens: auto, each, first, none; the default is the protocol's.")] = None
+    score_from: Annotated[float | None, typer.Option(help="Where scoring begins in a window: a share below 1, or tokens.")] = None
+
+    def windows(self, model: Path, limit: int | None, trust_remote_code: bool) -> tuple[Protocol, Windows]:
+        """Return the protocol, with a default length cut to the model's context, and the windows.
+
+        Raises:
+            QuarkError: An argument cannot be used; no weight has been read then.
+        """
+        from quark.calibration.data import read_samples, text_of
+        from quark.models.hf.model_config import model_config
+        from quark.models.hf.tokenizer import load_tokenizer
+        from quark_workbench.evaluate import protocol_of, scored_windows
+
+        protocol = protocol_of(self.protocol, seq_len=self.seq_len, stride=self.stride, bos=self.bos, score_from=self.score_from)
+        config = model_config(model, trust_remote_code=trust_remote_code).get_text_config()
+        context = getattr(config, "max_position_embeddings", None)
+        if isinstance(context, int) and protocol.seq_len > context:
+            if self.seq_len is not None:
+                raise ConfigError(
+                    f"windows of {protocol.seq_len} tokens exceed the context of '{model}', {context}: use --seq-len {context} or less"
+                )
+            protocol = attrs.evolve(protocol, seq_len=context)
+        options = given_options("--text-option", self.text_option)
+        tokenizer = load_tokenizer(model, trust_remote_code=trust_remote_code)
+        if tokenizer is None:
+            raise ConfigError(f"'{model}' has no tokenizer, so text cannot be turned into tokens: copy tokenizer.json into it")
+        words = _bundled_text() if self.text is None else text_of(tokenizer, read_samples(self.text, options))
+        windows = scored_windows(tokenizer, words, protocol, limit)
+        vocabulary, largest = getattr(config, "vocab_size", None), int(windows.tokens.max())
+        if isinstance(vocabulary, int) and largest >= vocabulary:
+            raise CheckpointError(
+                f"the tokenizer in '{model}' gives the token {largest:,}, and its config.json has a vocabulary of {vocabulary:,}: they do "
+                "not match, copy the tokenizer again"
+            )
+        return protocol, windows
+
+
+@attrs.frozen(kw_only=True)
+class TaskChoices:
+    """Options of the command line that say in which tasks a model is evaluated, and by which backend."""
+
+    tasks: Annotated[str | None, typer.Option(help="Tasks of lm-evaluation-harness, separated by commas, in place of a text.")] = None
+    task_path: Annotated[Path | None, typer.Option(help="Directory of task files of your own.")] = None
+    num_fewshot: Annotated[int | None, typer.Option(help="Examples in the context of each question; the default is each task's.")] = None
+    batch_size: Annotated[str, typer.Option(help="Questions at a time, or auto.")] = "1"
+    apply_chat_template: Annotated[bool, typer.Option("--apply-chat-template", help="Put questions as chats.")] = False
+    backend: Annotated[str, typer.Option(help="What runs the model in tasks: transformers, or vllm where it is installed.")] = (
+        "transformers"
+    )
+    backend_option: Annotated[
+        list[str] | None, typer.Option(help="KEY=VALUE for the engine of vllm, such as max_model_len=4096 or enforce_eager=true.")
+    ] = None
+
+    def options(self, limit: int | None) -> TaskOptions:
+        """Return the options of the tasks.
+
+        Raises:
+            ConfigError: The batch size is neither a number nor "auto", or a number is out of its range.
+        """
+        from quark_workbench.evaluate.tasks import TaskOptions
+
+        batch = self.batch_size
+        if not (batch.isdecimal() and int(batch) > 0) and batch.partition(":")[0] != "auto":
+            raise ConfigError(f"--batch-size {batch!r} is neither a number from 1 on nor auto")
+        if (limit is not None and limit < 1) or (self.num_fewshot is not None and self.num_fewshot < 0):
+            raise ConfigError("--limit is at least 1, and --num-fewshot at least 0")
+        return TaskOptions(
+            tasks=[name.strip() for name in (self.tasks or "").split(",") if name.strip()],
+            task_path=self.task_path,
+            num_fewshot=self.num_fewshot,
+            limit=limit,
+            batch_size=int(batch) if batch.isdecimal() else batch,
+            apply_chat_template=self.apply_chat_template,
+        )
+
+    def scores(self, model: Path, limit: int | None, device: str, dtype: str) -> dict[str, Any]:
+        """Return the scores of a checkpoint, float or quantized, as plain data.
+
+        Raises:
+            ConfigError: There are options for a backend that takes none, or the checkpoint has no tokenizer.
+        """
+        from quark.checkpoint.transformers_loading import register_layouts
+        from quark.models.hf.loading import load_model
+        from quark.models.hf.model_config import model_config
+        from quark.models.hf.tokenizer import load_tokenizer
+        from quark_workbench.evaluate.tasks import evaluate_tasks, prepare_tasks
+
+        options, backend_options = self.options(limit), given_options("--backend-option", self.backend_option)
+        if backend_options and self.backend != "vllm":
+            raise ConfigError("--backend-option is for the engine of --backend vllm: leave it out, or name that backend")
+        model_config(model)
+        manager = prepare_tasks(options, self.backend)
+        if self.backend == "vllm":
+            scores = evaluate_tasks(model, None, options, manager, **{"dtype": dtype, **backend_options})
+        else:
+            tokenizer = load_tokenizer(model)
+            if tokenizer is None:
+                raise ConfigError(f"'{model}' has no tokenizer, so no question can be put: copy tokenizer.json into it")
+            register_layouts()
+            scores = evaluate_tasks(load_model(model, dtype, device), tokenizer, options, manager)
+        return {"model": str(model), "backend": self.backend, "tasks": {name: attrs.asdict(score) for name, score in scores.items()}}
+
+
+@command("evaluate", text=TextChoices, tasks=TaskChoices)
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="Directory of a checkpoint in Hugging Face form, float or quantized.")],
+    *,
+    reference: Annotated[Path | None, typer.Option(help="Directory of the float checkpoint to compare with.")] = None,
+    text: TextChoices,
     limit: Annotated[
         int | None, typer.Option(help="Largest number of windows from the start of the text, or of questions of a task.")
     ] = None,
     metric: Annotated[list[str] | None, typer.Option(help="Also measure this; `quark metrics` lists what. May be repeated.")] = None,
-    by_block: ByBlock = False,
-    tasks: Tasks = None,
-    task_path: TaskPath = None,
-    num_fewshot: NumFewshot = None,
-    batch_size: BatchSize = "1",
-    apply_chat_template: ChatTemplate = False,
-    backend: Backend = "transformers",
-    backend_option: BackendOptions = None,
+    by_block: Annotated[
+        bool,
+        typer.Option("--by-block", help="Read the checkpoints block by block, for models larger than memory; the figures are the same."),
+    ] = False,
+    tasks: TaskChoices,
     device: Annotated[str, typer.Option(help="Torch device to work on.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto: as the checkpoint says.")] = "auto",
     trust_remote_code: TrustRemoteCode = False,
@@ -78,22 +169,17 @@ def evaluate(
 ) -> None:
     """Print the perplexity of MODEL on a text; with --reference also the KL divergence from it; with --tasks
     its scores in tasks."""
-    # Torch and transformers are imported here, not above: `quark --help` and the listings do without them.
-    from quark_workbench.evaluate import protocol_of
-
+    # Torch and transformers are imported in functions, not above: `quark --help` does without them.
     started = time.perf_counter()
-    if tasks is not None:
-        options = task_options(tasks, task_path, num_fewshot, limit, batch_size, apply_chat_template)
-        result = task_scores(model, options, backend, given_options("--backend-option", backend_option), device, dtype)
+    if tasks.tasks is not None:
+        result = tasks.scores(model, limit, device, dtype)
     else:
-        chosen = protocol_of(protocol, seq_len=seq_len, stride=stride, bos=bos, score_from=score_from)
-        chosen = _within_context(chosen, model, trust_remote_code, is_default=seq_len is None)
-        windows = _windows(model, (text, given_options("--text-option", text_option)), chosen, limit, trust_remote_code)
-        result = {"model": str(model), "protocol": attrs.asdict(chosen), "windows": len(windows), "seq_len": chosen.seq_len}
+        protocol, windows = text.windows(model, limit, trust_remote_code)
+        result = {"model": str(model), "protocol": attrs.asdict(protocol), "windows": len(windows), "seq_len": protocol.seq_len}
         where = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
         result |= _measured((model, reference), windows, metric or [], where, by_block)
     result["seconds"] = round(time.perf_counter() - started, 3)
-    lines = task_lines if tasks is not None else result_lines
+    lines = result_lines if tasks.tasks is None else task_lines
     print_result(result) if as_json else typer.echo("\n".join(lines(result)))
 
 
@@ -133,43 +219,6 @@ def _measured(
     result |= {"tokens": by_model.tokens, "perplexity": by_model.perplexity.value}
     result |= {"perplexity_error": by_model.perplexity.error, "bits_per_token": by_model.bits_per_token}
     return result | {"metrics": {name: attrs.asdict(mean) for name, mean in by_model.metrics.items()}}
-
-
-def _within_context(protocol: Protocol, model: Path, trust_remote_code: bool, *, is_default: bool) -> Protocol:
-    """Return the protocol with windows within the model's context: only a default length is cut."""
-    from quark.models.hf.model_config import model_config
-
-    context = getattr(model_config(model, trust_remote_code=trust_remote_code).get_text_config(), "max_position_embeddings", None)
-    if not isinstance(context, int) or protocol.seq_len <= context:
-        return protocol
-    if is_default:
-        return attrs.evolve(protocol, seq_len=context)
-    raise ConfigError(f"windows of {protocol.seq_len} tokens exceed the context of '{model}', {context}: use --seq-len {context} or less")
-
-
-def _windows(
-    model: Path, text: tuple[str | None, dict[str, Any]], protocol: Protocol, limit: int | None, trust_remote_code: bool
-) -> Windows:
-    """Return the windows to evaluate on; errors in the arguments are raised before a weight is read."""
-    from quark.calibration.data import read_samples, text_of
-    from quark.models.hf.model_config import model_config
-    from quark.models.hf.tokenizer import load_tokenizer
-    from quark_workbench.evaluate import scored_windows
-
-    config = model_config(model, trust_remote_code=trust_remote_code).get_text_config()
-    tokenizer = load_tokenizer(model, trust_remote_code=trust_remote_code)
-    if tokenizer is None:
-        raise ConfigError(f"'{model}' has no tokenizer, so text cannot be turned into tokens: copy tokenizer.json into it")
-    spec, options = text
-    words = _bundled_text() if spec is None else text_of(tokenizer, read_samples(spec, options))
-    windows = scored_windows(tokenizer, words, protocol, limit)
-    vocabulary, largest = getattr(config, "vocab_size", None), int(windows.tokens.max())
-    if isinstance(vocabulary, int) and largest >= vocabulary:
-        raise CheckpointError(
-            f"the tokenizer in '{model}' gives the token {largest:,}, and its config.json has a vocabulary of {vocabulary:,}: they do not "
-            "match, copy the tokenizer again"
-        )
-    return windows
 
 
 def _bundled_text() -> str:
@@ -228,54 +277,3 @@ def _with_error(result: dict[str, Any], key: str, form: str) -> str:
     """Return a mean with its standard error, where that is known."""
     error = result[f"{key}_error"]
     return f"{result[key]:{form}}" + ("" if error is None else f" ± {error:{form.lstrip('+')}}")
-
-
-def task_options(tasks: str, task_path: Path | None, fewshot: int | None, limit: int | None, batch: str, chat: bool) -> TaskOptions:
-    """Return the options of tasks from those of the command line.
-
-    Raises:
-        ConfigError: The batch size is neither a number nor "auto", or a number is out of its range.
-    """
-    from quark_workbench.evaluate.tasks import TaskOptions
-
-    if not (batch.isdecimal() and int(batch) > 0) and batch.partition(":")[0] != "auto":
-        raise ConfigError(f"--batch-size {batch!r} is neither a number from 1 on nor auto")
-    if (limit is not None and limit < 1) or (fewshot is not None and fewshot < 0):
-        raise ConfigError("--limit is at least 1, and --num-fewshot at least 0")
-    return TaskOptions(
-        tasks=[name.strip() for name in tasks.split(",") if name.strip()],
-        task_path=task_path,
-        num_fewshot=fewshot,
-        limit=limit,
-        batch_size=int(batch) if batch.isdecimal() else batch,
-        apply_chat_template=chat,
-    )
-
-
-def task_scores(
-    model: Path, options: TaskOptions, backend: str, backend_options: Mapping[str, Any], device: str, dtype: str
-) -> dict[str, Any]:
-    """Return the scores of a checkpoint, float or quantized, as plain data.
-
-    Raises:
-        ConfigError: There are options for a backend that takes none, or the checkpoint has no tokenizer.
-    """
-    from quark.checkpoint.transformers_loading import register_layouts
-    from quark.models.hf.loading import load_model
-    from quark.models.hf.model_config import model_config
-    from quark.models.hf.tokenizer import load_tokenizer
-    from quark_workbench.evaluate.tasks import evaluate_tasks, prepare_tasks
-
-    if backend_options and backend != "vllm":
-        raise ConfigError("--backend-option is for the engine of --backend vllm: leave it out, or name that backend")
-    model_config(model)
-    manager = prepare_tasks(options, backend)
-    if backend == "vllm":
-        scores = evaluate_tasks(model, None, options, manager, **{"dtype": dtype, **backend_options})
-    else:
-        tokenizer = load_tokenizer(model)
-        if tokenizer is None:
-            raise ConfigError(f"'{model}' has no tokenizer, so no question can be put: copy tokenizer.json into it")
-        register_layouts()
-        scores = evaluate_tasks(load_model(model, dtype, device), tokenizer, options, manager)
-    return {"model": str(model), "backend": backend, "tasks": {name: attrs.asdict(score) for name, score in scores.items()}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -51,10 +51,5 @@ def report(
     if as_json:
         print_result({"out": str(target), "flags": contents["flags"]})
     else:
-        typer.echo("\n".join([*_lines(contents), f"{target / REPORT_FILES[1]}"]))
-
-
-def _lines(contents: dict[str, Any]) -> list[str]:
-    """Return the findings as text."""
-    flags = [f"{flag['level'].upper()}: {flag['title']}. {flag['advice']}" for flag in contents["flags"]]
-    return flags or ["Nothing crosses a threshold."]
+        findings = [f"{flag['level'].upper()}: {flag['title']}. {flag['advice']}" for flag in contents["flags"]]
+        typer.echo("\n".join([*(findings or ["Nothing crosses a threshold."]), f"{target / REPORT_FILES[1]}"]))

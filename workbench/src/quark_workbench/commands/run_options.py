@@ -37,9 +37,8 @@ class CalibrationChoices:
     calib: Annotated[
         str | None,
         typer.Option(
-            help="Data for static activation scales and calibrated rounding: a file or directory of text, "
-            "JSON lines or Parquet, or a source "
-            "by its name; `quark datasets` lists them."
+            help="Data for static activation scales and calibrated rounding: a file or directory of text, JSON lines or "
+            "Parquet, or a source by its name; `quark datasets` lists them."
         ),
     ] = None
     calib_option: Annotated[
@@ -151,9 +150,8 @@ class WritingChoices:
         bool,
         typer.Option(
             "--resume",
-            help="Go on from the finished blocks of an earlier run to OUT that did not end; without any, "
-            "start from the beginning. If OUT is "
-            "finished, do nothing.",
+            help="Go on from the finished blocks of an earlier run to OUT that did not end; without any, start from the "
+            "beginning. If OUT is finished, do nothing.",
         ),
     ] = False
     restart: Annotated[bool, typer.Option("--restart", help="Discard the finished blocks of an earlier run to OUT that did not end.")] = (
@@ -162,9 +160,8 @@ class WritingChoices:
     report: Annotated[
         str,
         typer.Option(
-            help="What the report measures, standard or full: full also hashes the weights and compares "
-            "hidden states on a few samples. The "
-            "report lies in OUT: quark_report.html, and the same as JSON."
+            help="What the report measures, standard or full: full also hashes the weights and compares hidden states on "
+            "a few samples. The report lies in OUT: quark_report.html, and the same as JSON."
         ),
     ] = "standard"
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.")] = False

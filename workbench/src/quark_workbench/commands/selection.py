@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,7 +28,7 @@ _WRITTEN = (".svg", ".json")
 
 @attrs.frozen
 class SelectionOptions:
-    """What was asked of a selection.
+    """Options of the command line for a selection, as they are given.
 
     Attributes:
         candidates: Names of schemes, and of float.
@@ -101,7 +101,7 @@ def selection_options(
     runtime: Annotated[str | None, typer.Option(help="With --mixed: a program that has to load every scheme, such as vLLM.")] = None,
     curve: Annotated[Path | None, typer.Option(help="With --mixed: file for the Pareto curve, .svg or .json.")] = None,
 ) -> SelectionOptions | None:
-    """Return what was asked of a selection; None where nothing was.
+    """Return the `SelectionOptions` of a command line; None where a selection is not asked for.
 
     Raises:
         ConfigError: An option of a selection is there without ``--mixed``, not one budget is, or the file has
@@ -127,7 +127,7 @@ def selection_options(
 
 
 def selection_lines(result: SelectionResult) -> list[str]:
-    """Return what was chosen: the curve as a table, and the layers of each candidate."""
+    """Return the lines for a selection: the curve as a table, and the layers of each candidate."""
     loss = "" if result.loss is None else f", predicted loss {result.loss:.4g} {result.selection.unit}"
     lines = [
         f"{result.selector}: {result.bits:.3f} bits per weight of at most {result.problem.budget}, "
@@ -135,14 +135,10 @@ def selection_lines(result: SelectionResult) -> list[str]:
     ]
     if result.selection.curve:
         lines += ["", *_curve_lines(result), ""]
-    lines += [f"  {name}: {text}" for name, text in _layers(result)]
-    return [*lines, *(f"  note: {note}" for note in result.selection.notes)]
-
-
-def _layers(result: SelectionResult) -> Iterator[tuple[str, str]]:
     for name in result.problem.candidates:
-        chosen = [layer for g in result.problem.groups if result.selection.choices[g.name] == name for layer in g.layers]
-        yield name, folded(chosen, most=12) if chosen else "no layer"
+        layers = [layer for g in result.problem.groups if result.selection.choices[g.name] == name for layer in g.layers]
+        lines.append(f"  {name}: {folded(layers, most=12) if layers else 'no layer'}")
+    return [*lines, *(f"  note: {note}" for note in result.selection.notes)]
 
 
 def _curve_lines(result: SelectionResult) -> list[str]:

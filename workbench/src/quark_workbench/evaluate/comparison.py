@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
-import torch
 from torch import Tensor, nn
 
-from quark.errors import ConfigError
 from quark.plugins.run_events import running
-from quark_workbench.evaluate.logits import evaluating, in_chunks, log_probabilities, next_token_logits, windows_of
+from quark_workbench.evaluate.logits import evaluating, next_token_logits, windows_of
 from quark_workbench.evaluate.metrics import Mean, TokenMetrics, mean_over, percentile
-from quark_workbench.evaluate.perplexity import log_likelihood, perplexity_of
+from quark_workbench.evaluate.perplexity import perplexity_of
+from quark_workbench.evaluate.predictions import Predictions
 from quark_workbench.evaluate.windows import Windows
 
-__all__ = ["Comparison", "Predictions", "compare", "kl_divergence"]
+__all__ = ["Comparison", "compare", "comparison_of"]
 
 
 @attrs.frozen(kw_only=True)
@@ -69,81 +68,6 @@ class Comparison:
     metrics: Mapping[str, Mean] = attrs.field(factory=dict)
 
 
-@attrs.define(eq=False)
-class Predictions:
-    """One number for each compared prediction so far, by column; rows are tokens.
-
-    Attributes:
-        metrics: The registered metrics.
-    """
-
-    metrics: TokenMetrics = attrs.field(factory=TokenMetrics)
-    kl: list[Tensor] = attrs.field(factory=list)
-    agrees: list[Tensor] = attrs.field(factory=list)
-    log_q: list[Tensor] = attrs.field(factory=list)
-    log_p: list[Tensor] = attrs.field(factory=list)
-    window: list[Tensor] = attrs.field(factory=list)
-    words: int | None = None
-
-    def add(self, logits: Tensor, expected: Tensor, targets: Tensor, index: Tensor, words: int | None) -> None:
-        """Add the tokens of one batch.
-
-        Arguments: logits of model and reference ``[N, V]``, right tokens, their windows, words of the text.
-
-        Raises:
-            ConfigError: The vocabularies differ.
-            NonFiniteError: A logit is NaN or Inf.
-        """
-        if expected.shape != logits.shape:
-            raise ConfigError(
-                f"the model predicts {logits.shape[-1]} tokens and the reference {expected.shape[-1]}: compare models of one vocabulary"
-            )
-        for q, p, t in in_chunks(logits, expected.to(logits.device), targets.to(logits.device)):
-            log_q, log_p = log_probabilities(q, "model"), log_probabilities(p, "reference")
-            self.metrics.add(log_q, t, log_p)
-            self.kl.append(kl_divergence(log_p, log_q).cpu())
-            self.agrees.append((log_q.argmax(-1) == log_p.argmax(-1)).double().cpu())
-            self.log_q.append(log_likelihood(log_q, t))
-            self.log_p.append(log_likelihood(log_p, t))
-        self.window.append(index + (int(self.window[-1][-1]) + 1 if self.window else 0))
-        self.words = words
-
-    def comparison(self) -> Comparison:
-        """Return the metrics of all tokens.
-
-        Raises:
-            ConfigError: There are none.
-        """
-        if not self.kl:
-            raise ConfigError("there are no tokens to evaluate: the batches are empty")
-        kl, agrees, log_q, log_p, window = (torch.cat(part) for part in (self.kl, self.agrees, self.log_q, self.log_p, self.window))
-        shift = log_q.exp() - log_p.exp()
-        mean_kl, top1, mean_shift = (mean_over(values, window) for values in (kl, agrees, shift))
-        own, other, ratio = (perplexity_of(nats, window, self.words) for nats in (-log_q, -log_p, log_p - log_q))
-        return Comparison(
-            mean_kl=mean_kl.value,
-            mean_kl_error=mean_kl.error,
-            median_kl=percentile(kl, 50),
-            p90_kl=percentile(kl, 90),
-            p99_kl=percentile(kl, 99),
-            p999_kl=percentile(kl, 99.9),
-            max_kl=float(kl.max()),
-            top1_agreement=top1.value,
-            top1_agreement_error=top1.error,
-            probability_shift=mean_shift.value,
-            probability_shift_error=mean_shift.error,
-            probability_shift_rms=float(shift.square().mean().sqrt()),
-            perplexity=own.value,
-            perplexity_error=own.error,
-            reference_perplexity=other.value,
-            reference_perplexity_error=other.error,
-            perplexity_ratio=ratio.value,
-            perplexity_ratio_error=ratio.error,
-            tokens=len(kl),
-            metrics=self.metrics.means(window),
-        )
-
-
 def compare(model: nn.Module, reference: nn.Module, token_batches: Iterable[Tensor | Windows], metrics: Sequence[str] = ()) -> Comparison:
     """Return a comparison of next-token predictions, batch by batch; a few numbers per token are in memory.
 
@@ -162,17 +86,39 @@ def compare(model: nn.Module, reference: nn.Module, token_batches: Iterable[Tens
     with running("evaluate", source=type(model).__name__) as events, evaluating(model, reference):
         events.phase("evaluate")
         for windows in events.batches(windows_of(token_batches), of=token_batches):
-            logits, targets, index = next_token_logits(model, windows)
-            predictions.add(logits, next_token_logits(reference, windows)[0], targets, index, windows.words)
-    return predictions.comparison()
+            predictions.add(windows, next_token_logits(model, windows), next_token_logits(reference, windows))
+    return comparison_of(predictions)
 
 
-def kl_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """Return KL(p ‖ q) of each row, in nats, float64, for log-probabilities ``[N, V]``.
+def comparison_of(predictions: Predictions) -> Comparison:
+    """Return the `Comparison` of a model with its reference.
 
-    It is at least 0; a token with p = 0 adds 0.
+    Raises:
+        ConfigError: There are no predictions.
     """
-    p = log_p.exp()
-    terms = torch.where(p > 0, p * (log_p - log_q), 0.0)
-    # Rounding errors can make the sum slightly negative, which no divergence is.
-    return terms.sum(-1, dtype=torch.float64).clamp_(min=0)
+    kl, agrees, log_q, log_p, window = map(predictions.column, ("kl", "agrees", "log_q", "log_p", "window"))
+    shift = log_q.exp() - log_p.exp()
+    mean_kl, top1, mean_shift = (mean_over(values, window) for values in (kl, agrees, shift))
+    own, other, ratio = (perplexity_of(nats, window, predictions.words) for nats in (-log_q, -log_p, log_p - log_q))
+    return Comparison(
+        mean_kl=mean_kl.value,
+        mean_kl_error=mean_kl.error,
+        median_kl=percentile(kl, 50),
+        p90_kl=percentile(kl, 90),
+        p99_kl=percentile(kl, 99),
+        p999_kl=percentile(kl, 99.9),
+        max_kl=float(kl.max()),
+        top1_agreement=top1.value,
+        top1_agreement_error=top1.error,
+        probability_shift=mean_shift.value,
+        probability_shift_error=mean_shift.error,
+        probability_shift_rms=float(shift.square().mean().sqrt()),
+        perplexity=own.value,
+        perplexity_error=own.error,
+        reference_perplexity=other.value,
+        reference_perplexity_error=other.error,
+        perplexity_ratio=ratio.value,
+        perplexity_ratio_error=ratio.error,
+        tokens=len(kl),
+        metrics=predictions.metrics.means(window),
+    )

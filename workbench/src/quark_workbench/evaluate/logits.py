@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from quark.errors import ConfigError, NonFiniteError
 from quark_workbench.evaluate.windows import Windows
 
-__all__ = ["evaluating", "in_chunks", "log_probabilities", "next_token_logits", "windows_of"]
+__all__ = ["NextTokens", "evaluating", "in_chunks", "log_probabilities", "next_token_logits", "windows_of"]
 
 _CHUNK_ELEMENTS = 1 << 24  # logits processed at a time: 64 MiB in float32, whatever the vocabulary
 
@@ -50,8 +50,16 @@ def _checked(batch: Tensor) -> Tensor:
     return batch
 
 
-def next_token_logits(model: nn.Module, windows: Windows) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the logits of the scored tokens, these tokens, and their windows: ``[N, V]``, ``[N]``, ``[N]``.
+class NextTokens(NamedTuple):
+    """The logits ``[N, V]`` that predict scored tokens, these tokens ``[N]``, and their windows ``[N]``."""
+
+    logits: Tensor
+    targets: Tensor
+    window: Tensor
+
+
+def next_token_logits(model: nn.Module, windows: Windows) -> NextTokens:
+    """Return the `NextTokens` of windows.
 
     The model is called with the tokens alone, without the last of each window; it returns logits
     ``[B, T − 1, V]``, or an object with an attribute ``logits``. The logits are in its dtype and on its
@@ -61,7 +69,7 @@ def next_token_logits(model: nn.Module, windows: Windows) -> tuple[Tensor, Tenso
     output: Any = model(inputs if parameter is None else inputs.to(parameter.device))
     logits: Tensor = getattr(output, "logits", output)
     index = torch.arange(len(windows))[:, None].expand(scored.shape)
-    return logits[scored.to(logits.device)], windows.tokens[:, 1:].cpu()[scored], index[scored]
+    return NextTokens(logits[scored.to(logits.device)], windows.tokens[:, 1:].cpu()[scored], index[scored])
 
 
 def in_chunks(*rows: Tensor) -> Iterator[tuple[Tensor, ...]]:

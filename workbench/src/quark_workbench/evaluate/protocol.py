@@ -75,41 +75,31 @@ class Protocol:
         return int(self.score_from)
 
 
-PROTOCOLS: Mapping[str, Protocol] = MappingProxyType(
-    {
-        protocol.name: protocol
-        for protocol in (
-            Protocol(
-                name="quark", seq_len=512, about="windows without overlap, each with BOS where the tokenizer has it; every token is scored"
-            ),
-            Protocol(
-                name="wikitext",
-                bos="first",
-                about="GPTQ's paper and code on WikiText: one text, BOS at its beginning, windows of 2048",
-            ),
-            Protocol(
-                name="llama.cpp",
-                seq_len=512,
-                bos="each",
-                bos_replaces=True,
-                score_from=0.5,
-                about="llama-perplexity: windows of 512, BOS in place of the first token; the second half of each is scored",
-            ),
-            Protocol(
-                name="lm-eval",
-                is_rolling=True,
-                about="lm-evaluation-harness: every token is scored once, in rolling windows; perplexity per word",
-            ),
-        )
-    }
+_PROTOCOLS = (
+    Protocol(name="quark", seq_len=512, about="windows without overlap, each with BOS where the tokenizer has it; every token is scored"),
+    Protocol(name="wikitext", bos="first", about="GPTQ's paper and code on WikiText: one text, BOS at its beginning, windows of 2048"),
+    Protocol(
+        name="llama.cpp",
+        seq_len=512,
+        bos="each",
+        bos_replaces=True,
+        score_from=0.5,
+        about="llama-perplexity: windows of 512, BOS in place of the first token; the second half of each is scored",
+    ),
+    Protocol(
+        name="lm-eval",
+        is_rolling=True,
+        about="lm-evaluation-harness: every token is scored once, in rolling windows; perplexity per word",
+    ),
 )
+PROTOCOLS: Mapping[str, Protocol] = MappingProxyType({protocol.name: protocol for protocol in _PROTOCOLS})
 """The protocols by name. Sources: arXiv 2210.17323 and its code; ``tools/perplexity`` of llama.cpp;
 lm-evaluation-harness.
 """
 
 
 def protocol_of(name: str, **changes: Any) -> Protocol:
-    """Return the protocol of that name, with those of the changes that are not None.
+    """Return the protocol of a name, changed in the attributes that are not None.
 
     >>> protocol_of("wikitext", seq_len=4096, stride=None).seq_len
     4096

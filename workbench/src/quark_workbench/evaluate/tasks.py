@@ -53,7 +53,7 @@ class TaskOptions:
 
 @attrs.frozen
 class TaskResult:
-    """What a model achieves in one task or group.
+    """The metrics of a model in one task or group.
 
     Attributes:
         metrics: Each metric with its filter, such as ``"acc,none"``, by the value.
@@ -112,7 +112,7 @@ def _refuse_no_vllm() -> None:
 def evaluate_tasks(
     model: nn.Module | str | Path, tokenizer: Any, options: TaskOptions, manager: Any = None, **vllm: Any
 ) -> dict[str, TaskResult]:
-    """Return what a model achieves in each task and group.
+    """Return the `TaskResult` of a model in each task and group, by name.
 
     Args:
         model: A model in memory; or the directory of a checkpoint, which vLLM then loads and runs.
@@ -124,18 +124,19 @@ def evaluate_tasks(
     Raises:
         ConfigError, UnknownNameError, MissingPluginError: As `prepare_tasks`.
     """
-    in_memory = isinstance(model, nn.Module)
-    manager = manager if manager is not None else prepare_tasks(options, "transformers" if in_memory else "vllm")
+    if manager is None:
+        manager = prepare_tasks(options, "transformers" if isinstance(model, nn.Module) else "vllm")
     evaluator = extra("lm_eval.evaluator", "tasks of lm-evaluation-harness")
-    sizes = {"batch_size": options.batch_size, "max_batch_size": options.max_batch_size}
+    sizes: dict[str, int | str] = {"batch_size": options.batch_size}
+    if options.max_batch_size is not None:
+        sizes["max_batch_size"] = options.max_batch_size
     with _quiet_environment():
-        if in_memory:
-            assert isinstance(model, nn.Module)
+        if isinstance(model, nn.Module):
             huggingface = extra("lm_eval.models.huggingface", "tasks of lm-evaluation-harness")
             device = str(next(model.parameters()).device)
-            arguments: dict[str, Any] = {"model": huggingface.HFLM(pretrained=model, tokenizer=tokenizer, device=device, **_given(sizes))}
+            arguments: dict[str, Any] = {"model": huggingface.HFLM(pretrained=model, tokenizer=tokenizer, device=device, **sizes)}
         else:
-            arguments = {"model": "vllm", "model_args": {"pretrained": str(model), **vllm}, **_given(sizes)}
+            arguments = {"model": "vllm", "model_args": {"pretrained": str(model), **vllm}, **sizes}
         seeds = dict.fromkeys(("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed"), options.seed)
         results = evaluator.simple_evaluate(
             **arguments,
@@ -158,10 +159,6 @@ def _result(values: Mapping[str, Any], samples: int | None) -> TaskResult:
     return TaskResult({key: value for key, value in numbers.items() if "_stderr," not in key}, errors, samples)
 
 
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in options.items() if value is not None}
-
-
 @contextmanager
 def _quiet_environment() -> Iterator[None]:
     """Let tokenizers run in one thread, as forked workers of `datasets` need; the variable is restored."""
@@ -170,7 +167,6 @@ def _quiet_environment() -> Iterator[None]:
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["TOKENIZERS_PARALLELISM"]
-        else:
+        del os.environ["TOKENIZERS_PARALLELISM"]
+        if before is not None:
             os.environ["TOKENIZERS_PARALLELISM"] = before

@@ -73,9 +73,7 @@ def scored_windows(tokenizer: Any, text: str, protocol: Protocol, limit: int | N
         raise ConfigError(f"the protocol '{protocol.name}' scores the whole text, per word: leave the limit out, or give a shorter text")
     if not text.strip():
         raise ConfigError("the text is empty: nothing can be evaluated on it")
-    if protocol.is_rolling:
-        return _rolling(tokenizer, text, protocol)
-    return _overlapping(tokenizer, text, protocol, limit)
+    return _rolling(tokenizer, text, protocol) if protocol.is_rolling else _overlapping(tokenizer, text, protocol, limit)
 
 
 def _overlapping(tokenizer: Any, text: str, protocol: Protocol, limit: int | None) -> Windows:

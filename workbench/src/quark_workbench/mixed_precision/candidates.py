@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 
 import attrs
@@ -24,7 +24,7 @@ _ORDER = "reorder"  # of 4-bit codes in a word: every order takes the same bytes
 
 @attrs.frozen(eq=False)
 class Candidate:
-    """What a layer may get.
+    """A scheme that a layer may get, or none.
 
     Attributes:
         name: Of the scheme, or `FLOAT`.
@@ -112,7 +112,3 @@ def _loads(runtime: str, clients: Sequence[str]) -> bool:
     """Return whether a runtime is among the clients; ``vLLM`` stands for ``vLLM (CPU, CUDA, ROCm)`` too."""
     wanted = runtime.lower()
     return any(client.lower() == wanted or client.lower().startswith(f"{wanted} (") for client in clients)
-
-
-Sizes = Mapping[str, Mapping[str, int]]
-"""Bytes by name of group, then of candidate; candidates that do not fit a group are missing."""

@@ -48,11 +48,11 @@ def configuration(base: QConfig, rows: Sequence[PlanRow], chosen: Mapping[str, C
     )
     wrong = {row.name: wanted[row.name] for row in rows if row.name in wanted and _resolved(config, row) != wanted[row.name]}
     names = [row.name for row in rows]
-    floats = [name for name, layer in wrong.items() if layer == QLayerConfig()]
-    others = {name: layer for name, layer in wrong.items() if name not in set(floats)}
+    floats = {name: layer for name, layer in wrong.items() if layer == QLayerConfig()}
+    others = {name: layer for name, layer in wrong.items() if name not in floats}
     return attrs.evolve(
         config,
-        exclude=[*config.exclude, *_folded(floats, names)],
+        exclude=[*config.exclude, *_patterns(floats, names)],
         layer_quant_config={**pinned, **_patterns(others, names), **rest},
     )
 
@@ -83,7 +83,3 @@ def _patterns(layers: Mapping[str, QLayerConfig], names: Sequence[str]) -> dict[
         else:
             patterns[name] = layer.copied()
     return patterns
-
-
-def _folded(layers: Sequence[str], names: Sequence[str]) -> list[str]:
-    return list(_patterns(dict.fromkeys(layers, QLayerConfig()), names))

@@ -87,11 +87,11 @@ class SelectionProblem:
         return sum(self.sizes[group.name][choices[group.name]] for group in self.groups)
 
     def bits_of(self, group_bytes: int) -> float:
-        """Return the stored bits per weight where the groups take so many bytes."""
+        """Return the stored bits per weight of groups of a size in bytes."""
         return 8 * group_bytes / self.weights
 
     def refuse_unreachable(self) -> None:
-        """Raise where no choice meets the budget, or where it is above what the largest choice takes.
+        """Raise where no choice meets the budget, or where the largest choice is below it.
 
         Raises:
             ConfigError: Names the range that can be reached.

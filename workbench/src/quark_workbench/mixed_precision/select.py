@@ -30,7 +30,7 @@ from quark.runs.source import BlockSource, CheckpointSource, InMemorySource
 from quark_workbench.mixed_precision.candidates import Candidate, candidates_of
 from quark_workbench.mixed_precision.configuration import configuration
 from quark_workbench.mixed_precision.problem import Budget, SelectionProblem, layer_groups
-from quark_workbench.mixed_precision.selection import SchemeSelector, Selection, SelectionResult, checked_selection, selector_of
+from quark_workbench.mixed_precision.selection import SchemeSelector, SelectionResult, checked_selection, selector_of
 
 __all__ = ["base_scheme", "problem_of", "select_schemes"]
 
@@ -106,21 +106,12 @@ def select_schemes(
         problem = attrs.evolve(problem, data=calls(read, wanted_by=_WANTED_BY, model=whole), events=events)
         events.phase("select")
         started = time.perf_counter()
-        selection = _selected(problem, chooser, name)
-        config = configuration(base, rows, _by_layer(problem, selection), fixed)
+        whose = f"the selector '{name}'" if name else f"the selector {type(chooser).__name__}"
+        with attributed(f"choosing schemes by {whose}"):
+            selection = checked_selection(problem, chooser.select(problem), whose)
+        chosen = {layer: offered[selection.choices[group.name]] for group in problem.groups for layer in group.layers}
+        config = configuration(base, rows, chosen, fixed)
         return SelectionResult(config, selection, problem, name, time.perf_counter() - started)
-
-
-def _by_layer(problem: SelectionProblem, selection: Selection) -> dict[str, Candidate]:
-    """Return the candidate of each layer."""
-    return {layer: problem.candidates[selection.choices[group.name]] for group in problem.groups for layer in group.layers}
-
-
-def _selected(problem: SelectionProblem, chooser: SchemeSelector, name: str | None) -> Selection:
-    """Return what the selector chooses, checked."""
-    whose = f"the selector '{name}'" if name else f"the selector {type(chooser).__name__}"
-    with attributed(f"choosing schemes by {whose}"):
-        return checked_selection(problem, chooser.select(problem), whose)
 
 
 def _planned(model: nn.Module, source: BlockSource, base: QConfig) -> tuple[PlanRow, ...]:
@@ -178,7 +169,7 @@ def _is_free(row: PlanRow, base: QConfig, fixed: Sequence[str]) -> bool:
 
 
 def _other_bytes(model: nn.Module, rows: Sequence[PlanRow], free: Sequence[PlanRow], base: QConfig) -> int:
-    """Return the bytes of all tensors but weights that are chosen for; those of fixed layers as stored."""
+    """Return the bytes of all tensors but the weights of free layers; of fixed layers as they are stored."""
     replaced = {id(_weight(model, row)): 0 for row in free}
     for row in rows:
         if row.has_quantized_matrix and id(_weight(model, row)) not in replaced:

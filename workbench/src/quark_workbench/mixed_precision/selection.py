@@ -38,7 +38,7 @@ class CurvePoint:
 
 @attrs.frozen
 class Selection:
-    """What a selector returns.
+    """The result of a selector.
 
     Attributes:
         choices: Candidate by group: one for each group of the problem.
@@ -97,7 +97,6 @@ class SelectionResult:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: problem, choices, losses and curve, for reports and pictures."""
         problem, selection = self.problem, self.selection
-        points = [_point(problem, point) for point in selection.curve]
         return {
             "selector": self.selector,
             "seconds": round(self.seconds, 3),
@@ -113,7 +112,7 @@ class SelectionResult:
             "layers": {group.name: list(group.layers) for group in problem.groups},
             "sizes": {name: dict(sizes) for name, sizes in problem.sizes.items()},
             "losses": {name: dict(losses) for name, losses in selection.losses.items()},
-            "curve": points,
+            "curve": [_point(problem, point) for point in selection.curve],
             "notes": list(selection.notes),
         }
 
@@ -160,7 +159,9 @@ def selector_of(name: str | None = None, options: Mapping[str, Any] | None = Non
     names = selectors().names()
     if name is None:
         if len(names) != 1:
-            said = f"there are {', '.join(names)}: name one" if names else f"none is installed. {_missing()}"
+            package = selectors().kind.distribution
+            missing = f"none is installed. The built-in one comes with {package}: pip install {package}"
+            said = f"there are {', '.join(names)}: name one" if names else missing
             raise ConfigError(f"a selector chooses the scheme of each layer, and {said}")
         name = names[0]
     make = selectors().load_selector(name)
@@ -173,12 +174,8 @@ def selector_of(name: str | None = None, options: Mapping[str, Any] | None = Non
     return selectors().get(name).name, selector
 
 
-def _missing() -> str:
-    return f"The built-in one comes with {selectors().kind.distribution}: pip install {selectors().kind.distribution}"
-
-
 def checked_selection(problem: SelectionProblem, selection: object, whose: str) -> Selection:
-    """Return what a selector returned, checked for what a configuration is built on.
+    """Return the result of a selector as a `Selection`, on which a configuration can be built.
 
     Args:
         problem: What it was asked.

@@ -9,6 +9,7 @@ import math
 import os
 import platform
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cache
@@ -39,13 +40,16 @@ FORMAT = "quark-report"
 FORMAT_VERSION = 1
 """Raised when a field changes its meaning or goes; new fields do not raise it."""
 
-_OF_LAYER = ("tokens", "damping", "shrinkage", "attempts", "dead", "output_mse", "few_tokens", "correction_share", "held_out_error")
-_OF_LAYER_TOO = ("output_snr_db", "nearest_snr_db", "to_nearest_because")
+_OF_WEIGHT = ("snr_db", "peak_to_rms", "scale_ratio", "input_peak_to_rms")
+_OF_ROUNDING = (
+    *("tokens", "damping", "shrinkage", "attempts", "dead", "output_mse", "few_tokens", "correction_share", "held_out_error"),
+    *("output_snr_db", "nearest_snr_db", "to_nearest_because"),
+)
 
 
 @attrs.frozen
 class Facts:
-    """What a report says of a run beside what the calibration report has.
+    """Facts about a run that a report has beside the calibration report.
 
     Attributes:
         samples: Calibration samples.
@@ -82,8 +86,8 @@ def contents_of(content: CheckpointContent, report: CalibrationReport, directory
     """
     model, plan = content.model, content.plan
     blocks = [b.name for b in decoder_blocks(model, plan.architecture) if b.name]
-    weights = {id(p): p for p in model.parameters() if p.is_floating_point()}.values()
-    element = next((p.element_size() for p in weights), 2)
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    element = dtype.itemsize
     rows = _with_ties(model, plan.rows)
     float_bytes = _float_bytes(model, rows, element)
     sizes = sizes_of(rows, blocks, float_bytes, element, directory)
@@ -102,8 +106,8 @@ def contents_of(content: CheckpointContent, report: CalibrationReport, directory
             "blocks": blocks,
         },
         "settings": _settings(content, facts),
-        "versions": _versions(content),
-        "machine": machine(facts.device) | {"probe": probe(facts.device, _dtype(model)) if facts.is_probed else None},
+        "versions": _versions(),
+        "machine": machine(facts.device) | {"probe": probe(facts.device, dtype) if facts.is_probed else None},
         "sizes": sizes,
         "layers": [_layer(row, report, blocks, bits.get(row.name)) for row in plan.rows if row.config is not None],
         "transforms": list(_transforms(report)),
@@ -150,10 +154,6 @@ def _float_bytes(model: torch.nn.Module, rows: tuple[PlanRow, ...], element: int
     return sum(prod(row.shape) * element for row in rows if row.tied_to is None) + sum(p.numel() * element for p in others.values())
 
 
-def _dtype(model: torch.nn.Module) -> torch.dtype:
-    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-
-
 def _settings(content: CheckpointContent, facts: Facts) -> dict[str, Any]:
     plan = content.plan
     return {
@@ -168,32 +168,26 @@ def _settings(content: CheckpointContent, facts: Facts) -> dict[str, Any]:
 
 
 def _layer_settings(rows: tuple[PlanRow, ...]) -> list[dict[str, Any]]:
-    """Return what layers get, those of equal treatment in one entry."""
-    counts: dict[tuple[str, str, str], int] = {}
+    """Return the quantization of layers, with an entry for all layers of a name but for numbers."""
+    counts: Counter[tuple[str, str, str]] = Counter()
     for row in rows:
         what = describe_layer(row.config) + (f", by {row.algorithm}" if row.algorithm else "")
-        key = (without_numbers(row.name), what, row.reason)
-        counts[key] = counts.get(key, 0) + 1
+        counts[without_numbers(row.name), what, row.reason] += 1
     return [{"layers": name, "count": count, "quantized_to": what, "reason": reason} for (name, what, reason), count in counts.items()]
 
 
-def _versions(content: CheckpointContent) -> dict[str, str]:
-    names = ("quark-schemes", "quark-algos", "quark-templates", "quark-exporters")
+def _versions() -> dict[str, str]:
+    own = {"quark-core", "quark-schemes", "quark-algos", "quark-templates", "quark-exporters"}
     plugins = {entry.dist.name: entry.dist.version for entry in metadata.entry_points(group="quark") if entry.dist is not None}
-    others = {name: version for name, version in sorted(plugins.items()) if name not in names and name != "quark-core"}
-    return {
-        "quark": VERSION,
-        "torch": torch.__version__,
-        "transformers": metadata.version("transformers"),
-        "python": platform.python_version(),
-        **others,
-    }
+    versions = {"quark": VERSION, "torch": torch.__version__, "transformers": metadata.version("transformers")}
+    others = {name: version for name, version in sorted(plugins.items()) if name not in own}
+    return {**versions, "python": platform.python_version(), **others}
 
 
 def _layer(row: PlanRow, report: CalibrationReport, blocks: list[str], bits: float | None) -> dict[str, Any]:
     assert row.config is not None
     metrics, figures = report.layers.get(row.name, {}), report.weights.get(row.name, {})
-    layer = {
+    return {
         "name": row.name,
         "block": block_of(row.name, blocks),
         "kind": kind_of(row.name, blocks),
@@ -204,9 +198,9 @@ def _layer(row: PlanRow, report: CalibrationReport, blocks: list[str], bits: flo
         "bits": bits if row.config.weight is not None else None,
         "input_quantized": row.config.input_tensors is not None,
         "unreached": row.name in report.unreached,
-        **{key: figures.get(key) for key in ("snr_db", "peak_to_rms", "scale_ratio", "input_peak_to_rms")},
+        **{key: figures.get(key) for key in _OF_WEIGHT},
+        **{key: metrics.get(key) for key in _OF_ROUNDING},
     }
-    return layer | {key: metrics.get(key) for key in (*_OF_LAYER, *_OF_LAYER_TOO)}
 
 
 def _transforms(report: CalibrationReport) -> Iterator[dict[str, Any]]:
@@ -244,7 +238,7 @@ def _histograms(report: CalibrationReport) -> list[dict[str, Any]]:
 
 
 def _time(report: CalibrationReport, contents: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
-    """Return the time by phase, with the time that the machine needs at least for what can be counted."""
+    """Return the time by phase, with the share of it that the counted bytes and operations need at least."""
     rows, limits = report.blocks.values(), contents["machine"]["probe"]
     bytes_of = {"load": sum(row["bytes"] for row in rows), "write": contents["sizes"]["stored_bytes"] or 0}
     flops_of = {key: sum(row.get("flops", {}).get(key, 0) for row in rows) for key in ("forward", "statistics")}

@@ -50,34 +50,29 @@ def export_report(directory: Path, float_model: Path | None = None, samples: Ite
         ConfigError: Samples are given without a float checkpoint.
     """
     with running("report", source=str(directory)) as events:
-        return _report(directory, float_model, samples, events)
-
-
-def _report(directory: Path, float_model: Path | None, samples: Iterable[Any] | None, events: RunEvents) -> dict[str, Any]:
-    """Return what `export_report` returns, and tell what is done for it."""
-    events.phase("plan")
-    earlier = read_report(directory)
-    if float_model is None and samples is not None:
-        raise ConfigError("hidden states are compared with those of the float model: give its directory too")
-    if float_model is None and earlier is not None:
-        return with_flags(earlier)
-    content, report = packed_content(directory), CalibrationReport()
-    if float_model is not None and not _is_transformed(content.config):
-        _measure(_opened(float_model, content), content.model, report, events)
-    events.phase("report")
-    contents = contents_of(content, report, directory, Facts(is_probed=False))
-    if float_model is not None and samples is not None:
-        events.phase("compare")
-        source = _opened(float_model, content)
-        quantized = import_model_from_safetensors(None, directory, device="cpu")
-        hidden = hidden_errors(source, source.model, quantized, calls(samples, model=source.model))
-        rows = [{"block": name, **row} for name, row in hidden.items()]
-        contents["depth"] = {"measured": "afterwards", "blocks": rows} | ({} if rows else {"reason": NOT_COMPARABLE})
-    return with_flags(contents if earlier is None else _merged(earlier, contents))
+        events.phase("plan")
+        earlier = read_report(directory)
+        if float_model is None and samples is not None:
+            raise ConfigError("hidden states are compared with those of the float model: give its directory too")
+        if float_model is None and earlier is not None:
+            return with_flags(earlier)
+        content, report = packed_content(directory), CalibrationReport()
+        if float_model is not None and not _is_transformed(content.config):
+            _measure(_opened(float_model, content), content.model, report, events)
+        events.phase("report")
+        contents = contents_of(content, report, directory, Facts(is_probed=False))
+        if float_model is not None and samples is not None:
+            events.phase("compare")
+            source = _opened(float_model, content)
+            quantized = import_model_from_safetensors(None, directory, device="cpu")
+            hidden = hidden_errors(source, source.model, quantized, calls(samples, model=source.model))
+            rows = [{"block": name, **row} for name, row in hidden.items()]
+            contents["depth"] = {"measured": "afterwards", "blocks": rows} | ({} if rows else {"reason": NOT_COMPARABLE})
+        return with_flags(contents if earlier is None else _merged(earlier, contents))
 
 
 def _merged(earlier: Mapping[str, Any], contents: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the report of the run, with what was measured now in place of what it had not."""
+    """Return the report of the run, with figures that were measured now where it had none."""
     now = {layer["name"]: layer for layer in contents["layers"]}
     layers = []
     for layer in earlier["layers"]:
@@ -106,7 +101,7 @@ def _is_transformed(config: QConfig) -> bool:
 
 @torch.no_grad()
 def _measure(source: CheckpointSource, quantized: nn.Module, report: CalibrationReport, events: RunEvents) -> None:
-    """Compare the weights of all layers with those of the float checkpoint, block by block."""
+    """Compare the weights of all layers with the float checkpoint, block by block."""
     figures = LayerFigures(report.weights, report.histograms)
     names = [n for n, m in quantized.named_modules() if isinstance(m, PackedLayer | QuantizedLayer)]
     blocks = decoder_blocks(source.model, architecture_of(source.model))

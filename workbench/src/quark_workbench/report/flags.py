@@ -60,21 +60,8 @@ GIVEN_UP = 0.5
 in question.
 """
 
-THRESHOLDS = {
-    "low_snr_red": LOW_SNR_RED,
-    "low_snr_amber": LOW_SNR_AMBER,
-    "depth_red": DEPTH_RED,
-    "depth_amber": DEPTH_AMBER,
-    "peak_to_rms": PEAK_TO_RMS,
-    "scale_ratio": SCALE_RATIO,
-    "input_peak_to_rms": INPUT_PEAK_TO_RMS,
-    "dead_amber": DEAD_AMBER,
-    "dead_red": DEAD_RED,
-    "few_tokens": FEW_TOKENS,
-    "dominant": DOMINANT,
-    "dominant_layers": DOMINANT_LAYERS,
-    "given_up": GIVEN_UP,
-}
+THRESHOLDS = {name.lower(): value for name, value in dict(globals()).items() if isinstance(value, float)}
+"""All constants above, by name."""
 
 Layers = Sequence[Mapping[str, Any]]
 

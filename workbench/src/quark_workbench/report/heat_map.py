@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
+from markupsafe import Markup
 
-from quark_workbench.report.markup import Markup, figure, number, numbered, tag, text
+from quark_workbench.report.markup import figure, number, numbered, tag, text
 from quark_workbench.report.units import decibel_text
 
-__all__ = ["LEAST_RANGE", "Cell", "expert_cells", "heat_map", "ratio_cells"]
+__all__ = ["Cell", "expert_cells", "grid", "heat_map", "ratio_cells", "tokens_text"]
 
 _STEPS = 9
 _STRONG = 5
 """The first step whose cells are so dark (light, on a dark page) that text in them has the other colour."""
 LEAST_RANGE = 12.0
 """dB. Differences of a few dB are normal among layers, and should not look like alarms."""
-_CELL_HEIGHT = 26
+CELL_HEIGHT = 26
 _MOST_WITH_TEXT = 40
+
+
+T = TypeVar("T")
 
 
 @attrs.frozen
@@ -41,18 +45,16 @@ def ratio_cells(layers: Sequence[Mapping[str, Any]], blocks: Sequence[str], key:
     for layer in layers:
         if layer["block"] is not None and layer.get(key) is not None:
             of_kind.setdefault(layer["kind"], {}).setdefault(layer["block"], []).append(layer)
-    rows: dict[str, list[Cell | None]] = {}
-    for kind, of_block in of_kind.items():
-        rows[kind] = []
-        for block in blocks:
-            found = of_block.get(block)
-            if not found:
-                rows[kind].append(None)
-                continue
-            worst = min(found, key=lambda layer: layer[key])
-            many = f", the lowest of {len(found)}" if len(found) > 1 else ""
-            rows[kind].append(Cell(worst[key], f"{worst[key]:.1f}", f"{worst['name']}: {decibel_text(worst[key])}{many}"))
-    return rows
+    return {kind: [_worst(of_block.get(block, ()), key) for block in blocks] for kind, of_block in of_kind.items()}
+
+
+def _worst(layers: Sequence[Mapping[str, Any]], key: str) -> Cell | None:
+    """Return the cell of the layer with the lowest ratio; None without layers."""
+    if not layers:
+        return None
+    worst = min(layers, key=lambda layer: layer[key])
+    many = f", the lowest of {len(layers)}" if len(layers) > 1 else ""
+    return Cell(worst[key], f"{worst[key]:.1f}", f"{worst['name']}: {decibel_text(worst[key])}{many}")
 
 
 def expert_cells(tokens: Mapping[str, int]) -> dict[str, list[Cell | None]]:
@@ -87,30 +89,51 @@ def heat_map(
         least_range: Difference of the values at the two ends of the colours, at least: small differences get
             similar colours.
     """
-    columns = max(len(cells) for cells in rows.values())
-    left = 10 + 6.7 * max(len(row) for row in rows)
-    width = max(4.0, min(30.0, 860 / columns))
     values = [cell.value for cells in rows.values() for cell in cells if cell is not None and cell.value is not None]
     high = sorted(values)[int(0.9 * (len(values) - 1))]  # a few layers without much error do not make all others look bad
     low = min(*values, high - least_range)
-    drawn: list[str] = []
+    columns = max(len(cells) for cells in rows.values())
+
+    def draw(cell: Cell | None, x: float, y: float, width: float) -> list[Markup]:
+        return _cell(cell, x, y, width, low, high, with_text=columns <= _MOST_WITH_TEXT)
+
+    drawn, left, right, below = grid(rows, columns, axis, draw)
+    drawn += _legend(left, below + 46, unit(low), unit(high))
+    return figure(name, title, description, right, below + 66, *drawn)
+
+
+def grid(
+    rows: Mapping[str, Sequence[T]], columns: int, axis: str, draw: Callable[[T, float, float, float], Sequence[Markup]]
+) -> tuple[list[Markup], float, float, float]:
+    """Return cells in rows, with the names of the rows and the numbers of the columns.
+
+    Args:
+        rows: Cells by name of row.
+        columns: The number of columns.
+        axis: What the columns are.
+        draw: Draws a cell at a place, given its left and upper edge and the width of a column.
+
+    Returns:
+        The drawing; left edge of the cells, right edge of the plot, lower edge of the cells.
+    """
+    left = 10 + 6.7 * max((len(row) for row in rows), default=0)
+    width = max(4.0, min(30.0, 860 / max(columns, 1)))
+    drawn: list[Markup] = []
     for i, (row, cells) in enumerate(rows.items()):
-        y = i * (_CELL_HEIGHT + 2)
+        y = float(i * (CELL_HEIGHT + 2))
         drawn.append(text(left - 10, y + 17, row, "name", "end"))
         for j, cell in enumerate(cells):
-            drawn += _cell(cell, left + j * width, y, width, low, high, with_text=columns <= _MOST_WITH_TEXT)
-    below = len(rows) * (_CELL_HEIGHT + 2)
+            drawn += draw(cell, left + j * width, y, width)
+    below = float(len(rows) * (CELL_HEIGHT + 2))
     drawn += numbered(columns, lambda j: left + (j + 0.5) * width, below + 14)
     drawn.append(text(left, below + 32, axis))
-    total = left + columns * width + 4
-    drawn += _legend(left, below + 46, unit(low), unit(high))
-    return figure(name, title, description, max(total, left + 330), below + 66, *drawn)
+    return drawn, left, max(left + columns * width + 4, left + 330), below
 
 
-def _cell(cell: Cell | None, x: float, y: float, width: float, low: float, high: float, *, with_text: bool) -> list[str]:
+def _cell(cell: Cell | None, x: float, y: float, width: float, low: float, high: float, *, with_text: bool) -> list[Markup]:
     """Return a cell's rectangle, with a tooltip, and its text where there is room."""
     gap = 1.5 if width > 12 else 0.3
-    box = {"x": float(x), "y": float(y), "width": float(width - gap), "height": float(_CELL_HEIGHT), "rx": 3 if width > 12 else 0}
+    box = {"x": float(x), "y": float(y), "width": float(width - gap), "height": float(CELL_HEIGHT), "rx": 3 if width > 12 else 0}
     if cell is None or cell.value is None:
         return [tag("rect", class_="hn", **box)]
     step = _step(cell.value, low, high)
@@ -126,11 +149,16 @@ def _step(value: float, low: float, high: float) -> int:
     return max(0, min(_STEPS - 1, int(_STEPS * (high - value) / (high - low)))) if high > low else 1
 
 
-def _legend(x: float, y: float, lowest: str, highest: str) -> list[str]:
-    """Return the scale of colours with what its ends are called."""
+def _legend(x: float, y: float, lowest: str, highest: str) -> list[Markup]:
+    """Return the scale of colours with names at its ends."""
     start = x + 6.4 * len(highest) + 8
     boxes = [tag("rect", x=number(start + 18 * i), y=number(y), width=18, height=12, class_=f"h{i}") for i in range(_STEPS)]
     return [text(x, y + 10, highest), *boxes, text(start + 18 * _STEPS + 8, y + 10, lowest)]
+
+
+def tokens_text(log2: float) -> str:
+    """Return the tokens of a colour of `expert_cells`."""
+    return f"{max(2**log2 - 1, 0):,.0f} tokens"
 
 
 def _short(count: int) -> str:

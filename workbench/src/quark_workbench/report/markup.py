@@ -1,64 +1,35 @@
-"""Elements of HTML and inline SVG as strings, escaped, with short numbers; headings, legends and tables."""
+"""Elements of inline SVG as escaped strings with short numbers: dots, texts, lines, the frame of a plot."""
 
 from __future__ import annotations
 
-import html
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from importlib.resources import files
 from typing import Any
 
-__all__ = [
-    "MOST_ROWS",
-    "Markup",
-    "drawing",
-    "figure",
-    "figure_text",
-    "folded_table",
-    "heading",
-    "joined",
-    "legend",
-    "legend_key",
-    "level",
-    "nice_ticks",
-    "number",
-    "numbered",
-    "path",
-    "picture",
-    "table",
-    "tag",
-    "text",
-]
+from markupsafe import Markup, escape
+
+__all__ = ["dot", "drawing", "figure", "level", "nice_ticks", "number", "numbered", "path", "picture", "style_sheet", "tag", "text"]
 
 
-class Markup(str):
-    """Text that is markup already, so that `tag` does not escape it."""
-
-    __slots__ = ()
-
-
-def tag(name: str, *content: str | None, **attributes: object) -> Markup:
+def tag(name: str, *content: str, **attributes: object) -> Markup:
     """Return an element.
 
     Args:
         name: Of the element.
-        content: Markup, which stays as it is, and other text, which is escaped; None is left out.
+        content: Markup, which stays as it is, and other text, which is escaped.
         attributes: Escaped; ``_`` at the end of a name is taken off (``class_``), others become ``-``. None
-            and False are left out.
+            is left out.
 
     >>> tag("p", "a < b", class_="note")
-    '<p class="note">a &lt; b</p>'
+    Markup('<p class="note">a &lt; b</p>')
     """
     written = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{html.escape(number(value) if isinstance(value, float) else str(value))}"'
+        f' {key.rstrip("_").replace("_", "-")}="{escape(number(value) if isinstance(value, float) else value)}"'
         for key, value in attributes.items()
-        if value is not None and value is not False
+        if value is not None
     )
-    return Markup(f"<{name}{written}>{joined(content)}</{name}>")
-
-
-def joined(content: Iterable[str | None]) -> Markup:
-    """Return pieces of markup and of other text, which is escaped, one after another."""
-    return Markup("".join(c if isinstance(c, Markup) else html.escape(c) for c in content if c is not None))
+    return Markup(f"<{name}{written}>{Markup().join(content)}</{name}>")
 
 
 def number(value: float) -> str:
@@ -80,6 +51,11 @@ def path(points: Sequence[tuple[float, float]], class_: str, *, closed: bool = F
     """Return a path of straight lines through points."""
     steps = "".join(f"{'L' if i else 'M'}{number(x)} {number(y)}" for i, (x, y) in enumerate(points))
     return tag("path", d=steps + ("Z" if closed else ""), class_=class_)
+
+
+def dot(x: float, y: float, radius: float, class_: str, hint: str = "") -> Markup:
+    """Return a circle with a tooltip."""
+    return tag("circle", *([tag("title", hint)] if hint else []), cx=float(x), cy=float(y), r=radius, class_=class_)
 
 
 def numbered(count: int, x_of: Callable[[int], float], y: float) -> list[Markup]:
@@ -126,10 +102,15 @@ def drawing(name: str, title: str, description: str, width: float, height: float
     )
 
 
-def picture(style: str, *plot: Any) -> str:
-    """Return a plot as a file of its own, with a style sheet; ``plot`` are the arguments of `drawing`."""
+def style_sheet() -> Markup:
+    """Return the style sheet of the page and its plots."""
+    return Markup((files("quark_workbench.report") / "style.css").read_text(encoding="utf-8"))
+
+
+def picture(*plot: Any) -> str:
+    """Return a plot as a file of its own, with the style sheet; ``plot`` are the arguments of `drawing`."""
     name, title, description, width, height, *content = plot
-    rules = tag("style", Markup(style))
+    rules = tag("style", style_sheet())
     own = {"xmlns": "http://www.w3.org/2000/svg", "font-family": "system-ui, sans-serif", "style": "background:var(--page)"}
     return f"{drawing(name, title, description, width, height, rules, *content, **own)}\n"
 
@@ -145,57 +126,3 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     step = next(f * power for f in (1, 2, 2.5, 5, 10) if span / (f * power) <= count)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(i * step, 10) + 0.0 for i in range(first, last + 1)]
-
-
-def heading(key: str, title: str, lead: str) -> list[Markup]:
-    """Return the heading of a section, and the sentences below it; ``key`` is the id of the section."""
-    return [tag("h2", title, id=f"{key}-heading"), tag("p", lead, class_="lead")]
-
-
-def legend(*keys: Markup) -> Markup:
-    """Return a legend of entries from `legend_key`."""
-    return tag("ul", *keys, class_="legend")
-
-
-def legend_key(class_: str, name: str, *, round_: bool = False) -> Markup:
-    """Return an entry of a legend: a mark of the class of what it stands for, and its name."""
-    shape = tag("circle", cx=7, cy=7, r=5, class_=class_) if round_ else tag("rect", width=14, height=14, rx=3, class_=class_)
-    return tag("li", tag("svg", shape, viewBox="0 0 14 14", class_="plot", aria_hidden="true"), name)
-
-
-def figure_text(value: float | None, form: str) -> str:
-    """Return a number in a format; a dash where it is None."""
-    return "–" if value is None else format(value, form)
-
-
-MOST_ROWS = 300
-"""Rows of a table on the page; the JSON file has all of them."""
-
-
-def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str | Markup]], text: int = 1) -> Markup:
-    """Return a table in a box that scrolls.
-
-    Args:
-        caption: What it lists.
-        heads: Titles of the columns.
-        rows: Cells; the first is the head of its row.
-        text: How many of the first columns are text, and not numbers.
-    """
-    if len(rows) > MOST_ROWS:
-        caption = f"{caption} The first {MOST_ROWS} of {len(rows):,} rows; quark_report.json has all."
-    head = tag("tr", *(tag("th", h, scope="col", class_="t" if i < text else None) for i, h in enumerate(heads)))
-    body = [
-        tag(
-            "tr",
-            tag("th", row[0], scope="row", class_="t"),
-            *(tag("td", c, class_="t" if i < text else None) for i, c in enumerate(row[1:], 1)),
-        )
-        for row in rows[:MOST_ROWS]
-    ]
-    grid = tag("table", tag("caption", caption), tag("thead", head), tag("tbody", *body))
-    return tag("div", grid, class_="table", tabindex="0", role="group", aria_label=f"Table: {caption}")
-
-
-def folded_table(summary: str, caption: str, heads: Sequence[str], rows: Sequence[Sequence[str | Markup]], text: int = 1) -> Markup:
-    """Return a table under a line that opens it; arguments as of `table`."""
-    return tag("details", tag("summary", summary), table(caption, heads, rows, text))

@@ -1,18 +1,43 @@
-"""The report as one HTML page, without scripts and external files; light or dark as the reader's system."""
+"""The report as one HTML page, without scripts and external files; light or dark as the reader's system.
+
+The page and each of its sections are Jinja templates in ``templates/``; what they call is listed here.
+"""
 
 from __future__ import annotations
 
+import json
+import statistics
 from collections.abc import Mapping
-from importlib.resources import files
+from functools import cache, partial
 from typing import Any
 
-from quark_workbench.report.markup import Markup, joined, tag
-from quark_workbench.report.sections import big_numbers, sections
-from quark_workbench.report.units import amount
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from quark.base.names import folded
+from quark_workbench.report import heat_map, plots, selection_plots, units
+from quark_workbench.report.markup import style_sheet
 
 __all__ = ["page"]
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+MOST_ROWS = 300
+"""Rows of a table on the page; the JSON file has all of them."""
+
+_SECTIONS = {
+    "flags": "Findings",
+    "layers": "Layers",
+    "selection": "Choice of schemes",
+    "gain": "Gain of the algorithm",
+    "depth": "Depth",
+    "transforms": "Transforms",
+    "tunings": "Tuning",
+    "worst": "Worst layers",
+    "experts": "Experts",
+    "sizes": "Sizes",
+    "time": "Time",
+    "settings": "Settings and files",
+}
+"""Title in the list of links by section, in reading order; ``templates/sections/`` has a template of each."""
 
 
 def page(report: Mapping[str, Any]) -> str:
@@ -22,44 +47,20 @@ def page(report: Mapping[str, Any]) -> str:
         report: The contents, as `quark_workbench.report.contents.contents_of` makes them or a JSON file has
             them. Nothing in them is trusted: names and messages are escaped.
     """
-    model, settings = report["model"], report["settings"]
-    title = f"{model['name']}: quantization report"
-    algorithms = [str(a.get("name", "")) for a in settings["algorithms"]]
-    made = ", ".join(filter(None, [settings["scheme"], *algorithms])) or "own configuration"
-    subtitle = (
-        f"{model['class']}: {amount(model['parameters'])} parameters, {len(model['blocks'])} blocks. "
-        f"Written by quark {report['versions']['quark']} on {report['created'][:10]} at {report['created'][11:16]} UTC."
-    )
-    parts = sections(report)
-    links = [tag("li", tag("a", name, href=f"#{key}")) for key, name, _ in parts]
-    head = tag(
-        "head",
-        Markup('<meta charset="utf-8">'),
-        Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
-        Markup(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
-        Markup('<meta name="color-scheme" content="light dark">'),
-        tag("title", title),
-        tag("style", Markup((files("quark_workbench.report") / "style.css").read_text(encoding="utf-8"))),
-    )
-    header = tag(
-        "header",
-        tag("p", "Quantization report", class_="eyebrow"),
-        tag("h1", f"{model['name']} in {made}"),
-        tag(
-            "p",
-            subtitle,
-            class_="subtitle",
-        ),
-        big_numbers(report),
-        tag("nav", tag("ul", joined(links)), aria_label="Sections"),
-    )
-    body = tag(
-        "body",
-        tag("a", "Skip to the findings", href="#flags", class_="skip"),
-        header,
-        tag("main", *(content for _, _, content in parts)),
-        tag(
-            "footer", tag("p", f"Format {report['format']} version {report['format_version']}. The same numbers are in quark_report.json.")
-        ),
-    )
-    return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
+    templates = _templates()
+    contents = {key: templates.get_template(f"sections/{key}.html.jinja").render(report=report).strip() for key in _SECTIONS}
+    sections = [(key, title, Markup(contents[key])) for key, title in _SECTIONS.items() if contents[key]]
+    return templates.get_template("page.html.jinja").render(report=report, sections=sections)
+
+
+@cache
+def _templates() -> Environment:
+    """Return the templates with all functions and filters that they use."""
+    loader = PackageLoader("quark_workbench.report")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    for module in (plots, heat_map, selection_plots):
+        environment.globals.update({name: getattr(module, name) for name in module.__all__})
+    environment.globals.update(MOST_ROWS=MOST_ROWS, folded=folded, style_sheet=style_sheet, decibel_text=units.decibel_text)
+    environment.filters.update({name: getattr(units, name) for name in units.__all__})
+    environment.filters.update(json=partial(json.dumps, ensure_ascii=False), median=statistics.median)
+    return environment

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
+
+from markupsafe import Markup
 
 from quark.calibration.phases import PHASES
 from quark_workbench.report.flags import DEPTH_AMBER, DEPTH_RED
-from quark_workbench.report.markup import Markup, figure, joined, level, nice_ticks, number, numbered, path, tag, text
+from quark_workbench.report.markup import dot, figure, level, nice_ticks, number, numbered, path, tag, text
 from quark_workbench.report.units import decibel_text, seconds_text, size_text
 
-__all__ = ["LineOf", "block_errors", "depth_curve", "gains", "histogram_plot", "size_bars", "time_by_block"]
+__all__ = [
+    "block_errors",
+    "depth_curve",
+    "gains",
+    "gains_by_kind",
+    "histogram_plot",
+    "histograms_of",
+    "size_bars",
+    "time_by_block",
+    "used_phases",
+]
 
 _WIDTH, _HEIGHT = 1000, 260
 _LEFT, _BOTTOM = 56, 34
-
-LineOf = tuple[str, Sequence[float | None]]
-"""A line: its name, and a value for each block, None where there is none."""
 
 
 def depth_curve(rows: Sequence[Mapping[str, Any]]) -> Markup:
@@ -27,7 +38,7 @@ def depth_curve(rows: Sequence[Mapping[str, Any]]) -> Markup:
     known = [v for v in values if v is not None]
     said = f"It goes from {decibel_text(known[0])} after the first block to {decibel_text(known[-1])} after the last." if known else ""
     names = [str(row["block"]) for row in rows]
-    return _lines("plot-depth", title, said, [("hidden states", values)], names, limits=((DEPTH_AMBER, "amber"), (DEPTH_RED, "red")))
+    return _lines("plot-depth", title, said, {"hidden states": values}, names, {"amber": DEPTH_AMBER, "red": DEPTH_RED})
 
 
 def block_errors(name: str, changes: str, rounded: str, rows: Sequence[Mapping[str, Any]]) -> Markup:
@@ -39,22 +50,27 @@ def block_errors(name: str, changes: str, rounded: str, rows: Sequence[Mapping[s
         rounded: How their weights are rounded, such as "rounded to nearest".
         rows: One for each block.
     """
-    pair: list[LineOf] = [("after", [r["snr_after_db"] for r in rows]), ("before", [r["snr_before_db"] for r in rows])]
+    pair = {"after": [r["snr_after_db"] for r in rows], "before": [r["snr_before_db"] for r in rows]}
     title = f"Signal-to-noise ratio of each block's output before and after {changes}"
     said = f"Each block is {rounded}, and its output on held-out tokens is compared with that of the float block."
     return _lines(name, title, said, pair, [str(r["name"]) for r in rows])
 
 
 def _lines(
-    name: str, title: str, said: str, lines: Sequence[LineOf], places: Sequence[str], limits: Sequence[tuple[float, str]] = ()
+    name: str,
+    title: str,
+    said: str,
+    lines: Mapping[str, Sequence[float | None]],
+    places: Sequence[str],
+    limits: Mapping[str, float] = MappingProxyType({}),
 ) -> Markup:
-    """Return lines over blocks, in dB.
+    """Return lines over blocks, in dB: by name, a value for each block, None where there is none.
 
-    The first has an area and dots with tooltips; limits are drawn where they are near.
+    The first has an area and dots with tooltips; limits, by colour, are drawn where they are near.
     """
-    values = [v for _, line in lines for v in line if v is not None]
-    near = [limit for limit, _ in limits if limit > min(values) - 6]
-    ticks = nice_ticks(min([*values, *near, 0.0 if min(values) < 12 else min(values) - 2]), max(values) + 1)
+    values = [v for line in lines.values() for v in line if v is not None]
+    near = {colour: limit for colour, limit in limits.items() if limit > min(values) - 6}
+    ticks = nice_ticks(min([*values, *near.values(), 0.0 if min(values) < 12 else min(values) - 2]), max(values) + 1)
     low, high = ticks[0], ticks[-1]
     step = (_WIDTH - _LEFT - 20) / max(len(places) - 1, 1)
 
@@ -64,14 +80,11 @@ def _lines(
     drawn: list[str] = []
     for tick in ticks:
         drawn += level(at(0, tick)[1], _LEFT, _WIDTH - 16, number(tick))
-    for limit, colour in limits:
-        if limit in near:
-            y = at(0, limit)[1]
-            drawn += [
-                path([(_LEFT, y), (_WIDTH - 16, y)], f"limit {colour}"),
-                text(_WIDTH - 18, y - 5, f"{colour} below {limit:g} dB", colour, "end"),
-            ]
-    for number_of_line, (label, line) in enumerate(lines):
+    for colour, limit in near.items():
+        y = at(0, limit)[1]
+        drawn.append(path([(_LEFT, y), (_WIDTH - 16, y)], f"limit {colour}"))
+        drawn.append(text(_WIDTH - 18, y - 5, f"{colour} below {limit:g} dB", colour, "end"))
+    for number_of_line, (label, line) in enumerate(lines.items()):
         points = [at(i, v) for i, v in enumerate(line) if v is not None]
         if number_of_line == 0 and points:
             floor = at(0, low)[1]
@@ -81,10 +94,19 @@ def _lines(
             if value is not None and (number_of_line == 0 or len(places) <= 80):
                 x, y = at(i, value)
                 class_ = "dot" if number_of_line == 0 else "dot before"
-                drawn.append(tag("circle", tag("title", f"{places[i]}, {label}: {decibel_text(value)}"), cx=x, cy=y, r=3.6, class_=class_))
+                drawn.append(dot(x, y, 3.6, class_, f"{places[i]}, {label}: {decibel_text(value)}"))
     drawn += numbered(len(places), lambda i: at(i, low)[0], _HEIGHT - 14)
     drawn += [text(4, 10, "dB"), text(_LEFT, _HEIGHT + 4, "block")]
     return figure(name, title, said, _WIDTH, _HEIGHT + 8, *drawn, least=620)
+
+
+def gains_by_kind(layers: Sequence[Mapping[str, Any]]) -> list[tuple[str, float, float, int]]:
+    """Return the rows of `gains`: medians over the layers of each kind whose outputs were compared."""
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    for layer in layers:
+        if layer.get("output_snr_db") is not None and layer.get("nearest_snr_db") is not None:
+            pairs.setdefault(layer["kind"], []).append((layer["nearest_snr_db"], layer["output_snr_db"]))
+    return [(kind, statistics.median(a for a, _ in both), statistics.median(b for _, b in both), len(both)) for kind, both in pairs.items()]
 
 
 def gains(rows: Sequence[tuple[str, float, float, int]]) -> Markup:
@@ -108,13 +130,25 @@ def gains(rows: Sequence[tuple[str, float, float, int]]) -> Markup:
         drawn += [
             text(left - 12, y + 4, kind, "name", "end"),
             tag("line", x1=first, y1=float(y), x2=second, y2=float(y), class_="gain" if after >= before else "gain loss"),
-            tag("circle", tag("title", said), cx=first, cy=float(y), r=5, class_="dot before"),
-            tag("circle", tag("title", said), cx=second, cy=float(y), r=5, class_="dot after"),
+            dot(first, y, 5, "dot before", said),
+            dot(second, y, 5, "dot after", said),
             text(max(first, second) + 10, y + 4, f"{after - before:+.1f} dB", "value"),
         ]
     drawn.append(text(left, below + 32, "dB, median of the layers of a kind"))
     said = "Medians over the layers of each kind, on held-out tokens."
     return figure("plot-gain", "Outputs rounded to nearest and by the algorithm", said, width, below + 38, *drawn, least=620)
+
+
+def histograms_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return an entry for each histogram: layer, its number and ratio, ``weight`` or ``input``, counts."""
+    ratio = {layer["name"]: layer["snr_db"] for layer in report["layers"]}
+    return [
+        {"layer": name, "number": number, "snr_db": ratio.get(name), "tensor": tensor, "counts": entry[tensor]}
+        for number, entry in enumerate(report["histograms"])
+        for name in [entry["layer"]]
+        for tensor in ("weight", "input")
+        if entry.get(tensor) is not None
+    ]
 
 
 def histogram_plot(name: str, title: str, histogram: Mapping[str, Any]) -> Markup:
@@ -142,7 +176,8 @@ def histogram_plot(name: str, title: str, histogram: Mapping[str, Any]) -> Marku
         for i, c in enumerate(rounded or ())
         if c
     )
-    drawn.append(tag("path", d=bars, class_="rounded-area") if bars else Markup(""))
+    if bars:
+        drawn.append(tag("path", d=bars, class_="rounded-area"))
     ends = (histogram["low"], 0.0, histogram["high"]) if histogram["low"] < 0 < histogram["high"] else (histogram["low"], histogram["high"])
     span = histogram["high"] - histogram["low"]
     for value in ends:
@@ -162,29 +197,24 @@ def size_bars(kinds: Sequence[Mapping[str, Any]]) -> Markup:
     scale = (width - left - 170) / max(max(k["float_bytes"], k["stored_bytes"] or 0) for k in kinds)
     drawn: list[str] = []
     for i, kind in enumerate(kinds):
-        y, stored = 34.0 * i, kind["stored_bytes"]
+        y, stored, class_ = 34.0 * i, kind["stored_bytes"], "bar" if kind["quantized"] else "bar plain"
         said = f"{kind['kind']}: {size_text(kind['float_bytes'])} in float" + ("" if stored is None else f", {size_text(stored)} stored")
         end = left + scale * max(kind["float_bytes"], stored or 0)
         written = "" if stored is None else f"{size_text(stored)}, {kind['bits'] or 0:.2f} bits"
         drawn += [
             text(left - 12, y + 18, kind["kind"], "name", "end"),
             tag("rect", tag("title", said), x=left, y=y, width=scale * kind["float_bytes"], height=26, rx=4, class_="bar-float"),
-            tag(
-                "rect",
-                tag("title", said),
-                x=left,
-                y=y + 6,
-                width=scale * (stored or 0),
-                height=14,
-                rx=3,
-                class_="bar" if kind["quantized"] else "bar plain",
-            ),
+            tag("rect", tag("title", said), x=left, y=y + 6, width=scale * (stored or 0), height=14, rx=3, class_=class_),
             text(end + 10, y + 18, written, "value"),
         ]
-    title = "Bytes by kind of layer, float and stored"
-    return figure(
-        "plot-sizes", title, "Pale bars are the float model, narrow ones the checkpoint.", width, 34 * len(kinds), *drawn, least=620
-    )
+    said = "Pale bars are the float model, narrow ones the checkpoint."
+    return figure("plot-sizes", "Bytes by kind of layer, float and stored", said, width, 34 * len(kinds), *drawn, least=620)
+
+
+def used_phases(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the phases that took more than 1/10,000 of the time of all blocks."""
+    spent = {phase: sum(row["seconds"].get(phase, 0.0) for row in rows) for phase in PHASES}
+    return [phase for phase, seconds in spent.items() if seconds > 1e-4 * sum(spent.values())]
 
 
 def time_by_block(rows: Sequence[Mapping[str, Any]]) -> Markup:
@@ -205,11 +235,10 @@ def time_by_block(rows: Sequence[Mapping[str, Any]]) -> Markup:
             if height > 0.05:
                 bars.append(tag("rect", x=_LEFT + i * step + 1, y=y, width=max(step - 2, 0.6), height=height, class_=f"p-{phase}"))
         spent = ", ".join(f"{phase} {seconds_text(s)}" for phase, s in row["seconds"].items() if s > 0)
-        drawn.append(tag("g", tag("title", f"{row['block']}: {seconds_text(total)} ({spent})"), joined(bars)))
+        drawn.append(tag("g", tag("title", f"{row['block']}: {seconds_text(total)} ({spent})"), *bars))
     every = max(1, math.ceil(len(rows) / 32))
     marks = [str(i) if i < len(rows) - 1 else "…" for i in range(0, len(rows), every)]
     drawn += [text(_LEFT + (i * every + 0.5) * step, floor + 16, mark, anchor="middle") for i, mark in enumerate(marks)]
     drawn += [text(4, 10, "s"), text(_LEFT, _HEIGHT + 4, "block; the last bar is what lies outside the blocks")]
-    return figure(
-        "plot-time", "Time of each block by phase", "Stacked bars, in the order of the legend.", _WIDTH, _HEIGHT + 8, *drawn, least=620
-    )
+    said = "Stacked bars, in the order of the legend."
+    return figure("plot-time", "Time of each block by phase", said, _WIDTH, _HEIGHT + 8, *drawn, least=620)

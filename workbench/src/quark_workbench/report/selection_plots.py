@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from typing import Any
 
+from markupsafe import Markup
+
 from quark.base.names import without_numbers
-from quark_workbench.report.markup import Markup, figure, level, nice_ticks, number, numbered, path, picture, tag, text
+from quark_workbench.report.heat_map import CELL_HEIGHT, grid
+from quark_workbench.report.markup import dot, figure, level, nice_ticks, number, path, picture, tag, text
 from quark_workbench.report.units import size_text
 
-__all__ = ["additivity", "candidates_in_order", "choice_map", "chosen_point", "color_of", "curve_plot", "curve_svg", "pareto_curve"]
+__all__ = [
+    "additivity",
+    "candidates_in_order",
+    "choice_map",
+    "chosen_point",
+    "color_of",
+    "curve_svg",
+    "layers_by_candidate",
+    "measured_by_predicted",
+    "pareto_curve",
+]
 
 Selection = Mapping[str, Any]
 """A selection as JSON values: `quark_workbench.mixed_precision.SelectionResult.to_dict`."""
@@ -20,7 +32,6 @@ _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 1000, 320, 66, 44, 26, 20
 _SIDE = 380
 _SMALLEST = 1e-9
 """Losses below, such as those of float layers, have no place on a logarithmic axis."""
-_CELL = 26
 
 
 def chosen_point(selection: Selection) -> Mapping[str, Any] | None:
@@ -34,12 +45,34 @@ def candidates_in_order(selection: Selection) -> list[str]:
     return sorted(selection["candidates"], key=lambda name: sum(row.get(name, 0) for row in sizes))
 
 
+def layers_by_candidate(selection: Selection) -> list[tuple[str, list[str], int]]:
+    """Return each candidate with the layers that get it and their bytes."""
+    rows = []
+    for name in candidates_in_order(selection):
+        groups = [group for group, chosen in selection["choices"].items() if chosen == name]
+        layers = [layer for group in groups for layer in selection["layers"][group]]
+        rows.append((name, layers, sum(selection["sizes"][group][name] for group in groups)))
+    return rows
+
+
+def measured_by_predicted(selection: Selection) -> list[float]:
+    """Return measured divergence ÷ predicted one of each point where both are known in nats."""
+    if not str(selection["unit"]).startswith("nats"):
+        return []
+    return [p["measured_kl"] / p["loss"] for p in selection["curve"] if p["measured_kl"] and p["loss"] > 0]
+
+
 def pareto_curve(selection: Selection) -> Markup:
     """Return size against predicted loss, with the measured divergences and the choice."""
-    return figure(*curve_plot(selection), least=620)
+    return figure(*_curve_plot(selection), least=620)
 
 
-def curve_plot(selection: Selection) -> tuple[Any, ...]:
+def curve_svg(selection: Selection) -> str:
+    """Return the curve as a picture: losses as a line, measurements as dots, the choice as a ring."""
+    return picture(*_curve_plot(selection))
+
+
+def _curve_plot(selection: Selection) -> tuple[Any, ...]:
     """Return the arguments of `markup.drawing` for the curve.
 
     The axis of losses is logarithmic; a loss of 0 is not drawn.
@@ -63,25 +96,16 @@ def curve_plot(selection: Selection) -> tuple[Any, ...]:
     drawn.append(path([(x(p["total_bytes"]), y(p["loss"])) for p in curve], "line"))
     for point in curve:
         said = f"{size_text(point['total_bytes'])}, {point['bits']:.2f} bits: predicted {point['loss']:.4g}"
-        drawn.append(tag("circle", tag("title", said), cx=x(point["total_bytes"]), cy=y(point["loss"]), r=3, class_="dot"))
+        drawn.append(dot(x(point["total_bytes"]), y(point["loss"]), 3, "dot", said))
         if (point["measured_kl"] or 0.0) > _SMALLEST:
             said = f"{size_text(point['total_bytes'])}: measured {point['measured_kl']:.4g} nats per token"
-            drawn.append(
-                tag("circle", tag("title", said), cx=x(point["total_bytes"]), cy=y(point["measured_kl"]), r=5, class_="dot measured")
-            )
+            drawn.append(dot(x(point["total_bytes"]), y(point["measured_kl"]), 5, "dot measured", said))
     if (selection["loss"] or 0.0) > _SMALLEST:
         said = f"chosen: {size_text(selection['total_bytes'])}, {selection['bits']:.2f} bits, predicted {selection['loss']:.4g}"
-        place = {"cx": x(selection["total_bytes"]), "cy": y(selection["loss"])}
-        drawn.append(tag("circle", tag("title", said), r=9, class_="ring", **place))
+        drawn.append(dot(x(selection["total_bytes"]), y(selection["loss"]), 9, "ring", said))
     drawn += [text(4, 10, str(selection["unit"])), text(_LEFT, _HEIGHT - 8, "MB of all tensors")]
     said = f"{len(curve)} sizes from {size_text(1e6 * min(sizes))} to {size_text(1e6 * max(sizes))}; the ring is the choice."
     return ("plot-pareto", f"Loss against size: {', '.join(selection['candidates'])}", said, _WIDTH, _HEIGHT, *drawn)
-
-
-def curve_svg(selection: Selection) -> str:
-    """Return the curve as a picture: losses as a line, measurements as dots, the choice as a ring."""
-    style = (files("quark_workbench.report") / "style.css").read_text(encoding="utf-8")
-    return picture(style, *curve_plot(selection))
 
 
 def additivity(selection: Selection) -> Markup:
@@ -98,19 +122,15 @@ def additivity(selection: Selection) -> Markup:
         value = 10.0**power
         drawn += [path([at(10.0**low, value), at(10.0**high, value)], "grid"), path([at(value, 10.0**low), at(value, 10.0**high)], "grid")]
         x, y = at(value, value)
-        drawn += [
-            text(_LEFT - 8, y + 4, _power(power), anchor="end"),
-            text(x, _TOP + (high - low) * scale + 16, _power(power), anchor="middle"),
-        ]
+        drawn.append(text(_LEFT - 8, y + 4, _power(power), anchor="end"))
+        drawn.append(text(x, _TOP + (high - low) * scale + 16, _power(power), anchor="middle"))
     drawn.append(path([at(10.0**low, 10.0**low), at(10.0**high, 10.0**high)], "limit"))
     for point in points:
         said = f"{point['bits']:.2f} bits: predicted {point['loss']:.4g}, measured {point['measured_kl']:.4g}"
-        x, y = at(point["loss"], point["measured_kl"])
-        drawn.append(tag("circle", tag("title", said), cx=x, cy=y, r=5, class_="dot measured"))
+        drawn.append(dot(*at(point["loss"], point["measured_kl"]), 5, "dot measured", said))
     own = chosen_point(selection)
-    if own in points:
-        x, y = at(own["loss"], own["measured_kl"])  # type: ignore[index]
-        drawn.append(tag("circle", cx=x, cy=y, r=9, class_="ring"))
+    if own is not None and own in points:
+        drawn.append(dot(*at(own["loss"], own["measured_kl"]), 9, "ring"))
     bottom = _TOP + (high - low) * scale + 34
     drawn += [text(4, 10, "measured"), text(_LEFT, bottom, "predicted, nats per token")]
     title = "Measured against predicted divergence"
@@ -121,32 +141,25 @@ def additivity(selection: Selection) -> Markup:
 def choice_map(selection: Selection, blocks: Sequence[str]) -> Markup:
     """Return each group's candidate: a row for each kind of group, a column for each block."""
     order = candidates_in_order(selection)
-    rows: dict[str, dict[int, str]] = {}
+    rows: dict[str, list[str | None]] = {}
     for group in selection["choices"]:
         block = next((i for i, name in enumerate(blocks) if group == name or group.startswith(f"{name}.")), None)
         if block is not None:
             kind = without_numbers(group.removeprefix(blocks[block]).lstrip(".")) or "whole block"
-            rows.setdefault(kind, {})[block] = group
-    left = 10 + 6.7 * max((len(row) for row in rows), default=0)
-    width = max(4.0, min(30.0, 860 / max(len(blocks), 1)))
-    drawn: list[str] = []
-    for i, (kind, groups) in enumerate(rows.items()):
-        y = float(i * (_CELL + 2))
-        drawn.append(text(left - 10, y + 17, kind, "name", "end"))
-        for block, group in groups.items():
-            chosen = selection["choices"][group]
-            losses = selection["losses"].get(group, {})
-            predicted = f", predicted loss {losses[chosen]:.3g}" if chosen in losses else ""
-            hint = tag("title", f"{group}: {chosen}, {size_text(selection['sizes'][group][chosen])}{predicted}")
-            box = {"x": left + block * width, "y": y, "width": width - (1.5 if width > 12 else 0.3), "height": float(_CELL)}
-            drawn.append(tag("rect", hint, class_=color_of(chosen, order), **box))
-    below = len(rows) * (_CELL + 2)
-    drawn += numbered(len(blocks), lambda j: left + (j + 0.5) * width, below + 14)
-    drawn.append(text(left, below + 32, "block"))
+            rows.setdefault(kind, [None] * len(blocks))[block] = group
+
+    def draw(group: str | None, x: float, y: float, width: float) -> list[Markup]:
+        if group is None:
+            return []
+        chosen, losses = selection["choices"][group], selection["losses"].get(group, {})
+        predicted = f", predicted loss {losses[chosen]:.3g}" if chosen in losses else ""
+        hint = tag("title", f"{group}: {chosen}, {size_text(selection['sizes'][group][chosen])}{predicted}")
+        box = {"width": width - (1.5 if width > 12 else 0.3), "height": float(CELL_HEIGHT)}
+        return [tag("rect", hint, class_=color_of(chosen, order), x=x, y=y, **box)]
+
+    drawn, _, right, below = grid(rows, len(blocks), "block", draw)
     said = "Rows are kinds of groups, columns are blocks; the darker a cell, the fewer bits."
-    return figure(
-        "plot-choices", "Scheme of each group of layers", said, max(left + len(blocks) * width + 4, left + 330), below + 38, *drawn
-    )
+    return figure("plot-choices", "Scheme of each group of layers", said, right, below + 38, *drawn)
 
 
 def color_of(candidate: str, order: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["amount", "bits", "decibel_text", "plural", "seconds_text", "share", "size_text"]
+__all__ = ["amount", "decibel_text", "figure_text", "plural", "seconds_text", "share", "size_text"]
 
 
 def size_text(size: float) -> str:
@@ -37,9 +37,13 @@ def decibel_text(ratio: float | None) -> str:
     return "–" if ratio is None else f"{ratio:.1f} dB"
 
 
-def bits(value: float) -> str:
-    """Return a number of bits."""
-    return f"{value:.2f}"
+def figure_text(value: float | None, form: str) -> str:
+    """Return a number in a format; a dash where it is None.
+
+    >>> figure_text(2.345, ".1f"), figure_text(1234, ",d"), figure_text(None, ".1f")
+    ('2.3', '1,234', '–')
+    """
+    return "–" if value is None else format(value, form)
 
 
 def share(value: float | None) -> str:

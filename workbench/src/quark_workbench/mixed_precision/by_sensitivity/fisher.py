@@ -27,7 +27,7 @@ from quark.calibration.pause_points import tokens_of
 from quark.errors import UnsupportedError
 from quark.runs.memory import SHARE, free_bytes
 from quark_workbench.mixed_precision import Candidate, SelectionProblem
-from quark_workbench.mixed_precision.by_sensitivity.replaced_layers import QuantizedForm
+from quark_workbench.mixed_precision.by_sensitivity.replaced_layers import QuantizedForm, quantizing
 
 __all__ = ["divergences"]
 
@@ -107,7 +107,7 @@ def divergences(problem: SelectionProblem, calls: Sequence[Call], seed: int = 0,
     layers = [
         _Layer(name, problem.model.get_submodule(name), own, {one.name: 0.0 for one in own}, forms)
         for group in problem.groups
-        for own in [[c for c in (problem.candidates[n] for n in problem.sizes[group.name]) if not c.is_float]]
+        for own in [quantizing(problem, group)]
         for name in group.layers
     ]
     generator, tokens, current = torch.Generator().manual_seed(seed), 0, _Current()

@@ -14,9 +14,9 @@ from quark.calibration.forwards import current_forward
 from quark.calibration.pause_points import tokens_of
 from quark.errors import NonFiniteError
 from quark.runs.memory import tokens_in
-from quark_workbench.evaluate.comparison import kl_divergence
+from quark_workbench.evaluate.predictions import kl_divergence
 from quark_workbench.mixed_precision import SelectionProblem
-from quark_workbench.mixed_precision.by_sensitivity.replaced_layers import QuantizedForm, streamed
+from quark_workbench.mixed_precision.by_sensitivity.replaced_layers import BlockForms, streamed
 
 __all__ = ["limited", "measured_kl"]
 
@@ -45,7 +45,7 @@ class _Forward(Call):
 
 
 def limited(data: Sequence[Call], tokens: int) -> list[Call]:
-    """Return the first forwards of the data, so many that they have about that many tokens; at least one."""
+    """Return the first forwards of the data, up to a number of tokens; at least one."""
     taken: list[Call] = []
     count = 0
     for call in data:
@@ -112,20 +112,14 @@ def _forward(call: Call, candidate_of: Mapping[str, str], finished: Callable[[Te
 
 
 def _run(problem: SelectionProblem, forwards: Sequence[_Forward], layers: Sequence[str]) -> None:
-    forms: dict[tuple[str, str], QuantizedForm] = {}
-    blocks = problem.blocks
-    inside: dict[str, str] = {layer: block.name for block in blocks for layer in layers if block.owns(layer)}
+    forms = BlockForms(problem)
 
     def replacement(name: str, layer: nn.Module, plain: Callable[..., Any], x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         forward: Any = current_forward()
         chosen = problem.candidates.get(forward.call.candidate_of.get(name, ""))
         if chosen is None or chosen.is_float:
             return plain(x, *args, **kwargs)
-        if (name, chosen.name) not in forms:
-            for key in [key for key in forms if inside[key[0]] != inside[name]]:
-                del forms[key]  # of a block that is behind
-            forms[name, chosen.name] = QuantizedForm(name, layer, chosen)
-        return forms[name, chosen.name](x)
+        return forms.of(name, layer, chosen)(x)
 
     streamed(problem, forwards, layers, replacement, to_the_end=True)
 

@@ -15,10 +15,11 @@ from quark.calibration.batches import Call
 from quark.calibration.forwards import current_forward, replaced_forward, without_cache
 from quark.calibration.lockstep import LockStep
 from quark.models.layers import QuantizedLayer, quantized_class
+from quark.models.plan.decoder_blocks import Block
 from quark.numbers import quantizer_for
-from quark_workbench.mixed_precision import Candidate, SelectionProblem
+from quark_workbench.mixed_precision import Candidate, LayerGroup, SelectionProblem
 
-__all__ = ["QuantizedForm", "Replacement", "streamed"]
+__all__ = ["BlockForms", "QuantizedForm", "Replacement", "quantizing", "streamed"]
 
 Replacement = Callable[[str, nn.Module, Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
 """Called in place of a layer's forward with: its full name, the layer, its own forward, the input, further
@@ -69,6 +70,12 @@ def _standing_in(name: str, layer: nn.Module, replacement: Replacement) -> Calla
     return forward
 
 
+def quantizing(problem: SelectionProblem, group: LayerGroup) -> list[Candidate]:
+    """Return the candidates that fit a group and quantize it."""
+    fitting = [problem.candidates[name] for name in problem.sizes[group.name]]
+    return [candidate for candidate in fitting if not candidate.is_float]
+
+
 class QuantizedForm:
     """A layer in a candidate's scheme: weight rounded to nearest, input with scales of its own values.
 
@@ -91,3 +98,25 @@ class QuantizedForm:
         rounded = x if self._input is None else self._input.fake_quantize(x.contiguous())
         output: Tensor = QuantizedLayer.forward(self._layer, rounded)
         return output
+
+
+class BlockForms:
+    """Layers in the schemes of candidates, one block of them at a time, made when they are asked for.
+
+    Args:
+        problem: Has the blocks.
+    """
+
+    def __init__(self, problem: SelectionProblem) -> None:
+        self._blocks = problem.blocks
+        self._block: Block | None = None
+        self._forms: dict[tuple[str, str], QuantizedForm] = {}
+
+    def of(self, name: str, layer: nn.Module, candidate: Candidate) -> QuantizedForm:
+        """Return a layer in the scheme of a candidate; the layers of an earlier block are dropped."""
+        if self._block is None or not self._block.owns(name):
+            self._block = next(block for block in self._blocks if block.owns(name))
+            self._forms.clear()
+        if (name, candidate.name) not in self._forms:
+            self._forms[name, candidate.name] = QuantizedForm(name, layer, candidate)
+        return self._forms[name, candidate.name]

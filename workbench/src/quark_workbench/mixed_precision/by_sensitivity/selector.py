@@ -9,7 +9,7 @@ import attrs
 from quark.base.log import get_logger
 from quark.errors import ConfigError
 from quark_workbench.mixed_precision import CurvePoint, Selection, SelectionProblem
-from quark_workbench.mixed_precision.by_sensitivity.knapsack import best_choice, pareto_curve
+from quark_workbench.mixed_precision.by_sensitivity.knapsack import best_choice, loss_of, pareto_curve
 from quark_workbench.mixed_precision.by_sensitivity.measure import measured_kl
 from quark_workbench.mixed_precision.by_sensitivity.sensitivities import SENSITIVITIES, UNITS, Losses, losses_of
 
@@ -115,7 +115,7 @@ class MixedPrecision:
 
 
 def _point(problem: SelectionProblem, losses: Losses, choices: Mapping[str, str]) -> CurvePoint:
-    return CurvePoint(problem.bytes_of(choices), sum(losses[group][name] for group, name in choices.items()), choices)
+    return CurvePoint(problem.bytes_of(choices), loss_of(losses, choices), choices)
 
 
 def _with(curve: Sequence[CurvePoint], problem: SelectionProblem, losses: Losses, choices: Mapping[str, str]) -> tuple[CurvePoint, ...]:
@@ -126,7 +126,7 @@ def _with(curve: Sequence[CurvePoint], problem: SelectionProblem, losses: Losses
 
 
 def _notes(curve: Sequence[CurvePoint], sensitivity: str) -> list[str]:
-    """Return what predicted and measured losses have to do with each other."""
+    """Return the range of measured ÷ predicted losses as a note."""
     pairs = [(point.loss, point.measured_kl) for point in curve if point.measured_kl is not None and point.loss > 0]
     if sensitivity == "output" or len(pairs) < 2:
         return []

@@ -12,10 +12,10 @@ from quark.calibration.batches import Call
 from quark.calibration.forwards import current_forward
 from quark.calibration.pause_points import tokens_of
 from quark.runs.memory import tokens_in
-from quark_workbench.mixed_precision import Candidate, SelectionProblem
+from quark_workbench.mixed_precision import SelectionProblem
 from quark_workbench.mixed_precision.by_sensitivity.fisher import divergences
 from quark_workbench.mixed_precision.by_sensitivity.measure import limited, measured_kl
-from quark_workbench.mixed_precision.by_sensitivity.replaced_layers import QuantizedForm, streamed
+from quark_workbench.mixed_precision.by_sensitivity.replaced_layers import BlockForms, quantizing, streamed
 
 __all__ = ["SENSITIVITIES", "UNITS", "Losses", "losses_of", "output_errors"]
 
@@ -57,8 +57,7 @@ def _summed(problem: SelectionProblem, by_layer: Mapping[str, Mapping[str, float
 
 def _kl(problem: SelectionProblem, tokens: int) -> Losses:
     """Return the measured divergence of the model with one group quantized, and all others float."""
-    candidates = problem.candidates
-    singles = [(group.name, name) for group in problem.groups for name in problem.sizes[group.name] if not candidates[name].is_float]
+    singles = [(group.name, one.name) for group in problem.groups for one in quantizing(problem, group)]
     measured = dict(zip(singles, measured_kl(problem, [{group: name} for group, name in singles], tokens), strict=True))
     return {group.name: {name: measured.get((group.name, name), 0.0) for name in problem.sizes[group.name]} for group in problem.groups}
 
@@ -82,29 +81,18 @@ def output_errors(problem: SelectionProblem, calls: Sequence[Call]) -> dict[str,
         problem: Has the model; nothing in it is changed.
         calls: The batches.
     """
-    offered = {
-        layer: [problem.candidates[name] for name in problem.sizes[group.name]] for group in problem.groups for layer in group.layers
-    }
-    squares = {layer: {one.name: 0.0 for one in own if not one.is_float} for layer, own in offered.items()}
-    block_of = {layer: block.name for block in problem.blocks for layer in offered if block.owns(layer)}
-    forms: dict[str, dict[str, QuantizedForm]] = {}
+    offered = {layer: quantizing(problem, group) for group in problem.groups for layer in group.layers}
+    squares = {layer: {one.name: 0.0 for one in own} for layer, own in offered.items()}
+    forms = BlockForms(problem)
 
     def replacement(name: str, layer: nn.Module, plain: Callable[..., Any], x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         forward: Any = current_forward()
-        if name not in forms:
-            for other in [other for other in forms if block_of[other] != block_of[name]]:
-                del forms[other]  # of a block that is behind
-            forms[name] = _forms(name, layer, offered[name])
         y = plain(x, *args, **kwargs)
         for part, wanted in zip(*(tokens_of(t, forward.call).split(_TOKENS) for t in (x, y)), strict=True):
-            for one, form in forms[name].items():
-                squares[name][one] += float((form(part) - wanted).float().square().sum())
+            for one in offered[name]:
+                squares[name][one.name] += float((forms.of(name, layer, one)(part) - wanted).float().square().sum())
         return y
 
     streamed(problem, calls, list(offered), replacement, to_the_end=False)
     tokens = max(1, tokens_in(calls))
     return {layer: {name: value / tokens for name, value in own.items()} for layer, own in squares.items()}
-
-
-def _forms(name: str, layer: nn.Module, candidates: Sequence[Candidate]) -> dict[str, QuantizedForm]:
-    return {one.name: QuantizedForm(name, layer, one) for one in candidates if not one.is_float}

@@ -1,0 +1,92 @@
+"""Predictions of a model, and of its reference, over the same tokens: a few numbers for each."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.errors import ConfigError
+from quark_workbench.evaluate.logits import NextTokens, in_chunks, log_probabilities
+from quark_workbench.evaluate.metrics import TokenMetrics
+from quark_workbench.evaluate.windows import Windows
+
+__all__ = ["Predictions", "kl_divergence"]
+
+
+@attrs.define(eq=False)
+class Predictions:
+    """Numbers of each scored token so far, by column.
+
+    Columns are ``log_q``, the log-likelihood of the right token by the model, and its ``window``; with a
+    reference also ``log_p``, that by the reference, ``kl``, the divergence of the two predictions in nats,
+    and ``agrees``, whether both have the same most likely token.
+
+    Attributes:
+        metrics: The registered metrics.
+        words: Words of the text, where results are per word.
+    """
+
+    metrics: TokenMetrics = attrs.field(factory=TokenMetrics)
+    words: int | None = None
+    _columns: dict[str, list[Tensor]] = attrs.field(factory=lambda: defaultdict(list), init=False)
+
+    def add(self, windows: Windows, predicted: NextTokens, expected: NextTokens | None = None) -> None:
+        """Add the tokens of one batch: logits of the model, and of the reference where there is one.
+
+        Raises:
+            ConfigError: The vocabularies differ.
+            NonFiniteError: A logit is NaN or Inf.
+        """
+        logits, targets, window = predicted
+        rows = [logits, targets.to(logits.device)]
+        if expected is not None:
+            rows.append(expected.logits.to(logits.device))
+            if expected.logits.shape != logits.shape:
+                raise ConfigError(
+                    f"the model predicts {logits.shape[-1]} tokens and the reference {expected.logits.shape[-1]}: compare models of one "
+                    "vocabulary"
+                )
+        for part, chosen, *reference in in_chunks(*rows):
+            log_q = log_probabilities(part, "model")
+            log_p = log_probabilities(reference[0], "reference") if reference else None
+            self.metrics.add(log_q, chosen, log_p)
+            self._columns["log_q"].append(_log_likelihood(log_q, chosen))
+            if log_p is not None:
+                self._columns["log_p"].append(_log_likelihood(log_p, chosen))
+                self._columns["kl"].append(kl_divergence(log_p, log_q).cpu())
+                self._columns["agrees"].append((log_q.argmax(-1) == log_p.argmax(-1)).double().cpu())
+        before = self._columns["window"]
+        before.append(window + (int(before[-1][-1]) + 1 if before else 0))
+        self.words = windows.words
+
+    def column(self, name: str) -> Tensor:
+        """Return a column, ``[N]``.
+
+        Raises:
+            ConfigError: There are no tokens.
+        """
+        if not self._columns[name]:
+            raise ConfigError("there are no tokens to evaluate: the batches are empty")
+        return torch.cat(self._columns[name])
+
+
+def _log_likelihood(log_p: Tensor, targets: Tensor) -> Tensor:
+    """Return ``log_p[row, targets[row]]`` of each row, ``[N]``, float64, on the CPU.
+
+    ``log_p`` ``[N, V]``, ``targets`` ``[N]``.
+    """
+    return log_p.gather(-1, targets[:, None])[:, 0].double().cpu()
+
+
+def kl_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Return KL(p ‖ q) of each row, in nats, float64, for log-probabilities ``[N, V]``.
+
+    It is at least 0; a token with p = 0 adds 0.
+    """
+    p = log_p.exp()
+    terms = torch.where(p > 0, p * (log_p - log_q), 0.0)
+    # Rounding errors can make the sum slightly negative, which no divergence is.
+    return terms.sum(-1, dtype=torch.float64).clamp_(min=0)
