@@ -76,7 +76,10 @@ def _packed(layer: str, stored: Mapping[str, Tensor], arguments: WeightArguments
     packed, scale, zero_point, shape, order = (
         f"{layer}.{leaf}" for leaf in ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
     )
-    arguments.refuse_unpackable(layer)
+    if arguments.bits not in (1, 2, 4, 8):
+        raise UnsupportedError(
+            f"'{layer}' holds packed codes of {arguments.bits} bits; those of 1, 2, 4 and 8 bits are read. Give the float checkpoint"
+        )
     _expect(scale, stored)
     codes = stored[packed]
     if codes.dtype is not torch.int32 or codes.ndim != 2 or (stored[scale].ndim != 2 and stored[scale].numel() != 1):

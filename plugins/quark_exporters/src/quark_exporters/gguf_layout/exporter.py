@@ -15,9 +15,7 @@ import torch
 from torch import nn
 
 from quark.base.log import get_logger
-from quark.checkpoint.companions import save_companions
-from quark.checkpoint.content import CheckpointContent
-from quark.checkpoint.exporter import BlockStream, Exporter, ExportOptions
+from quark.checkpoint import BlockStream, CheckpointContent, Exporter, ExportOptions, save_companions
 from quark.checkpoint.model_tensors import Region
 from quark.errors import ConfigError, MissingPluginError, UnsupportedError
 from quark.models.plan.decoder_blocks import Block, decoder_blocks

@@ -13,10 +13,8 @@ from typing import Any
 
 import attrs
 
-from quark.checkpoint.content import CheckpointContent
-from quark.checkpoint.exporter import ExportOptions
+from quark.checkpoint import CheckpointContent, ExportOptions, StoredConfig
 from quark.checkpoint.float_layers import is_float, routers
-from quark.checkpoint.layout_reader import StoredConfig
 from quark.checkpoint.provenance import KEY as PLUGINS
 from quark.checkpoint.provenance import provenance
 from quark.config.export import JsonExporterConfig
