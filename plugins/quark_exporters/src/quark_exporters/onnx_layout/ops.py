@@ -92,7 +92,7 @@ class Ops:
         return value
 
     def function(self, name: str, body: Callable[..., ir.Value], doc: str, **inputs: ir.Value) -> ir.Value:
-        """Return the output of a function of the library, defined as by `Library.define`, for these inputs."""
+        """Return the output of a function of the library for inputs, defined as by `Library.define`."""
         return self(self.library.define(name, inputs, body, doc), *inputs.values(), domain=DOMAIN)
 
     def cast(self, x: ir.Value, dtype: ir.DataType) -> ir.Value:
