@@ -210,9 +210,6 @@ class AwqReader(LinearReader):
         return QLayerConfig(weight=spec_of_layout("uint4", "per_group", ch_axis=-1, group_size=size, **settings))
 
 
-_LEAVES = ("qweight", "qzeros", "scales")
-
-
 class AwqDequantizer:
     """Dequantizes AutoAWQ's layout, as `quark.checkpoint.Dequantizer`."""
 
@@ -225,7 +222,7 @@ class AwqDequantizer:
 
 
 def _float_tensor(layer: str, config: QLayerConfig, stored: Mapping[str, Tensor]) -> FloatTensor:
-    names = {leaf: f"{layer}.{leaf}" for leaf in _LEAVES}
+    names = {leaf: f"{layer}.{leaf}" for leaf in ("qweight", "qzeros", "scales")}
     if missing := [name for name in names.values() if name not in stored]:
         raise CheckpointError(f"the checkpoint has no '{missing[0]}', without which its layer cannot be dequantized: fetch it again")
     quantizer, storage = weight_quantizer(config), AwqStorage()
@@ -235,7 +232,8 @@ def _float_tensor(layer: str, config: QLayerConfig, stored: Mapping[str, Tensor]
     expected = storage.stored(CodedLayer.empty(config, shape)) if fits else {}
     if any(leaf not in expected or stored[name].shape != expected[leaf].shape for leaf, name in names.items()):
         shapes = ", ".join(f"{leaf} {list(stored[name].shape)}" for leaf, name in names.items())
-        raise CheckpointError(f"'{layer}' has {shapes}, which do not fit each other in groups of {_group(config)}: it is damaged")
+        size = getattr(config.weight, "group_size", None) or "whole rows"
+        raise CheckpointError(f"'{layer}' has {shapes}, which do not fit each other in groups of {size}: it is damaged")
 
     (codes,) = layer_codes(layer, config, shape, storage, names)
 
@@ -244,7 +242,3 @@ def _float_tensor(layer: str, config: QLayerConfig, stored: Mapping[str, Tensor]
         return cast_finite(quantizer.dequantize(coded.codes, coded.qparams), dtype)
 
     return FloatTensor(name=f"{layer}.weight", shape=shape, sources=tuple(names.values()), make=make, layers=(codes,))
-
-
-def _group(config: QLayerConfig) -> object:
-    return getattr(config.weight, "group_size", None) or "whole rows"

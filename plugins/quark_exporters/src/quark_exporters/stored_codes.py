@@ -162,10 +162,10 @@ def packed_words(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpacked_words(words: Tensor, bits: int, columns: int) -> Tensor:
-    """Undo `packed_words`: return uint8 codes ``[rows, columns]``."""
+    """Undo `packed_words`, for codes of 1, 2, 4 or 8 bits: return uint8 codes ``[rows, columns]``."""
     data = words.reshape(-1).view(torch.uint8).reshape(len(words), -1)
-    if bits == 4:
-        data = torch.stack((data & 0xF, data >> 4), dim=-1).flatten(1)
+    if bits < 8:
+        data = torch.stack([(data >> shift) & (2**bits - 1) for shift in range(0, 8, bits)], dim=-1).flatten(1)
     return data[:, :columns]
 
 

@@ -92,7 +92,7 @@ def export_onnx(
 
 @contextmanager
 def _tracing(module: nn.Module) -> Iterator[None]:
-    """Hide torch's warnings, of its own code, and say what cannot be traced, and why."""
+    """Hide torch's warnings, of its own code; raise UnsupportedError with the reason of a failure."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

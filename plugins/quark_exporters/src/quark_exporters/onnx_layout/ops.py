@@ -106,18 +106,17 @@ def block_shape(ops: Ops, x: ir.Value, size: int) -> ir.Value:
     return ops("Concat", leading, ops.constant([-1, size]), axis=0)
 
 
-def as_tensor(values: Tensor, dtype: ir.DataType | None = None, name: str | None = None) -> ir.Tensor[Any]:
+def as_tensor(values: Tensor, dtype: ir.DataType | None = None) -> ir.Tensor[Any]:
     """Return a tensor of ONNX; integers of less than a byte are given as bytes.
 
     Args:
         values: On any device.
         dtype: Its type; None is that of ``values``.
-        name: Its name.
     """
     values = values.detach().cpu().contiguous()
     if dtype is None:
-        return ir.Tensor(values.numpy(), name=name)
+        return ir.Tensor(values.numpy())
     if values.dtype.is_floating_point and values.dtype.itemsize < torch.float32.itemsize:
         bits = values.view(torch.int16 if values.dtype.itemsize == torch.int16.itemsize else torch.uint8).numpy()
-        return ir.Tensor(bits.view(dtype.numpy()), dtype=dtype, name=name)
-    return ir.Tensor(np.asarray(values.numpy()).astype(dtype.numpy()), dtype=dtype, name=name)
+        return ir.Tensor(bits.view(dtype.numpy()), dtype=dtype)
+    return ir.Tensor(np.asarray(values.numpy()).astype(dtype.numpy()), dtype=dtype)
