@@ -1,4 +1,4 @@
-"""What runtimes import to emulate MX formats.
+"""The functions that runtimes import to emulate MX formats.
 
 Equal to our own quantizers, by the worked examples of the reference, and traceable.
 """
@@ -250,7 +250,7 @@ def from_bytes(x: Tensor) -> Tensor:
     ("function", "backend"), [(mx.qdq_mxfp4, "eager"), (even_fake_quantize, "eager"), (unpack_six, "eager"), (from_bytes, "aot_eager")]
 )
 def test_torch_compile_traces_each_function_whole(function: Callable[[Tensor], Tensor], backend: str) -> None:
-    """One of them by the backend that also traces what operators compute on the meta device.
+    """One of them by the backend that also traces operators on the meta device.
 
     It takes seconds.
     """

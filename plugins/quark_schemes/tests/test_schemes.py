@@ -1,4 +1,4 @@
-"""The documented scheme classes give what the named schemes give."""
+"""The documented scheme classes give the configurations of the named schemes."""
 
 from __future__ import annotations
 

@@ -21,19 +21,16 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.checkpoint import CodedLayer, FloatTensor
-from quark.checkpoint.content import CheckpointContent
-from quark.checkpoint.exporter import ExportOptions
+from quark.checkpoint import CheckpointContent, CodedLayer, ExportOptions, FloatTensor
 from quark.checkpoint.layer_storage import layer_codes
 from quark.config.enums import ZeroPointType
 from quark.config.layer import QLayerConfig
-from quark.config.tensor import QTensorConfig
 from quark.errors import CheckpointError, ConfigError, UnsupportedError
-from quark.numbers import QParams, canonicalize, cast_finite, quantizer_for
+from quark.numbers import QParams, canonicalize, cast_finite
 from quark_exporters.linear_layers import LinearExporter, LinearReader, coded_rows, float_names
-from quark_exporters.stored_codes import packed_words, unpacked_words
+from quark_exporters.stored_codes import packed_words, qscheme_of, spec_of_layout, unpacked_words, weight_quantizer
 
-__all__ = ["ORDER", "SCALE_TYPES", "AwqDequantizer", "AwqExporter", "AwqReader", "AwqStorage", "awq_config", "group_size_of"]
+__all__ = ["ORDER", "SCALE_TYPES", "AwqDequantizer", "AwqExporter", "AwqReader", "AwqStorage"]
 
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -70,8 +67,8 @@ class AwqStorage:
         kind = (len(specs), weight.dtype.name, bool(weight.symmetric))
         if kind not in ((1, "int4", True), (1, "uint4", False)):
             return f"AWQ holds int4 without and uint4 with zero points, and not {names} {'without' if weight.symmetric else 'with'} them"
-        if group_size_of(config) is None:
-            return f"AWQ has scales for groups of input channels, and not {weight.qscheme.name if weight.qscheme else None}"
+        if _group_size_of(config) is None:
+            return f"AWQ has scales for groups of input channels, and not {qscheme_of(weight)}"
         if weight.scale_format not in (None, "float32"):
             return f"AWQ keeps scales as floating-point numbers, and these are {weight.scale_format}"
         if not weight.symmetric and weight.zero_point_type is ZeroPointType.float32:
@@ -104,8 +101,7 @@ class AwqStorage:
 
     def restored(self, config: QLayerConfig, shape: tuple[int, ...], tensors: Mapping[str, Tensor]) -> CodedLayer:
         """As `quark.checkpoint.LayerStorage.restored`."""
-        assert config.weight is not None
-        quantizer = quantizer_for(config.weight, activation=False)
+        quantizer = weight_quantizer(config)
         dtype = quantizer.stored_level.format.storage_dtype
         shift, scale_shape = _SHIFT if dtype is torch.int8 else 0, quantizer.granularity.scale_shape(shape)
         codes = (_unpacked(tensors["qweight"], shape[0]).to(torch.int16) - shift).to(dtype)
@@ -114,17 +110,16 @@ class AwqStorage:
         return CodedLayer(config, codes, QParams(scale, zeros))
 
 
-def group_size_of(config: QLayerConfig) -> int | None:
+def _group_size_of(config: QLayerConfig) -> int | None:
     """Return how many input channels of a weight share a scale, -1 for all.
 
     None where scales are shared otherwise.
     """
     assert config.weight is not None
     weight = canonicalize(config.weight)[0]
-    qscheme = None if weight.qscheme is None else weight.qscheme.name
-    if qscheme == "per_channel" and weight.ch_axis in (0, -2):
+    if qscheme_of(weight) == "per_channel" and weight.ch_axis in (0, -2):
         return -1
-    return weight.group_size if qscheme == "per_group" else None
+    return weight.group_size if qscheme_of(weight) == "per_group" else None
 
 
 def _packed(codes: Tensor) -> Tensor:
@@ -155,7 +150,7 @@ class AwqExporter(LinearExporter):
         """As `CheckpointExporter.reasons`."""
         reasons = list(super().reasons(content, options))
         yield from reasons
-        sizes = {group_size_of(config) for config in coded_rows(content.plan).values() if config.weight is not None}
+        sizes = {_group_size_of(config) for config in coded_rows(content.plan).values() if config.weight is not None}
         if not reasons and len(sizes) != 1:
             said = ", ".join("whole rows" if size == -1 else str(size) for size in sorted(map(int, filter(None, sizes))))
             yield "", f"all its layers have groups of one size, and here are groups of {said or 'no size, since nothing is quantized'}"
@@ -172,7 +167,7 @@ class AwqExporter(LinearExporter):
             "quant_method": "awq",
             "version": "gemm",
             "bits": 4,
-            "group_size": group_size_of(config),
+            "group_size": _group_size_of(config),
             "zero_point": True,
             "modules_to_not_convert": float_names(content),
         }
@@ -192,37 +187,27 @@ class AwqReader(LinearReader):
         return {name.removesuffix(".qweight"): config for name in stored if name.endswith(".qweight")}
 
     def layer_config(self, block: Mapping[str, Any]) -> QLayerConfig:
-        """As `quark.checkpoint.layout_reader.ReadsBlocks.layer_config`."""
-        return awq_config(block)
+        """As `quark.checkpoint.layout_reader.ReadsBlocks.layer_config`.
 
-
-def awq_config(block: Mapping[str, Any]) -> QLayerConfig:
-    """Return how layers of a checkpoint are quantized.
-
-    Raises:
-        ConfigError: A value is of another type than it has.
-        UnsupportedError: It is of a version that is not read.
-    """
-    # AutoAWQ's own files have other names for the same.
-    bits, size = block.get("bits", block.get("w_bit", 4)), block.get("group_size", block.get("q_group_size", 128))
-    version = str(block.get("version") or block.get("format") or "gemm").lower()
-    has_zeros = block.get("zero_point") is not False
-    if bits != 4 or version != "gemm" or not has_zeros:
-        raise UnsupportedError(
-            f"this checkpoint is of AWQ with bits={bits!r}, version={version!r} and {'' if has_zeros else 'no '}zero points; 4 bits in the "
-            "version 'gemm' with zero points are read"
-        )
-    if not isinstance(size, int) or isinstance(size, bool) or (size < 1 and size != -1):
-        raise ConfigError(f"quantization_config says group_size={size!r}, and a positive number is expected, or -1")
-    fields: dict[str, Any] = {"dtype": "uint4", "symmetric": False, "is_dynamic": False, "scale_type": "float", "round_method": "half_even"}
-    if size == -1:
-        fields |= {"qscheme": "per_channel", "ch_axis": 0, "observer_cls": "PerChannelMinMaxObserver"}
-    else:
-        fields |= {"qscheme": "per_group", "ch_axis": -1, "group_size": size, "observer_cls": "PerGroupMinMaxObserver"}
-    return QLayerConfig(weight=QTensorConfig(**fields, zero_point_type="int32"))
-
-
-_LEAVES = ("qweight", "qzeros", "scales")
+        Raises:
+            ConfigError: A value is of another type than it has.
+            UnsupportedError: It is of a version that is not read.
+        """
+        # AutoAWQ's own files have other names for the same.
+        bits, size = block.get("bits", block.get("w_bit", 4)), block.get("group_size", block.get("q_group_size", 128))
+        version = str(block.get("version") or block.get("format") or "gemm").lower()
+        has_zeros = block.get("zero_point") is not False
+        if bits != 4 or version != "gemm" or not has_zeros:
+            raise UnsupportedError(
+                f"this checkpoint is of AWQ with bits={bits!r}, version={version!r} and {'' if has_zeros else 'no '}zero points; 4 bits "
+                "in the version 'gemm' with zero points are read"
+            )
+        if not isinstance(size, int) or isinstance(size, bool) or (size < 1 and size != -1):
+            raise ConfigError(f"quantization_config says group_size={size!r}, and a positive number is expected, or -1")
+        settings: dict[str, Any] = {"symmetric": False, "zero_point_type": "int32"}
+        if size == -1:
+            return QLayerConfig(weight=spec_of_layout("uint4", "per_channel", ch_axis=0, **settings))
+        return QLayerConfig(weight=spec_of_layout("uint4", "per_group", ch_axis=-1, group_size=size, **settings))
 
 
 class AwqDequantizer:
@@ -230,25 +215,25 @@ class AwqDequantizer:
 
     def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterator[FloatTensor]:
         """As `quark.checkpoint.Dequantizer.float_tensors`."""
-        config = awq_config(block)
+        config = AwqReader().layer_config(block)
         for name in stored:
             if name.endswith(".qweight"):
                 yield _float_tensor(name.removesuffix(".qweight"), config, stored)
 
 
 def _float_tensor(layer: str, config: QLayerConfig, stored: Mapping[str, Tensor]) -> FloatTensor:
-    names = {leaf: f"{layer}.{leaf}" for leaf in _LEAVES}
+    names = {leaf: f"{layer}.{leaf}" for leaf in ("qweight", "qzeros", "scales")}
     if missing := [name for name in names.values() if name not in stored]:
         raise CheckpointError(f"the checkpoint has no '{missing[0]}', without which its layer cannot be dequantized: fetch it again")
-    assert config.weight is not None
-    quantizer, storage = quantizer_for(config.weight, activation=False), AwqStorage()
+    quantizer, storage = weight_quantizer(config), AwqStorage()
     columns, words, *_ = (*stored[names["qweight"]].shape, 0, 0)
     shape = (8 * words, columns)
     fits = quantizer.shape_error(shape) is None and stored[names["qweight"]].ndim == 2
     expected = storage.stored(CodedLayer.empty(config, shape)) if fits else {}
     if any(leaf not in expected or stored[name].shape != expected[leaf].shape for leaf, name in names.items()):
         shapes = ", ".join(f"{leaf} {list(stored[name].shape)}" for leaf, name in names.items())
-        raise CheckpointError(f"'{layer}' has {shapes}, which do not fit each other in groups of {_group(config)}: it is damaged")
+        size = getattr(config.weight, "group_size", None) or "whole rows"
+        raise CheckpointError(f"'{layer}' has {shapes}, which do not fit each other in groups of {size}: it is damaged")
 
     (codes,) = layer_codes(layer, config, shape, storage, names)
 
@@ -257,7 +242,3 @@ def _float_tensor(layer: str, config: QLayerConfig, stored: Mapping[str, Tensor]
         return cast_finite(quantizer.dequantize(coded.codes, coded.qparams), dtype)
 
     return FloatTensor(name=f"{layer}.weight", shape=shape, sources=tuple(names.values()), make=make, layers=(codes,))
-
-
-def _group(config: QLayerConfig) -> object:
-    return getattr(config.weight, "group_size", None) or "whole rows"

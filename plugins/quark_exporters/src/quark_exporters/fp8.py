@@ -28,28 +28,16 @@ import torch
 from torch import Tensor
 
 from quark.base.log import get_logger
-from quark.checkpoint import CodedLayer, FloatTensor, LayerCodes
-from quark.checkpoint.content import CheckpointContent
-from quark.checkpoint.exporter import ExportOptions
+from quark.checkpoint import CheckpointContent, CodedLayer, ExportOptions, FloatTensor, LayerCodes
 from quark.checkpoint.layer_storage import layer_codes
 from quark.config.layer import QLayerConfig
 from quark.config.tensor import QTensorConfig
 from quark.errors import CheckpointError, ConfigError, UnsupportedError
-from quark.numbers import QParams, canonicalize, quantizer_for
+from quark.numbers import QParams, canonicalize
 from quark_exporters.linear_layers import LinearExporter, LinearReader, cache_scales, coded_rows, float_names
-from quark_exporters.stored_codes import ScaleBlocks
+from quark_exporters.stored_codes import ScaleBlocks, qscheme_of, spec_of_layout, weight_quantizer
 
-__all__ = [
-    "CODES",
-    "Fp8Dequantizer",
-    "Fp8Exporter",
-    "Fp8Reader",
-    "Fp8Storage",
-    "activation_scheme_of",
-    "block_size",
-    "block_size_of",
-    "layer_config",
-]
+__all__ = ["Fp8Dequantizer", "Fp8Exporter", "Fp8Reader", "Fp8Storage"]
 
 
 class Fp8Storage:
@@ -63,57 +51,55 @@ class Fp8Storage:
         names = " → ".join(level.dtype.name for level in (*weights, *inputs))
         if not all(_is_plain(levels) for levels in (weights, inputs)):
             return f"it holds FP8 (E4M3) weights and inputs without zero points, with scales in floating point, and not {names}"
-        if _qscheme(weights[0]) not in ("per_tensor", "per_block") or weights[0].is_dynamic:
-            return f"it has a scale for each weight, or for each block of one, and not {_qscheme(weights[0])}"
-        if activation_scheme_of(config) is None:
+        if qscheme_of(weights[0]) not in ("per_tensor", "per_block") or weights[0].is_dynamic:
+            return f"it has a scale for each weight, or for each block of one, and not {qscheme_of(weights[0])}"
+        if _activation_scheme(config) is None:
             wanted = "static with one scale, or dynamic with one for each token"
-            block = block_size_of(config)
+            block = _block_size_of(config)
             if block is not None:
                 wanted = f"dynamic in groups of {block[1]}, the columns of its blocks"
-            return f"inputs of such weights are {wanted}, and not {_qscheme(inputs[0])}, {'dynamic' if inputs[0].is_dynamic else 'static'}"
+            return (
+                f"inputs of such weights are {wanted}, and not {qscheme_of(inputs[0])}, {'dynamic' if inputs[0].is_dynamic else 'static'}"
+            )
         return None
 
     def stored(self, layer: CodedLayer) -> dict[str, Tensor]:
         """As `quark.checkpoint.LayerStorage.stored`."""
-        assert layer.config.weight is not None
-        own = quantizer_for(layer.config.weight, activation=False).pack(layer.codes, layer.qparams)
-        scale = "weight_scale" if block_size_of(layer.config) is None else "weight_scale_inv"
-        tensors = {"weight": own[""], scale: own["scale"].float()}
+        own = weight_quantizer(layer.config).pack(layer.codes, layer.qparams)
+        tensors = {"weight": own[""], _scale_name(layer.config): own["scale"].float()}
         return tensors if layer.input is None else {**tensors, "input_scale": layer.input.scale.float()}
 
     def restored(self, config: QLayerConfig, shape: tuple[int, ...], tensors: Mapping[str, Tensor]) -> CodedLayer:
         """As `quark.checkpoint.LayerStorage.restored`."""
-        assert config.weight is not None
-        quantizer = quantizer_for(config.weight, activation=False)
-        scale = tensors["weight_scale" if block_size_of(config) is None else "weight_scale_inv"].float()
+        quantizer, scale = weight_quantizer(config), tensors[_scale_name(config)].float()
         own = {"": tensors["weight"], "scale": scale.reshape(quantizer.granularity.scale_shape(shape))}
         codes, qparams = quantizer.unpack(own, shape)
         return CodedLayer(config, codes, qparams, QParams(tensors["input_scale"].float()) if "input_scale" in tensors else None)
 
 
-def block_size_of(config: QLayerConfig) -> tuple[int, int] | None:
+def _block_size_of(config: QLayerConfig) -> tuple[int, int] | None:
     """Return rows and columns of the blocks of a weight; None where it has one scale."""
     assert config.weight is not None
     return canonicalize(config.weight)[0].block_size
 
 
-def activation_scheme_of(config: QLayerConfig) -> str | None:
+def _activation_scheme(config: QLayerConfig) -> str | None:
     """Return ``"static"`` or ``"dynamic"`` as readers of the layout quantize the input of a layer.
 
     None where they do not.
     """
     assert config.input_tensors is not None
-    inputs, block = canonicalize(config.input_tensors)[0], block_size_of(config)
+    inputs, block = canonicalize(config.input_tensors)[0], _block_size_of(config)
     if block is not None:
-        in_groups = (_qscheme(inputs), inputs.group_size, bool(inputs.is_dynamic)) == ("per_group", block[1], True)
+        in_groups = (qscheme_of(inputs), inputs.group_size, bool(inputs.is_dynamic)) == ("per_group", block[1], True)
         return "dynamic" if in_groups else None
     if inputs.is_dynamic:
-        return "dynamic" if _qscheme(inputs) == "per_channel" and inputs.ch_axis in (1, -2) else None
-    return "static" if _qscheme(inputs) == "per_tensor" else None
+        return "dynamic" if qscheme_of(inputs) == "per_channel" and inputs.ch_axis in (1, -2) else None
+    return "static" if qscheme_of(inputs) == "per_tensor" else None
 
 
-def _qscheme(spec: QTensorConfig) -> str | None:
-    return None if spec.qscheme is None else spec.qscheme.name
+def _scale_name(config: QLayerConfig) -> str:
+    return "weight_scale" if _block_size_of(config) is None else "weight_scale_inv"
 
 
 def _is_plain(levels: tuple[QTensorConfig, ...]) -> bool:
@@ -121,7 +107,7 @@ def _is_plain(levels: tuple[QTensorConfig, ...]) -> bool:
     return (len(levels), first.dtype.name, first.symmetric) == (1, "fp8_e4m3", True) and first.scale_format in (None, "float32")
 
 
-def block_size(block: Mapping[str, Any]) -> tuple[int, int] | None:
+def _block_size(block: Mapping[str, Any]) -> tuple[int, int] | None:
     """Return rows and columns of the blocks that share a scale, as a ``quantization_config`` says.
 
     None where it says none.
@@ -137,49 +123,10 @@ def block_size(block: Mapping[str, Any]) -> tuple[int, int] | None:
     return size[0], size[1]
 
 
-def layer_config(block: Mapping[str, Any]) -> QLayerConfig:
-    """Return how a layer with codes is quantized.
-
-    Raises UnsupportedError where readers of the layout differ, or none reads it.
-    """
-    method, scheme, size = block.get("quant_method"), block.get("activation_scheme", "dynamic"), block_size(block)
-    if method != "fp8" or block.get("scale_fmt") not in (None, "float", "ue8m0") or scheme not in ("static", "dynamic"):
-        raise UnsupportedError(
-            f"this checkpoint is of the quant_method {method!r} with activation_scheme={scheme!r}, scale_fmt={block.get('scale_fmt')!r}: "
-            "it is read as a source only"
-        )
-    if size is not None and scheme == "static":
-        raise UnsupportedError("this checkpoint has FP8 blocks and static inputs, which no reader of its layout computes")
-    weight = _spec("per_tensor") if size is None else _spec("per_block", block_size=size)
-    if scheme == "static":
-        return QLayerConfig(weight=weight, input_tensors=_spec("per_tensor"))
-    inputs = _spec("per_channel", ch_axis=1, is_dynamic=True)
-    if size is not None:
-        inputs = _spec("per_group", ch_axis=-1, group_size=size[1], is_dynamic=True, **_UE8M0 if block.get("scale_fmt") == "ue8m0" else {})
-    return QLayerConfig(weight=weight, input_tensors=inputs)
-
-
-_UE8M0: dict[str, Any] = {"scale_format": "e8m0", "scale_calculation_mode": "rceil", "observer_cls": "PerBlockMXObserver"}
+_UE8M0 = {"scale_format": "e8m0", "scale_calculation_mode": "rceil", "observer_cls": "PerBlockMXObserver"}
 """Of inputs of DeepSeek-V3.1: scales are rounded up to powers of two. Those of its weights are such numbers
 in float32.
 """
-_OBSERVERS = {
-    "per_tensor": "PerTensorMinMaxObserver",
-    "per_channel": "PerChannelMinMaxObserver",
-    "per_group": "PerGroupMinMaxObserver",
-    "per_block": None,
-}
-
-
-def _spec(qscheme: str, **more: Any) -> QTensorConfig:
-    fields: dict[str, Any] = {
-        "dtype": "fp8_e4m3",
-        "symmetric": True,
-        "is_dynamic": False,
-        "scale_type": "float",
-        "round_method": "half_even",
-    }
-    return QTensorConfig(**{**fields, "qscheme": qscheme, "observer_cls": _OBSERVERS[qscheme], **more})
 
 
 class Fp8Exporter(LinearExporter):
@@ -192,7 +139,7 @@ class Fp8Exporter(LinearExporter):
         """As `CheckpointExporter.reasons`."""
         reasons = list(super().reasons(content, options))
         yield from reasons
-        if not reasons and len(kinds := {(activation_scheme_of(c), block_size_of(c)) for c in coded_rows(content.plan).values()}) != 1:
+        if not reasons and len(kinds := {(_activation_scheme(c), _block_size_of(c)) for c in coded_rows(content.plan).values()}) != 1:
             said = "; ".join(
                 f"{scheme} inputs, {'one scale' if block is None else f'blocks of {block}'}" for scheme, block in sorted(kinds, key=str)
             )
@@ -203,7 +150,7 @@ class Fp8Exporter(LinearExporter):
 
         It looks for the scales of blocks alone.
         """
-        if any(block_size_of(config) is None for config in coded_rows(content.plan).values()):
+        if any(_block_size_of(config) is None for config in coded_rows(content.plan).values()):
             get_logger(__name__).warning(
                 "FP8 weights with one scale have it as vLLM and SGLang name it, weight_scale. transformers' reader of quant_method 'fp8' "
                 "knows weight_scale_inv, of blocks, and would compute with unscaled codes: for transformers, export as compressed_tensors"
@@ -212,11 +159,11 @@ class Fp8Exporter(LinearExporter):
     def quantization_config(self, content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
         """As `CheckpointExporter.quantization_config`."""
         config, names = next(iter(coded_rows(content.plan).values())), float_names(content)
-        block = block_size_of(config)
+        block = _block_size_of(config)
         return {
             "quant_method": "fp8",
             "fmt": "e4m3",
-            "activation_scheme": activation_scheme_of(config),
+            "activation_scheme": _activation_scheme(config),
             "weight_block_size": None if block is None else list(block),
             # One list under the names of both readers: vLLM and SGLang look for the first, transformers for
             # the second.
@@ -233,18 +180,37 @@ class Fp8Reader(LinearReader):
 
     def layers(self, block: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
         """As `quark.checkpoint.StorageReader.layers`."""
-        config = layer_config(block)
+        config = self.layer_config(block)
         scales = (".weight_scale", ".weight_scale_inv")
         names = [name.removesuffix(suffix) for name in stored for suffix in scales if name.endswith(suffix)]
         return dict.fromkeys((name for name in names if f"{name}.weight" in stored), config)
 
     def layer_config(self, block: Mapping[str, Any]) -> QLayerConfig:
-        """As `quark.checkpoint.layout_reader.ReadsBlocks.layer_config`."""
-        return layer_config(block)
+        """As `quark.checkpoint.layout_reader.ReadsBlocks.layer_config`.
+
+        Raises:
+            UnsupportedError: Readers of the layout differ, or none reads it.
+        """
+        method, scheme, size = block.get("quant_method"), block.get("activation_scheme", "dynamic"), _block_size(block)
+        scale_format = block.get("scale_fmt")
+        if method != "fp8" or scale_format not in (None, "float", "ue8m0") or scheme not in ("static", "dynamic"):
+            raise UnsupportedError(
+                f"this checkpoint is of the quant_method {method!r} with activation_scheme={scheme!r}, scale_fmt={scale_format!r}: "
+                "it is read as a source only"
+            )
+        if size is not None and scheme == "static":
+            raise UnsupportedError("this checkpoint has FP8 blocks and static inputs, which no reader of its layout computes")
+        if size is not None:
+            scales = _UE8M0 if scale_format == "ue8m0" else {}
+            inputs = spec_of_layout("fp8_e4m3", "per_group", ch_axis=-1, group_size=size[1], is_dynamic=True, **scales)
+            return QLayerConfig(weight=spec_of_layout("fp8_e4m3", "per_block", block_size=size), input_tensors=inputs)
+        weight = spec_of_layout("fp8_e4m3", "per_tensor")
+        is_static = scheme == "static"
+        inputs = weight if is_static else spec_of_layout("fp8_e4m3", "per_channel", ch_axis=1, is_dynamic=True)
+        return QLayerConfig(weight=weight, input_tensors=inputs)
 
 
-CODES = (torch.float8_e4m3fn, torch.float8_e5m2)
-"""Dtypes of FP8 codes."""
+_CODES = (torch.float8_e4m3fn, torch.float8_e5m2)
 _SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _SCALES = ("_scale_inv", "_scale")
 _ACTIVATION_SCALES = ("input_scale", "input_scale_ub", "activation_scale", "output_scale")
@@ -258,10 +224,10 @@ class Fp8Dequantizer:
 
     def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterator[FloatTensor]:
         """As `quark.checkpoint.Dequantizer.float_tensors`."""
-        size, config = block_size(block), _config(block)
+        size, config = _block_size(block), _config(block)
         for name, tensor in stored.items():
             scale = next((name + suffix for suffix in _SCALES if name + suffix in stored), None)
-            if tensor.dtype in CODES and scale is not None:
+            if tensor.dtype in _CODES and scale is not None:
                 one = _float_tensor(name, scale, size, stored)
                 yield one if config is None else attrs.evolve(one, layers=_layers(one, config, stored))
             elif scale is not None and scale.endswith("_inv"):
@@ -271,7 +237,7 @@ class Fp8Dequantizer:
 
 def _config(block: Mapping[str, Any]) -> QLayerConfig | None:
     try:
-        return layer_config(block)
+        return Fp8Reader().layer_config(block)
     except UnsupportedError:
         return None  # weights are dequantized, and no layer can be written again as it is
 
@@ -282,11 +248,12 @@ def _layers(one: FloatTensor, config: QLayerConfig, stored: Mapping[str, Tensor]
     Nothing where its tensors are others than its configuration says.
     """
     layer, (weight, scale) = one.name.removesuffix(".weight"), one.sources
-    is_plain = stored[weight].dtype is CODES[0] and stored[scale].dtype in _SCALE_DTYPES and layer != one.name and len(one.shape) == 2
-    has_blocks = block_size_of(config) is not None
-    if not is_plain or (not has_blocks and stored[scale].numel() != 1):
+    is_plain = (
+        stored[weight].dtype is torch.float8_e4m3fn and stored[scale].dtype in _SCALE_DTYPES and layer != one.name and len(one.shape) == 2
+    )
+    if not is_plain or (_block_size_of(config) is None and stored[scale].numel() != 1):
         return ()
-    names = {"weight": weight, "weight_scale_inv" if has_blocks else "weight_scale": scale}
+    names = {"weight": weight, _scale_name(config): scale}
     inputs = next((name for name in one.left_out if name in (f"{layer}.input_scale", f"{layer}.activation_scale")), None)
     names |= {} if inputs is None else {"input_scale": inputs}
     return layer_codes(layer, config, one.shape, Fp8Storage(), names)

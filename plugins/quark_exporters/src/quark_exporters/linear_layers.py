@@ -12,10 +12,10 @@ from typing import Any
 from quark.checkpoint import CheckpointContent, CheckpointExporter, ExportOptions, StorageReader
 from quark.checkpoint.float_layers import is_float, routers
 from quark.config.layer import QLayerConfig, TensorSpec
-from quark.config.tensor import QTensorConfig
 from quark.models.layers.attention import KEY, QUERY, STORED_STATES, VALUE
 from quark.models.plan.quant_plan import QuantPlan
 from quark.numbers import canonicalize
+from quark_exporters.stored_codes import qscheme_of, spec_of_layout
 
 __all__ = ["LinearExporter", "LinearReader", "cache_scales", "coded_rows", "float_names"]
 
@@ -83,8 +83,7 @@ def _cache_reasons(content: CheckpointContent) -> Iterator[tuple[str, str]]:
 def _is_fp8_per_tensor(spec: TensorSpec) -> bool:
     specs = canonicalize(spec)
     first = specs[0]
-    qscheme = None if first.qscheme is None else first.qscheme.name
-    return (len(specs), first.dtype.name, qscheme, bool(first.is_dynamic)) == (1, "fp8_e4m3", "per_tensor", False)
+    return (len(specs), first.dtype.name, qscheme_of(first), bool(first.is_dynamic)) == (1, "fp8_e4m3", "per_tensor", False)
 
 
 class LinearReader(StorageReader):
@@ -93,15 +92,9 @@ class LinearReader(StorageReader):
     def cache(self, stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
         """As `StorageReader.cache`."""
         owners = {name.rpartition(".")[0] for name in stored}
-        fields: dict[str, Any] = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "symmetric": True, "is_dynamic": False}
-        fields |= {
-            "scale_type": "float",
-            "round_method": "half_even",
-            "zero_point_type": "int32",
-            "observer_cls": "PerTensorMinMaxObserver",
-        }
+        spec = spec_of_layout("fp8_e4m3", "per_tensor", zero_point_type="int32")
         return {
-            f"{attention}.{projection}": QLayerConfig(output_tensors=QTensorConfig(**fields))
+            f"{attention}.{projection}": QLayerConfig(output_tensors=spec)
             for attention, _, leaf in (name.rpartition(".") for name in stored)
             for projection in _CACHED.get(leaf, ())
             if f"{attention}.{projection}" in owners

@@ -19,9 +19,8 @@ from torch import Tensor
 from quark.checkpoint import CodedLayer, FloatTensor, LayerCodes
 from quark.config.layer import QLayerConfig
 from quark.errors import CheckpointError
-from quark.numbers import quantizer_for
 from quark_exporters.compressed_tensors.arguments import spec_of
-from quark_exporters.stored_codes import e2m1_values
+from quark_exporters.stored_codes import weight_quantizer
 
 __all__ = ["Mxfp4Dequantizer"]
 
@@ -29,7 +28,6 @@ __all__ = ["Mxfp4Dequantizer"]
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _BYTES = 16
 """Bytes of a block of 32 codes."""
-_BIAS, _NAN = 127, 255
 _WEIGHT = {"type": "float", "num_bits": 4, "strategy": "group", "group_size": 2 * _BYTES}
 """Arguments of compressed-tensors for these weights."""
 
@@ -50,40 +48,30 @@ class Mxfp4Dequantizer:
                     f"'{blocks}' {list(tensor.shape)} has {has}; MXFP4 experts have blocks [experts, O, I / 32, {_BYTES}] and scales "
                     "[experts, O, I / 32]: the checkpoint is damaged, or stored in another way"
                 )
-            experts, rows, groups, _ = tensor.shape
-            shape = (experts, groups * 2 * _BYTES, rows)
-            yield FloatTensor(
-                name=name, shape=shape, sources=(blocks, scales), make=_maker(blocks, scales), layers=_layers(name, blocks, scales, shape)
-            )
+            yield _float_tensor(name, blocks, scales, tuple(tensor.shape))
 
 
-def _layers(name: str, blocks: str, scales: str, shape: tuple[int, int, int]) -> Iterator[LayerCodes]:
-    """Yield the layer of each expert, as models have them that are taken apart."""
-    experts, columns, rows = shape
+def _float_tensor(name: str, blocks: str, scales: str, stored: tuple[int, ...]) -> FloatTensor:
+    """Return the experts as one tensor, and each as a layer, as models have them that are taken apart."""
+    experts, rows, groups, _ = stored
+    columns = groups * 2 * _BYTES
     config = QLayerConfig(weight=spec_of(_WEIGHT, activation=False))
-    assert config.weight is not None
-    quantizer = quantizer_for(config.weight, activation=False)
+    quantizer = weight_quantizer(config)
 
     def read(expert: int, tensors: Mapping[str, Tensor]) -> CodedLayer:
         own = {"": tensors[blocks][expert].reshape(rows, -1), "scale": tensors[scales][expert]}
         return CodedLayer(config, *quantizer.unpack(own, (rows, columns)))
 
+    def make(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        values = torch.empty(experts, columns, rows, dtype=dtype, device=tensors[blocks].device)
+        for expert in range(experts):
+            coded = read(expert, tensors)
+            values[expert] = quantizer.dequantize(coded.codes, coded.qparams).t()
+        return values
+
     owner, _, leaf = name.rpartition(".")
-    for expert in range(experts):
-        yield LayerCodes(name=f"{owner}.{expert}.{leaf}", config=config, shape=(rows, columns), read=partial(read, expert))
-
-
-def _maker(blocks: str, scales: str) -> Any:
-    return lambda tensors, dtype: _values(tensors[blocks], tensors[scales], dtype)
-
-
-def _values(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the values, ``[experts, I, O]``, one expert at a time."""
-    experts, rows, groups, _ = blocks.shape
-    values = torch.empty(experts, groups * 2 * _BYTES, rows, dtype=dtype, device=blocks.device)
-    for expert in range(experts):
-        exponents = scales[expert].int() - _BIAS
-        powers = torch.exp2(exponents.float()).masked_fill_(scales[expert] == _NAN, torch.nan)
-        matrix = e2m1_values(blocks[expert]).mul_(powers.unsqueeze(-1))
-        values[expert] = matrix.view(rows, -1).t()
-    return values
+    layers = (
+        LayerCodes(name=f"{owner}.{expert}.{leaf}", config=config, shape=(rows, columns), read=partial(read, expert))
+        for expert in range(experts)
+    )
+    return FloatTensor(name=name, shape=(experts, columns, rows), sources=(blocks, scales), make=make, layers=layers)

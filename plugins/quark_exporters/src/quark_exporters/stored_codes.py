@@ -1,4 +1,4 @@
-"""Codes and scales as checkpoints store them: codes in words, FP4 codes in bytes, scales of blocks.
+"""Codes and scales as checkpoints store them: words, bytes of FP4, blocks that share a scale; their specs.
 
 Rows and columns of a matrix that share a scale may be of any number, and the last block is cut off. Values of
 FP4 codes (E2M1) are those of the OCP Microscaling Formats, version 1.0.
@@ -6,13 +6,24 @@ FP4 codes (E2M1) are those of the OCP Microscaling Formats, version 1.0.
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import torch
 from torch import Tensor
 
+from quark.config.layer import QLayerConfig
+from quark.config.tensor import QTensorConfig
 from quark.errors import CheckpointError
+from quark.numbers import TensorQuantizer, quantizer_for
 
-__all__ = ["ScaleBlocks", "e2m1_values", "packed_words", "unpacked_words"]
+__all__ = ["ScaleBlocks", "e2m1_values", "packed_words", "qscheme_of", "spec_of_layout", "unpacked_words", "weight_quantizer"]
+
+_OBSERVERS = {
+    "per_tensor": "PerTensorMinMaxObserver",
+    "per_channel": "PerChannelMinMaxObserver",
+    "per_group": "PerGroupMinMaxObserver",
+}
 
 
 @attrs.frozen
@@ -151,8 +162,29 @@ def packed_words(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpacked_words(words: Tensor, bits: int, columns: int) -> Tensor:
-    """Undo `packed_words`: return uint8 codes ``[rows, columns]``."""
+    """Undo `packed_words`, for codes of 1, 2, 4 or 8 bits: return uint8 codes ``[rows, columns]``."""
     data = words.reshape(-1).view(torch.uint8).reshape(len(words), -1)
-    if bits == 4:
-        data = torch.stack((data & 0xF, data >> 4), dim=-1).flatten(1)
+    if bits < 8:
+        data = torch.stack([(data >> shift) & (2**bits - 1) for shift in range(0, 8, bits)], dim=-1).flatten(1)
     return data[:, :columns]
+
+
+def qscheme_of(spec: QTensorConfig) -> str | None:
+    """Return the name of the qscheme of a spec; None where it has none."""
+    return None if spec.qscheme is None else spec.qscheme.name
+
+
+def spec_of_layout(dtype: str, qscheme: str, **settings: Any) -> QTensorConfig:
+    """Return the spec of a tensor as readers of a layout quantize it.
+
+    It is symmetric and static, rounds half to even and has scales in floating point, where ``settings`` say
+    nothing else.
+    """
+    usual = {"symmetric": True, "is_dynamic": False, "scale_type": "float", "round_method": "half_even"}
+    return QTensorConfig(dtype=dtype, qscheme=qscheme, **{"observer_cls": _OBSERVERS.get(qscheme), **usual, **settings})
+
+
+def weight_quantizer(config: QLayerConfig) -> TensorQuantizer:
+    """Return the quantizer of the weight of a layer with codes."""
+    assert config.weight is not None
+    return quantizer_for(config.weight, activation=False)

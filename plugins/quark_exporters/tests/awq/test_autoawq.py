@@ -1,4 +1,4 @@
-"""A checkpoint that AutoAWQ has packed computes what its dequantized weights computed when recorded."""
+"""A checkpoint packed by AutoAWQ computes the recorded outputs of its dequantized weights."""
 
 from __future__ import annotations
 

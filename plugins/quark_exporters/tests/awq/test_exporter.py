@@ -32,7 +32,7 @@ REVERSE = [0, 4, 1, 5, 2, 6, 3, 7]
 
 
 def unpacked(words: Tensor) -> np.ndarray:
-    """What vLLM's ``_convert_awq_to_standard_format`` makes of words, in numpy."""
+    """The codes of words by vLLM's ``_convert_awq_to_standard_format``, in numpy."""
     shifts = np.arange(0, 32, 4, dtype=np.uint32)
     nibbles = (words.numpy().view(np.uint32)[:, :, None] >> shifts) & 0xF
     return nibbles[:, :, REVERSE].reshape(len(words), -1).astype(np.float32)

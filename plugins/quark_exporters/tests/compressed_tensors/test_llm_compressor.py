@@ -1,4 +1,4 @@
-"""Checkpoints that llm-compressor has written compute what was recorded.
+"""Checkpoints written by llm-compressor compute the recorded outputs.
 
 transformers and compressed-tensors computed the recordings.
 """

@@ -1,4 +1,4 @@
-"""What ONNX has for the codes of each number format is known from the format itself."""
+"""The ONNX type of the codes of each number format follows from the format itself."""
 
 import onnx_ir as ir
 import pytest

@@ -1,4 +1,4 @@
-"""Files of `export_onnx` compute in onnxruntime what the quantized modules compute, and hold codes."""
+"""Files of `export_onnx` compute the values of the quantized modules in onnxruntime, and hold codes."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_file_says_nothing_of_where_it_was_made(exported: tuple[dict[str, QLay
 
 
 class Convolutions(nn.Module):
-    """What is no linear layer, and a quantizer that is called on a parameter and on a sum, as in a graph."""
+    """Modules that are no linear layers, and a quantizer called on a parameter and a sum, as in a graph."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -57,7 +57,7 @@ def test_a_language_model_computes_its_logits_in_onnxruntime(tmp_path: Path) -> 
 
 
 class Digits(nn.Module):
-    """What is not of transformers."""
+    """A model that is not of transformers."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -56,7 +56,7 @@ def test_a_format_that_is_more_than_a_table_is_refused() -> None:
 
 
 class Clipping(type(quantizer_for(QTensorConfig(dtype="fp8_e4m3", qscheme="per_tensor", is_dynamic=True), activation=True).observer())):  # type: ignore[misc]
-    """An observer whose range is half of what it has seen."""
+    """An observer with half of the range of its data."""
 
     def range(self) -> tuple[Tensor, Tensor]:
         low, high = super().range()

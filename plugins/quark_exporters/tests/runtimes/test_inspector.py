@@ -1,4 +1,4 @@
-"""What vLLM and SGLang would do with our checkpoints, and with broken ones."""
+"""Support of vLLM and SGLang for our checkpoints, and for broken ones."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from quark.config.enums import Dtype
 from quark.errors import ConfigError, UnsupportedError
-from quark_schemes.arithmetic.packing import pack_six, pack_two, unpack_six, unpack_two
+from quark_schemes.arithmetic.packing import pack_bits, unpack_bits
 from quark_schemes.arithmetic.shared_exponent import decode_e8m0, shared_exponent_scale
 from quark_schemes.arithmetic.small_float import E2M1, E2M3, E3M2, E4M3, E5M2, FloatShape, decode_small, encode_small, round_small_
 from quark_schemes.scale_formats import SMALLEST_SCALE
@@ -72,7 +72,7 @@ def dq_mxfp4(x: Tensor, scale: Tensor, float_dtype: torch.dtype) -> Tensor:
 def _pairs(data: Tensor) -> Tensor:
     """Return both values of each byte, as a flat bfloat16 tensor."""
     # A table look-up yields both values as one int32, which is several times as fast as unpacking nibbles.
-    codes = unpack_two(torch.arange(256, dtype=torch.uint8, device=data.device).unsqueeze(-1), 2)
+    codes = unpack_bits(torch.arange(256, dtype=torch.uint8, device=data.device).unsqueeze(-1), 4, 2, signed=False)
     table = decode_small(codes, E2M1).bfloat16().view(torch.int32).squeeze(-1)
     return table.index_select(0, data.reshape(-1).int()).view(torch.bfloat16)
 
@@ -203,8 +203,7 @@ class PackedFloats:
 
         ``reorder`` is ignored.
         """
-        codes = encode_small(to_pack.detach().float(), self.shape)
-        return pack_two(codes) if self.shape.bits == 4 else pack_six(codes)
+        return pack_bits(encode_small(to_pack.detach().float(), self.shape), self.shape.bits)
 
     def unpack(self, to_unpack: Tensor, reorder: bool = False, origin_packed_axis_size: int | None = None) -> Tensor:
         """Return float32 values of bytes, the first ``origin_packed_axis_size`` on the last axis.
@@ -212,8 +211,7 @@ class PackedFloats:
         ``reorder`` is ignored.
         """
         length = to_unpack.shape[-1] * 8 // self.shape.bits if origin_packed_axis_size is None else origin_packed_axis_size
-        codes = unpack_two(to_unpack, length) if self.shape.bits == 4 else unpack_six(to_unpack, length)
-        return decode_small(codes, self.shape)
+        return decode_small(unpack_bits(to_unpack, self.shape.bits, length, signed=False), self.shape)
 
 
 def create_pack_method(qscheme: str | None, dtype: str | Dtype, mx_element_dtype: str | None = None) -> PackedFloats:

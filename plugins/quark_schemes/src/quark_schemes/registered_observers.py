@@ -2,155 +2,86 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from quark.plugins import ObserverRecord, Option
 
 __all__ = ["OBSERVERS"]
 
 
+def _observer(name: str, place: str, summary: str, *other_names: str, **fields: Any) -> ObserverRecord:
+    """Return the record of a class.
+
+    Args:
+        name: Of the observer.
+        place: The module of the class and its name, which it has in AMD Quark's public API too.
+        summary: Of the observer.
+        other_names: Further names of the class in that API.
+        fields: Of the record.
+    """
+    class_name, reference = place.partition(":")[2], f"quark_schemes.observers.{place}"
+    exports = dict.fromkeys((class_name, *other_names), reference)
+    return ObserverRecord(name=name, class_name=class_name, summary=summary, observer=reference, exports=exports, **fields)
+
+
 OBSERVERS: tuple[ObserverRecord, ...] = (
-    ObserverRecord(
-        name="placeholder",
-        class_name="PlaceholderObserver",
-        summary="observes nothing",
-        observer="quark_schemes.observers.min_max:PlaceholderObserver",
-        exports={"PlaceholderObserver": "quark_schemes.observers.min_max:PlaceholderObserver"},
+    _observer("placeholder", "min_max:PlaceholderObserver", "observes nothing"),
+    _observer(
+        "min_max",
+        "min_max:MinMaxObserver",
+        "smallest and largest value, with one range for whatever shares a scale",
+        "UniformScalingObserver",
     ),
-    ObserverRecord(
-        name="min_max",
-        class_name="MinMaxObserver",
-        summary="smallest and largest value, with one range for whatever shares a scale",
-        observer="quark_schemes.observers.min_max:MinMaxObserver",
-        exports={
-            "MinMaxObserver": "quark_schemes.observers.min_max:MinMaxObserver",
-            "UniformScalingObserver": "quark_schemes.observers.min_max:MinMaxObserver",
-        },
+    _observer("per_tensor_min_max", "min_max:PerTensorMinMaxObserver", "smallest and largest value, one range"),
+    _observer("per_channel_min_max", "min_max:PerChannelMinMaxObserver", "smallest and largest value, one range per channel or token"),
+    _observer("per_group_min_max", "min_max:PerGroupMinMaxObserver", "smallest and largest value, one range per group"),
+    _observer("per_block_mx", "min_max:PerBlockMXObserver", "smallest and largest value, one range per block of an MX format"),
+    _observer("per_block_2d_min_max", "min_max:PerBlock2DMinMaxObserver", "smallest and largest value, one range per 2-D block"),
+    _observer("per_block_bfp", "min_max:PerBlockBFPObserver", "smallest and largest value, one range per block of a block float"),
+    _observer(
+        "per_block_mx_buffer_reuse",
+        "min_max:PerBlockMXBufferReuseObserver",
+        "smallest and largest value, one range per block of an MX format",
     ),
-    ObserverRecord(
-        name="per_tensor_min_max",
-        class_name="PerTensorMinMaxObserver",
-        summary="smallest and largest value, one range",
-        observer="quark_schemes.observers.min_max:PerTensorMinMaxObserver",
-        exports={"PerTensorMinMaxObserver": "quark_schemes.observers.min_max:PerTensorMinMaxObserver"},
-    ),
-    ObserverRecord(
-        name="per_channel_min_max",
-        class_name="PerChannelMinMaxObserver",
-        summary="smallest and largest value, one range per channel or token",
-        observer="quark_schemes.observers.min_max:PerChannelMinMaxObserver",
-        exports={"PerChannelMinMaxObserver": "quark_schemes.observers.min_max:PerChannelMinMaxObserver"},
-    ),
-    ObserverRecord(
-        name="per_group_min_max",
-        class_name="PerGroupMinMaxObserver",
-        summary="smallest and largest value, one range per group",
-        observer="quark_schemes.observers.min_max:PerGroupMinMaxObserver",
-        exports={"PerGroupMinMaxObserver": "quark_schemes.observers.min_max:PerGroupMinMaxObserver"},
-    ),
-    ObserverRecord(
-        name="per_block_mx",
-        class_name="PerBlockMXObserver",
-        summary="smallest and largest value, one range per block of an MX format",
-        observer="quark_schemes.observers.min_max:PerBlockMXObserver",
-        exports={"PerBlockMXObserver": "quark_schemes.observers.min_max:PerBlockMXObserver"},
-    ),
-    ObserverRecord(
-        name="per_block_2d_min_max",
-        class_name="PerBlock2DMinMaxObserver",
-        summary="smallest and largest value, one range per 2-D block",
-        observer="quark_schemes.observers.min_max:PerBlock2DMinMaxObserver",
-        exports={"PerBlock2DMinMaxObserver": "quark_schemes.observers.min_max:PerBlock2DMinMaxObserver"},
-    ),
-    ObserverRecord(
-        name="per_block_bfp",
-        class_name="PerBlockBFPObserver",
-        summary="smallest and largest value, one range per block of a block float",
-        observer="quark_schemes.observers.min_max:PerBlockBFPObserver",
-        exports={"PerBlockBFPObserver": "quark_schemes.observers.min_max:PerBlockBFPObserver"},
-    ),
-    ObserverRecord(
-        name="per_block_mx_buffer_reuse",
-        class_name="PerBlockMXBufferReuseObserver",
-        summary="smallest and largest value, one range per block of an MX format",
-        observer="quark_schemes.observers.min_max:PerBlockMXBufferReuseObserver",
-        exports={"PerBlockMXBufferReuseObserver": "quark_schemes.observers.min_max:PerBlockMXBufferReuseObserver"},
-    ),
-    ObserverRecord(
-        name="per_block_mx_diffs",
-        class_name="PerBlockMXDiffsObserver",
-        summary="smallest and largest value, one range per block of an MX format",
-        observer="quark_schemes.observers.min_max:PerBlockMXDiffsObserver",
-        exports={"PerBlockMXDiffsObserver": "quark_schemes.observers.min_max:PerBlockMXDiffsObserver"},
-    ),
-    ObserverRecord(
-        name="per_tensor_percentile",
-        class_name="PerTensorPercentileObserver",
-        summary="the range that holds a given percentage of the values",
-        observer="quark_schemes.observers.histogram:PerTensorPercentileObserver",
+    _observer("per_block_mx_diffs", "min_max:PerBlockMXDiffsObserver", "smallest and largest value, one range per block of an MX format"),
+    _observer(
+        "per_tensor_percentile",
+        "histogram:PerTensorPercentileObserver",
+        "the range that holds a given percentage of the values",
         options=(Option("percentile", float, 99.99999999, "Percentage of the values in the range: above 0, to 100; asymmetric from 50."),),
-        exports={"PerTensorPercentileObserver": "quark_schemes.observers.histogram:PerTensorPercentileObserver"},
     ),
-    ObserverRecord(
-        name="per_tensor_mse",
-        class_name="PerTensorMSEObserver",
-        summary="the range of least squared error, one range",
-        observer="quark_schemes.observers.mse:PerTensorMSEObserver",
-        exports={"PerTensorMSEObserver": "quark_schemes.observers.mse:PerTensorMSEObserver"},
+    _observer("per_tensor_mse", "mse:PerTensorMSEObserver", "the range of least squared error, one range"),
+    _observer("per_channel_mse", "mse:PerChannelMSEObserver", "the range of least squared error, one per channel of a weight"),
+    _observer("per_group_mse", "mse:PerGroupMSEObserver", "the range of least squared error, one per group of a weight"),
+    _observer(
+        "per_tensor_histogram",
+        "histogram_ranges:PerTensorHistogramObserver",
+        "of the narrowest ranges that hold given percentages of the values, the one of least squared error",
     ),
-    ObserverRecord(
-        name="per_channel_mse",
-        class_name="PerChannelMSEObserver",
-        summary="the range of least squared error, one per channel of a weight",
-        observer="quark_schemes.observers.mse:PerChannelMSEObserver",
-        exports={"PerChannelMSEObserver": "quark_schemes.observers.mse:PerChannelMSEObserver"},
+    _observer(
+        "per_tensor_histogram_pro",
+        "histogram_ranges:PerTensorHistogramObserverPro",
+        "of all ranges between two bins of a histogram, the one of least expected squared error; integers only",
     ),
-    ObserverRecord(
-        name="per_group_mse",
-        class_name="PerGroupMSEObserver",
-        summary="the range of least squared error, one per group of a weight",
-        observer="quark_schemes.observers.mse:PerGroupMSEObserver",
-        exports={"PerGroupMSEObserver": "quark_schemes.observers.mse:PerGroupMSEObserver"},
+    _observer(
+        "per_tensor_pow2_min_max",
+        "power_of_two_scales:PerTensorPowOf2MinMaxObserver",
+        "the power of two nearest to the min-max scale, one scale",
     ),
-    ObserverRecord(
-        name="per_tensor_histogram",
-        class_name="PerTensorHistogramObserver",
-        summary="of the narrowest ranges that hold given percentages of the values, the one of least squared error",
-        observer="quark_schemes.observers.histogram_ranges:PerTensorHistogramObserver",
-        exports={"PerTensorHistogramObserver": "quark_schemes.observers.histogram_ranges:PerTensorHistogramObserver"},
+    _observer(
+        "per_tensor_pow2_min_mse",
+        "power_of_two_scales:PerTensorPowOf2MinMSEObserver",
+        "of five powers of two, the scale of least squared error, one scale",
     ),
-    ObserverRecord(
-        name="per_tensor_histogram_pro",
-        class_name="PerTensorHistogramObserverPro",
-        summary="of all ranges between two bins of a histogram, the one of least expected squared error; integers only",
-        observer="quark_schemes.observers.histogram_ranges:PerTensorHistogramObserverPro",
-        exports={"PerTensorHistogramObserverPro": "quark_schemes.observers.histogram_ranges:PerTensorHistogramObserverPro"},
+    _observer(
+        "per_channel_pow2_min_max",
+        "power_of_two_scales:PerChannelPowOf2MinMaxObserver",
+        "the power of two nearest to the min-max scale, one per channel",
     ),
-    ObserverRecord(
-        name="per_tensor_pow2_min_max",
-        class_name="PerTensorPowOf2MinMaxObserver",
-        summary="the power of two nearest to the min-max scale, one scale",
-        observer="quark_schemes.observers.power_of_two_scales:PerTensorPowOf2MinMaxObserver",
-        exports={"PerTensorPowOf2MinMaxObserver": "quark_schemes.observers.power_of_two_scales:PerTensorPowOf2MinMaxObserver"},
-    ),
-    ObserverRecord(
-        name="per_tensor_pow2_min_mse",
-        class_name="PerTensorPowOf2MinMSEObserver",
-        summary="of five powers of two, the scale of least squared error, one scale",
-        observer="quark_schemes.observers.power_of_two_scales:PerTensorPowOf2MinMSEObserver",
-        exports={"PerTensorPowOf2MinMSEObserver": "quark_schemes.observers.power_of_two_scales:PerTensorPowOf2MinMSEObserver"},
-    ),
-    ObserverRecord(
-        name="per_channel_pow2_min_max",
-        class_name="PerChannelPowOf2MinMaxObserver",
-        summary="the power of two nearest to the min-max scale, one per channel",
-        observer="quark_schemes.observers.power_of_two_scales:PerChannelPowOf2MinMaxObserver",
-        exports={"PerChannelPowOf2MinMaxObserver": "quark_schemes.observers.power_of_two_scales:PerChannelPowOf2MinMaxObserver"},
-    ),
-    ObserverRecord(
-        name="per_channel_pow2_min_mse",
-        class_name="PerChannelPowOf2MinMSEObserver",
-        summary="of five powers of two, the scale of least squared error, one per channel",
-        observer="quark_schemes.observers.power_of_two_scales:PerChannelPowOf2MinMSEObserver",
-        exports={"PerChannelPowOf2MinMSEObserver": "quark_schemes.observers.power_of_two_scales:PerChannelPowOf2MinMSEObserver"},
+    _observer(
+        "per_channel_pow2_min_mse",
+        "power_of_two_scales:PerChannelPowOf2MinMSEObserver",
+        "of five powers of two, the scale of least squared error, one per channel",
     ),
 )
 """Every observer."""

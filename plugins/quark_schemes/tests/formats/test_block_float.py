@@ -11,7 +11,7 @@ from torch import Tensor
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
 from quark.numbers import PerGroup, number_format, quantizer_for
-from quark_schemes.specs import BFP16Spec, MX6Spec, MX9Spec, OCP_MXINT8Spec
+from quark_schemes.specs.microscaling import BFP16Spec, MX6Spec, MX9Spec, OCP_MXINT8Spec
 
 CASES = {
     "mxint8": OCP_MXINT8Spec(ch_axis=-1),

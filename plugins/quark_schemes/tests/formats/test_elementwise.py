@@ -122,7 +122,7 @@ def test_between_two_values_the_nearest_wins_and_halfway_the_even_one(name: str)
 
 
 def neighbours(fmt: NumberFormat) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Each two neighbouring values, what lies halfway between, and what lies just below and above that."""
+    """Each two neighbouring values, the midpoint between them, and its neighbours below and above."""
     values = all_values(fmt)
     low, high = values[:-1], values[1:]
     middle = (low + high) / 2  # exact: neighbours differ by a power of two

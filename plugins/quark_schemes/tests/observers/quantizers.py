@@ -1,4 +1,4 @@
-"""Quantizers of one observer, what such an observer has seen, and data with outliers.
+"""Quantizers of one observer, observers with data, and data with outliers.
 
 For all tests of observers.
 """

@@ -8,7 +8,8 @@ import torch
 from quark.config.tensor import QTensorConfig
 from quark.numbers import quantizer_for
 from quark.plugins import documented_object
-from quark_schemes.specs import FP8E4M3PerTensorSpec, Int4PerTensorSpec, Int8PerTensorSpec, Uint8PerTensorSpec
+from quark_schemes.specs.floats import FP8E4M3PerTensorSpec
+from quark_schemes.specs.integer import Int4PerTensorSpec, Int8PerTensorSpec, Uint8PerTensorSpec
 from quark_schemes.specs.options import PER_TENSOR_OBSERVERS
 
 

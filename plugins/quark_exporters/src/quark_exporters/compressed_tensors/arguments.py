@@ -15,13 +15,13 @@ from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, UnsupportedError
 from quark.numbers import canonicalize
 from quark_exporters.compressed_tensors.scheme import group_of
+from quark_exporters.stored_codes import qscheme_of, spec_of_layout
 
 __all__ = ["arguments_of", "format_of", "layer_config", "spec_of"]
 
 _INTEGERS = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
 _STRATEGIES = {"per_tensor": "tensor", "per_channel": "channel", "per_group": "group", "per_block": "block"}
 _QSCHEMES = {strategy: qscheme for qscheme, strategy in _STRATEGIES.items()} | {"token": "per_channel", "tensor_group": "per_group"}
-_OBSERVERS = {"per_tensor": "PerTensorMinMaxObserver", "per_channel": "PerChannelMinMaxObserver", "per_group": "PerGroupMinMaxObserver"}
 _FP4_GROUPS = {"group": 32, "tensor_group": 16}
 """Strategy → the one size of its groups of FP4: MXFP4, NVFP4."""
 
@@ -61,7 +61,7 @@ def arguments_of(spec: TensorSpec, *, activation: bool) -> dict[str, Any]:
 
 
 def _strategy_of(spec: QTensorConfig, *, activation: bool) -> dict[str, Any]:
-    qscheme = None if spec.qscheme is None else spec.qscheme.name
+    qscheme = qscheme_of(spec)
     if qscheme == "per_channel" and (activation or spec.ch_axis not in (0, -2)):
         if activation and spec.is_dynamic and spec.ch_axis in (1, -2):
             return {"strategy": "token"}
@@ -150,17 +150,14 @@ def spec_of(arguments: Mapping[str, Any], *, activation: bool) -> TensorSpec:
     qscheme = _QSCHEMES[strategy]
     if qscheme == "per_group" and (not isinstance(size, int) or size < 1):
         raise ConfigError(f"quantization_config says group_size={size!r} for the strategy {strategy!r}, and a positive number is expected")
-    return QTensorConfig(
-        dtype=names[kind, bits],
-        observer_cls=_OBSERVERS.get(qscheme),
-        qscheme=qscheme,
+    return spec_of_layout(
+        names[kind, bits],
+        qscheme,
         is_dynamic=dynamic,
         symmetric=symmetric,
         ch_axis={"token": 1, "channel": 0, "group": -1}.get(strategy),
         group_size=size if qscheme == "per_group" else None,
         block_size=block if strategy == "block" else None,
-        scale_type="float",
-        round_method="half_even",
         zero_point_type="int32",
     )
 
@@ -170,13 +167,13 @@ def _fp4_spec(strategy: str, size: object, *, is_dynamic: bool) -> TensorSpec:
         raise UnsupportedError(
             f"FP4 of compressed-tensors is read as MXFP4 and NVFP4, and not with strategy={strategy!r}, group_size={size!r}"
         )
-    fields: dict[str, Any] = {"dtype": "fp4", "qscheme": "per_group", "ch_axis": -1, "group_size": size, "is_dynamic": is_dynamic}
-    fields |= {"observer_cls": "PerBlockMXObserver", "round_method": "half_even", "zero_point_type": "int32"}
+    settings = {"symmetric": None, "ch_axis": -1, "group_size": size, "is_dynamic": is_dynamic, "zero_point_type": "int32"}
+    settings["observer_cls"] = "PerBlockMXObserver"
     if strategy == "group":
-        return QTensorConfig(**fields, scale_type="float", scale_format="e8m0", scale_calculation_mode="even")
-    scales: dict[str, Any] = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "symmetric": True, "is_dynamic": False, "is_scale_quant": True}
-    scales |= {"observer_cls": "PerTensorMinMaxObserver", "round_method": "half_even", "zero_point_type": "int32", "scale_type": "float32"}
-    return [QTensorConfig(**fields, scale_type="float32", scale_format="float32"), QTensorConfig(**scales)]
+        return spec_of_layout("fp4", "per_group", **settings, scale_format="e8m0", scale_calculation_mode="even")
+    elements = spec_of_layout("fp4", "per_group", **settings, scale_type="float32", scale_format="float32")
+    scales = spec_of_layout("fp8_e4m3", "per_tensor", is_scale_quant=True, zero_point_type="int32", scale_type="float32")
+    return [elements, scales]
 
 
 def layer_config(block: Mapping[str, Any], name: str, stored: Container[str]) -> QLayerConfig:

@@ -9,7 +9,6 @@ Source: compressed-tensors 0.20, ``compressors``.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -25,7 +24,7 @@ from quark_exporters.compressed_tensors.arguments import layer_config
 from quark_exporters.compressed_tensors.scheme import WeightArguments, refuse_other_transforms, weight_arguments
 from quark_exporters.compressed_tensors.storage import CompressedTensorsStorage
 from quark_exporters.linear_layers import cache_scales
-from quark_exporters.stored_codes import ScaleBlocks, e2m1_values
+from quark_exporters.stored_codes import ScaleBlocks, e2m1_values, unpacked_words
 
 __all__ = ["CompressedTensorsDequantizer"]
 
@@ -76,7 +75,10 @@ def _packed(layer: str, stored: Mapping[str, Tensor], arguments: WeightArguments
     packed, scale, zero_point, shape, order = (
         f"{layer}.{leaf}" for leaf in ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
     )
-    arguments.refuse_unpackable(layer)
+    if arguments.bits not in (1, 2, 4, 8):
+        raise UnsupportedError(
+            f"'{layer}' holds packed codes of {arguments.bits} bits; those of 1, 2, 4 and 8 bits are read. Give the float checkpoint"
+        )
     _expect(scale, stored)
     codes = stored[packed]
     if codes.dtype is not torch.int32 or codes.ndim != 2 or (stored[scale].ndim != 2 and stored[scale].numel() != 1):
@@ -100,10 +102,8 @@ def _packed(layer: str, stored: Mapping[str, Tensor], arguments: WeightArguments
     def make(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         if shape in tensors and tensors[shape].tolist() != [rows, columns]:
             raise ValueError(f"'{shape}' says {tensors[shape].tolist()}, and {[rows, columns]} follows from the words and scales")
-        integers = _unpack(tensors[packed], arguments.bits)[:, :columns]
-        zeros = None
-        if zero_point in tensors:
-            zeros = _unpack(tensors[zero_point].t().contiguous(), arguments.bits).t()[:rows]
+        integers = _signed_codes(tensors[packed], arguments.bits, columns)
+        zeros = _signed_codes(tensors[zero_point].t(), arguments.bits, rows).t() if zero_point in tensors else None
         if order in tensors and bool((tensors[order] >= 0).all()):
             group_of = tensors[order].long()
             of_columns = ScaleBlocks((rows, columns), 1, 1)
@@ -149,13 +149,9 @@ def _fp4(layer: str, stored: Mapping[str, Tensor]) -> FloatTensor:
     return FloatTensor(name=f"{layer}.weight", shape=(rows, columns), sources=sources, make=make, left_out=_beside(layer, stored))
 
 
-def _unpack(words: Tensor, bits: int) -> Tensor:
-    """Return the codes in words ``[rows, n]`` as int8 ``[rows, n · 32 / bits]``, signed."""
-    if bits == _WORD // 4:
-        return (words.view(torch.uint8).int() - 2 ** (bits - 1)).to(torch.int8)
-    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=words.device)
-    codes = (words.contiguous().view(torch.uint8).unsqueeze(-1) >> shifts) & (2**bits - 1)
-    return codes.view(torch.int8).sub_(2 ** (bits - 1)).view(words.shape[0], math.prod(codes.shape[1:]))
+def _signed_codes(words: Tensor, bits: int, columns: int) -> Tensor:
+    """Return the signed codes ``[rows, columns]`` in words ``[rows, n]``: 0 is stored as half of them."""
+    return unpacked_words(words, bits, columns).to(torch.int16).sub_(2 ** (bits - 1))
 
 
 def _beside(layer: str, stored: Mapping[str, Tensor]) -> tuple[str, ...]:

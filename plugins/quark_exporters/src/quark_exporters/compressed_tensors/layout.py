@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from quark.checkpoint.content import CheckpointContent
-from quark.checkpoint.exporter import ExportOptions
+from quark.checkpoint import CheckpointContent, ExportOptions
 from quark.config.layer import QLayerConfig
 from quark_exporters.compressed_tensors.arguments import arguments_of, format_of, layer_config
 from quark_exporters.compressed_tensors.scheme import refuse_other_transforms

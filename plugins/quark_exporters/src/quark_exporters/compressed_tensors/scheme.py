@@ -45,13 +45,6 @@ class WeightArguments:
     group_size: int | None = None
     block: tuple[int, int] | None = None
 
-    def refuse_unpackable(self, layer: str) -> None:
-        """Check that codes of these bits can be unpacked. Raises UnsupportedError."""
-        if self.bits not in (1, 2, 4, 8):
-            raise UnsupportedError(
-                f"'{layer}' holds packed codes of {self.bits} bits; those of 1, 2, 4 and 8 bits are read. Give the float checkpoint"
-            )
-
 
 def refuse_other_transforms(block: Mapping[str, Any]) -> None:
     """Check that a checkpoint has no format, sparsity or transform that cannot be undone here.

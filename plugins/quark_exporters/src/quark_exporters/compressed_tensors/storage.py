@@ -26,9 +26,9 @@ from torch import Tensor
 from quark.checkpoint import CodedLayer
 from quark.config.layer import QLayerConfig
 from quark.errors import CheckpointError, UnsupportedError
-from quark.numbers import QParams, TensorQuantizer, quantizer_for
+from quark.numbers import QParams, TensorQuantizer
 from quark_exporters.compressed_tensors.arguments import arguments_of, format_of
-from quark_exporters.stored_codes import packed_words, unpacked_words
+from quark_exporters.stored_codes import packed_words, unpacked_words, weight_quantizer
 
 __all__ = ["CompressedTensorsStorage"]
 
@@ -46,7 +46,7 @@ class CompressedTensorsStorage:
 
     def stored(self, layer: CodedLayer) -> dict[str, Tensor]:
         """As `quark.checkpoint.LayerStorage.stored`."""
-        kind, quantizer = format_of(layer.config), _quantizer(layer.config)
+        kind, quantizer = format_of(layer.config), weight_quantizer(layer.config)
         tensors = self._integers(layer, kind, quantizer) if "int" in _type(layer.config) else _floats(layer, kind, quantizer)
         if layer.input is not None:
             is_nvfp4 = kind.startswith("nvfp4")
@@ -57,14 +57,12 @@ class CompressedTensorsStorage:
     def _integers(self, layer: CodedLayer, kind: str, quantizer: TensorQuantizer) -> dict[str, Tensor]:
         bits = int(quantizer.stored_level.format.bits)
         shift = 0 if layer.codes.dtype is torch.uint8 else 2 ** (bits - 1)
-        codes = (layer.codes.to(torch.int16) + shift).to(torch.uint8)
-        scale = _as_matrix(layer.qparams.scale, layer.config)
-        zeros = None
-        if layer.qparams.zero_point is not None:
-            zeros = (_as_matrix(layer.qparams.zero_point, layer.config) + shift).to(torch.uint8)
+        codes, scale = _moved(layer.codes, shift, torch.uint8), _as_matrix(layer.qparams.scale)
+        zero_point = layer.qparams.zero_point
+        zeros = None if zero_point is None else _moved(_as_matrix(zero_point), shift, torch.uint8)
         if kind == "int-quantized":
-            tensors = {"weight": _signed(codes, bits), "weight_scale": scale}
-            return tensors if zeros is None else {**tensors, "weight_zero_point": _signed(zeros, bits)}
+            tensors = {"weight": _moved(codes, -(2 ** (bits - 1)), torch.int8), "weight_scale": scale}
+            return tensors if zeros is None else {**tensors, "weight_zero_point": _moved(zeros, -(2 ** (bits - 1)), torch.int8)}
         shape = torch.tensor(layer.codes.shape, dtype=torch.int64, device=codes.device)
         tensors = {"weight_packed": packed_words(codes, bits), "weight_scale": scale, "weight_shape": shape}
         if zeros is not None:
@@ -77,7 +75,7 @@ class CompressedTensorsStorage:
         Raises:
             CheckpointError: The stored shape is another one.
         """
-        kind, quantizer = format_of(config), _quantizer(config)
+        kind, quantizer = format_of(config), weight_quantizer(config)
         scale_shape = quantizer.granularity.scale_shape(shape)
         if "int" not in _type(config):
             own = {"": tensors["weight" if "weight" in tensors else "weight_packed"], "scale": tensors["weight_scale"].reshape(scale_shape)}
@@ -91,19 +89,18 @@ class CompressedTensorsStorage:
             raise CheckpointError(
                 f"'weight_shape' says {tensors['weight_shape'].tolist()} of a weight {list(shape)}: the checkpoint is damaged"
             )
-        codes, zeros = _integer_codes(kind, int(quantizer.stored_level.format.bits), shape, tensors)
+        bits, dtype = int(quantizer.stored_level.format.bits), quantizer.stored_level.format.storage_dtype
+        codes, zeros = _integer_codes(kind, bits, shape, tensors)
         scale = tensors["weight_scale"].float().reshape(scale_shape)
-        is_unsigned = quantizer.stored_level.format.storage_dtype is torch.uint8
-        half = 0 if is_unsigned else 2 ** (int(quantizer.stored_level.format.bits) - 1)
-        codes = (codes.to(torch.int16) - half).to(quantizer.stored_level.format.storage_dtype)
-        zero_point = None if zeros is None else (zeros.to(torch.int32) - half).reshape(scale_shape)
-        return CodedLayer(config, codes, QParams(scale, zero_point), _input(tensors))
+        shift = 0 if dtype is torch.uint8 else -(2 ** (bits - 1))
+        zero_point = None if zeros is None else _moved(zeros, shift, torch.int32).reshape(scale_shape)
+        return CodedLayer(config, _moved(codes, shift, dtype), QParams(scale, zero_point), _input(tensors))
 
 
 def _floats(layer: CodedLayer, kind: str, quantizer: TensorQuantizer) -> dict[str, Tensor]:
     own = quantizer.pack(layer.codes, layer.qparams)
     if kind == "float-quantized":
-        return {"weight": own[""], "weight_scale": _as_matrix(own["scale"], layer.config).float()}
+        return {"weight": own[""], "weight_scale": _as_matrix(own["scale"]).float()}
     tensors = {"weight_packed": own[""], "weight_scale": own["scale"]}
     return {**tensors, "weight_global_scale": _reciprocal(own["scale_2"])} if "scale_2" in own else tensors
 
@@ -112,14 +109,10 @@ def _integer_codes(kind: str, bits: int, shape: tuple[int, ...], tensors: Mappin
     """Return codes and zero points from 0, uint8; zero points None where there are none."""
     zeros = tensors.get("weight_zero_point")
     if kind == "int-quantized":
-        return _unsigned(tensors["weight"], bits), None if zeros is None else _unsigned(zeros, bits)
+        half = 2 ** (bits - 1)
+        return _moved(tensors["weight"], half, torch.uint8), None if zeros is None else _moved(zeros, half, torch.uint8)
     codes = unpacked_words(tensors["weight_packed"], bits, shape[1])
     return codes, None if zeros is None else unpacked_words(zeros.t(), bits, shape[0]).t()
-
-
-def _quantizer(config: QLayerConfig) -> TensorQuantizer:
-    assert config.weight is not None
-    return quantizer_for(config.weight, activation=False)
 
 
 def _type(config: QLayerConfig) -> str:
@@ -127,7 +120,7 @@ def _type(config: QLayerConfig) -> str:
     return str(arguments_of(config.weight, activation=False)["type"])
 
 
-def _as_matrix(scale: Tensor, config: QLayerConfig) -> Tensor:
+def _as_matrix(scale: Tensor) -> Tensor:
     """Return scales with an axis for rows and one for columns; one alone is ``[1]``."""
     return scale.reshape(1) if scale.ndim == 0 else scale.unsqueeze(1) if scale.ndim == 1 else scale
 
@@ -146,9 +139,6 @@ def _input(tensors: Mapping[str, Tensor]) -> QParams | None:
     return QParams(tensors["input_scale"].float()) if "input_scale" in tensors else None
 
 
-def _signed(codes: Tensor, bits: int) -> Tensor:
-    return (codes.to(torch.int16) - 2 ** (bits - 1)).to(torch.int8)
-
-
-def _unsigned(codes: Tensor, bits: int) -> Tensor:
-    return (codes.to(torch.int16) + 2 ** (bits - 1)).to(torch.uint8)
+def _moved(codes: Tensor, by: int, dtype: torch.dtype) -> Tensor:
+    """Return codes, or zero points, with a number added to each."""
+    return (codes.to(torch.int16) + by).to(dtype)

@@ -11,13 +11,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import torch
 from torch import nn
 
 from quark.base.log import get_logger
-from quark.checkpoint.companions import save_companions
-from quark.checkpoint.content import CheckpointContent
-from quark.checkpoint.exporter import BlockStream, Exporter, ExportOptions
+from quark.checkpoint import BlockStream, CheckpointContent, Exporter, ExportOptions, save_companions
 from quark.checkpoint.model_tensors import Region
 from quark.errors import ConfigError, MissingPluginError, UnsupportedError
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
@@ -105,39 +104,37 @@ class GgufExporter(Exporter):
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         try:
-            yield _Stream(content.model, tensors, regions, writer, extra)
+            yield _Stream(content.model, tensors, iter(regions), writer, extra)
         finally:
             writer.close()
 
 
+@attrs.frozen(eq=False)
 class _Stream(BlockStream):
-    """A GGUF file whose header is written; the tensors follow in the order of the regions."""
+    """A GGUF file whose header is written; the tensors follow in the order of the regions, then others."""
 
-    def __init__(self, model: nn.Module, tensors: TensorWriter, regions: list[Region], writer: GGUFWriter, extra: list[GgufTensor]) -> None:
-        self._model = model
-        self._tensors = tensors
-        self._regions = iter(regions)
-        self._last = regions[-1]
-        self._writer = writer
-        self._extra = extra
+    model: nn.Module
+    tensors: TensorWriter
+    regions: Iterator[Region]
+    writer: GGUFWriter
+    others: list[GgufTensor]
 
     def write(self, block: Block | None) -> None:
         """As `quark.checkpoint.BlockStream.write`."""
-        if (region := next(self._regions, None)) is None:
+        if (region := next(self.regions, None)) is None:
             return  # the model is one block, and nothing lies outside
-        for tensor in self._tensors.tensors(self._model, region):
+        for tensor in self.tensors.tensors(self.model, region):
             self._write(tensor)
-        if region is self._last:
-            for tensor in self._extra:
-                self._write(tensor)
 
     def finish(self, content: CheckpointContent) -> None:
         """As `quark.checkpoint.BlockStream.finish`."""
+        for tensor in self.others:
+            self._write(tensor)
 
     def _write(self, tensor: GgufTensor) -> None:
         values = tensor.make().cpu().contiguous()
-        self._writer.write_tensor_data(values.view(torch.uint8).numpy())
-        for file in self._writer.fout or ():  # of a small tensor that does not fit on the disk any more, numpy says nothing
+        self.writer.write_tensor_data(values.view(torch.uint8).numpy())
+        for file in self.writer.fout or ():  # of a small tensor that does not fit on the disk any more, numpy says nothing
             file.flush()
             if os.fstat(file.fileno()).st_size < file.tell():
                 raise OSError(errno.ENOSPC, f"the tensor '{tensor.name}' could not be written whole", file.name)

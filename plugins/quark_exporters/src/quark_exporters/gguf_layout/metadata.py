@@ -113,7 +113,7 @@ def write_metadata(writer: GGUFWriter, config: Any, family: Family, quantization
     writer.add_rope_dimension_count(head_dim(config))
     writer.add_rope_freq_base(float(rope.get("rope_theta", 10000.0)))
     if family.has_experts:
-        writer.add_expert_count(_first(config, "num_local_experts", "num_experts"))
+        writer.add_expert_count(config.num_local_experts if hasattr(config, "num_local_experts") else config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         if hasattr(config, "moe_intermediate_size"):
             writer.add_expert_feed_forward_length(config.moe_intermediate_size)
@@ -152,7 +152,3 @@ def _rope(config: Any) -> dict[str, Any]:
     if kind not in _ROPE_KINDS:
         raise UnsupportedError(f"GGUF files are written for the rotary embeddings {', '.join(_ROPE_KINDS)}, and this model has '{kind}'")
     return rope
-
-
-def _first(config: Any, *names: str) -> int:
-    return int(next(getattr(config, name) for name in names if hasattr(config, name)))

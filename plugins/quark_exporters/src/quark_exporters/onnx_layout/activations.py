@@ -72,8 +72,8 @@ def _static(ops: Ops, quantizer: SingleLevelQuantizer, x: ir.Value, qparams: QPa
     def body(f: Ops, x: ir.Value, scale: ir.Value) -> ir.Value:
         return _rounded(f, quantizer, x, scale)
 
-    name = ops.library.define(f"FakeQuantize_{name_of(quantizer)}", ("x", "scale"), body, described(quantizer))
-    return ops.call(name, x, ops.constant(qparams.scale.float()))
+    scale = ops.constant(qparams.scale.float())
+    return ops.function(f"FakeQuantize_{name_of(quantizer)}", body, described(quantizer), x=x, scale=scale)
 
 
 def _native(ops: Ops, kind: ir.DataType, x: ir.Value, scale: ir.Value, zero: ir.Value | None, where: dict[str, Any]) -> ir.Value:
@@ -93,14 +93,14 @@ def _dynamic(ops: Ops, quantizer: SingleLevelQuantizer, x: ir.Value, columns: in
             y = _rounded(f, quantizer, blocks, _scale(f, quantizer, blocks))
             return f("Reshape", y, f("Shape", x))
 
-        return ops.call(ops.library.define(f"FakeQuantize_{name}", ("x",), body, described(quantizer)), x)
+        return ops.function(f"FakeQuantize_{name}", body, described(quantizer), x=x)
 
     def scales(f: Ops, x: ir.Value) -> ir.Value:
         if size in (None, -1):
             return _scale(f, quantizer, x)
         return f("Squeeze", _scale(f, quantizer, f("Reshape", x, block_shape(f, x, size))), f.constant([-1]))
 
-    scale = ops.call(ops.library.define(f"Scale_{name}", ("x",), scales, described(quantizer)), x)
+    scale = ops.function(f"Scale_{name}", scales, described(quantizer), x=x)
     where: dict[str, Any] = {} if size is None else {"axis": -1, "block_size": columns if size == -1 else size}
     return _native(ops, kind, x, scale, None, where)
 
@@ -123,8 +123,8 @@ def _two_level(ops: Ops, quantizer: TwoLevelQuantizer, x: ir.Value, outer: Tenso
         scale = f("Mul", _looked_up(f, relative, ideal), outer)
         return f("Reshape", _rounded(f, elements, blocks, scale), f("Shape", x))
 
-    name = ops.library.define(f"FakeQuantize_{name_of(quantizer)}", ("x", "outer_scale"), body, described(quantizer))
-    return ops.call(name, x, ops.constant(outer.float()))
+    outer_scale = ops.constant(outer.float())
+    return ops.function(f"FakeQuantize_{name_of(quantizer)}", body, described(quantizer), x=x, outer_scale=outer_scale)
 
 
 def _divides_as_onnx(quantizer: SingleLevelQuantizer) -> bool:
@@ -136,11 +136,8 @@ def _divides_as_onnx(quantizer: SingleLevelQuantizer) -> bool:
     if not quantizer.format.by_reciprocal(quantizer.spec):
         return True
     steps = _scale_steps(quantizer.format, quantizer.spec, negative=False)
-    return steps is not None and bool((torch.frexp(steps.values).mantissa == _HALF).all())
-
-
-_HALF = 0.5
-"""Mantissa of a power of two, by frexp."""
+    mantissa_of_powers_of_two = 0.5  # by frexp
+    return steps is not None and bool((torch.frexp(steps.values).mantissa == mantissa_of_powers_of_two).all())
 
 
 def _block_size(quantizer: SingleLevelQuantizer) -> int | None:
@@ -158,10 +155,9 @@ def _scale(ops: Ops, quantizer: SingleLevelQuantizer, blocks: ir.Value) -> ir.Va
     number_format, spec = quantizer.format, quantizer.spec
     if spec.symmetric is False and number_format.qparams(torch.zeros(1), torch.ones(1), spec).zero_point is not None:
         raise UnsupportedError("has zero points that are found at run time, for which there is no form in ONNX")
-    ends = (_scale_steps(number_format, spec, negative=negative) for negative in (True, False))
+    of_low, of_high = (_scale_steps(number_format, spec, negative=negative) for negative in (True, False))
     axes = () if isinstance(quantizer.granularity, PerTensor) else (ops.constant([-1]),)
     keep: dict[str, Any] = {"keepdims": int(bool(axes))}
-    of_low, of_high = ends
     if of_low is not None and of_high is not None and not of_low.equals(of_high):
         low = ops("Relu", ops("Neg", ops("ReduceMin", blocks, *axes, **keep)))
         high = ops("Relu", ops("ReduceMax", blocks, *axes, **keep))
@@ -215,13 +211,13 @@ def _subscales(number_format: NumberFormat) -> Steps | None:
     """Return the factor of a pair by its largest magnitude; None where formats have none."""
     if number_format.subscales(torch.ones(1, 32)) is None:
         return None
-    return steps_of(lambda t: _of_pairs(number_format, t), signed=False)
 
+    def factors(t: Tensor) -> Tensor:
+        of_both = number_format.subscales(t.repeat_interleave(_PAIR).contiguous())
+        assert of_both is not None
+        return of_both[::_PAIR]
 
-def _of_pairs(number_format: NumberFormat, t: Tensor) -> Tensor:
-    factors = number_format.subscales(t.repeat_interleave(_PAIR).contiguous())
-    assert factors is not None
-    return factors[::_PAIR]
+    return steps_of(factors, signed=False)
 
 
 def _scale_steps(number_format: NumberFormat, spec: QTensorConfig, *, negative: bool) -> Steps | None:
@@ -240,30 +236,22 @@ def _looked_up(ops: Ops, steps: Steps, x: ir.Value) -> ir.Value:
     """Return the values of a step function: a call of ``LookUpN`` for tables of ``2^N`` values."""
     bits = max(1, (len(steps.values) - 1).bit_length())
 
-    def body(f: Ops, x: ir.Value, thresholds: ir.Value, values: ir.Value) -> ir.Value:
-        return _binary_search(f, bits, x, thresholds, values)
+    def binary_search(f: Ops, x: ir.Value, thresholds: ir.Value, values: ir.Value) -> ir.Value:
+        place = f.constant(0)
+        for bit in reversed(range(bits)):
+            further = f("Add", place, f.constant(1 << bit))
+            place = f("Where", f("GreaterOrEqual", x, f("Gather", thresholds, further)), further, place)
+        return f("Where", f("IsNaN", x), x, f("Gather", values, place))
 
-    name = ops.library.define(f"LookUp{bits}", ("x", "thresholds", "values"), body, _LOOK_UP.format(1 << bits))
     missing = (1 << bits) - len(steps.values)
     # No number lies below the first value's threshold, and none at those that fill the table up.
     thresholds = torch.cat([torch.full((1,), -torch.inf), steps.thresholds, torch.full((missing,), torch.inf)])
     values = torch.cat([steps.values, steps.values[-1:].expand(missing)])
-    return ops.call(name, x, ops.constant(thresholds), ops.constant(values))
+    tables = {"thresholds": ops.constant(thresholds), "values": ops.constant(values)}
+    return ops.function(f"LookUp{bits}", binary_search, _LOOK_UP.format(1 << bits), x=x, **tables)
 
 
 _LOOK_UP = "values[i] of the last i with thresholds[i] <= x; NaN stays NaN. Both tables have {} entries, thresholds ascend."
-
-
-def _binary_search(ops: Ops, bits: int, x: ir.Value, thresholds: ir.Value, values: ir.Value) -> ir.Value:
-    place = ops.constant(0)
-    for bit in reversed(range(bits)):
-        place = _advanced(ops, x, thresholds, place, 1 << bit)
-    return ops("Where", ops("IsNaN", x), x, ops("Gather", values, place))
-
-
-def _advanced(ops: Ops, x: ir.Value, thresholds: ir.Value, place: ir.Value, by: int) -> ir.Value:
-    further = ops("Add", place, ops.constant(by))
-    return ops("Where", ops("GreaterOrEqual", x, ops("Gather", thresholds, further)), further, place)
 
 
 def name_of(quantizer: TensorQuantizer) -> str:

@@ -15,8 +15,8 @@ import onnx_ir.passes.common
 import torch
 from torch import nn
 
-from quark.errors import ConfigError, QuarkError, UnsupportedError
-from quark_exporters.onnx_layout.exporter import OPSET
+from quark.errors import QuarkError, UnsupportedError
+from quark_exporters.onnx_layout.exporter import OPSET, refuse_opset
 from quark_exporters.onnx_layout.lowering import lower
 from quark_exporters.onnx_layout.traced import traced_form
 
@@ -70,10 +70,19 @@ def export_onnx(
         ConfigError: (a ValueError) The opset is out of range.
         UnsupportedError: `torch.export` cannot trace the module, or a quantizer has no form in ONNX.
     """
-    if opset < OPSET:
-        raise ConfigError(f"opset={opset}: quantized models need {OPSET} or later, which has integers of 4 bits and scales of blocks")
-    with traced_form(module) as quantizers, torch.no_grad():
-        program = _traced(module, args, kwargs, opset, input_names, output_names, dynamic_shapes, verbose=verbose)
+    refuse_opset(opset)
+    with traced_form(module) as quantizers, torch.no_grad(), _tracing(module):
+        program: Any = torch.onnx.export(
+            module,
+            args,
+            kwargs=dict(kwargs or {}),
+            dynamo=True,
+            opset_version=opset,
+            input_names=input_names or None,
+            output_names=output_names or None,
+            dynamic_shapes=dynamic_shapes,
+            verbose=verbose,
+        )
     model = program.model
     ir.passes.common.ClearMetadataAndDocStringPass()(model)  # where in which file of this machine each node was traced
     lower(model, quantizers, opset, stores_codes=weight_format == "real_quantized")
@@ -81,31 +90,13 @@ def export_onnx(
     _save(model, Path(path))
 
 
-def _traced(
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None,
-    opset: int,
-    input_names: Sequence[str],
-    output_names: Sequence[str],
-    dynamic_shapes: Any,
-    *,
-    verbose: bool,
-) -> Any:
+@contextmanager
+def _tracing(module: nn.Module) -> Iterator[None]:
+    """Hide torch's warnings, of its own code; raise UnsupportedError with the reason of a failure."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's own, of its own code
-            return torch.onnx.export(
-                module,
-                args,
-                kwargs=dict(kwargs or {}),
-                dynamo=True,
-                opset_version=opset,
-                input_names=input_names or None,
-                output_names=output_names or None,
-                dynamic_shapes=dynamic_shapes,
-                verbose=verbose,
-            )
+            warnings.simplefilter("ignore")
+            yield
     except Exception as error:  # of many kinds: the module's own code runs
         reason = str(error.__cause__ or error).strip().split("\n")[0]
         raise UnsupportedError(

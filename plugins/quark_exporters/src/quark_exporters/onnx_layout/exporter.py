@@ -12,17 +12,14 @@ from torch import nn
 
 from quark.base.log import get_logger
 from quark.base.names import folded
-from quark.checkpoint.companions import save_companions
-from quark.checkpoint.content import CheckpointContent
-from quark.checkpoint.exporter import Exporter, ExportOptions
+from quark.checkpoint import CheckpointContent, Exporter, ExportOptions, save_companions
 from quark.config.layer import levels
 from quark.errors import ConfigError, MissingPluginError, UnsupportedError
-from quark.models.layers import QuantizedLayer, QuantizerModule, RoundedParameter
 from quark.models.layers.experts import SeparateExperts
-from quark.numbers import TensorQuantizer
-from quark_exporters.onnx_layout.example_inputs import ExampleInputs, example_inputs
+from quark_exporters.onnx_layout.example_inputs import example_inputs
+from quark_exporters.onnx_layout.traced import traced_quantizers
 
-__all__ = ["FILE", "OPSET", "OnnxExporter"]
+__all__ = ["FILE", "OPSET", "OnnxExporter", "refuse_opset"]
 
 FILE = "quark_model.onnx"
 """Name of the file; tensors of a large model lie beside it, in ``quark_model.onnx.data``."""
@@ -49,8 +46,7 @@ class OnnxExporter(Exporter):
     def __init__(
         self, opset: int = OPSET, input_names: Sequence[str] = (), output_names: Sequence[str] = (), verbose: bool = False
     ) -> None:
-        if opset < OPSET:
-            raise ConfigError(f"opset={opset}: quantized models need {OPSET} or later, which has integers of 4 bits and scales of blocks")
+        refuse_opset(opset)
         self._opset = opset
         self._input_names, self._output_names = tuple(input_names), tuple(output_names)
         self._verbose = verbose
@@ -58,7 +54,7 @@ class OnnxExporter(Exporter):
     def check(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:
         """As `quark.checkpoint.Exporter.check`; all that has no form in ONNX is named at once."""
         _refuse_missing_packages()
-        self._inputs(content.model, options)
+        example_inputs(content.model, options.input_args)
         if mixtures := [name for name, module in skeleton.named_modules() if isinstance(module, SeparateExperts)]:
             raise UnsupportedError(
                 f"which expert runs depends on the data, and a graph of ONNX is the same for all: {folded(mixtures)} cannot be traced. "
@@ -72,7 +68,7 @@ class OnnxExporter(Exporter):
         _warn_of_bfloat16(content.model)
         from quark_exporters.onnx_layout.export import export_onnx
 
-        inputs = self._inputs(content.model, options)
+        inputs = example_inputs(content.model, options.input_args)
         export_onnx(
             inputs.module,
             inputs.args,
@@ -88,32 +84,24 @@ class OnnxExporter(Exporter):
         )
         save_companions(content.model, out, options.tokenizer)
 
-    def _inputs(self, model: nn.Module, options: ExportOptions) -> ExampleInputs:
-        return example_inputs(model, options.input_args)
-
     def _refuse_inexpressible(self, skeleton: nn.Module) -> None:
         from quark_exporters.onnx_layout.trial import reason_against
 
-        parameters = {
-            id(q)
-            for layer in skeleton.modules()
-            if isinstance(layer, QuantizedLayer)
-            for q in (layer.weight_quantizer, layer.bias_quantizer)
-        }
         reasons: dict[str, list[str]] = {}
-        for name, module in skeleton.named_modules():
-            if isinstance(module, QuantizerModule):
-                is_activation = not (id(module) in parameters or isinstance(module, RoundedParameter))
-                reason = reason_against(module.quantizer, self._opset, activation=is_activation)
-                if reason is not None:
-                    reasons.setdefault(f"{_formats(module.quantizer)} {reason}", []).append(name)
+        for traced in traced_quantizers(skeleton):
+            reason = reason_against(traced.quantizer, self._opset, activation=not traced.is_rounded)
+            if reason is not None:
+                formats = " → ".join(level.dtype.name for level in levels(traced.quantizer.spec))
+                reasons.setdefault(f"{formats} {reason}", []).append(traced.name)
         if reasons:
             what = "; ".join(f"{reason} ({folded(names)})" for reason, names in reasons.items())
             raise UnsupportedError(f"ONNX has no form for some quantizers of this model: {what}")
 
 
-def _formats(quantizer: TensorQuantizer) -> str:
-    return " → ".join(level.dtype.name for level in levels(quantizer.spec))
+def refuse_opset(opset: int) -> None:
+    """Check that a version of ONNX's operators has the operators of quantized models. Raises ConfigError."""
+    if opset < OPSET:
+        raise ConfigError(f"opset={opset}: quantized models need {OPSET} or later, which has integers of 4 bits and scales of blocks")
 
 
 def _warn_of_bfloat16(model: nn.Module) -> None:

@@ -5,7 +5,7 @@ Bodies of functions are made of ONNX's own operators, so that any runtime has th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ class Library:
         self.opset = opset
         self.functions: dict[ir.OperatorIdentifier, ir.Function] = {}
 
-    def define(self, name: str, inputs: tuple[str, ...], body: Callable[..., ir.Value], doc: str) -> str:
+    def define(self, name: str, inputs: Iterable[str], body: Callable[..., ir.Value], doc: str) -> str:
         """Add a function, unless it is there already, and return its name.
 
         The name gets a number where another function has it.
@@ -42,7 +42,7 @@ class Library:
             name: The name that is wanted.
             inputs: Names of the inputs.
             body: Gets an `Ops` and the inputs, and returns the output.
-            doc: What it computes. Functions of one name with the same description are the same.
+            doc: Its description. Functions of one name with the same description are the same.
         """
         number, wanted = 1, name
         while (taken := self.functions.get((DOMAIN, name, ""))) is not None:
@@ -91,9 +91,9 @@ class Ops:
         self.initializers.append(value)
         return value
 
-    def call(self, name: str, *inputs: ir.Value) -> ir.Value:
-        """Return the output of a function of the library."""
-        return self(name, *inputs, domain=DOMAIN)
+    def function(self, name: str, body: Callable[..., ir.Value], doc: str, **inputs: ir.Value) -> ir.Value:
+        """Return the output of a function of the library for inputs, defined as by `Library.define`."""
+        return self(self.library.define(name, inputs, body, doc), *inputs.values(), domain=DOMAIN)
 
     def cast(self, x: ir.Value, dtype: ir.DataType) -> ir.Value:
         """Return ``x`` in that type."""
@@ -106,18 +106,17 @@ def block_shape(ops: Ops, x: ir.Value, size: int) -> ir.Value:
     return ops("Concat", leading, ops.constant([-1, size]), axis=0)
 
 
-def as_tensor(values: Tensor, dtype: ir.DataType | None = None, name: str | None = None) -> ir.Tensor[Any]:
+def as_tensor(values: Tensor, dtype: ir.DataType | None = None) -> ir.Tensor[Any]:
     """Return a tensor of ONNX; integers of less than a byte are given as bytes.
 
     Args:
         values: On any device.
         dtype: Its type; None is that of ``values``.
-        name: Its name.
     """
     values = values.detach().cpu().contiguous()
     if dtype is None:
-        return ir.Tensor(values.numpy(), name=name)
+        return ir.Tensor(values.numpy())
     if values.dtype.is_floating_point and values.dtype.itemsize < torch.float32.itemsize:
         bits = values.view(torch.int16 if values.dtype.itemsize == torch.int16.itemsize else torch.uint8).numpy()
-        return ir.Tensor(bits.view(dtype.numpy()), dtype=dtype, name=name)
-    return ir.Tensor(np.asarray(values.numpy()).astype(dtype.numpy()), dtype=dtype, name=name)
+        return ir.Tensor(bits.view(dtype.numpy()), dtype=dtype)
+    return ir.Tensor(np.asarray(values.numpy()).astype(dtype.numpy()), dtype=dtype)

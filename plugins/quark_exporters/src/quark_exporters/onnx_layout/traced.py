@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from quark.models.layers import QuantizedLayer, QuantizerModule, RoundedParameter
 from quark.numbers import TensorQuantizer
 
-__all__ = ["DOMAIN", "FAKE_QUANTIZE", "TracedQuantizer", "traced_form"]
+__all__ = ["DOMAIN", "FAKE_QUANTIZE", "TracedQuantizer", "traced_form", "traced_quantizers"]
 
 DOMAIN = "quark"
 """Domain of the nodes ``FakeQuantize`` while a model is traced, and of the functions in the file."""
@@ -44,27 +44,33 @@ class TracedQuantizer:
     is_rounded: bool = False
 
 
+def traced_quantizers(model: nn.Module) -> list[TracedQuantizer]:
+    """Return the quantizers of a model, in the order of its modules."""
+    layers = [layer for layer in model.modules() if isinstance(layer, QuantizedLayer)]
+    of_parameters = {id(q) for layer in layers for q in (layer.weight_quantizer, layer.bias_quantizer)}
+    return [
+        TracedQuantizer(name, module.quantizer, is_rounded=id(module) in of_parameters or isinstance(module, RoundedParameter))
+        for name, module in model.named_modules()
+        if isinstance(module, QuantizerModule)
+    ]
+
+
 @contextmanager
 def traced_form(model: nn.Module) -> Iterator[list[TracedQuantizer]]:
     """Yield the quantizers of a model, in whose forward each is a node while the body runs.
 
     The node's attribute ``index`` counts them.
     """
-    quantizers: list[TracedQuantizer] = []
-    modules = [(name, module) for name, module in model.named_modules() if isinstance(module, QuantizerModule)]
-    layers = [layer for layer in model.modules() if isinstance(layer, QuantizedLayer)]
-    of_parameters = {id(q) for layer in layers for q in (layer.weight_quantizer, layer.bias_quantizer)}
-    for index, (name, module) in enumerate(modules):
-        is_rounded = id(module) in of_parameters or isinstance(module, RoundedParameter)
-        quantizers.append(TracedQuantizer(name, module.quantizer, is_rounded))
+    modules = [module for module in model.modules() if isinstance(module, QuantizerModule)]
+    for index, module in enumerate(modules):
         module.forward = partial(_node, module, index)  # type: ignore[method-assign]
-    classes = [(layer, type(layer)) for layer in layers]
+    classes = [(layer, type(layer)) for layer in model.modules() if isinstance(layer, QuantizedLayer)]
     for layer, layer_class in classes:
         layer.__class__ = _with_quantized_parameters(layer_class)  # type: ignore[arg-type]  # classes are hashed by identity
     try:
-        yield quantizers
+        yield traced_quantizers(model)
     finally:
-        for _, module in modules:
+        for module in modules:
             del module.forward
         for layer, layer_class in classes:
             layer.__class__ = layer_class

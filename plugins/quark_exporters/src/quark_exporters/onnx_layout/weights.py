@@ -58,7 +58,8 @@ def quantized_weight(ops: Ops, traced: TracedQuantizer, weight: Tensor, qparams:
         scale, where = _in_blocks(scale, tuple(weight.shape))
     zero = None if qparams.zero_point is None else _of_axis(quantizer, qparams.zero_point, tuple(weight.shape))[0]
     outer = None if qparams.outer_scale is None else ops.constant(qparams.outer_scale.float())
-    stored = ops.initializer(f"{traced.name}.codes", _lazy(traced, weight, qparams, codes))
+    make: Any = partial(_stored, traced, weight, qparams, codes)
+    stored = ops.initializer(f"{traced.name}.codes", ir.LazyTensor(make, dtype=codes.type, shape=ir.Shape(weight.shape)))
     scales = _scales(ops, traced.name, scale * codes.step)
     if outer is not None and isinstance(quantizer, TwoLevelQuantizer):
         scales = ops("Mul", scales, outer)
@@ -111,11 +112,10 @@ def _by_function(
     if where.get("axis", 0) != 0 and "block_size" not in where:
         raise UnsupportedError("has scales per channel of an axis that is not the first, in a format that DequantizeLinear lacks")
     if table is not None:
-        name = ops.library.define("DequantizeTable", ("codes", "table", "scale"), _dequantize_table, _TABLE)
-        return ops.call(name, stored, ops.constant(table), scales)
+        return ops.function("DequantizeTable", _dequantize_table, _TABLE, codes=stored, table=ops.constant(table), scale=scales)
     assert zero is not None
-    name = ops.library.define("DequantizeShifted", ("codes", "zero_point", "scale"), _dequantize_shifted, _SHIFTED)
-    return ops.call(name, stored, ops.constant(zero.float()), scales)
+    zero_point = ops.constant(zero.float())
+    return ops.function("DequantizeShifted", _dequantize_shifted, _SHIFTED, codes=stored, zero_point=zero_point, scale=scales)
 
 
 _TABLE = "table[codes] * scale; scale has the shape of codes, with one element along the last axis for each run of equal length."
@@ -147,11 +147,6 @@ def _in_blocks(scale: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, dict[str,
 def _runs(ops: Ops, scale: ir.Value) -> ir.Value:
     """Return the shape in which the numbers of one scale are along an axis of their own."""
     return ops("Concat", ops("Shape", scale), ops.constant([-1]), axis=0)
-
-
-def _lazy(traced: TracedQuantizer, weight: Tensor, qparams: QParams, codes: StoredCodes) -> ir.LazyTensor:
-    make: Any = partial(_stored, traced, weight, qparams, codes)
-    return ir.LazyTensor(make, dtype=codes.type, shape=ir.Shape(weight.shape))
 
 
 @torch.no_grad()

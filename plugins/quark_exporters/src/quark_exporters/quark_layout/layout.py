@@ -10,10 +10,8 @@ import attrs
 from torch import nn
 
 from quark.base.log import get_logger
-from quark.checkpoint import CheckpointContent, CheckpointExporter, ExportOptions
-from quark.checkpoint.layout_reader import StoredConfig
+from quark.checkpoint import CheckpointContent, CheckpointExporter, ExportOptions, StoredConfig, pack_model
 from quark.checkpoint.model_tensors import STORED_PROBABILITIES
-from quark.checkpoint.packed_model import pack_model
 from quark.config.slot import Slot
 from quark.models.hf.internals import is_stored_beside_weight
 from quark.models.hf.shards import check_shards

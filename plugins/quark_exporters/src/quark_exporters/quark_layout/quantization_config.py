@@ -13,10 +13,8 @@ from typing import Any
 
 import attrs
 
-from quark.checkpoint.content import CheckpointContent
-from quark.checkpoint.exporter import ExportOptions
+from quark.checkpoint import CheckpointContent, ExportOptions, StoredConfig
 from quark.checkpoint.float_layers import is_float, routers
-from quark.checkpoint.layout_reader import StoredConfig
 from quark.checkpoint.provenance import KEY as PLUGINS
 from quark.checkpoint.provenance import provenance
 from quark.config.export import JsonExporterConfig
@@ -54,7 +52,8 @@ def quantization_config(content: CheckpointContent, options: ExportOptions) -> d
     model, config, plan = content.model, content.config, content.plan
     # Patterns of the cache match a fused projection also where its queries alone are quantized.
     queries = {a.query_layer for a in plan.attentions if a.key_layer is None and a.value_layer is None}
-    rows = [row for row in plan.quantized if row.name not in queries and _feeds_cache(row.name, config, options)]
+    cached = (*config.kv_cache_quant_config, *config.kv_cache_group, *options.kv_cache_group)
+    rows = [row for row in plan.quantized if row.name not in queries and any(fnmatchcase(row.name, p) for p in cached)]
     cache = {row.name: row.config for row in rows if row.config is not None}
     excluded = [row.name for row in plan.rows if is_float(row)]
     bare = attrs.evolve(config, exclude=[], layer_quant_config={}, layer_type_quant_config={}, kv_cache_quant_config={})
@@ -93,11 +92,6 @@ def _queries_as_one(layers: dict[str, QLayerConfig], plan: QuantPlan) -> dict[st
     if first is None or first.output_tensors is None or any(layers.get(name) != first for name in queries):
         return layers
     return {_VLLM_QUERIES: first, **{name: layer for name, layer in layers.items() if name not in queries}}
-
-
-def _feeds_cache(name: str, config: QConfig, options: ExportOptions) -> bool:
-    patterns = (*config.kv_cache_quant_config, *config.kv_cache_group, *options.kv_cache_group)
-    return any(fnmatchcase(name, p) for p in patterns)
 
 
 def _without_patterns(config: QConfig, row: PlanRow) -> QLayerConfig | None:

@@ -5,7 +5,7 @@ Runtimes are not run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from quark.base.names import folded, has_wildcard
 from quark.checkpoint.float_layers import is_float
@@ -36,7 +36,7 @@ class RuntimeInspector:
             for reason in _disagreements(facts, fused, {part: rows[part] for part in parts}):
                 common.setdefault(reason, []).extend(parts)
         found = {name: rule_for(facts.layout, config, experts=_EXPERTS in name) for name, config in coded.items()}
-        for mixture, parts in _mixtures(rows):
+        for mixture, parts in _mixtures(rows).items():
             if any(_of_weight(rows[part]) != _of_weight(rows[parts[0]]) for part in parts):
                 common.setdefault(f"experts of {mixture}, which they compute as one layer, are quantized in several ways", []).extend(parts)
         for runtime, summary in rules().runtimes.items():
@@ -119,12 +119,13 @@ def _fused(rows: Mapping[str, PlanRow]) -> Iterator[tuple[str, list[str]]]:
                 yield f"{owner}.{fused}", names
 
 
-def _mixtures(rows: Mapping[str, PlanRow]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each mixture of experts, and the names of the layers that its experts have."""
+def _mixtures(rows: Iterable[str]) -> dict[str, list[str]]:
+    """Return the names of the layers that the experts of each mixture have."""
     mixtures: dict[str, list[str]] = {}
-    for name in (name for name in rows if _EXPERTS in name):
-        mixtures.setdefault(name.partition(_EXPERTS)[0], []).append(name)
-    yield from mixtures.items()
+    for name in rows:
+        if _EXPERTS in name:
+            mixtures.setdefault(name.partition(_EXPERTS)[0], []).append(name)
+    return mixtures
 
 
 def _disagreements(facts: CheckpointFacts, fused: str, parts: Mapping[str, PlanRow]) -> Iterator[str]:

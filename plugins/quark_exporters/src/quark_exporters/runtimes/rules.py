@@ -39,10 +39,6 @@ class Rule:
     refused: Mapping[str, str] = attrs.field(factory=dict)
     experts: bool = False
 
-    def fits(self, config: QLayerConfig) -> bool:
-        """Return whether the rule is about layers that are so quantized."""
-        return _fits(self.weight, config.weight) and _fits(self.input, config.input_tensors)
-
 
 @attrs.frozen
 class Rules:
@@ -71,8 +67,11 @@ def rule_for(layout: str, config: QLayerConfig, *, experts: bool = False) -> Rul
 
     None where none does.
     """
-    own = (rule for rule in rules().rules if rule.layout == layout and rule.experts == experts)
-    return next((rule for rule in own if rule.fits(config)), None)
+    for rule in rules().rules:
+        is_about = rule.layout == layout and rule.experts == experts
+        if is_about and _fits(rule.weight, config.weight) and _fits(rule.input, config.input_tensors):
+            return rule
+    return None
 
 
 def _fits(pattern: Any, spec: TensorSpec | None) -> bool:

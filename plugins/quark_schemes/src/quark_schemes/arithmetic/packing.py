@@ -23,13 +23,10 @@ __all__ = [
     "pack_flags",
     "pack_nibbles",
     "pack_nibbles_across",
-    "pack_six",
     "pack_two",
     "unpack_bits",
     "unpack_flags",
     "unpack_nibbles",
-    "unpack_six",
-    "unpack_two",
 ]
 
 ORDERS = ("reorder", "order")
@@ -65,8 +62,9 @@ def pack_nibbles(codes: Tensor, order: str) -> Tensor:
     nibbles = codes.view(torch.uint8).bitwise_and(0xF)
     if length % _WORD:
         nibbles = torch.nn.functional.pad(nibbles, (0, -length % _WORD))
-    pairs = _pairs(nibbles.reshape(*nibbles.shape[:-1], -1, 2, 2, 2), order)
-    low, high = pairs.unbind(-1)
+    # Element 4p + 2q + r. In order, byte (p, q) holds r = 0, 1; reordered, byte (r, p) holds q = 0, 1.
+    elements = nibbles.reshape(*nibbles.shape[:-1], -1, 2, 2, 2)
+    low, high = (elements.movedim(-1, -3) if order == "reorder" else elements).flatten(-3, -2).unbind(-1)
     # Four bytes, lowest first, are one little-endian word.
     words = (low | high.bitwise_left_shift(4)).contiguous()
     return words.view(torch.int32).reshape(*codes.shape[:-1], -1)
@@ -126,16 +124,6 @@ def unpack_nibbles(words: Tensor, order: str, length: int, *, signed: bool) -> T
     return (nibbles << 4).view(torch.int8) >> 4
 
 
-def _pairs(nibbles: Tensor, order: str) -> Tensor:
-    """Return ``[…, 2, 2, 2]`` elements of a word as ``[…, 4, 2]``.
-
-    These are the low and high nibble of each of its bytes.
-    """
-    # Element 4p + 2q + r. In order, byte (p, q) holds r = 0, 1; reordered, byte (r, p) holds q = 0, 1.
-    ordered = nibbles.movedim(-1, -3) if order == "reorder" else nibbles
-    return ordered.reshape(*nibbles.shape[:-3], 4, 2)
-
-
 def pack_two(codes: Tensor) -> Tensor:
     """Pack two 4-bit codes to a byte along the last axis, the even one in the low nibble.
 
@@ -159,30 +147,14 @@ def pack_two(codes: Tensor) -> Tensor:
     return result
 
 
-def unpack_two(data: Tensor, length: int) -> Tensor:
-    """Undo `pack_two`: return the first ``length`` codes, uint8 0…15."""
-    return torch.stack((data & 0xF, data >> 4), dim=-1).reshape(*data.shape[:-1], -1)[..., :length]
-
-
-def pack_six(codes: Tensor) -> Tensor:
-    """Pack four 6-bit codes to three bytes along the last axis, little endian.
-
-    ``[…, K] → […, 3 ceil(K / 4)]`` uint8.
-    """
-    return pack_bits(codes, 6)
-
-
-def unpack_six(data: Tensor, length: int) -> Tensor:
-    """Undo `pack_six`: return the first ``length`` codes, uint8 0…63."""
-    return unpack_bits(data, 6, length, signed=False)
-
-
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
-    """Pack codes of 2, 3, 5 or 6 bits into bytes along the last axis; missing codes of the last bytes are 0.
+    """Pack codes of 2 to 6 bits into bytes along the last axis; missing codes of the last bytes are 0.
 
     Two bits: four codes to a byte, the first in the highest bits. Others: as many codes as make whole bytes,
-    little endian.
+    little endian. ``[…, K] → […, bits K / 8]`` uint8.
     """
+    if bits == 4:
+        return pack_two(codes)
     if bits == 2 and uses_kernels(codes.device):
         from quark_schemes.kernels.packing import TWO_BITS, packed
 
@@ -209,7 +181,9 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
 
 def unpack_bits(data: Tensor, bits: int, length: int, *, signed: bool) -> Tensor:
     """Undo `pack_bits`: return the first ``length`` codes, int8 where ``signed``, else uint8."""
-    if bits == 2:
+    if bits == 4:
+        unpacked = torch.stack((data & 0xF, data >> 4), dim=-1)
+    elif bits == 2:
         unpacked = torch.stack([(data >> shift) & 0x3 for shift in (6, 4, 2, 0)], dim=-1)
     else:
         period, mask = _PERIODS[bits], (1 << bits) - 1

@@ -118,7 +118,7 @@ _EXPONENT = 0x7F800000
 
 
 def round_small_(t: Tensor, shape: FloatShape, rounding: RoundType = RoundType.half_even) -> Tensor:
-    """Round float32 values in place to those of ``shape``, saturating; NaN stays. Returns ``t``.
+    """Round float32 values in place to the values of ``shape``, saturating; NaN stays. Returns ``t``.
 
     Args:
         t: Values, any shape.

@@ -18,7 +18,7 @@ from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
 from quark.numbers import Granularity, NumberFormat, Packing, QParams, Spacing
 from quark.numbers.kernels import DeviceCode
-from quark_schemes.arithmetic.packing import pack_six, pack_two, unpack_six, unpack_two
+from quark_schemes.arithmetic.packing import pack_bits, unpack_bits
 from quark_schemes.arithmetic.shared_exponent import MODES, decode_e8m0, encode_e8m0, shared_exponent_scale
 from quark_schemes.arithmetic.small_float import E2M1, E2M3, E3M2, E4M3, E5M2, E5M3, FloatShape, decode_small, encode_small, round_small_
 from quark_schemes.scale_formats import SMALLEST_SCALE, scale_error, scale_format_of, with_outer_scale
@@ -47,14 +47,10 @@ class SmallFloatPacking(Packing):
     bits: int
 
     def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
-        if self.bits == 4:
-            return pack_two(codes)
-        return pack_six(codes) if self.bits == 6 else codes
+        return codes if self.bits == 8 else pack_bits(codes, self.bits)
 
     def unpack(self, packed: Tensor, granularity: Granularity, order: str, shape: tuple[int, ...]) -> Tensor:
-        if self.bits == 4:
-            return unpack_two(packed, shape[-1])
-        return unpack_six(packed, shape[-1]) if self.bits == 6 else packed
+        return packed if self.bits == 8 else unpack_bits(packed, self.bits, shape[-1], signed=False)
 
     def pack_qparams(self, qparams: QParams, spec: QTensorConfig, granularity: Granularity, order: str) -> dict[str, Tensor]:
         return {"scale": scale_format_of(spec).encode(qparams.scale)}

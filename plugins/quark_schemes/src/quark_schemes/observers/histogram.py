@@ -18,9 +18,8 @@ from torch import Tensor
 
 from quark.config.enums import QSchemeType
 from quark.config.tensor import QTensorConfig
-from quark.errors import CalibrationError
 from quark.numbers import TILE_ELEMENTS, Granularity, Observer
-from quark_schemes.observers import granularity_error, options_error
+from quark_schemes.observers import ServingObserver
 
 __all__ = ["BINS", "Distribution", "Histogram", "HistogramObserver", "PerTensorPercentileObserver"]
 
@@ -57,6 +56,21 @@ class Distribution:
     def centres(self) -> Tensor:
         """Centre of each bin, float64 ``[bins]``."""
         return (self.left + self.right) / 2
+
+    @property
+    def row(self) -> Tensor:
+        """Centres as a row of values, float32 ``[1, bins]``."""
+        return self.centres.float().unsqueeze(0)
+
+    @property
+    def weights(self) -> Tensor:
+        """Counts as weights of the values of `row`, float64 ``[bins]``."""
+        return self.counts.double()
+
+    def full_range(self) -> tuple[Tensor, Tensor]:
+        """Return the smallest and the largest value, float32 ``[1]``."""
+        low, high = torch.tensor([[self.low], [self.high]], dtype=torch.float32, device=self.counts.device)
+        return low, high
 
     def quantile(self, fraction: float) -> float:
         """Return the quantile ``fraction``, 0 to 1, of the values.
@@ -184,19 +198,15 @@ def _rebinned(counts: Tensor, doublings: int) -> Tensor:
     return torch.zeros_like(counts).index_add_(0, index + BINS, counts)
 
 
-class HistogramObserver(Observer):
+class HistogramObserver(ServingObserver):
     """Fills a histogram, from which subclasses choose the range; merging is exact."""
+
+    qschemes = (QSchemeType.per_tensor,)
 
     def __init__(self, spec: QTensorConfig, granularity: Granularity) -> None:
         super().__init__(spec, granularity)
         self._histogram = Histogram()
         self._chosen: tuple[Tensor, Tensor] | None = None
-
-    @classmethod
-    def spec_error(cls, spec: QTensorConfig) -> str | None:
-        if spec.qscheme is not QSchemeType.per_tensor:
-            return granularity_error(cls.__name__, spec, (QSchemeType.per_tensor,))
-        return options_error(cls.__name__, spec, cls.options)
 
     def observe(self, x: Tensor) -> None:
         self._chosen = None
@@ -205,7 +215,7 @@ class HistogramObserver(Observer):
     def range(self) -> tuple[Tensor, Tensor]:
         histogram = self._histogram
         if histogram.low is None or histogram.high is None:
-            raise CalibrationError("nothing was observed, so there is no range: run calibration data through the layer")
+            raise self.nothing_observed()
         if not histogram.is_finite:
             return histogram.low.to(histogram.device), histogram.high.to(histogram.device)
         if self._chosen is None:

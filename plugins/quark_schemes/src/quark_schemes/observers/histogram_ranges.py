@@ -9,7 +9,6 @@ rounding error for all others.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import attrs
 import torch
@@ -19,7 +18,7 @@ from quark.config.tensor import QTensorConfig
 from quark.numbers import format_of
 from quark_schemes.formats.integer import IntegerFormat
 from quark_schemes.observers.histogram import Distribution, Histogram, HistogramObserver
-from quark_schemes.observers.mse import Range, best_range, has_real_zero_point
+from quark_schemes.observers.mse import best_range, has_real_zero_point
 
 __all__ = ["CLIPPED_SHARES", "ExpectedError", "PerTensorHistogramObserver", "PerTensorHistogramObserverPro"]
 
@@ -47,7 +46,8 @@ class PerTensorHistogramObserver(HistogramObserver):
     def _choose(self, histogram: Histogram) -> tuple[Tensor | float, Tensor | float]:
         values = histogram.distribution()
         lows, highs = self._narrowest(histogram)
-        return best_range(values.centres.float().unsqueeze(0), _one_by_one(lows, highs), self.spec, values.counts.double())
+        candidates = zip(lows.float().split(1), highs.float().split(1), strict=True)
+        return best_range(values.row, candidates, self.spec, values.weights)
 
     def _narrowest(self, histogram: Histogram) -> tuple[Tensor, Tensor]:
         """Return the narrowest range for each share, float64 ``[shares]``."""
@@ -64,10 +64,6 @@ class PerTensorHistogramObserver(HistogramObserver):
         width = torch.cat([values.right, values.right.new_full((1,), torch.inf)])[end] - values.left
         start = width.argmin(dim=1)
         return values.left[start], values.right[end.gather(1, start.unsqueeze(1)).squeeze(1)]
-
-
-def _one_by_one(lows: Tensor, highs: Tensor) -> Iterator[Range]:
-    return zip(lows.float().split(1), highs.float().split(1), strict=True)
 
 
 class PerTensorHistogramObserverPro(HistogramObserver):
@@ -94,17 +90,14 @@ class PerTensorHistogramObserverPro(HistogramObserver):
             values = attrs.evolve(values, left=values.left[rounded], right=values.right[rounded], counts=values.counts[rounded])
         if self.is_symmetric:
             cost = ExpectedError(values, steps / 2)
-            _, threshold = _least(cost, values.right.new_zeros(1), _outermost_first(values.right))
+            zero = values.right.new_zeros(1)
+            _, threshold = _least(cost, zero, torch.cat([values.right.flip(0), zero]))
             return -threshold, threshold
         starts, ends = values.left, values.right.flip(0)
         if not has_real_zero_point(self.spec):
             zero = starts.new_zeros(1)
             starts, ends = torch.cat([starts[starts < 0], zero]), torch.cat([ends[ends > 0], zero])
         return _least(ExpectedError(values, steps), starts, ends)
-
-
-def _outermost_first(edges: Tensor) -> Tensor:
-    return torch.cat([edges.flip(0), edges.new_zeros(1)])
 
 
 class ExpectedError:

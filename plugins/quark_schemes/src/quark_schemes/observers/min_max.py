@@ -5,17 +5,14 @@ The min-max classes differ only in the granularities they accept. Source: the ob
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from quark.config.enums import QSchemeType
 from quark.config.tensor import QTensorConfig
-from quark.errors import CalibrationError
 from quark.numbers import TILE_ELEMENTS, Granularity, Observer, PerTensor, number_format
 from quark.numbers.tiles import scratch
-from quark_schemes.observers import granularity_error, options_error
+from quark_schemes.observers import ServingObserver
 
 __all__ = [
     "MinMaxObserver",
@@ -31,25 +28,18 @@ __all__ = [
 ]
 
 
-class MinMaxObserver(Observer):
+class MinMaxObserver(ServingObserver):
     """Keeps the smallest and the largest value of each set of elements that share a scale.
 
     It serves every granularity.
     """
 
-    qschemes: ClassVar[tuple[QSchemeType, ...]] = ()
     is_extremes = True
 
     def __init__(self, spec: QTensorConfig, granularity: Granularity) -> None:
         super().__init__(spec, granularity)
         self._low: Tensor | None = None
         self._high: Tensor | None = None
-
-    @classmethod
-    def spec_error(cls, spec: QTensorConfig) -> str | None:
-        if not cls.qschemes or spec.qscheme in cls.qschemes:
-            return options_error(cls.__name__, spec, cls.options)
-        return granularity_error(cls.__name__, spec, cls.qschemes)
 
     def observe(self, x: Tensor) -> None:
         if x.numel() == 0:
@@ -67,7 +57,7 @@ class MinMaxObserver(Observer):
 
     def range(self) -> tuple[Tensor, Tensor]:
         if self._low is None or self._high is None:
-            raise CalibrationError("nothing was observed, so there is no range: run calibration data through the layer")
+            raise self.nothing_observed()
         return self._low, self._high
 
     def merge(self, other: Observer) -> None:
@@ -152,14 +142,14 @@ class PerBlock2DMinMaxObserver(MinMaxObserver):
     qschemes = (QSchemeType.per_block,)
 
 
-class PlaceholderObserver(Observer):
+class PlaceholderObserver(ServingObserver):
     """Observer of formats that only cast."""
 
     @classmethod
     def spec_error(cls, spec: QTensorConfig) -> str | None:
         if not number_format(spec.dtype).is_cast:
             return f"{cls.__name__} observes nothing, and the scales of {spec.dtype.name} come from a range: use MinMaxObserver"
-        return options_error(cls.__name__, spec, cls.options)
+        return super().spec_error(spec)
 
     def observe(self, x: Tensor) -> None:
         """Do nothing."""

@@ -12,8 +12,7 @@ value itself. Per channel and per group it is the data's.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from typing import ClassVar
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from quark.config.enums import QSchemeType, ZeroPointType
 from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError
 from quark.numbers import TILE_ELEMENTS, Granularity, Observer, format_of
-from quark_schemes.observers import granularity_error, options_error
+from quark_schemes.observers import ServingObserver
 from quark_schemes.observers.histogram import Histogram, HistogramObserver
 
 __all__ = [
@@ -111,22 +110,17 @@ def shrunk_range(
         centre = _medians(values, weights)
     else:
         low, high, centre = low.clamp(max=0), high.clamp(min=0), torch.zeros_like(low)
-    lows, highs = _Shrunk(low, centre, factors), _Shrunk(high, centre, factors)
+    lows, highs = _shrunk(low, centre, factors), _shrunk(high, centre, factors)
     best_low, best_high = best_range(values, zip(lows, highs, strict=True), spec, weights)
     best_low, _ = best_range(values, ((end, best_high) for end in lows), spec, weights)
     _, best_high = best_range(values, ((best_low, end) for end in highs), spec, weights)
     return best_low, best_high
 
 
-class _Shrunk:
-    """Iterates one end of the range shrunk by each factor; can be iterated more than once."""
-
-    def __init__(self, end: Tensor, centre: Tensor, factors: Sequence[float]) -> None:
-        self.end, self.centre, self.factors = end, centre, factors
-
-    def __iter__(self) -> Iterator[Tensor]:
-        # Factor 1 returns the full range unchanged, since the formula could change its last bit.
-        return (self.end if f == 1 else self.centre + (self.end - self.centre) * f for f in self.factors)
+def _shrunk(end: Tensor, centre: Tensor, factors: Sequence[float]) -> list[Tensor]:
+    """Return one end of the range shrunk by each factor."""
+    # Factor 1 returns the full range unchanged, since the formula could change its last bit.
+    return [end if factor == 1 else centre + (end - centre) * factor for factor in factors]
 
 
 def _medians(values: Tensor, weights: Tensor | None) -> Tensor:
@@ -136,7 +130,7 @@ def _medians(values: Tensor, weights: Tensor | None) -> Tensor:
     return values[:, torch.searchsorted(until, until[-1:] / 2).clamp_(max=values.shape[1] - 1)].squeeze(1)
 
 
-class RowSearchObserver(Observer):
+class RowSearchObserver(ServingObserver):
     """Searches one range per row when it observes a tensor.
 
     The tensor is not stored, so it can observe only one tensor, once.
@@ -146,17 +140,9 @@ class RowSearchObserver(Observer):
     observer that has seen nothing is exact.
     """
 
-    qschemes: ClassVar[tuple[QSchemeType, ...]] = ()
-
     def __init__(self, spec: QTensorConfig, granularity: Granularity) -> None:
         super().__init__(spec, granularity)
         self._range: Range | None = None
-
-    @classmethod
-    def spec_error(cls, spec: QTensorConfig) -> str | None:
-        if spec.qscheme not in cls.qschemes:
-            return granularity_error(cls.__name__, spec, cls.qschemes)
-        return options_error(cls.__name__, spec, cls.options)
 
     def observe(self, x: Tensor) -> None:
         """Search the ranges.
@@ -180,7 +166,7 @@ class RowSearchObserver(Observer):
 
     def range(self) -> tuple[Tensor, Tensor]:
         if self._range is None:
-            raise CalibrationError("nothing was observed, so there is no range: run calibration data through the layer")
+            raise self.nothing_observed()
         return self._range
 
     def merge(self, other: Observer) -> None:
@@ -226,9 +212,7 @@ class PerTensorMSEObserver(HistogramObserver):
 
     def _choose(self, histogram: Histogram) -> tuple[Tensor | float, Tensor | float]:
         values = histogram.distribution()
-        device = values.counts.device
-        low, high = (torch.tensor([bound], dtype=torch.float32, device=device) for bound in (values.low, values.high))
-        return shrunk_range(values.centres.float().unsqueeze(0), low, high, self.spec, TENSOR_FACTORS, values.counts.double())
+        return shrunk_range(values.row, *values.full_range(), self.spec, TENSOR_FACTORS, values.weights)
 
 
 class _RowMSEObserver(RowSearchObserver):

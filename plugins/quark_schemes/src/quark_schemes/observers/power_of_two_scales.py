@@ -17,6 +17,7 @@ from quark.config.enums import QSchemeType
 from quark.config.tensor import QTensorConfig
 from quark.numbers import format_of
 from quark_schemes.arithmetic.shared_exponent import power_of_two
+from quark_schemes.observers import ServingObserver
 from quark_schemes.observers.histogram import Histogram, HistogramObserver
 from quark_schemes.observers.min_max import MinMaxObserver
 from quark_schemes.observers.mse import Range, RowSearchObserver, best_range, has_real_zero_point
@@ -27,7 +28,6 @@ __all__ = [
     "PerChannelPowOf2MinMaxObserver",
     "PerTensorPowOf2MinMSEObserver",
     "PerTensorPowOf2MinMaxObserver",
-    "power_of_two_error",
 ]
 
 _OFFSETS = (2, 1, 0, -1, -2)  # wide ranges first: of equally good ranges the widest is used
@@ -35,13 +35,18 @@ _SMALLEST_EXPONENT = math.frexp(SMALLEST_SCALE)[1] - 1
 _LARGEST_EXPONENT = 104  # with this scale the range of a 16-bit integer is still finite in float32
 
 
-def power_of_two_error(observer: str, spec: QTensorConfig) -> str | None:
-    """Return why no range yields a power of two as the spec's scale, and the fix; None if one does."""
-    if has_real_zero_point(spec):
-        return f"{observer} keeps zero points whole: set zero_point_type=ZeroPointType.int32"
-    if spec.scale_format == "e8m0":
-        return f"{observer} is for scales that are no powers of two by themselves: use a min-max observer with scale_format='e8m0'"
-    return None
+class _PowOf2Observer(ServingObserver):
+    """Refuses specs for which no range yields a power of two as the scale."""
+
+    @classmethod
+    def spec_error(cls, spec: QTensorConfig) -> str | None:
+        if (error := super().spec_error(spec)) is not None:
+            return error
+        if has_real_zero_point(spec):
+            return f"{cls.__name__} keeps zero points whole: set zero_point_type=ZeroPointType.int32"
+        if spec.scale_format == "e8m0":
+            return f"{cls.__name__} is for scales that are no powers of two by themselves: use a min-max observer with scale_format='e8m0'"
+        return None
 
 
 class _Powers:
@@ -69,18 +74,18 @@ class _Powers:
         return -self._below * scale, self._above * scale
 
 
-class _PowOf2MinMaxObserver(MinMaxObserver):
-    is_extremes = False
+def _where_finite(best: Range, low: Tensor, high: Tensor) -> Range:
+    """Return the best ranges; where ``low`` or ``high`` is NaN or Inf, these two."""
+    finite = torch.isfinite(low) & torch.isfinite(high)
+    return torch.where(finite, best[0], low), torch.where(finite, best[1], high)
 
-    @classmethod
-    def spec_error(cls, spec: QTensorConfig) -> str | None:
-        return super().spec_error(spec) or power_of_two_error(cls.__name__, spec)
+
+class _PowOf2MinMaxObserver(_PowOf2Observer, MinMaxObserver):
+    is_extremes = False
 
     def range(self) -> tuple[Tensor, Tensor]:
         low, high = super().range()
-        finite = torch.isfinite(low) & torch.isfinite(high)
-        nearest_low, nearest_high = _Powers(low, high, self.spec).range(0)
-        return torch.where(finite, nearest_low, low), torch.where(finite, nearest_high, high)
+        return _where_finite(_Powers(low, high, self.spec).range(0), low, high)
 
 
 class PerTensorPowOf2MinMaxObserver(_PowOf2MinMaxObserver):
@@ -100,23 +105,18 @@ def _of_least_error(values: Tensor, low: Tensor, high: Tensor, spec: QTensorConf
     return best_range(values, (powers.range(offset) for offset in _OFFSETS), spec, weights)
 
 
-class PerTensorPowOf2MinMSEObserver(HistogramObserver):
+class PerTensorPowOf2MinMSEObserver(_PowOf2Observer, HistogramObserver):
     """One range per tensor.
 
     Its scale is that of five powers of two around the min-max scale with the smallest squared error.
     """
 
-    @classmethod
-    def spec_error(cls, spec: QTensorConfig) -> str | None:
-        return super().spec_error(spec) or power_of_two_error(cls.__name__, spec)
-
     def _choose(self, histogram: Histogram) -> tuple[Tensor | float, Tensor | float]:
         values = histogram.distribution()
-        low, high = (torch.tensor([bound], dtype=torch.float32, device=values.counts.device) for bound in (values.low, values.high))
-        return _of_least_error(values.centres.float().unsqueeze(0), low, high, self.spec, values.counts.double())
+        return _of_least_error(values.row, *values.full_range(), self.spec, values.weights)
 
 
-class PerChannelPowOf2MinMSEObserver(RowSearchObserver):
+class PerChannelPowOf2MinMSEObserver(_PowOf2Observer, RowSearchObserver):
     """One range per channel of a weight.
 
     Its scale is the best of five powers of two around the min-max scale by squared error.
@@ -124,11 +124,5 @@ class PerChannelPowOf2MinMSEObserver(RowSearchObserver):
 
     qschemes = (QSchemeType.per_channel,)
 
-    @classmethod
-    def spec_error(cls, spec: QTensorConfig) -> str | None:
-        return super().spec_error(spec) or power_of_two_error(cls.__name__, spec)
-
     def _search(self, rows: Tensor, low: Tensor, high: Tensor) -> Range:
-        best_low, best_high = _of_least_error(rows, low, high, self.spec)
-        finite = torch.isfinite(low) & torch.isfinite(high)
-        return torch.where(finite, best_low, low), torch.where(finite, best_high, high)
+        return _where_finite(_of_least_error(rows, low, high, self.spec), low, high)

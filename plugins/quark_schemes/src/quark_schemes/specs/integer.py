@@ -1,6 +1,6 @@
 """``*Spec`` helpers of the integer formats.
 
-There are three sets of fields, and for each format its name and AMD Quark's defaults.
+There are a few sets of fields, and for each format its name and AMD Quark's defaults.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import attrs
 from quark.config.enums import Dtype, QSchemeType
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
-from quark_schemes.specs.options import PER_TENSOR_OBSERVERS, ROUND_METHODS, SCALE_TYPES, ZERO_POINT_TYPES, SingleLevelSpec, choice
+from quark_schemes.specs.options import SingleLevelSpec
 
 __all__ = [
     "Int2PerGroupSpec",
@@ -39,33 +39,21 @@ _SYMMETRIC = attrs.Factory(lambda self: self.symmetric_by_default, takes_self=Tr
 class _Integer(SingleLevelSpec):
     """Base of all helpers of integer formats.
 
-    The fields are in the three bases below, in AMD Quark's order.
+    The fields are in the bases below, in AMD Quark's order.
     """
 
-    dtype: ClassVar[Dtype]
     symmetric_by_default: ClassVar[bool]
-    symmetric: bool | None
-    scale_type: Any
-    round_method: Any
     is_dynamic: bool | None
 
-    def _config(self, qscheme: QSchemeType, observer: str, **more: Any) -> QTensorConfig:
+    def to_quantization_spec(self) -> QTensorConfig:
         if self.is_dynamic is None:
             raise ConfigError(f"{type(self).__name__} needs is_dynamic: False for weights, True for activations with ranges of their own")
-        return QTensorConfig(
-            dtype=self.dtype,
-            observer_cls=observer,
-            symmetric=self.symmetric,
-            scale_type=choice("scale_type", self.scale_type, SCALE_TYPES),
-            round_method=choice("round_method", self.round_method, ROUND_METHODS),
-            qscheme=qscheme,
-            is_dynamic=self.is_dynamic,
-            **more,
-        )
+        return super().to_quantization_spec()
 
 
 @attrs.define
 class _PerTensor(_Integer):
+    fixed = {"qscheme": QSchemeType.per_tensor}
     observer_method: str | None = "min_max"
     symmetric: bool | None = _SYMMETRIC
     scale_type: Any = "float"
@@ -73,34 +61,26 @@ class _PerTensor(_Integer):
     is_dynamic: bool | None = False
     observer_options: Mapping[str, Any] | None = None
 
-    def to_quantization_spec(self) -> QTensorConfig:
-        observer = choice("observer_method", self.observer_method, PER_TENSOR_OBSERVERS) or PER_TENSOR_OBSERVERS["min_max"]
-        return self._config(QSchemeType.per_tensor, observer, observer_options=self.observer_options)
-
 
 @attrs.define
 class _PerChannel(_Integer):
+    fixed = {"qscheme": QSchemeType.per_channel, "observer_cls": "PerChannelMinMaxObserver"}
     ch_axis: int | None = None
     symmetric: bool | None = _SYMMETRIC
     scale_type: Any = "float"
     round_method: Any = "half_even"
     is_dynamic: bool | None = False
 
-    def to_quantization_spec(self) -> QTensorConfig:
-        return self._config(QSchemeType.per_channel, "PerChannelMinMaxObserver", ch_axis=self.ch_axis)
-
 
 @attrs.define
 class _PerGroup(_Integer):
+    fixed = {"qscheme": QSchemeType.per_group, "observer_cls": "PerGroupMinMaxObserver"}
     ch_axis: int | None = None
     group_size: int | None = None
     symmetric: bool | None = _SYMMETRIC
     scale_type: Any = "float"
     round_method: Any = "half_even"
     is_dynamic: bool | None = False
-
-    def to_quantization_spec(self) -> QTensorConfig:
-        return self._config(QSchemeType.per_group, "PerGroupMinMaxObserver", ch_axis=self.ch_axis, group_size=self.group_size)
 
 
 @attrs.define
@@ -110,15 +90,13 @@ class _FourBitPerGroup(_Integer):
     So it is in AMD Quark's signatures of these two helpers.
     """
 
+    fixed = _PerGroup.fixed
     ch_axis: int | None = None
     group_size: int | None = None
     symmetric: bool | None = _SYMMETRIC
     is_dynamic: bool | None = False
     scale_type: Any = "float"
     round_method: Any = "half_even"
-
-    def to_quantization_spec(self) -> QTensorConfig:
-        return self._config(QSchemeType.per_group, "PerGroupMinMaxObserver", ch_axis=self.ch_axis, group_size=self.group_size)
 
 
 class Int4PerTensorSpec(_PerTensor):
@@ -174,16 +152,13 @@ class Uint4PerChannelSpec(_Integer):
     """UINT4, a scale and a zero point for each channel. ``is_dynamic`` has no default, as in AMD Quark."""
 
     dtype, symmetric_by_default = Dtype.uint4, False
+    fixed = _PerChannel.fixed
     ch_axis: int | None = None
     symmetric: bool | None = _SYMMETRIC
     scale_type: Any = "float"
     round_method: Any = "half_even"
     is_dynamic: bool | None = None
     zero_point_type: Any = "int32"
-
-    def to_quantization_spec(self) -> QTensorConfig:
-        zero = choice("zero_point_type", self.zero_point_type, ZERO_POINT_TYPES)
-        return self._config(QSchemeType.per_channel, "PerChannelMinMaxObserver", ch_axis=self.ch_axis, zero_point_type=zero)
 
 
 class Int2PerGroupSpec(_PerGroup):

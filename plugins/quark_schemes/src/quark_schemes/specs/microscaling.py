@@ -34,21 +34,18 @@ __all__ = [
 _AMD_GROUPS = (16, 32)
 
 
-@attrs.define
 class FP4PerGroupSpec(PerGroupFloatSpec):
     """FP4 E2M1, a scale for each group."""
 
     dtype = Dtype.fp4
 
 
-@attrs.define
 class FP6E2M3PerGroupSpec(PerGroupFloatSpec):
     """FP6 E2M3, a scale for each group."""
 
     dtype = Dtype.fp6_e2m3
 
 
-@attrs.define
 class FP6E3M2PerGroupSpec(PerGroupFloatSpec):
     """FP6 E3M2, a scale for each group."""
 
@@ -59,6 +56,14 @@ class FP6E3M2PerGroupSpec(PerGroupFloatSpec):
 class AmdFP4Spec(SingleLevelSpec):
     """FP4 E2M1 with an unsigned E5M3 scale for each group of 16 or 32."""
 
+    dtype = Dtype.fp4
+    fixed = {
+        "qscheme": QSchemeType.per_group,
+        "observer_cls": "PerBlockMXObserver",
+        "scale_type": ScaleType.float8_e5m3,
+        "scale_format": "e5m3",
+        "round_method": RoundType.half_even,
+    }
     ch_axis: int | None = None
     group_size: int | None = None
     is_dynamic: bool | None = True
@@ -66,17 +71,7 @@ class AmdFP4Spec(SingleLevelSpec):
     def to_quantization_spec(self) -> QTensorConfig:
         if self.group_size not in _AMD_GROUPS:
             raise ConfigError(f"AmdFP4Spec has groups of 16 or 32, not {self.group_size}")
-        return QTensorConfig(
-            dtype=Dtype.fp4,
-            observer_cls="PerBlockMXObserver",
-            scale_type=ScaleType.float8_e5m3,
-            scale_format="e5m3",
-            round_method=RoundType.half_even,
-            qscheme=QSchemeType.per_group,
-            ch_axis=self.ch_axis,
-            group_size=self.group_size,
-            is_dynamic=self.is_dynamic,
-        )
+        return super().to_quantization_spec()
 
 
 @attrs.define
@@ -84,69 +79,53 @@ class OCP_MXSpec(SingleLevelSpec):  # noqa: N801 - AMD Quark's name
     """Base of the OCP Microscaling helpers: groups of 32 that share a power of two."""
 
     OCP_block_size: ClassVar[int] = 32
-    dtype: ClassVar[Dtype]
-    element: ClassVar[Dtype | None] = None
+    fixed = {
+        "qscheme": QSchemeType.per_group,
+        "group_size": OCP_block_size,
+        "observer_cls": "PerBlockMXObserver",
+        "scale_type": ScaleType.float,
+        "scale_format": "e8m0",
+        "round_method": RoundType.half_even,
+    }
     ch_axis: int | None = None
     is_dynamic: bool | None = True
     scale_calculation_mode: str | None = "even"
 
-    def to_quantization_spec(self) -> QTensorConfig:
-        return QTensorConfig(
-            dtype=self.dtype,
-            mx_element_dtype=self.element,
-            observer_cls="PerBlockMXObserver",
-            scale_type=ScaleType.float,
-            scale_format="e8m0",
-            scale_calculation_mode=self.scale_calculation_mode,
-            round_method=RoundType.half_even,
-            qscheme=QSchemeType.per_group,
-            ch_axis=self.ch_axis,
-            group_size=self.OCP_block_size,
-            is_dynamic=self.is_dynamic,
-        )
 
-
-@attrs.define
 class OCP_MXFP8E4M3Spec(OCP_MXSpec):  # noqa: N801
     """MXFP8 of E4M3 elements."""
 
     dtype = Dtype.fp8_e4m3
 
 
-@attrs.define
 class OCP_MXFP8E5M2Spec(OCP_MXSpec):  # noqa: N801
     """MXFP8 of E5M2 elements."""
 
     dtype = Dtype.fp8_e5m2
 
 
-@attrs.define
 class OCP_MXFP6E3M2Spec(OCP_MXSpec):  # noqa: N801
     """MXFP6 of E3M2 elements."""
 
     dtype = Dtype.fp6_e3m2
 
 
-@attrs.define
 class OCP_MXFP6E2M3Spec(OCP_MXSpec):  # noqa: N801
     """MXFP6 of E2M3 elements."""
 
     dtype = Dtype.fp6_e2m3
 
 
-@attrs.define
 class OCP_MXFP4Spec(OCP_MXSpec):  # noqa: N801
     """MXFP4."""
 
     dtype = Dtype.fp4
 
 
-@attrs.define
 class OCP_MXINT8Spec(OCP_MXSpec):  # noqa: N801
     """MXINT8; the format ``mx`` holds its element's format beside it."""
 
-    dtype = Dtype.mx
-    element = Dtype.int8
+    dtype, fixed = Dtype.mx, OCP_MXSpec.fixed | {"mx_element_dtype": Dtype.int8}
 
 
 @attrs.define
@@ -170,7 +149,6 @@ def _config(dtype: Dtype, axis: int | None, block: int | None) -> QTensorConfig:
 
 @attrs.define
 class _Microexponent(SingleLevelSpec):
-    dtype: ClassVar[Dtype]
     ch_axis: int | None = None
     block_size: int | None = None
     scale_calculation_mode: str | None = "even"
@@ -179,14 +157,12 @@ class _Microexponent(SingleLevelSpec):
         return _config(self.dtype, self.ch_axis, self.block_size)
 
 
-@attrs.define
 class MX6Spec(_Microexponent):
     """MX6: shared microexponents, six bits an element."""
 
     dtype = Dtype.mx6
 
 
-@attrs.define
 class MX9Spec(_Microexponent):
     """MX9: shared microexponents, nine bits an element."""
 

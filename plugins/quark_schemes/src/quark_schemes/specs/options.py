@@ -7,25 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 
-from quark.config.enums import RoundType, ScaleType, ZeroPointType
+from quark.config.enums import Dtype, RoundType, ScaleType, ZeroPointType
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
 
-__all__ = [
-    "PER_TENSOR_OBSERVERS",
-    "ROUND_METHODS",
-    "SCALE_TYPES",
-    "ZERO_POINT_TYPES",
-    "DataTypeSpec",
-    "ProgressiveSpec",
-    "ScaleQuantSpec",
-    "SingleLevelSpec",
-    "choice",
-]
+__all__ = ["PER_TENSOR_OBSERVERS", "DataTypeSpec", "ProgressiveSpec", "ScaleQuantSpec", "SingleLevelSpec"]
 
 
 PER_TENSOR_OBSERVERS = {
@@ -35,7 +25,7 @@ PER_TENSOR_OBSERVERS = {
     "MSE": "PerTensorMSEObserver",
     "percentile": "PerTensorPercentileObserver",
 }
-SCALE_TYPES: dict[str, ScaleType] = {
+_SCALE_TYPES = {
     "float": ScaleType.float,
     "float32": ScaleType.float32,
     "float16": ScaleType.float16,
@@ -43,11 +33,18 @@ SCALE_TYPES: dict[str, ScaleType] = {
     "power_of_2": ScaleType.pof2,
     "float8_e5m3": ScaleType.float8_e5m3,
 }
-ROUND_METHODS: dict[str, RoundType] = {"round": RoundType.round, "floor": RoundType.floor, "half_even": RoundType.half_even}
-ZERO_POINT_TYPES: dict[str, ZeroPointType] = {"int32": ZeroPointType.int32, "float32": ZeroPointType.float32}
+_ROUND_METHODS = {"round": RoundType.round, "floor": RoundType.floor, "half_even": RoundType.half_even}
+_ZERO_POINT_TYPES = {"int32": ZeroPointType.int32, "float32": ZeroPointType.float32}
+_CHOICES: dict[str, Mapping[str, Any]] = {
+    "observer_method": PER_TENSOR_OBSERVERS,
+    "scale_type": _SCALE_TYPES,
+    "round_method": _ROUND_METHODS,
+    "zero_point_type": _ZERO_POINT_TYPES,
+}
+"""Field of a helper → the meaning of each of its option strings."""
 
 
-def choice(option: str, value: Any, choices: Mapping[str, Any]) -> Any:
+def _choice(option: str, value: Any, choices: Mapping[str, Any]) -> Any:
     """Return the meaning of ``value``: an option string, a member of its enum, or None.
 
     Raises:
@@ -70,11 +67,30 @@ class DataTypeSpec:
 
 
 class SingleLevelSpec(DataTypeSpec):
-    """Base of the helpers that describe one level."""
+    """Base of the helpers that describe one level.
+
+    Their fields are settings of `QTensorConfig` with the names that they have there; only ``observer_method``
+    stands for ``observer_cls``.
+
+    Attributes:
+        dtype: The number format.
+        fixed: Settings that are the same for all objects of a class.
+    """
+
+    dtype: ClassVar[Dtype]
+    fixed: ClassVar[Mapping[str, Any]] = {}
 
     def to_quantization_spec(self) -> QTensorConfig:
         """Return the tensor's quantization."""
-        raise TypeError(f"{type(self).__name__} builds nothing: use one of its subclasses")
+        if not hasattr(self, "dtype"):
+            raise TypeError(f"{type(self).__name__} builds nothing: use one of its subclasses")
+        settings = attrs.asdict(self, recurse=False)
+        for name, choices in _CHOICES.items():
+            if name in settings:
+                settings[name] = _choice(name, settings[name], choices)
+        if "observer_method" in settings:
+            settings["observer_cls"] = settings.pop("observer_method") or PER_TENSOR_OBSERVERS["min_max"]
+        return QTensorConfig(dtype=self.dtype, **self.fixed, **settings)
 
 
 def _level(value: SingleLevelSpec | QTensorConfig) -> QTensorConfig:
