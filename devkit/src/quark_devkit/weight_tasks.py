@@ -133,7 +133,7 @@ def schemes_to_round(subject: Subject) -> dict[str, QLayerConfig]:
     """
     found = {}
     for name in schemes().names():
-        if name in subject.record.excluded_schemes:  # type: ignore[union-attr]
+        if name in subject.record.excluded_schemes:
             continue
         try:
             config = schemes().load_config(name)()

@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch import nn
 
-from quark_devkit.check import NotApplicableError, check, require
+from quark_devkit.check import assume, check, require
 from quark_devkit.small_models import batches, coarse_scheme, run_config, saved, small_model
 from quark_devkit.subject import Subject
 from quark_workbench.mixed_precision import FLOAT, Budget, Selection, SelectionProblem, select_schemes, selector_of
@@ -122,8 +122,7 @@ def gives_an_ordered_curve(subject: Subject) -> None:
     """Points of its curve, where it gives one, have rising sizes, falling losses, and the bytes that their
     choices take."""
     problem, selection = _asked(subject)
-    if not selection.curve:
-        raise NotApplicableError("it gives no curve")
+    assume(selection.curve, "it gives no curve")
     for point in selection.curve:
         taken = problem.bytes_of(point.choices)
         require(taken == point.group_bytes, f"has a point of {point.group_bytes:,} bytes whose choices take {taken:,}")

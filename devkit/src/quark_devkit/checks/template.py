@@ -24,7 +24,7 @@ from quark.plugins import algorithms
 from quark.runs import ModelQuantizer
 from quark.runs.run import plan_run
 from quark.runs.selected_algorithms import algorithms_of
-from quark_devkit.check import NotApplicableError, check, require
+from quark_devkit.check import NotApplicableError, assume, check, require
 from quark_devkit.example_models import (
     IDS,
     blocks_of,
@@ -90,8 +90,7 @@ def is_named_as_its_model_type(subject: Subject) -> None:
 def names_the_decoder_blocks(subject: Subject) -> None:
     """``decoder_blocks`` is the list of all decoder blocks, as many as the configuration says."""
     facts, model = facts_of(subject), example_of(subject)
-    if facts.decoder_blocks is None:
-        raise NotApplicableError("it states no decoder blocks: the whole model is one")
+    assume(facts.decoder_blocks is not None, "it states no decoder blocks: the whole model is one")
     blocks = blocks_of(model, facts)
     wanted = getattr(text_config(model), "num_hidden_layers", len(blocks))
     require(
@@ -262,8 +261,7 @@ def values_pass_linearly(subject: Subject) -> None:
     if facts.expert_value:
         pairs += [(of, to, "all") for of in of_experts(facts, facts.expert_value) for to in of_experts(facts, facts.expert_output)]
     pairs = [pair for pair in pairs if pair[0] and pair[1]]
-    if not pairs:
-        raise NotApplicableError("it states no projection whose output reaches another one linearly")
+    assume(pairs, "it states no projection whose output reaches another one linearly")
     for value, output, rows in pairs:
         for block in blocks_of(model, facts):
             for source, target in zip(named_by(block, str(value)), named_by(block, str(output)), strict=False):

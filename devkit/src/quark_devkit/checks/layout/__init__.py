@@ -23,7 +23,7 @@ from quark.models.plan.decoder_blocks import decoder_blocks
 from quark.plugins import exporters
 from quark.runs.run import plan_run
 from quark.runs.skeleton import quantized_skeleton
-from quark_devkit.check import NotApplicableError, check, require
+from quark_devkit.check import NotApplicableError, assume, check, require
 from quark_devkit.resumed_runs import require_same_when_resumed
 from quark_devkit.small_models import fitting_schemes, quantized, run_config, small_model
 from quark_devkit.stored_files import failing_open, largest_file, stored_tensors, wrong_index
@@ -134,8 +134,7 @@ def writes_sound_files(subject: Subject) -> None:
             tensors = stored_tensors(parent / "out")
             wrong = wrong_index(parent / "out", tensors)
             require(wrong is None, str(wrong))
-            if not tensors:
-                raise NotApplicableError("it writes no safetensors files")
+            assume(tensors, "it writes no safetensors files")
 
 
 @check("layout")
@@ -217,7 +216,7 @@ def leaves_the_model_as_it_is(subject: Subject) -> None:
 def declares_its_files(subject: Subject) -> None:
     """``files`` of its record covers what it writes beside ``config.json``, safetensors files and companions
     such as a tokenizer."""
-    patterns = ("config.json", "model*.safetensors", "model.safetensors.index.json", *COMPANIONS, *subject.record.files)  # type: ignore[union-attr]
+    patterns = ("config.json", "model*.safetensors", "model.safetensors.index.json", *COMPANIONS, *subject.record.files)
     with temporary() as parent:
         export_with(subject.lookup_name, stored_model(subject), parent / "out", ExportOptions(max_shard_bytes=SHARD))
         for file in contents(parent / "out"):
@@ -233,7 +232,7 @@ def declares_streaming(subject: Subject) -> None:
     ``streams`` and ``resumes``."""
     exporter = exporter_of(subject.lookup_name)
     for capability, attribute in (("streaming", "streams"), ("resumable", "resumes")):
-        does, declares = bool(getattr(exporter, attribute)), capability in subject.record.capabilities  # type: ignore[union-attr]
+        does, declares = bool(getattr(exporter, attribute)), subject.declares(capability)
         require(not declares or does, f"declares the capability '{capability}', and its class does not say {attribute} = True")
         require(declares or not does, f"says {attribute} = True, and does not declare the capability '{capability}'")
 
@@ -277,8 +276,7 @@ def is_written_by_two_processes(subject: Subject) -> None:
     """Where its class says that several processes can write to one export, that has the bytes of an export by
     one."""
     exporter = exporter_of(subject.lookup_name)
-    if not exporter.shares:
-        raise NotApplicableError("it does not say shares = True: one process writes all blocks")
+    assume(exporter.shares, "it does not say shares = True: one process writes all blocks")
     model, options = stored_model(subject), ExportOptions()
     content = content_of(model)
     with temporary() as parent:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quark.algorithms import Rounding
 from quark.algorithms.validation import standard_error
 from quark.calibration.plugin_checks import checked_metrics, refuse_strange
 from quark.config.algorithm import AlgoConfig
@@ -17,8 +16,9 @@ from quark.errors import QuarkError, RoundingError
 from quark.models.layers import QuantizedLayer
 from quark.plugins import schemes
 from quark.plugins.attribution import origin
+from quark_devkit.algorithm_runs import processor_of
 from quark_devkit.check import check, require
-from quark_devkit.checks import algorithm_settings
+from quark_devkit.checks import algorithm
 from quark_devkit.option_effects import digest
 from quark_devkit.random_states import random_states_kept
 from quark_devkit.subject import Subject
@@ -42,14 +42,9 @@ MARGIN = 3
 """Standard errors of a difference, over the tokens of a test, that are taken for chance."""
 
 
-def _made(subject: Subject) -> Rounding:
-    rounding: Rounding = algorithm_settings.processor_of(subject)
-    return rounding
-
-
 def _rounded_by_kind(subject: Subject, **sizes: Any) -> Iterator[tuple[str, dict[str, QuantizedLayer], dict[str, QuantizedLayer]]]:
     """For one scheme of each kind: its name, rounded layers, and the same layers as they were."""
-    rounding = _made(subject)
+    rounding = processor_of(subject)
     for name, config in one_scheme_of_each_kind(subject).items():
         layers = layers_of(config, **sizes)
         rounded(rounding, layers, held_out=inputs(1, 32))
@@ -66,7 +61,7 @@ def _survives(subject: Subject, config: QLayerConfig, where: str, data: Inputs, 
     """Layers are rounded well, or given up by a RoundingError, for which a run rounds them to nearest."""
     layers = layers_of(config, **sizes)
     try:
-        rounded(_made(subject), layers, data)
+        rounded(processor_of(subject), layers, data)
     except RoundingError:
         return
     _right(layers, where)
@@ -76,18 +71,16 @@ def _survives(subject: Subject, config: QLayerConfig, where: str, data: Inputs, 
 def is_made_of_its_settings(subject: Subject) -> None:
     """The processor, called with settings, gives an object with the members of a rounding, whose ``needs``
     are statistics."""
-    refuse_strange(_made(subject), "rounding", origin("algorithms", subject.lookup_name))
+    refuse_strange(processor_of(subject), "rounding", origin("algorithms", subject.lookup_name))
 
 
 @check("rounding", level="advisory", since=2)
 def declares_calibration(subject: Subject) -> None:
     """A rounding that needs statistics has the capability ``calibration``, which listings show."""
-    algorithm_settings.calibration_is_declared(subject)
+    algorithm.calibration_is_declared(subject)
 
 
-default_settings_are_valid, settings_survive_json, refuses_unknown_settings, describes_its_settings = algorithm_settings.checks_of_kind(
-    "rounding"
-)
+checks_of_settings = algorithm.checks_of_settings("rounding")
 
 
 @check("rounding", since=2)
@@ -98,20 +91,20 @@ def heeds_its_options(subject: Subject) -> None:
     def results(settings: AlgoConfig) -> Iterator[str]:
         data, held_out = (Inputs(one.x, 1.25 * one.reference) for one in (inputs(0), inputs(1, 32)))  # as if inputs had been made smaller
         for config in one_scheme_of_each_kind(subject).values():
-            rounding, layers = algorithm_settings.processor_of(subject, settings), layers_of(config, count=1)
+            rounding, layers = processor_of(subject, settings), layers_of(config, count=1)
             rounded(rounding, layers, data, held_out)
             yield digest(
                 list(map(rounding.applies_to, (*layers, "self_attn.q_proj", "mlp.down_proj"))),
                 *(layer.weight for layer in layers.values()),
             )
 
-    algorithm_settings.options_have_effects(subject, results)
+    algorithm.options_have_effects(subject, results)
 
 
 @check("rounding")
 def says_to_which_layers_it_applies(subject: Subject) -> None:
     """``applies_to`` answers True or False for any name, and the same each time."""
-    rounding = _made(subject)
+    rounding = processor_of(subject)
     for name in ("self_attn.q_proj", "mlp.experts.3.down_proj", "0", "a-name.of.no.layer"):
         answers = [rounding.applies_to(name) for _ in range(2)]
         require(all(isinstance(answer, bool) for answer in answers), f"answers {answers[0]!r} where True or False is wanted")
@@ -122,7 +115,7 @@ def says_to_which_layers_it_applies(subject: Subject) -> None:
 def rounds_every_scheme(subject: Subject) -> None:
     """It rounds layers in every registered scheme that its record does not exclude, to finite values on the
     grid."""
-    rounding = _made(subject)
+    rounding = processor_of(subject)
     for name, config in schemes_to_round(subject).items():
         layers = layers_of(config, count=1)
         try:
@@ -136,7 +129,7 @@ def rounds_every_scheme(subject: Subject) -> None:
 @check("rounding")
 def excludes_schemes_that_there_are(subject: Subject) -> None:
     """Names in ``excluded_schemes`` are those of registered schemes."""
-    excluded = subject.record.excluded_schemes  # type: ignore[union-attr]
+    excluded = subject.record.excluded_schemes
     unknown = [name for name in excluded if name not in schemes()]
     require(not unknown, f"excludes the schemes {', '.join(unknown)}, which no installed distribution registers")
 
@@ -166,7 +159,7 @@ def keeps_shapes_and_dtypes(subject: Subject) -> None:
 def leaves_the_float_parameter_alone(subject: Subject) -> None:
     """Rounded values go to a new parameter: the float one may be shared with another module, or mapped from a
     file."""
-    rounding = _made(subject)
+    rounding = processor_of(subject)
     for name, config in one_scheme_of_each_kind(subject).items():
         layers = layers_of(config)
         shared: list[Any] = [layer.weight for layer in layers.values()]
@@ -193,7 +186,7 @@ def reports_json_values(subject: Subject) -> None:
     """What it returns is a mapping from names of layers that it was given to metrics in JSON values."""
     config = next(iter(one_scheme_of_each_kind(subject).values()))
     layers = layers_of(config)
-    report = rounded(_made(subject), layers)
+    report = rounded(processor_of(subject), layers)
     checked_metrics(report, set(layers), origin("algorithms", subject.lookup_name))
 
 
@@ -202,7 +195,7 @@ def uses_declared_statistics_alone(subject: Subject) -> None:
     """It asks for no statistic that is not among its ``needs``."""
     config = next(iter(one_scheme_of_each_kind(subject).values()))
     try:
-        rounded(_made(subject), layers_of(config))
+        rounded(processor_of(subject), layers_of(config))
     except KeyError as error:
         require(False, f"{error.args[0]}: declare it")
 
@@ -214,11 +207,11 @@ def is_deterministic(subject: Subject) -> None:
 
     It leaves the random states of the process as they are.
     """
-    first, kinds = _made(subject), one_scheme_of_each_kind(subject)
+    first, kinds = processor_of(subject), one_scheme_of_each_kind(subject)
     given = statistics(first, [inputs(0)])
     in_turn, few = list(kinds.items()), [next(iter(kinds.items()))]
     results: dict[str, list[Tensor]] = {}
-    passes = ((first, in_turn), (first, in_turn[::-1]), (first, few * _CALLS), (_made(subject), in_turn))
+    passes = ((first, in_turn), (first, in_turn[::-1]), (first, few * _CALLS), (processor_of(subject), in_turn))
     for name, config, rounding in ((name, config, rounding) for rounding, those in passes for name, config in those):
         layers = layers_of(config)
         torch.rand(3)  # so that a global random state is another one each time
@@ -237,7 +230,7 @@ def merged_statistics_give_the_same(subject: Subject) -> None:
     data, half = inputs(0), len(inputs(0).x) // 2
     results = []
     for parts in ([data], [data[:half], data[half:]], [data[half:], data[:half]]):
-        rounding, layers = _made(subject), layers_of(config)
+        rounding, layers = processor_of(subject), layers_of(config)
         given = statistics(rounding, parts)
         for kind, statistic in given.items():
             require(
@@ -253,7 +246,7 @@ def merged_statistics_give_the_same(subject: Subject) -> None:
 @check("rounding")
 def statistics_leave_inputs_alone(subject: Subject) -> None:
     """Its statistics neither change the inputs that they see nor keep a reference to them."""
-    rounding, data = _made(subject), inputs(0)
+    rounding, data = processor_of(subject), inputs(0)
     for kind in rounding.needs:
         x, reference = data.x.clone(), data.reference.clone()
         seen = kind(COLUMNS, torch.device("cpu"))
@@ -273,11 +266,11 @@ def statistics_leave_inputs_alone(subject: Subject) -> None:
 def is_no_worse_than_round_to_nearest(subject: Subject) -> None:
     """On tokens that it has not seen, outputs are at most ``worst_ratio`` times as wrong as by rounding to
     nearest, but for chance."""
-    allowed, other = subject.record.worst_ratio, inputs(2, 1024)  # type: ignore[union-attr]
+    allowed, other = subject.record.worst_ratio, inputs(2, 1024)
     for name, config in one_scheme_of_each_kind(subject).items():
         layers, nearest = layers_of(config), layers_of(config)
         weights: list[Any] = [layer.weight.detach().clone() for layer in layers.values()]  # type: ignore[operator]
-        rounded(_made(subject), layers, held_out=inputs(1, 32))
+        rounded(processor_of(subject), layers, held_out=inputs(1, 32))
         to_nearest(nearest)
         errors, bound = (mean_square_of(each, weights, other) for each in (layers, nearest))
         ratio = float(errors.sum() / bound.sum())
@@ -316,7 +309,7 @@ def survives_odd_layers(subject: Subject) -> None:
         for layer in layers.values():
             layer.weight = torch.nn.Parameter(torch.zeros_like(layer.weight), requires_grad=False)  # type: ignore[arg-type]
         try:
-            rounded(_made(subject), layers)
+            rounded(processor_of(subject), layers)
         except RoundingError:
             continue
         _right(layers, f"{name}, zeros")

@@ -22,10 +22,9 @@ from quark.errors import CalibrationError
 from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import QuantPlan, static_activations
 from quark.plugins import Catalog
-from quark.plugins.records import SchemeRecord
 from quark.runs import quantize_checkpoint
 from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
-from quark_devkit.check import NotApplicableError, check, require
+from quark_devkit.check import NotApplicableError, assume, check, require
 from quark_devkit.checks.scheme.tensors import config_of
 from quark_devkit.subject import Subject
 from quark_devkit.whole_runs import contents
@@ -190,11 +189,9 @@ def serves_parts_of_attention(subject: Subject) -> None:
     """A cache or attention in this scheme, where its record offers one, is quantized, exported and loaded to
     the same logits."""
     record = subject.record
-    assert isinstance(record, SchemeRecord)
     offered = {"kv_cache_scheme": record.kv_cache, "attention_scheme": record.attention}
     parts = [part for part, reference in offered.items() if reference is not None]
-    if not parts:
-        raise NotApplicableError("its record offers neither kv_cache nor attention")
+    assume(parts, "its record offers neither kv_cache nor attention")
     for part in parts:
         with TemporaryDirectory(prefix="quark-conformance-") as directory:
             config = _model_config(subject, **{part: subject.lookup_name})
