@@ -11,7 +11,7 @@ from quark.errors import QuarkError
 from quark.plugins.api_version import API_VERSION
 from quark_devkit.subject import Subject
 
-__all__ = ["LEVELS", "Check", "CheckFailedError", "NotApplicableError", "NotHereError", "assume", "check", "require"]
+__all__ = ["LEVELS", "Check", "CheckFailedError", "NotApplicableError", "NotHereError", "assume", "check", "raises", "require"]
 
 LEVELS = ("required", "optional", "advisory")
 """``required``: everything of the kind has to pass. ``optional``: only what declares the capability has to
@@ -114,6 +114,15 @@ def require(condition: object, message: str) -> None:
     """
     if not condition:
         raise CheckFailedError(message)
+
+
+def raises(errors: type[Exception] | tuple[type[Exception], ...], function: Callable[..., Any], *args: Any, **named: Any) -> bool:
+    """Return whether a call raises one of these errors."""
+    try:
+        function(*args, **named)
+    except errors:
+        return True
+    return False
 
 
 def assume(condition: object, reason: str) -> None:

@@ -81,7 +81,7 @@ def separated(subject: Subject, dtype: torch.dtype = torch.float64) -> Any:
 
 
 def coarse_config(subject: Subject) -> QConfig:
-    """Return a configuration in coarse weights of everything but what the template excludes."""
+    """Return a configuration in coarse weights of all layers that the template does not exclude."""
     return run_config_of(facts_of(subject))
 
 

@@ -35,7 +35,7 @@ _FAILURES = {"failed", "unexpected"}
 
 @attrs.frozen
 class Result:
-    """What one check said of one subject.
+    """The outcome of one check of one subject.
 
     Attributes:
         subject: The subject.

@@ -100,7 +100,7 @@ def distributions(catalog: Catalog) -> dict[str, str]:
 
 
 def subjects(catalog: Catalog, distribution: str, kinds: Sequence[str] = KINDS, source_directory: Path | None = None) -> Iterator[Subject]:
-    """Yield what a distribution registers, kind by kind, and at the end the distribution itself.
+    """Yield the records of a distribution as subjects, kind by kind, and at the end the distribution itself.
 
     Args:
         catalog: The plugins.

@@ -11,7 +11,7 @@ from quark.config.templates.algorithms import algo_config_from_dict, with_option
 from quark.errors import QuarkError
 from quark.plugins.options import Option
 from quark_devkit.algorithm_runs import processor_of, require_run_on_accelerator, run_with, schemes_for, settings_of, valid_settings
-from quark_devkit.check import Check, check, require
+from quark_devkit.check import Check, check, raises, require
 from quark_devkit.option_effects import REFUSALS, others, require_effects
 from quark_devkit.small_models import quantized
 from quark_devkit.subject import Subject
@@ -56,12 +56,8 @@ def refuses_unknown_settings(subject: Subject) -> None:
     """Settings with a key that the algorithm does not have are refused."""
     kind = subject.load("config")
     data = {**settings_of(subject).to_dict(), UNKNOWN: 1}
-    for what, make in (("from_dict", lambda: kind.from_dict(data)), ("its class", lambda: kind(**data))):
-        try:
-            make()
-        except REFUSALS:
-            continue
-        require(False, f"takes settings with the key '{UNKNOWN}' by {what}: keys that it does not have are to be refused")
+    for what, is_refused in (("from_dict", raises(REFUSALS, kind.from_dict, data)), ("its class", raises(REFUSALS, kind, **data))):
+        require(is_refused, f"takes settings with the key '{UNKNOWN}' by {what}: keys that it does not have are to be refused")
 
 
 def describes_its_settings(subject: Subject) -> None:

@@ -65,10 +65,9 @@ def has_a_place_among_the_others(subject: Subject) -> None:
 def changes_something(subject: Subject) -> None:
     """It changes the small model, behind round-to-nearest, for at least one scheme, to a smaller error on
     held-out tokens."""
-    changed = any(_different(quantized(run_config(s, valid_settings(subject))), quantized(run_config(s))) for s in schemes_for(subject))
-    require(
-        changed, f"leaves {' and '.join(schemes_for(subject))} as they are, or its changes are taken back: other checks show little of it"
-    )
+    schemes, settings = schemes_for(subject), valid_settings(subject)
+    changed = any(_different(quantized(run_config(scheme, settings)), quantized(run_config(scheme))) for scheme in schemes)
+    require(changed, f"leaves {' and '.join(schemes)} as they are, or its changes are taken back: other checks show little of it")
 
 
 @check("block_tuning")

@@ -123,8 +123,7 @@ def _takes(layer: nn.Module, x: Tensor) -> bool:
 
 
 def _int8(*, is_dynamic: bool) -> QTensorConfig:
-    if Dtype.int8.name not in registered_formats():
-        raise NotApplicableError("no number format of 8-bit integers is installed")
+    assume(Dtype.int8.name in registered_formats(), "no number format of 8-bit integers is installed")
     return QTensorConfig(dtype=Dtype.int8, qscheme="per_tensor", symmetric=True, is_dynamic=is_dynamic)
 
 
@@ -228,9 +227,8 @@ def has_the_layout_it_says(subject: Subject) -> None:
     before = _output(quantized, x)
     quantized.weight = nn.Parameter(torch.cat([quantized.weight[:1] + 1, quantized.weight[1:]]), requires_grad=False)
     changed = _differ(_output(quantized, x), before).flatten(0, -2).any(0)
-    require(
-        bool(changed[0]) and not bool(changed[1:].any()), "has a weight of which a row is not that of one output: rounding takes it for one"
-    )
+    is_of_one_output = bool(changed[0]) and not bool(changed[1:].any())
+    require(is_of_one_output, "has a weight of which a row is not that of one output: rounding takes it for one")
 
 
 @check("layer_type")

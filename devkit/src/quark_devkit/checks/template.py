@@ -93,9 +93,8 @@ def names_the_decoder_blocks(subject: Subject) -> None:
     assume(facts.decoder_blocks is not None, "it states no decoder blocks: the whole model is one")
     blocks = blocks_of(model, facts)
     wanted = getattr(text_config(model), "num_hidden_layers", len(blocks))
-    require(
-        len(blocks) == wanted, f"names {len(blocks)} modules in '{facts.decoder_blocks}' as decoder blocks, of a model that has {wanted}"
-    )
+    named = f"names {len(blocks)} modules in '{facts.decoder_blocks}' as decoder blocks"
+    require(len(blocks) == wanted, f"{named}, of a model that has {wanted}")
     entered = []
     for block in blocks:
         block.register_forward_pre_hook(lambda module, *_: entered.append(module))
@@ -241,10 +240,8 @@ def norms_feed_what_is_said(subject: Subject) -> None:
                     rows_of(reader).mul_(factor)
         error = distance(float_logits(model), expected)
         also = "another layer reads it too, one of these does not, or norm_has_unit_offset is wrong"
-        require(
-            error < TOLERANCE,
-            f"says that '{norm}' feeds {', '.join(patterns)}; a scale moved there changes the logits by {error:.2g}: {also}",
-        )
+        stated = f"says that '{norm}' feeds {', '.join(patterns)}"
+        require(error < TOLERANCE, f"{stated}; a scale moved there changes the logits by {error:.2g}: {also}")
 
 
 @check("template")
@@ -267,10 +264,8 @@ def values_pass_linearly(subject: Subject) -> None:
             for source, target in zip(named_by(block, str(value)), named_by(block, str(output)), strict=False):
                 _move_value(block.get_submodule(source), block.get_submodule(target), rows, heads, of_heads=value == facts.attention_value)
         error = distance(float_logits(model), expected)
-        require(
-            error < TOLERANCE,
-            f"says that '{value}' (rows: {rows}) reaches '{output}' linearly; a scale moved there changes the logits by {error:.2g}",
-        )
+        stated = f"says that '{value}' (rows: {rows}) reaches '{output}' linearly"
+        require(error < TOLERANCE, f"{stated}; a scale moved there changes the logits by {error:.2g}")
 
 
 def _move_value(source: nn.Module, target: nn.Module, rows: str, heads: int, *, of_heads: bool) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from quark.errors import CalibrationError, ConfigError, QuarkError
 from quark.numbers import Observer
 from quark_devkit.algorithm_runs import accelerator
-from quark_devkit.check import NotApplicableError, assume, check, require
+from quark_devkit.check import NotApplicableError, assume, check, raises, require
 from quark_devkit.example_specs import SHAPE, Example, examples, registered_formats
 from quark_devkit.random_states import random_states_kept
 from quark_devkit.subject import Subject
@@ -73,11 +73,7 @@ def _close(one: Range, other: Range) -> bool:
 
 def _observes_once(example: Example) -> bool:
     """Return whether the observer refuses a second tensor, as an observer that searches a weight does."""
-    try:
-        observed(example, data_of(), data_of())
-    except CalibrationError:
-        return True
-    return False
+    return raises(CalibrationError, observed, example, data_of(), data_of())
 
 
 def _empty(example: Example) -> Tensor | None:
@@ -158,11 +154,9 @@ def merges_to_what_one_observer_sees(example: Example) -> None:
     neither is possible."""
     merged, other = observed(example, data_of(1)), observed(example, 3 * data_of(2))
     if _observes_once(example):
-        try:
-            merged.merge(other)
-        except CalibrationError:
-            return
-        require(False, "refuses a second tensor, and merges with an observer that has seen another one")
+        is_refused = raises(CalibrationError, merged.merge, other)
+        require(is_refused, "refuses a second tensor, and merges with an observer that has seen another one")
+        return
     merged.merge(other)
     both = range_of(example, data_of(1), 3 * data_of(2))
     require(_close(merged.range(), both), "merged, gives another range than one observer of all data")
@@ -191,11 +185,9 @@ class _Unrelated(Observer):
 def refuses_to_merge_another_kind(example: Example) -> None:
     """Merging an observer of an unrelated class raises ConfigError
     (`quark.numbers.Observer.of_same_kind`)."""
-    try:
-        observed(example, data_of()).merge(_Unrelated(example.quantizer.stored_level.spec, example.quantizer.granularity))
-    except ConfigError:
-        return
-    require(False, "merges with an observer of an unrelated class")
+    other = _Unrelated(example.quantizer.stored_level.spec, example.quantizer.granularity)
+    is_refused = raises(ConfigError, observed(example, data_of()).merge, other)
+    require(is_refused, "merges with an observer of an unrelated class")
 
 
 @check("observer", each=examples_of)
@@ -213,11 +205,7 @@ def has_no_range_without_data(example: Example) -> None:
     """Asked for a range before it has seen a value, it raises CalibrationError."""
     empty = _empty(example)
     for tensors in ((), () if empty is None else (empty,)):
-        try:
-            range_of(example, *tensors)
-        except CalibrationError:
-            continue
-        require(False, "gives a range without data")
+        require(raises(CalibrationError, range_of, example, *tensors), "gives a range without data")
 
 
 @check("observer", each=examples_of)

@@ -61,9 +61,8 @@ def says_the_same_in_values_codes_and_bytes(subject: Subject) -> None:
     for dtype in _DTYPES:
         values, qparams = quantizer.round_to_nearest(_data(*shape).to(dtype))
         codes = quantizer.codes_of(values, qparams)
-        require(
-            torch.equal(quantizer.dequantize(codes, qparams).to(dtype), values), f"has other values in {dtype} than its codes stand for"
-        )
+        same = torch.equal(quantizer.dequantize(codes, qparams).to(dtype), values)
+        require(same, f"has other values in {dtype} than its codes stand for")
         for order in ("order", "reorder"):
             read, scales = quantizer.unpack(quantizer.pack(codes, qparams, order=order), shape, order=order)
             same = torch.equal(quantizer.dequantize(read, scales).to(dtype), values)
@@ -78,17 +77,14 @@ def serves_hard_weights(subject: Subject) -> None:
     shape = _fitting(quantizer, 16)
     require(not bool(quantizer.fake_quantize(torch.zeros(shape)).any()), "rounds a weight of zeros to something else")
     require(tuple(quantizer.fake_quantize(torch.zeros(0, shape[1])).shape) == (0, shape[1]), "does not keep the shape of an empty weight")
-    for name, x in {
-        "tiny values": _data(*shape) * 1e-30,
-        "positive values": _data(*shape).abs(),
-        "a constant": torch.full(shape, -0.3),
-    }.items():
+    normal = _data(*shape)
+    hard = {"tiny values": normal * 1e-30, "positive values": normal.abs(), "a constant": torch.full(shape, -0.3)}
+    for name, x in hard.items():
         values = quantizer.fake_quantize(x)
         require(bool(values.isfinite().all()), f"rounds {name} to NaN or infinity")
-        # A floor of scales may lift tiny values a little.
-        require(
-            float(values.abs().max()) <= 3 * float(x.abs().max()) + 1e-6, f"rounds {name} to values up to {float(values.abs().max()):.3g}"
-        )
+        largest = float(values.abs().max())
+        allowed = 3 * float(x.abs().max()) + 1e-6  # a floor of scales may lift tiny values a little
+        require(largest <= allowed, f"rounds {name} to values up to {largest:.3g}")
     for bad in (torch.nan, torch.inf, -torch.inf):
         x = _data(*shape)
         x[3, 7] = bad
