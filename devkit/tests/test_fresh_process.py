@@ -1,4 +1,4 @@
-"""Work in a fresh process knows nothing of what this one has done, and has its plugins."""
+"""Work in a fresh process does not see the state of this one, and has its plugins."""
 
 from __future__ import annotations
 

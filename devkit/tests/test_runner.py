@@ -1,4 +1,4 @@
-"""One check at a time, whatever a plugin does in it, and what its author has declared."""
+"""One check at a time: any behaviour of a plugin in it, and declared failures of its author."""
 
 from __future__ import annotations
 

@@ -9,16 +9,28 @@ from typing import Any
 from torch import Tensor
 
 from quark.config.algorithm import AlgoConfig
+from quark.config.model import QConfig
+from quark.config.templates.algorithms import derived_config
 from quark.errors import QuarkError, UnsupportedError
 from quark.plugins import AlgorithmRecord, algorithms
 from quark.runs import ModelQuantizer
-from quark_devkit.check import NotApplicableError, require
-from quark_devkit.checks.algorithm_settings import processor_of, settings_of
+from quark_devkit.check import CheckFailedError, NotApplicableError, assume, require
 from quark_devkit.simulated_device import SimulatedDevice, simulated_device
-from quark_devkit.small_models import batches, coarse_scheme, logits, quantized, run_config, scheme_with_inputs, small_model
+from quark_devkit.small_models import batches, coarse_scheme, logits, quantized, run_config, scheme_with_inputs, small_family, small_model
 from quark_devkit.subject import Subject, find_subject
 
-__all__ = ["HARM", "accelerator", "logit_error", "others", "require_run_on_accelerator", "schemes", "valid_settings"]
+__all__ = [
+    "HARM",
+    "accelerator",
+    "logit_error",
+    "others",
+    "processor_of",
+    "require_run_on_accelerator",
+    "run_with",
+    "schemes_for",
+    "settings_of",
+    "valid_settings",
+]
 
 HARM = 1.5
 """How much larger than without an algorithm the error of logits may be: it rests on a few tokens of a model
@@ -26,10 +38,49 @@ of random weights.
 """
 
 
-def schemes() -> list[str]:
-    """Return a scheme of coarse weights, and one that quantizes inputs as well."""
-    other = scheme_with_inputs()
-    return [coarse_scheme(), *([] if other is None else [other])]
+def schemes_for(subject: Subject) -> list[str]:
+    """Return a scheme of coarse weights, and one that quantizes inputs as well, but for excluded ones.
+
+    Raises:
+        NotApplicableError: The record of a rounding excludes both.
+    """
+    names = (coarse_scheme(), scheme_with_inputs())
+    found = [name for name in names if name is not None and name not in subject.record.excluded_schemes]
+    assume(found, "its record excludes the schemes that fit the small model")
+    return found
+
+
+def settings_of(subject: Subject, *, is_fused: bool = False) -> AlgoConfig:
+    """Return the settings that the algorithm derives for the small model's family, or else its defaults.
+
+    Args:
+        subject: The algorithm.
+        is_fused: Whether the small model with fused projections is meant.
+
+    Raises:
+        NotApplicableError: It refuses that family.
+        CheckFailedError: It has neither.
+    """
+    kind, architecture = subject.load("config"), small_family(is_fused=is_fused)
+    reason = kind.refusal(architecture)
+    assume(reason is None, f"it does not apply to the family of the small model: {reason}")
+    settings = derived_config(subject.lookup_name, architecture)
+    if settings is not None:
+        return settings
+    try:
+        return kind()
+    except TypeError as error:
+        raise CheckFailedError(f"has no settings without arguments, and derives none from a family's facts: {error}") from None
+
+
+def processor_of(subject: Subject, settings: AlgoConfig | None = None) -> Any:
+    """Return the object that the subject's processor makes of its settings.
+
+    Raises:
+        NotApplicableError: The record brings a configuration only.
+    """
+    assume(subject.record.processor is not None, "the record brings a configuration only, and no processor")
+    return subject.load("processor")(settings_of(subject) if settings is None else settings)
 
 
 def valid_settings(subject: Subject, *, is_fused: bool = False) -> AlgoConfig:
@@ -38,10 +89,15 @@ def valid_settings(subject: Subject, *, is_fused: bool = False) -> AlgoConfig:
     return settings_of(subject, is_fused=is_fused)
 
 
+def run_with(subject: Subject) -> QConfig:
+    """Return the configuration of a run on the small model with an algorithm, in the coarsest scheme."""
+    return run_config(schemes_for(subject)[0], valid_settings(subject))
+
+
 def others(subject: Subject, kind: str) -> Iterator[tuple[AlgorithmRecord, AlgoConfig]]:
     """Yield the other algorithms of a kind that go into a run with this one, with their settings."""
     for record in algorithms():
-        excluded = record.role is not None and record.role == subject.record.role  # type: ignore[union-attr]
+        excluded = record.role is not None and record.role == subject.record.role
         if record.kind != kind or record.name == subject.name or excluded or record.processor is None:
             continue
         try:

@@ -85,7 +85,8 @@ def _defined_in(kind: str) -> Iterator[Check]:
     parts = [module, *(import_module(f"{module.__name__}.{name}") for name in getattr(module, "PARTS", ()))]
     for part in parts:
         for value in vars(part).values():
-            if isinstance(value, Check):
-                if value.kind != kind:
-                    raise ValueError(f"the check {value.id} is defined in {part.__name__}, which holds checks of the kind '{kind}'")
-                yield value
+            for one in value if isinstance(value, tuple) else (value,):
+                if isinstance(one, Check):
+                    if one.kind != kind:
+                        raise ValueError(f"the check {one.id} is defined in {part.__name__}, which holds checks of the kind '{kind}'")
+                    yield one

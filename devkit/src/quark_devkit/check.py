@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import attrs
 
@@ -10,7 +11,7 @@ from quark.errors import QuarkError
 from quark.plugins.api_version import API_VERSION
 from quark_devkit.subject import Subject
 
-__all__ = ["LEVELS", "Check", "CheckFailedError", "NotApplicableError", "NotHereError", "check", "require"]
+__all__ = ["LEVELS", "Check", "CheckFailedError", "NotApplicableError", "NotHereError", "assume", "check", "raises", "require"]
 
 LEVELS = ("required", "optional", "advisory")
 """``required``: everything of the kind has to pass. ``optional``: only what declares the capability has to
@@ -63,8 +64,18 @@ class Check:
         return f"{self.kind}:{self.name}"
 
 
-def check(kind: str, *, level: str = "required", needs: str | None = None, since: int = 1) -> Callable[[Callable[[Subject], None]], Check]:
+def check(
+    kind: str, *, each: Callable[[Subject], Iterable[Any]] | None = None, level: str = "required", needs: str | None = None, since: int = 1
+) -> Callable[[Callable[[Any], None]], Check]:
     """Return a decorator that makes a `Check` of a function, whose docstring begins with the requirement.
+
+    Args:
+        kind: As `Check.kind`.
+        each: Gives the cases of a subject, such as a spec of each granularity. The function then gets each
+            case in place of the subject, and a failure names the case.
+        level: As `Check.level`.
+        needs: As `Check.needs`.
+        since: As `Check.since`.
 
     Example:
         >>> @check("observer")
@@ -75,12 +86,21 @@ def check(kind: str, *, level: str = "required", needs: str | None = None, since
         ('observer:has_a_name', 'The observer has a name.')
     """
 
-    def make(function: Callable[[Subject], None]) -> Check:
+    def make(function: Callable[[Any], None]) -> Check:
         paragraph = (function.__doc__ or "").strip().partition("\n\n")[0]
         sentence = " ".join(paragraph.split())
         if not sentence.endswith("."):
             raise ValueError(f"the docstring of the check '{function.__name__}' begins with the requirement, as one sentence")
-        return Check(kind, function.__name__, sentence, function, level, needs, since)
+
+        def run_each(subject: Subject) -> None:
+            assert each is not None
+            for case in each(subject):
+                try:
+                    function(case)
+                except CheckFailedError as error:
+                    raise CheckFailedError(f"{error} ({case})") from error
+
+        return Check(kind, function.__name__, sentence, function if each is None else run_each, level, needs, since)
 
     return make
 
@@ -94,3 +114,23 @@ def require(condition: object, message: str) -> None:
     """
     if not condition:
         raise CheckFailedError(message)
+
+
+def raises(errors: type[Exception] | tuple[type[Exception], ...], function: Callable[..., Any], *args: Any, **named: Any) -> bool:
+    """Return whether a call raises one of these errors."""
+    try:
+        function(*args, **named)
+    except errors:
+        return True
+    return False
+
+
+def assume(condition: object, reason: str) -> None:
+    """Raise `NotApplicableError` with that reason unless the condition holds.
+
+    Args:
+        condition: Anything with a truth value.
+        reason: A clause about the subject: why there is nothing to look at.
+    """
+    if not condition:
+        raise NotApplicableError(reason)

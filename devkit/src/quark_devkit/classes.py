@@ -99,7 +99,7 @@ class Conformance:
 
 
 def raise_for(result: Result) -> None:
-    """Turn a result into what a test says: nothing, a skipped test, an expected failure, or CheckFailedError.
+    """Report a result as pytest does: pass, skip, expect the failure, or raise CheckFailedError.
 
     Raises:
         CheckFailedError: The check failed, or passed against expectation.

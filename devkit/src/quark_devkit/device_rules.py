@@ -1,4 +1,4 @@
-"""What a GPU refuses of an operator, and how the host waits for it: the rules of the simulated device."""
+"""Rules of the simulated device: operators that a GPU refuses, and operators for which the host waits."""
 
 from __future__ import annotations
 

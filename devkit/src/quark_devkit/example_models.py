@@ -17,7 +17,6 @@ from quark.config.model import QConfig
 from quark.models.layers import linear_weight
 from quark.models.plan.decoder_blocks import decoder_blocks
 from quark.models.plan.mixtures import separate_experts
-from quark.plugins import templates
 from quark.plugins.model_records import TemplateRecord
 from quark_devkit.check import NotApplicableError
 from quark_devkit.small_models import InFloat64, run_config_of
@@ -56,7 +55,7 @@ SIZES = {
 
 def facts_of(subject: Subject) -> Architecture:
     """Return the facts that a template states."""
-    facts: Architecture = templates().load_architecture(subject.lookup_name)
+    facts: Architecture = subject.load("architecture")
     return facts
 
 
@@ -82,7 +81,7 @@ def separated(subject: Subject, dtype: torch.dtype = torch.float64) -> Any:
 
 
 def coarse_config(subject: Subject) -> QConfig:
-    """Return a configuration in coarse weights of everything but what the template excludes."""
+    """Return a configuration in coarse weights of all layers that the template does not exclude."""
     return run_config_of(facts_of(subject))
 
 

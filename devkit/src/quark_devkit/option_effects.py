@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-import attrs
 from torch import Tensor
 
 from quark.errors import QuarkError
 from quark.plugins.options import REQUIRED, Option
 from quark_devkit.check import NotApplicableError, require
 
-__all__ = ["digest", "require_effects"]
+__all__ = ["REFUSALS", "digest", "others", "require_effects"]
 
 REFUSALS = (QuarkError, ValueError, TypeError)
 """What a value that is not accepted raises."""
@@ -50,7 +49,7 @@ def require_effects(
         value = (current or {}).get(option.name, option.default)
         beside, accepted = dict(option.note.beside), []
         usual = _Remembered(results(beside)) if beside else defaults
-        for other in _others(option, value):
+        for other in others(option, value):
             changes = _changes(partial(results, {**beside, option.name: other}), usual)
             if changes:
                 break
@@ -88,16 +87,12 @@ def digest(*values: Any) -> str:
     return hashed.hexdigest()
 
 
-def _once(values: Iterable[Any]) -> Iterator[Any]:
-    return iter(values)
-
-
-@attrs.define(eq=False)
 class _Remembered:
     """Iterates over values as often as is wanted, and computes each once, when it is first wanted."""
 
-    source: Iterator[Any] = attrs.field(converter=_once)
-    known: list[Any] = attrs.field(factory=list)
+    def __init__(self, values: Iterable[Any]) -> None:
+        self.source = iter(values)
+        self.known: list[Any] = []
 
     def __iter__(self) -> Iterator[Any]:
         yield from self.known
@@ -106,7 +101,7 @@ class _Remembered:
             yield value
 
 
-def _others(option: Option, value: Any) -> Iterator[Any]:
+def others(option: Option, value: Any) -> Iterator[Any]:
     """Yield values to try: the examples, or else those that the type and the present value lead to."""
     tried = option.note.examples or [*_like(value), *_of_type(option.type)]
     seen = [value]

@@ -1,4 +1,4 @@
-"""What quark-devkit registers: the commands ``quark check`` and ``quark new-plugin``.
+"""Plugin of quark-devkit: the commands ``quark check`` and ``quark new-plugin``.
 
 Nothing heavy is imported.
 """

@@ -90,13 +90,12 @@ def require_same_when_resumed(config: QConfig, layout: str, options: ExportOptio
             is_again = len(resumed.inputs) == len(whole.inputs)
             require(is_again == damaged, "takes a damaged block for a finished one" if damaged else "forgets the finished blocks")
             same = all(torch.equal(a, b) for a, b in zip(reversed(resumed.inputs), reversed(whole.inputs), strict=False))
-            require(
-                same, f"gives layers of the last block other inputs when a run is resumed from {how}: 'read' has to give what was written"
-            )
+            fix = "'read' has to give what was written"
+            require(same, f"gives layers of the last block other inputs when a run is resumed from {how}: {fix}")
 
 
 def _interrupted(source: Path, out: Path, config: QConfig, layout: str, options: ExportOptions, most: int) -> Path | None:
-    """Let a run fail behind so many tasks, and return what it leaves behind; None where that is nothing."""
+    """Let a run fail behind ``most`` tasks, and return its unfinished output; None where there is none."""
     with suppress(_InterruptedError):
         _quantize(source, out, config, layout, options, most)
     return next(out.parent.glob(f".{out.name}.*"), None)

@@ -35,7 +35,7 @@ _FAILURES = {"failed", "unexpected"}
 
 @attrs.frozen
 class Result:
-    """What one check said of one subject.
+    """The outcome of one check of one subject.
 
     Attributes:
         subject: The subject.
@@ -91,10 +91,8 @@ def run_check(subject: Subject, check: Check, reason: str | None = None) -> Resu
         if outcome in ("failed", "advised"):
             outcome, message, details = "expected", reason, message
         elif outcome == "passed":
-            outcome, message = (
-                "unexpected",
-                f"passes, though it is declared as an expected failure ({reason}): take that out of pyproject.toml",
-            )
+            outcome = "unexpected"
+            message = f"passes, though it is declared as an expected failure ({reason}): take that out of pyproject.toml"
     return Result(subject, check, outcome, message, time.perf_counter() - begin, details)
 
 
@@ -105,7 +103,7 @@ def is_conformant(results: Sequence[Result]) -> bool:
 
 def _outcome(subject: Subject, check: Check) -> tuple[str, str, str]:
     """Outcome, message and details, without regard to expected failures."""
-    if check.needs is not None and check.needs not in (subject.record.capabilities if subject.record else ()):
+    if check.needs is not None and not subject.declares(check.needs):
         return "not applicable", f"the record does not declare the capability '{check.needs}'", ""
     failed = "advised" if check.level == "advisory" else "failed"
     python_state = random.getstate()

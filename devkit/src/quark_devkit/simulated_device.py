@@ -50,7 +50,7 @@ _AUTOCAST: Any = getattr(torch._C.DispatchKey, "AutocastPrivateUse1")  # noqa: B
 
 @attrs.define(eq=False)
 class SimulatedDevice:
-    """What happens on the device while `simulated_device` is entered.
+    """Record of the waits and the memory of the device while `simulated_device` is entered.
 
     Attributes:
         name: For ``tensor.to`` and ``device=``.
@@ -167,7 +167,7 @@ class SimulatedTensor(Tensor):
 
     @property
     def data(self) -> Tensor:
-        """The tensor without its history; what is set takes the place of shape and values."""
+        """The tensor without its history; a tensor that is set gives its shape and values."""
         return self.detach()
 
     @data.setter
@@ -246,7 +246,7 @@ class _Backend:
 
 @cache
 def _register() -> tuple[torch.library.Library, ...]:
-    """Make the device known to torch, once in a process; what is returned has to be kept."""
+    """Register the device with torch, once in a process, and return the libraries, which have to be kept."""
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
     if (taken := torch._C._get_privateuse1_backend_name()) != "privateuseone":
@@ -279,7 +279,7 @@ def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Te
 
 
 def _run(operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return what an operator returns."""
+    """Return the result of an operator."""
     return _dispatched(operator, args, kwargs)
 
 
@@ -295,7 +295,7 @@ def _in_lower_precision(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _dispatched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return an operator's result, computed on the CPU; refuse what no GPU computes, and count waits."""
+    """Return an operator's result, computed on the CPU; refuse it where no GPU has it, and count waits."""
     tensors: list[Tensor] = []
     _map(tensors.append, (args, tuple(kwargs.values())))
     own = [x for x in tensors if isinstance(x, SimulatedTensor)]

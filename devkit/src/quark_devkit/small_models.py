@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ __all__ = [
     "InFloat64",
     "batches",
     "coarse_scheme",
+    "fitting",
     "fitting_schemes",
     "logits",
     "quantized",
@@ -39,6 +40,8 @@ __all__ = [
 ]
 
 VOCABULARY, HIDDEN, INTERMEDIATE, BLOCKS, HEADS, KV_HEADS = 96, 64, 128, 2, 4, 2
+_SHAPES = ((HIDDEN, HIDDEN), (HIDDEN, INTERMEDIATE))
+"""Shapes that a scheme of the small model has to fit."""
 OUTLIERS = (3, 17, 40)
 """Channels of the residual stream that norms make large, as in trained models: what equalization is for."""
 
@@ -70,17 +73,14 @@ def small_model(dtype: torch.dtype = torch.float32, *, is_fused: bool = False) -
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.7 / parameter.shape[1] ** 0.5)
     for parameter in whole.parameters():
         parameter.data = parameter.data.to(dtype)  # and no buffer: those of rotary embeddings are float32 in every loaded model
-    model: nn.Module = whole
-    return model
+    return whole
 
 
 def _small_config(is_fused: bool = False) -> tuple[Any, Any]:
     """Return the configuration and the class of the small model, or of the one with fused projections."""
     from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
 
-    config: Any
-    kind: Any
-    config, kind = (Phi3Config, Phi3ForCausalLM) if is_fused else (LlamaConfig, LlamaForCausalLM)
+    config: Any = Phi3Config if is_fused else LlamaConfig
     if config.model_type not in templates():
         raise NotApplicableError("no installed template knows the family of the small model: install quark-templates")
     with_biases = {} if is_fused else {"attention_bias": True, "mlp_bias": True}
@@ -96,7 +96,7 @@ def _small_config(is_fused: bool = False) -> tuple[Any, Any]:
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
-    return config(**sizes, **with_biases, tie_word_embeddings=not is_fused), kind
+    return config(**sizes, **with_biases, tie_word_embeddings=not is_fused), Phi3ForCausalLM if is_fused else LlamaForCausalLM
 
 
 def batches(count: int = 4, length: int = 48, seed: int = 0) -> list[Tensor]:
@@ -118,15 +118,13 @@ def coarse_scheme() -> str:
     Raises:
         NotApplicableError: There is none.
     """
-    found = [(_bits(config), name) for name, config in _fitting() if config.input_tensors is None]
-    if not found:
-        raise NotApplicableError("no registered scheme quantizes weights alone and fits a model with 64 channels")
-    return min(found)[1]
+    return _coarsest(_SHAPES, "a model with 64 channels")
 
 
 def scheme_with_inputs() -> str | None:
     """Return the name of a fitting scheme with static input scales; None if there is none."""
-    found = ((name, levels(config.input_tensors)) for name, config in _fitting())
+    of_one_level = {name: config for name, config in fitting(_SHAPES).items() if len(levels(config.weight)) == 1}
+    found = ((name, levels(config.input_tensors)) for name, config in of_one_level.items())
     return next((name for name, specs in found if len(specs) == 1 and specs[0].is_dynamic is False), None)
 
 
@@ -136,39 +134,28 @@ def fitting_schemes() -> list[str]:
     Those with float inputs come first, and those with codes of few bits before others.
     """
     found: dict[object, tuple[bool, float, str]] = {}
-    for name, config in _fitting(most_levels=9):
+    for name, config in fitting(_SHAPES).items():
         kind = tuple((s.dtype, s.qscheme, s.symmetric, s.scale_format, s.is_scale_quant) for s in levels(config.weight))
         candidate = (config.input_tensors is not None, _bits(config), name)
         found[kind] = min(found.get(kind, candidate), candidate)
     return [name for *_, name in sorted(found.values())]
 
 
-def run_config_of(facts: Architecture, columns: int = 32) -> QConfig:
-    """Return a configuration in the coarsest scheme of weights alone that fits ``columns`` input channels.
+def run_config_of(facts: Architecture) -> QConfig:
+    """Return a configuration in the coarsest scheme of weights alone that fits 32 input channels.
 
     Everything is quantized but the layers that the family excludes.
 
     Raises:
         NotApplicableError: There is none.
     """
-    found = []
-    for name, config in _fitting():
-        weight = config.weight
-        if (
-            config.input_tensors is None
-            and weight is not None
-            and quantizer_for(weight, activation=False).shape_error((8, columns)) is None
-        ):
-            found.append((_bits(config), name))
-    if not found:
-        raise NotApplicableError(f"no registered scheme quantizes weights alone and fits layers with {columns} input channels")
-    return QConfig(global_quant_config=schemes().load_config(min(found)[1])(), exclude=facts.with_modules(facts.exclude_layers_name))
+    name = _coarsest((*_SHAPES, (8, 32)), "layers with 32 input channels")
+    return QConfig(global_quant_config=schemes().load_config(name)(), exclude=facts.with_modules(facts.exclude_layers_name))
 
 
 def small_family(*, is_fused: bool = False) -> Architecture:
     """Return the facts about the family of the small model, or of that with fused projections."""
-    facts: Architecture = templates().load_architecture(_small_config(is_fused)[0].model_type)
-    return facts
+    return templates().load_architecture(_small_config(is_fused)[0].model_type)
 
 
 def run_config(scheme: str | QLayerConfig, *algorithms: AlgoConfig, exclude: tuple[str, ...] = ()) -> QConfig:
@@ -203,23 +190,28 @@ def _bits(config: QLayerConfig) -> float:
     return formats().get(levels(config.weight)[-1].dtype.name).bits
 
 
-def _fitting(most_levels: int = 1) -> list[tuple[str, QLayerConfig]]:
-    """Schemes, of no more levels of scales than that, whose weights fit every layer of the small model."""
-    found = []
+def _coarsest(shapes: Iterable[tuple[int, int]], wanted: str) -> str:
+    """Return the scheme with the fewest bits, of weights alone, that fits these shapes."""
+    of_weights = {name: config for name, config in fitting(shapes).items() if config.input_tensors is None}
+    found = [(_bits(config), name) for name, config in of_weights.items() if len(levels(config.weight)) == 1]
+    if not found:
+        raise NotApplicableError(f"no registered scheme quantizes weights alone and fits {wanted}")
+    return min(found)[1]
+
+
+def fitting(shapes: Iterable[tuple[int, int]]) -> dict[str, QLayerConfig]:
+    """Return the schemes whose weights fit these shapes, by name."""
+    found = {}
     for name in schemes().names():
         try:
             config = schemes().load_config(name)()
-            if config.weight is not None and len(levels(config.weight)) <= most_levels and _fits(config):
-                found.append((name, config))
+            if config.weight is not None:
+                quantizer = quantizer_for(config.weight, activation=False)
+                if all(quantizer.shape_error(shape) is None for shape in shapes):
+                    found[name] = config
         except (QuarkError, ValueError, TypeError):  # a broken scheme is not what is checked here
             continue
     return found
-
-
-def _fits(config: QLayerConfig) -> bool:
-    assert config.weight is not None
-    shapes = ((HIDDEN, HIDDEN), (HIDDEN, INTERMEDIATE))
-    return all(quantizer_for(config.weight, activation=False).shape_error(shape) is None for shape in shapes)
 
 
 class InFloat64(TorchFunctionMode):

@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-from quark_devkit.check import require
+from quark_devkit.check import CheckFailedError, require
 
 __all__ = ["StoredTensor", "failing_open", "largest_file", "stored_tensors", "wrong_index"]
 
@@ -64,10 +64,8 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
             require(entry["dtype"] in BITS, f"writes '{name}' in the dtype {entry['dtype']}, which safetensors does not have")
             right = begin == position and (end - begin) * 8 == math.prod(entry["shape"]) * BITS[entry["dtype"]]
             require(right, f"writes '{path.name}' in which the bytes of '{name}' are {begin} to {end}: shape {entry['shape']}")
-            require(
-                name not in found,
-                f"writes the tensor '{name}' twice, in '{path.name}' and in '{found[name].file if name in found else ''}'",
-            )
+            if name in found:
+                raise CheckFailedError(f"writes the tensor '{name}' twice, in '{path.name}' and in '{found[name].file}'")
             found[name] = StoredTensor(path.name, entry["dtype"], tuple(entry["shape"]), begin, end)
             position = end
         require(8 + length + position == len(content), f"writes '{path.name}' with bytes that belong to no tensor")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 import importlib_metadata
@@ -60,7 +61,7 @@ class Subject:
     name: str
     distribution: str
     version: str
-    record: Record | None
+    record: Any
     catalog: Catalog = attrs.field(repr=False)
     source_directory: Path | None = None
 
@@ -72,9 +73,21 @@ class Subject:
     @property
     def lookup_name(self) -> str:
         """The name by which its registry gives this record alone: full where several claim it."""
-        registry = self.catalog.registries[_REGISTRIES[self.kind]]
         full = f"{self.distribution}:{self.name}"
-        return full if self.name in registry.conflicts() or registry.get(self.name) is not self.record else self.name
+        return full if self.name in self.registry.conflicts() or self.registry.get(self.name) is not self.record else self.name
+
+    @property
+    def registry(self) -> Any:
+        """The registry that holds the record."""
+        return self.catalog.registries[_REGISTRIES[self.kind]]
+
+    def load(self, field: str) -> Any:
+        """Return the object that a field of the record points at: ``load("observer")``."""
+        return getattr(self.registry, f"load_{field}")(self.lookup_name)
+
+    def declares(self, capability: str) -> bool:
+        """Return whether the record declares a capability."""
+        return self.record is not None and capability in self.record.capabilities
 
     def __str__(self) -> str:
         return f"{self.kind.replace('_', ' ')} '{self.name}' of {self.distribution} {self.version}".rstrip()
@@ -87,7 +100,7 @@ def distributions(catalog: Catalog) -> dict[str, str]:
 
 
 def subjects(catalog: Catalog, distribution: str, kinds: Sequence[str] = KINDS, source_directory: Path | None = None) -> Iterator[Subject]:
-    """Yield what a distribution registers, kind by kind, and at the end the distribution itself.
+    """Yield the records of a distribution as subjects, kind by kind, and at the end the distribution itself.
 
     Args:
         catalog: The plugins.

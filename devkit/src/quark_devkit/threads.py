@@ -21,7 +21,7 @@ _TIMEOUT = 60.0
 
 
 def in_threads(work: Callable[[Ranks], T], size: int, *, is_deterministic: bool = False) -> list[T]:
-    """Return ``[work(ranks)]`` for each of so many ranks, which run in threads of this process.
+    """Return ``[work(ranks)]`` of ``size`` ranks, which run in threads of this process.
 
     Ranks share nothing by this but what they exchange: each needs a model of its own, made in ``work``.
 

@@ -4,31 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import HeldOut, Rounding, RoundingTask, RoundToNearest, Statistic, float_weight
+from quark.algorithms import HeldOut, Rounding, RoundingTask, Statistic, float_weight
 from quark.config.layer import QLayerConfig, levels
-from quark.errors import QuarkError
 from quark.models.layers import QuantizedLayer, quantized_class
-from quark.numbers import quantizer_for
 from quark.numbers.on_grid import grid_error
-from quark.plugins import schemes
-from quark_devkit.check import NotApplicableError
+from quark_devkit.algorithm_runs import processor_of
+from quark_devkit.check import assume, require
+from quark_devkit.small_models import fitting
 from quark_devkit.subject import Subject
 
 __all__ = [
     "COLUMNS",
+    "Case",
     "Inputs",
+    "cases",
     "inputs",
     "layers_of",
-    "one_scheme_of_each_kind",
+    "mean_square_of",
+    "one_case",
+    "require_on_grid",
     "rounded",
     "schemes_to_round",
     "statistics",
-    "wrong_weight",
 ]
 
 COLUMNS, ROWS, TOKENS = 128, 32, 384
@@ -96,7 +99,7 @@ def rounded(
     held_out: Inputs | None = None,
     given: Mapping[type[Statistic], Statistic] | None = None,
 ) -> Mapping[str, Mapping[str, object]]:
-    """Round the layers and return what the rounding returns.
+    """Round the layers and return the rounding's metrics by layer.
 
     Args:
         rounding: The rounding.
@@ -111,18 +114,19 @@ def rounded(
     return rounding.round(RoundingTask(layers, made, held_out=validation))
 
 
-def to_nearest(layers: Mapping[str, QuantizedLayer]) -> None:
-    """Round the layers to nearest."""
-    RoundToNearest().round(RoundingTask(layers))
+def require_on_grid(layers: Iterable[QuantizedLayer], where: str = "") -> None:
+    """Require that weights and scales of rounded layers are right.
 
-
-def wrong_weight(layer: QuantizedLayer) -> str | None:
-    """Return what is wrong with a rounded weight and its scales, as a predicate; None where nothing is."""
-    module = layer.weight_quantizer
-    assert module is not None
-    if module.qparams is None and not module.quantizer.is_float:
-        return "has no scales"
-    return grid_error(module.quantizer, module.qparams, float_weight(layer))
+    Args:
+        layers: The layers.
+        where: They come from, in parentheses, for the message.
+    """
+    for layer in layers:
+        module = layer.weight_quantizer
+        assert module is not None
+        has_scales = module.qparams is not None or module.quantizer.is_float
+        wrong = grid_error(module.quantizer, module.qparams, float_weight(layer)) if has_scales else "has no scales"
+        require(wrong is None, f"leaves a weight that {wrong}{where}")
 
 
 def schemes_to_round(subject: Subject) -> dict[str, QLayerConfig]:
@@ -131,29 +135,52 @@ def schemes_to_round(subject: Subject) -> dict[str, QLayerConfig]:
     Raises:
         NotApplicableError: There is none.
     """
-    found = {}
-    for name in schemes().names():
-        if name in subject.record.excluded_schemes:  # type: ignore[union-attr]
-            continue
-        try:
-            config = schemes().load_config(name)()
-            usable = config.weight is not None and quantizer_for(config.weight, activation=False).shape_error((ROWS, COLUMNS)) is None
-        except (QuarkError, ValueError, TypeError):  # a broken scheme is not what is checked here
-            continue
-        if usable:
-            found[name] = config
-    if not found:
-        raise NotApplicableError("there is no scheme to round by it")
+    found = {name: config for name, config in fitting([(ROWS, COLUMNS)]).items() if name not in subject.record.excluded_schemes}
+    assume(found, "there is no scheme to round by it")
     return found
 
 
-def one_scheme_of_each_kind(subject: Subject) -> dict[str, QLayerConfig]:
-    """Return the first scheme of each number of levels, granularity, symmetry and way of storing scales."""
-    found: dict[object, tuple[str, QLayerConfig]] = {}
+@attrs.frozen(eq=False)
+class Case:
+    """A rounding, and a scheme to round by it.
+
+    Attributes:
+        subject: The rounding.
+        name: Of the scheme.
+        config: The scheme.
+    """
+
+    subject: Subject
+    name: str
+    config: QLayerConfig
+
+    def __str__(self) -> str:
+        return self.name
+
+    def rounding(self) -> Rounding:
+        """Return a new object of the rounding."""
+        rounding: Rounding = processor_of(self.subject)
+        return rounding
+
+    def rounded(self, **sizes: Any) -> list[tuple[Any, Any]]:
+        """Return layers that it has rounded, each with the same layer as it was; sizes as of `layers_of`."""
+        layers = layers_of(self.config, **sizes)
+        rounded(self.rounding(), layers, held_out=inputs(1, 32))
+        return list(zip(layers.values(), layers_of(self.config, **sizes).values(), strict=True))
+
+
+def cases(subject: Subject) -> list[Case]:
+    """Return a case for each number of levels, granularity, symmetry and way of storing scales."""
+    found: dict[object, Case] = {}
     for name, config in schemes_to_round(subject).items():
         kind = tuple((s.qscheme, s.symmetric, s.scale_format, s.is_scale_quant) for s in levels(config.weight))
-        found.setdefault(kind, (name, config))
-    return dict(found.values())
+        found.setdefault(kind, Case(subject, name, config))
+    return list(found.values())
+
+
+def one_case(subject: Subject) -> list[Case]:
+    """Return the first case alone."""
+    return cases(subject)[:1]
 
 
 def mean_square_of(layers: Mapping[str, QuantizedLayer], weights: Iterable[Tensor], data: Inputs) -> Tensor:

@@ -97,7 +97,7 @@ class LeavesNan(Nudges):
 
 
 class MovesItsTargets(Nudges):
-    """Spoils the block, and makes what that gives the target by which the pipeline validates it."""
+    """Spoils the block, and makes its spoilt outputs the target by which the pipeline validates it."""
 
     @torch.no_grad()
     def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:

@@ -371,7 +371,7 @@ class NoZeroPoint(Plain):
 
 
 class RoundsMatricesElse(Plain):
-    """Knows matrices, of which algorithms hand over columns."""
+    """Knows matrices; algorithms hand over their columns."""
 
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         return super().round_(t if t.ndim > 1 else t.add_(0.4), zero)
@@ -385,7 +385,7 @@ class PacksElse(Nibbles):
 
 
 class LeavesColumns(Plain):
-    """Does not round what is no matrix."""
+    """Rounds matrices alone."""
 
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         return super().round_(t, zero) if t.ndim > 1 else t

@@ -46,6 +46,6 @@ def having_an_idle_one(settings: type[AlgoConfig]) -> type[AlgoConfig]:
 
 
 def saying_nothing(settings: type[AlgoConfig]) -> type[AlgoConfig]:
-    """Return a class with the same settings, and no word of what they are."""
+    """Return a class with the same settings, without a description of them."""
     own = {field.name: attrs.field(default=field.default) for field in attrs.fields(settings)}
     return attrs.make_class("Undescribed", own, bases=(AlgoConfig,), kw_only=True)

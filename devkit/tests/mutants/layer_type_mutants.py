@@ -151,7 +151,7 @@ class ForgetsGroups(QuantizedConvolution, OwnTransposed):  # type: ignore[misc]
 
 
 class ByFeature(QuantizedLayer, OwnEmbedding):  # type: ignore[misc]
-    """Has scales of features where those of tokens are asked for."""
+    """Has scales of features where scales of tokens are asked for."""
 
     @classmethod
     def quantizer_of(cls, slot: Slot, spec: TensorSpec, shape: LayerShape) -> TensorQuantizer:

@@ -25,7 +25,7 @@ __all__ = ["HEALTHY", "MUTANTS"]
 
 
 class LosesBlocks(Sharing):
-    """What a process writes that has joined is not in the files, and it says that all is."""
+    """Leaves the blocks of a process that has joined out of the files, and reports them as written."""
 
     @contextmanager
     def join(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
@@ -147,7 +147,7 @@ class AnnouncesFloats(Announcing):
 
 
 class AnnouncesAnotherOrder(Announcing):
-    """What it announces last it writes first, so that shards are of other sizes."""
+    """Writes first the tensor that it announces last, so that shards are of other sizes."""
 
     def announced(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> list[Mapping[str, Tensor]]:
         return super().announced(content, skeleton, options)[::-1]

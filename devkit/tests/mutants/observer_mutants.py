@@ -138,7 +138,7 @@ class Shares(PlainObserver):
 
 
 class CountsObservers(PlainObserver):
-    """Gives a wider range once so many of its class have been asked."""
+    """Gives a wider range once forty of its class have been asked."""
 
     asked = 0
 

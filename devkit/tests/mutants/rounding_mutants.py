@@ -53,7 +53,7 @@ class Plain:
         return {name: {"layers": len(task.layers)} for name in task.layers}
 
     def change(self, layer: QuantizedLayer) -> None:
-        """Do what is wrong with a rounded layer."""
+        """Break a rounded layer."""
 
 
 class OfTheCpu(Plain):
@@ -197,7 +197,7 @@ class Remembers(Plain):
 
 
 class ByLargest(Plain):
-    """Scales by a statistic, so that what is wrong with it shows."""
+    """Scales by a statistic, so that an error of it shows."""
 
     needs = (LastPart,)
 
@@ -259,7 +259,7 @@ class FirstBlockAlone(Plain):
 
 
 class WithTail(Plain):
-    """Applies to what ends in ``proj``, when it is made first."""
+    """Applies to names that end in ``proj``, when it is made first."""
 
     made = 0
 

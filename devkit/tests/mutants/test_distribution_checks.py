@@ -28,7 +28,7 @@ SCHEME = SchemeRecord(name="mutant_plain", summary="a scheme", config=CONFIG, ap
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
-    """What the checks say of a healthy distribution, which is installed while they run and no longer."""
+    """Results of the checks of a healthy distribution, which is installed while they run."""
     with installed(tmp_path_factory.mktemp("healthy"), LISTENER) as subject:
         return {result.check.name: result for result in run_checks(subject, CHECKS)}
 

@@ -22,7 +22,7 @@ CHECK = all_checks()["scheme:refuses_or_serves_ragged_groups"]
 
 @attrs.frozen
 class Ragged(Granularity):
-    """Groups of ``size`` columns, of which the last of a row may be shorter."""
+    """Groups of ``size`` columns; the last group of a row may be shorter."""
 
     size: int
     is_local = True

@@ -1,4 +1,4 @@
-"""What else is installed has no say in the checks of a record, unless its distribution requires it."""
+"""Other installed distributions have no say in the checks of a record, unless its own requires them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What acme_nf3 and AcmeRmsObserver promise beyond the laws of every format and observer, in numbers."""
+"""Promises of acme_nf3 and AcmeRmsObserver beyond the laws of every format and observer, in numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What acme_weighted promises: for every scheme, layer by layer, and over a whole model."""
+"""Promises of acme_weighted: for every scheme, layer by layer, and over a whole model."""
 
 from __future__ import annotations
 

@@ -13,15 +13,13 @@ from quark.errors import ConfigError, QuarkError
 from quark.plugins import AlgorithmRecord, algorithms
 from quark.plugins.attribution import origin
 from quark.runs.selected_algorithms import in_order
-from quark_devkit.algorithm_runs import HARM, logit_error, others, require_run_on_accelerator, schemes, valid_settings
+from quark_devkit.algorithm_runs import HARM, logit_error, others, processor_of, schemes_for, valid_settings
 from quark_devkit.check import check, require
-from quark_devkit.checks import algorithm_settings
-from quark_devkit.checks.algorithm_settings import processor_of
+from quark_devkit.checks import algorithm
 from quark_devkit.option_effects import digest
 from quark_devkit.random_states import random_states_kept
 from quark_devkit.small_models import batches, coarse_scheme, fitting_schemes, quantized, run_config
 from quark_devkit.subject import Subject
-from quark_devkit.whole_runs import readable_layout, require_reload, require_same_after_resume, require_same_from_disk
 
 
 def _different(one: nn.Module, other: nn.Module) -> list[str]:
@@ -36,9 +34,7 @@ def is_made_of_its_settings(subject: Subject) -> None:
     refuse_strange(processor_of(subject), "block_tuning", origin("algorithms", subject.lookup_name))
 
 
-default_settings_are_valid, settings_survive_json, refuses_unknown_settings, describes_its_settings = algorithm_settings.checks_of_kind(
-    "block_tuning"
-)
+checks_of_settings = algorithm.checks_of_settings("block_tuning")
 
 
 @check("block_tuning", level="advisory", since=2)
@@ -49,13 +45,13 @@ def heeds_its_options(subject: Subject) -> None:
     def results(settings: AlgoConfig) -> Iterator[str]:
         yield digest(*quantized(run_config(coarse_scheme(), settings), data=batches(4, 8)).state_dict().values())
 
-    algorithm_settings.options_have_effects(subject, results)
+    algorithm.options_have_effects(subject, results)
 
 
 @check("block_tuning")
 def has_a_place_among_the_others(subject: Subject) -> None:
     """Its ``role``, ``before`` and ``after`` give an order with each other registered tuning."""
-    record: AlgorithmRecord = subject.record  # type: ignore[assignment]
+    record: AlgorithmRecord = subject.record
     for other in algorithms():
         if other.kind != "block_tuning" or other.name == record.name or (record.role is not None and other.role == record.role):
             continue
@@ -69,8 +65,9 @@ def has_a_place_among_the_others(subject: Subject) -> None:
 def changes_something(subject: Subject) -> None:
     """It changes the small model, behind round-to-nearest, for at least one scheme, to a smaller error on
     held-out tokens."""
-    changed = any(_different(quantized(run_config(s, valid_settings(subject))), quantized(run_config(s))) for s in schemes())
-    require(changed, f"leaves {' and '.join(schemes())} as they are, or its changes are taken back: other checks show little of it")
+    schemes, settings = schemes_for(subject), valid_settings(subject)
+    changed = any(_different(quantized(run_config(scheme, settings)), quantized(run_config(scheme))) for scheme in schemes)
+    require(changed, f"leaves {' and '.join(schemes)} as they are, or its changes are taken back: other checks show little of it")
 
 
 @check("block_tuning")
@@ -87,7 +84,7 @@ def tunes_every_format(subject: Subject) -> None:
 @check("block_tuning")
 def does_no_harm(subject: Subject) -> None:
     """Logits are as near to the float model's as without it, or nearer, to a factor of 1.5."""
-    for scheme in schemes():
+    for scheme in schemes_for(subject):
         ratio = logit_error(scheme, valid_settings(subject)) / logit_error(scheme)
         require(ratio <= HARM, f"makes logits {ratio:.3g} times as wrong as without it ({scheme})")
 
@@ -112,28 +109,5 @@ def is_deterministic(subject: Subject) -> None:
     require(not different, f"changes '{different[0] if different else ''}' differently the second time")
 
 
-@check("block_tuning", level="advisory")
-def works_on_an_accelerator(subject: Subject) -> None:
-    """A run on a model of an accelerator, here a simulated one, finishes, leaves all tensors there, and is as
-    good as on a CPU."""
-    for scheme in schemes():
-        require_run_on_accelerator(scheme, valid_settings(subject))
-
-
-@check("block_tuning")
-def reloads_to_the_same_logits(subject: Subject) -> None:
-    """What is exported after it reads back to the same logits, to the bit."""
-    require_reload(quantized(run_config(coarse_scheme(), valid_settings(subject))), readable_layout())
-
-
-@check("block_tuning")
-def streams_to_the_same_bytes(subject: Subject) -> None:
-    """A checkpoint that is quantized from disk, one block in memory at a time, has the bytes of one that is
-    quantized in memory."""
-    require_same_from_disk(run_config(coarse_scheme(), valid_settings(subject)))
-
-
-@check("block_tuning")
-def resumes_to_the_same_bytes(subject: Subject) -> None:
-    """A run from disk that is interrupted behind a block and resumed has the bytes of one that was not."""
-    require_same_after_resume(run_config(coarse_scheme(), valid_settings(subject)))
+works_on_an_accelerator = check("block_tuning", level="advisory")(algorithm.works_on_an_accelerator)
+checks_of_runs = algorithm.checks_of_runs("block_tuning")

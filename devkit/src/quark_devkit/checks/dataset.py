@@ -16,11 +16,8 @@ from typing import Any
 
 from quark.calibration.data.samples import sample_of
 from quark.errors import CalibrationError, MissingPluginError, QuarkError
-from quark.plugins.program_records import DatasetRecord
-from quark_devkit.check import CheckFailedError, NotApplicableError, NotHereError, check, require
+from quark_devkit.check import CheckFailedError, NotHereError, assume, check, require
 from quark_devkit.subject import Subject
-
-__all__: list[str] = []
 
 _MOST = 64
 """Samples that are looked at."""
@@ -28,14 +25,9 @@ _DAMAGED = bytes(range(256)) * 16
 """What no text, table or archive begins with."""
 
 
-def _record(subject: Subject) -> DatasetRecord:
-    assert isinstance(subject.record, DatasetRecord)
-    return subject.record
-
-
 def _read(subject: Subject, *path: Path) -> list[Any]:
     """The first samples, of a file where the source reads files."""
-    samples = subject.catalog.datasets.load_samples(subject.lookup_name)
+    samples = subject.load("samples")
     try:
         return list(islice(partial(samples, **({"path": path[0]} if path else {}))(), _MOST))
     except MissingPluginError as error:
@@ -45,7 +37,7 @@ def _read(subject: Subject, *path: Path) -> list[Any]:
 @contextmanager
 def _files(subject: Subject) -> Iterator[tuple[Path, ...]]:
     """Yield the example file of a source that reads files, as a tuple of one; else an empty tuple."""
-    record = _record(subject)
+    record = subject.record
     if record.is_online:
         raise NotHereError("its data are downloaded")
     if not record.suffixes:
@@ -56,7 +48,7 @@ def _files(subject: Subject) -> Iterator[tuple[Path, ...]]:
     with TemporaryDirectory() as directory:
         file = Path(directory, f"example{record.suffixes[0]}")
         try:
-            subject.catalog.datasets.load_example(subject.lookup_name)(file)
+            subject.load("example")(file)
         except MissingPluginError as error:
             raise NotHereError(str(error)) from None
         yield (file,)
@@ -87,15 +79,14 @@ def yields_the_same_again(subject: Subject) -> None:
 def can_be_read_without_options(subject: Subject) -> None:
     """Every option has a default, so that its name alone can be given."""
     with _files(subject):
-        required = [option.name for option in subject.catalog.datasets.options(subject.lookup_name) if option.to_dict()["required"]]
+        required = [option.name for option in subject.registry.options(subject.lookup_name) if option.to_dict()["required"]]
     require(not required, f"needs the option '{next(iter(required), '')}'")
 
 
 @check("dataset")
 def refuses_damaged_files(subject: Subject) -> None:
     """A damaged file gives samples or an error of quark's own that names the file, and no other error."""
-    if not _record(subject).suffixes:
-        raise NotApplicableError("it reads no files")
+    assume(subject.record.suffixes, "it reads no files")
     with _files(subject) as (file,):
         file.write_bytes(_DAMAGED)
         try:

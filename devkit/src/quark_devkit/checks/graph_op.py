@@ -12,39 +12,30 @@ from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
 from quark.models.layers import QuantizerModule
-from quark.plugins.records import Record
 from quark.runs.graph.capture import capture
 from quark.runs.graph.normal_form import normal_form
 from quark.runs.graph.operators import Operator, operators_in
 from quark.torch import ModelQuantizer
-from quark_devkit.check import NotApplicableError, check, require
+from quark_devkit.check import assume, check, require
 from quark_devkit.example_specs import registered_formats
 from quark_devkit.subject import Subject
-
-__all__: list[str] = []
 
 _QUANTIZED = 0.1
 """Relative error of an output with 8-bit tensors that would be far too large."""
 
 
 def _example(subject: Subject) -> tuple[Any, tuple[Any, ...]]:
-    record = _record(subject)
-    if record.example is None:
-        raise NotApplicableError("the record names no example")
-    return subject.catalog.graph_ops.load_example(subject.lookup_name)(record.name)
-
-
-def _record(subject: Subject) -> Any:
-    assert isinstance(subject.record, Record)
-    return subject.record
+    record = subject.record
+    assume(record.example is not None, "the record names no example")
+    return subject.load("example")(record.name)
 
 
 def _schemas(subject: Subject) -> dict[str, list[Any]]:
     """The schemas of each operator, one for each overload that gives a new tensor."""
-    if _record(subject).example is not None:
+    if subject.record.example is not None:
         _example(subject)  # whose module may define the operator
     schemas = {}
-    for full_name in _record(subject).operators:
+    for full_name in subject.record.operators:
         namespace, _, name = full_name.partition("::")
         packet = getattr(getattr(torch.ops, namespace), name, None)
         overloads = [] if packet is None else [getattr(packet, overload)._schema for overload in packet.overloads()]
@@ -55,7 +46,7 @@ def _schemas(subject: Subject) -> dict[str, list[Any]]:
 def _captured(subject: Subject) -> tuple[fx.GraphModule, Operator, tuple[Any, ...]]:
     module, args = _example(subject)
     graph = normal_form(capture(module, args)).model
-    operators = [operator for operator in operators_in(graph.graph) if operator.record.name == _record(subject).name]
+    operators = [operator for operator in operators_in(graph.graph) if operator.record.name == subject.record.name]
     require(operators, f"is not in the graph of its example, which has {', '.join(str(n.target) for n in graph.graph.nodes)}")
     return graph, operators[0], args
 
@@ -82,7 +73,7 @@ def names_operators_of_torch(subject: Subject) -> None:
 @check("graph_op")
 def names_arguments_of_its_operators(subject: Subject) -> None:
     """Inputs, weight and bias are arguments of every operator."""
-    record = _record(subject)
+    record = subject.record
     names = [*record.inputs, *filter(None, [record.weight, record.bias])]
     for operator, schemas in _schemas(subject).items():
         of_operator = {argument.name for schema in schemas for argument in schema.arguments}
@@ -93,9 +84,8 @@ def names_arguments_of_its_operators(subject: Subject) -> None:
 @check("graph_op")
 def names_a_layer_type(subject: Subject) -> None:
     """The layer type is registered and has a quantized class."""
-    name = _record(subject).layer_type
-    if name is None:
-        raise NotApplicableError("it has no weight")
+    name = subject.record.layer_type
+    assume(name is not None, "it has no weight")
     known = subject.catalog.layer_types
     require(name in known and known.get(name).quantized is not None, f"names the layer type '{name}', which is none that is quantized")
 
@@ -111,8 +101,7 @@ def is_in_its_example(subject: Subject) -> None:
 @check("graph_op")
 def moves_values_if_it_says_so(subject: Subject) -> None:
     """If the record says that the operator moves values, each of its outputs is one of its inputs, or 0."""
-    if not _record(subject).moves_values:
-        raise NotApplicableError("it computes new values")
+    assume(subject.record.moves_values, "it computes new values")
     graph, operator, args = _captured(subject)
     run = _Recording(graph)
     with torch.no_grad():
@@ -126,12 +115,11 @@ def moves_values_if_it_says_so(subject: Subject) -> None:
 def is_quantized(subject: Subject) -> None:
     """With 8 bits for all its tensors, the example computes nearly what it did, and each quantizer has its
     scale."""
-    if Dtype.int8.name not in registered_formats():
-        raise NotApplicableError("no number format of 8-bit integers is installed")
+    assume(Dtype.int8.name in registered_formats(), "no number format of 8-bit integers is installed")
     spec = QTensorConfig(dtype=Dtype.int8, qscheme="per_tensor", symmetric=True, is_dynamic=False)
     layer = QLayerConfig(input_tensors=spec, output_tensors=spec, weight=spec)
     mode = QuantizationMode.fx_graph_mode
-    config = QConfig(global_quant_config=QLayerConfig(), layer_type_quant_config={_record(subject).name: layer}, quant_mode=mode)
+    config = QConfig(global_quant_config=QLayerConfig(), layer_type_quant_config={subject.record.name: layer}, quant_mode=mode)
     module, args = _example(subject)
     with torch.no_grad():
         before = module(*args)

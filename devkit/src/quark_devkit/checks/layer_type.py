@@ -21,9 +21,8 @@ from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
 from quark.models.layers import QuantizedLayer, counts_as, linear_weight
 from quark.models.layers.layer_types import layer_type_of_class
-from quark.plugins.model_records import LayerTypeRecord
 from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
-from quark_devkit.check import NotApplicableError, check, require
+from quark_devkit.check import NotApplicableError, assume, check, require
 from quark_devkit.example_specs import registered_formats
 from quark_devkit.subject import Subject
 
@@ -52,14 +51,9 @@ class _Small(nn.Module):
         return self.layer(x)
 
 
-def _record(subject: Subject) -> LayerTypeRecord:
-    assert isinstance(subject.record, LayerTypeRecord)
-    return subject.record
-
-
 def _float_layer(subject: Subject, *, groups: int = 1) -> nn.Module:
     """A float layer with values in all its tensors, in evaluation mode."""
-    layer = _made(subject.catalog.layer_types.load_layer(subject.lookup_name), groups)
+    layer = _made(subject.load("layer"), groups)
     with torch.no_grad():
         for tensor in (*layer.parameters(), *layer.buffers()):
             if tensor.is_floating_point():
@@ -84,9 +78,8 @@ def _made(layer_class: type[nn.Module], groups: int = 1) -> nn.Module:
 
 
 def _quantized(subject: Subject, config: QLayerConfig, layer: nn.Module) -> QuantizedLayer:
-    if _record(subject).quantized is None:
-        raise NotApplicableError("layers of this type stay float")
-    quantized_class = subject.catalog.layer_types.load_quantized(subject.lookup_name)
+    assume(subject.record.quantized is not None, "layers of this type stay float")
+    quantized_class = subject.load("quantized")
     quantized: QuantizedLayer = quantized_class.from_float(layer, config)
     return quantized
 
@@ -110,7 +103,7 @@ def _input(layer: nn.Module) -> Tensor:
 def _grouped_layers(subject: Subject) -> Iterator[nn.Module]:
     """The float layer in float64, and, where its class has groups, one with two of them."""
     yield _float_layer(subject).double()
-    layer_class = subject.catalog.layer_types.load_layer(subject.lookup_name)
+    layer_class = subject.load("layer")
     if "groups" in inspect.signature(layer_class).parameters:
         yield _float_layer(subject, groups=2).double()
 
@@ -130,8 +123,7 @@ def _takes(layer: nn.Module, x: Tensor) -> bool:
 
 
 def _int8(*, is_dynamic: bool) -> QTensorConfig:
-    if Dtype.int8.name not in registered_formats():
-        raise NotApplicableError("no number format of 8-bit integers is installed")
+    assume(Dtype.int8.name in registered_formats(), "no number format of 8-bit integers is installed")
     return QTensorConfig(dtype=Dtype.int8, qscheme="per_tensor", symmetric=True, is_dynamic=is_dynamic)
 
 
@@ -153,7 +145,7 @@ def _output(layer: nn.Module, x: Tensor) -> Tensor:
 @check("layer_type")
 def is_found_by_its_class(subject: Subject) -> None:
     """A layer of exactly the float class has this layer type, and no other claims the class."""
-    layer_class = subject.catalog.layer_types.load_layer(subject.lookup_name)
+    layer_class = subject.load("layer")
     found = layer_type_of_class(layer_class)
     require(found is not None and found.record is subject.record, f"is not what a {layer_class.__name__} is found to be")
 
@@ -162,9 +154,8 @@ def is_found_by_its_class(subject: Subject) -> None:
 def is_planned_as_a_known_type(subject: Subject) -> None:
     """``planned_as`` names a layer type that is planned as itself and can be quantized, and takes indices
     where this one does."""
-    record = _record(subject)
-    if record.planned_as is None:
-        raise NotApplicableError("it is planned as itself")
+    record = subject.record
+    assume(record.planned_as is not None, "it is planned as itself")
     names = subject.catalog.layer_types.names()
     require(record.planned_as in names, f"is planned as '{record.planned_as}', which is no layer type: there are {', '.join(names)}")
     other = subject.catalog.layer_types.get(record.planned_as)
@@ -175,7 +166,7 @@ def is_planned_as_a_known_type(subject: Subject) -> None:
 @check("layer_type")
 def says_whether_it_takes_indices(subject: Subject) -> None:
     """``lookup`` is true of layers whose input is indices, and of no others."""
-    layer, lookup = _float_layer(subject), _record(subject).lookup
+    layer, lookup = _float_layer(subject), subject.record.lookup
     takes_indices = not _input(layer).is_floating_point()
     require(lookup is takes_indices, f"says lookup={lookup}, and the layer takes {'indices' if takes_indices else 'values'}")
 
@@ -236,9 +227,8 @@ def has_the_layout_it_says(subject: Subject) -> None:
     before = _output(quantized, x)
     quantized.weight = nn.Parameter(torch.cat([quantized.weight[:1] + 1, quantized.weight[1:]]), requires_grad=False)
     changed = _differ(_output(quantized, x), before).flatten(0, -2).any(0)
-    require(
-        bool(changed[0]) and not bool(changed[1:].any()), "has a weight of which a row is not that of one output: rounding takes it for one"
-    )
+    is_of_one_output = bool(changed[0]) and not bool(changed[1:].any())
+    require(is_of_one_output, "has a weight of which a row is not that of one output: rounding takes it for one")
 
 
 @check("layer_type")
@@ -251,7 +241,7 @@ def has_a_scale_for_each_output(subject: Subject) -> None:
         x = x.double() if x.is_floating_point() else x
         quantized: Any = _quantized(subject, QLayerConfig(weight=spec), layer.double())
         before, after = _with_one_scale_doubled(quantized)
-        if not _record(subject).lookup:
+        if not subject.record.lookup:
             before, after = (_outputs(quantized, values, x) for values in (before, after))
         count, scales = before.shape[0], quantized.weight_quantizer.scale.numel()
         require(scales == count, f"has {scales} scales where {count} are wanted")
@@ -296,8 +286,7 @@ def saves_what_the_float_layer_loads(subject: Subject) -> None:
 @check("layer_type")
 def applies_its_quantizers(subject: Subject) -> None:
     """The input quantizer rounds what the layer gets, and the output quantizer what it gives."""
-    if _record(subject).lookup:
-        raise NotApplicableError("its input is indices")
+    assume(not subject.record.lookup, "its input is indices")
     layer, spec, x = _float_layer(subject).double(), _int8(is_dynamic=True), _wide_input(subject)
     quantized = _quantized(subject, QLayerConfig(input_tensors=spec), layer)
     assert quantized.input_quantizer is not None
@@ -312,8 +301,7 @@ def applies_its_quantizers(subject: Subject) -> None:
 def is_quantized_exported_and_loaded(subject: Subject) -> None:
     """In a model, its weight is rounded, its output stays near, and after export and loading it computes the
     same."""
-    if _record(subject).quantized is None:
-        raise NotApplicableError("layers of this type stay float")
+    assume(subject.record.quantized is not None, "layers of this type stay float")
     model, x = _Small(_float_layer(subject)), _input(_float_layer(subject))
     before, weight = _output(model, x), linear_weight(model.layer).clone()
     config = QConfig(global_quant_config=QLayerConfig(), layer_quant_config={"layer": QLayerConfig(weight=_int8(is_dynamic=False))})

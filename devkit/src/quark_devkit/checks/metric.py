@@ -8,11 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quark.plugins.program_records import MetricRecord
 from quark_devkit.check import check, require
 from quark_devkit.subject import Subject
-
-__all__: list[str] = []
 
 _TOKENS, _VOCABULARY = 12, 7
 _TOLERANCE = 1e-6
@@ -30,8 +27,7 @@ def _example() -> tuple[Tensor, Tensor, Tensor]:
 
 def _metric(subject: Subject) -> Callable[[Tensor, Tensor, Tensor], Any]:
     """The metric, which is given the reference only where its record says that it needs it."""
-    assert isinstance(subject.record, MetricRecord)
-    metric, needs_reference = subject.catalog.metrics.load_metric(subject.lookup_name), subject.record.needs_reference
+    metric, needs_reference = subject.load("metric"), subject.record.needs_reference
     return lambda log_q, targets, log_p: metric(log_q, targets, log_p if needs_reference else None)
 
 
@@ -67,10 +63,8 @@ def looks_at_each_token_alone(subject: Subject) -> None:
     metric = _metric(subject)
     together = metric(log_q, targets, log_p)
     apart = torch.cat([metric(log_q[i : i + 5], targets[i : i + 5], log_p[i : i + 5]) for i in range(0, _TOKENS, 5)])
-    require(
-        together.shape == apart.shape and torch.allclose(together.double(), apart.double(), rtol=_TOLERANCE, atol=_TOLERANCE),
-        "gives other numbers where the same tokens come in other batches",
-    )
+    is_close = together.shape == apart.shape and torch.allclose(together.double(), apart.double(), rtol=_TOLERANCE, atol=_TOLERANCE)
+    require(is_close, "gives other numbers where the same tokens come in other batches")
 
 
 @check("metric")

@@ -9,9 +9,9 @@ from typing import Any
 
 import attrs
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from quark_devkit.check import NotApplicableError, check, require
+from quark_devkit.check import assume, check, require
 from quark_devkit.small_models import batches, coarse_scheme, run_config, saved, small_model
 from quark_devkit.subject import Subject
 from quark_workbench.mixed_precision import FLOAT, Budget, Selection, SelectionProblem, select_schemes, selector_of
@@ -24,39 +24,30 @@ SHARES = (0.0, 0.3, 0.7, 1.0)
 class _Asked:
     """A selector that asks another one: keeps problem and answer, and returns a choice that is valid."""
 
-    selector: Any
-    problem: SelectionProblem | None = None
+    selector: Any = None
+    problem: Any = None
     selection: Any = None
 
     def select(self, problem: SelectionProblem) -> Selection:
         self.problem = problem
-        self.selection = self.selector.select(problem)
+        if self.selector is not None:
+            self.selection = self.selector.select(problem)
         return Selection({name: min(sizes, key=lambda one: sizes[one]) for name, sizes in problem.sizes.items()})
 
 
 def _asked(subject: Subject, share: float = 0.3, model: nn.Module | Path | None = None) -> tuple[SelectionProblem, Any]:
     """Return a problem, whose budget is at that place, and what the selector answers."""
-    scheme = coarse_scheme()
     whole = small_model() if model is None else model
-    asked = _Asked(selector_of(subject.lookup_name)[1])
-    low, high = _range(scheme, whole)
-    size = low + int(share * (high - low))
-    select_schemes(whole, [scheme, FLOAT], Budget(size=size), batches(2), base=run_config(scheme), selector=asked)
-    assert asked.problem is not None  # the selection has asked
+    limits, asked = _Asked(), _Asked(selector_of(subject.lookup_name)[1])
+    _select(whole, Budget(kl=1.0), batches(1), limits)
+    smallest, largest = (size + limits.problem.other_bytes for size in (limits.problem.smallest, limits.problem.largest))
+    _select(whole, Budget(size=smallest + int(share * (largest - smallest))), batches(2), asked)
     return asked.problem, asked.selection
 
 
-def _range(scheme: str, model: nn.Module | Path) -> tuple[int, int]:
-    """Return the fewest and the most bytes of the checkpoint."""
-    seen: list[SelectionProblem] = []
-
-    class Looks:
-        def select(self, problem: SelectionProblem) -> Selection:
-            seen.append(problem)
-            return Selection(dict.fromkeys(problem.sizes, FLOAT))
-
-    select_schemes(model, [scheme, FLOAT], Budget(kl=1.0), batches(1), base=run_config(scheme), selector=Looks())
-    return seen[0].smallest + seen[0].other_bytes, seen[0].largest + seen[0].other_bytes
+def _select(model: nn.Module | Path, budget: Budget, data: list[Tensor], selector: _Asked) -> None:
+    scheme = coarse_scheme()
+    select_schemes(model, [scheme, FLOAT], budget, data, base=run_config(scheme), selector=selector)
 
 
 @check("selector")
@@ -122,8 +113,7 @@ def gives_an_ordered_curve(subject: Subject) -> None:
     """Points of its curve, where it gives one, have rising sizes, falling losses, and the bytes that their
     choices take."""
     problem, selection = _asked(subject)
-    if not selection.curve:
-        raise NotApplicableError("it gives no curve")
+    assume(selection.curve, "it gives no curve")
     for point in selection.curve:
         taken = problem.bytes_of(point.choices)
         require(taken == point.group_bytes, f"has a point of {point.group_bytes:,} bytes whose choices take {taken:,}")

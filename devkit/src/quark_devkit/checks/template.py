@@ -24,7 +24,7 @@ from quark.plugins import algorithms
 from quark.runs import ModelQuantizer
 from quark.runs.run import plan_run
 from quark.runs.selected_algorithms import algorithms_of
-from quark_devkit.check import NotApplicableError, check, require
+from quark_devkit.check import NotApplicableError, assume, check, require
 from quark_devkit.example_models import (
     IDS,
     blocks_of,
@@ -90,13 +90,11 @@ def is_named_as_its_model_type(subject: Subject) -> None:
 def names_the_decoder_blocks(subject: Subject) -> None:
     """``decoder_blocks`` is the list of all decoder blocks, as many as the configuration says."""
     facts, model = facts_of(subject), example_of(subject)
-    if facts.decoder_blocks is None:
-        raise NotApplicableError("it states no decoder blocks: the whole model is one")
+    assume(facts.decoder_blocks is not None, "it states no decoder blocks: the whole model is one")
     blocks = blocks_of(model, facts)
     wanted = getattr(text_config(model), "num_hidden_layers", len(blocks))
-    require(
-        len(blocks) == wanted, f"names {len(blocks)} modules in '{facts.decoder_blocks}' as decoder blocks, of a model that has {wanted}"
-    )
+    named = f"names {len(blocks)} modules in '{facts.decoder_blocks}' as decoder blocks"
+    require(len(blocks) == wanted, f"{named}, of a model that has {wanted}")
     entered = []
     for block in blocks:
         block.register_forward_pre_hook(lambda module, *_: entered.append(module))
@@ -242,10 +240,8 @@ def norms_feed_what_is_said(subject: Subject) -> None:
                     rows_of(reader).mul_(factor)
         error = distance(float_logits(model), expected)
         also = "another layer reads it too, one of these does not, or norm_has_unit_offset is wrong"
-        require(
-            error < TOLERANCE,
-            f"says that '{norm}' feeds {', '.join(patterns)}; a scale moved there changes the logits by {error:.2g}: {also}",
-        )
+        stated = f"says that '{norm}' feeds {', '.join(patterns)}"
+        require(error < TOLERANCE, f"{stated}; a scale moved there changes the logits by {error:.2g}: {also}")
 
 
 @check("template")
@@ -262,17 +258,14 @@ def values_pass_linearly(subject: Subject) -> None:
     if facts.expert_value:
         pairs += [(of, to, "all") for of in of_experts(facts, facts.expert_value) for to in of_experts(facts, facts.expert_output)]
     pairs = [pair for pair in pairs if pair[0] and pair[1]]
-    if not pairs:
-        raise NotApplicableError("it states no projection whose output reaches another one linearly")
+    assume(pairs, "it states no projection whose output reaches another one linearly")
     for value, output, rows in pairs:
         for block in blocks_of(model, facts):
             for source, target in zip(named_by(block, str(value)), named_by(block, str(output)), strict=False):
                 _move_value(block.get_submodule(source), block.get_submodule(target), rows, heads, of_heads=value == facts.attention_value)
         error = distance(float_logits(model), expected)
-        require(
-            error < TOLERANCE,
-            f"says that '{value}' (rows: {rows}) reaches '{output}' linearly; a scale moved there changes the logits by {error:.2g}",
-        )
+        stated = f"says that '{value}' (rows: {rows}) reaches '{output}' linearly"
+        require(error < TOLERANCE, f"{stated}; a scale moved there changes the logits by {error:.2g}")
 
 
 def _move_value(source: nn.Module, target: nn.Module, rows: str, heads: int, *, of_heads: bool) -> None:

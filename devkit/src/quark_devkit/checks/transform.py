@@ -14,10 +14,9 @@ from quark.errors import ConfigError
 from quark.plugins import AlgorithmRecord
 from quark.plugins.attribution import origin
 from quark.runs.selected_algorithms import in_order
-from quark_devkit.algorithm_runs import HARM, logit_error, others, require_run_on_accelerator, schemes, valid_settings
-from quark_devkit.check import NotApplicableError, check, require
-from quark_devkit.checks import algorithm_settings
-from quark_devkit.checks.algorithm_settings import processor_of, settings_of
+from quark_devkit.algorithm_runs import HARM, logit_error, others, processor_of, run_with, schemes_for, settings_of, valid_settings
+from quark_devkit.check import NotApplicableError, assume, check, require
+from quark_devkit.checks import algorithm
 from quark_devkit.option_effects import digest
 from quark_devkit.random_states import random_states_kept
 from quark_devkit.small_models import logits, quantized, run_config, with_cache
@@ -53,12 +52,10 @@ def is_made_of_its_settings(subject: Subject) -> None:
 @check("transform", level="advisory", since=2)
 def declares_calibration(subject: Subject) -> None:
     """A transform that needs statistics has the capability ``calibration``, which listings show."""
-    algorithm_settings.calibration_is_declared(subject)
+    algorithm.calibration_is_declared(subject)
 
 
-default_settings_are_valid, settings_survive_json, refuses_unknown_settings, describes_its_settings = algorithm_settings.checks_of_kind(
-    "transform"
-)
+checks_of_settings = algorithm.checks_of_settings("transform")
 
 
 @check("transform", since=2)
@@ -67,21 +64,21 @@ def heeds_its_options(subject: Subject) -> None:
     change cost alone."""
 
     def results(settings: AlgoConfig) -> Iterator[object]:
-        for scheme in schemes():
+        for scheme in schemes_for(subject):
             model = transformed(scheme, settings).model
             yield digest(named_parts(model), *model.state_dict().values())
         transform, worse = processor_of(subject, settings), Validation(1.0, 2.0, 0.1, 10, is_held_out=True)
         yield isinstance(transform, ValidatedTransform) and transform.accepts(worse)
-        yield digest(logits(quantized(with_cache(run_config(schemes()[0], settings)))))
+        yield digest(logits(quantized(with_cache(run_config(schemes_for(subject)[0], settings)))))
 
-    algorithm_settings.options_have_effects(subject, results)
+    algorithm.options_have_effects(subject, results)
 
 
 @check("transform")
 def has_a_place_among_the_others(subject: Subject) -> None:
     """Its ``role``, ``before`` and ``after`` give an order with each other registered transform, and with all
     that go together."""
-    record: AlgorithmRecord = subject.record  # type: ignore[assignment]
+    record: AlgorithmRecord = subject.record
     together = {record.name: record}
     for other, _ in others(subject, "transform"):
         try:
@@ -96,19 +93,20 @@ def has_a_place_among_the_others(subject: Subject) -> None:
 def changes_something(subject: Subject) -> None:
     """It changes parameters of the small model, which has channels of large activations, on the way to at
     least one scheme."""
-    changed = any(transformed(scheme, valid_settings(subject)).changed for scheme in schemes())
-    require(changed, f"leaves every parameter as it is on the way to {' and to '.join(schemes())}: other checks show little of it")
+    schemes = schemes_for(subject)
+    changed = any(transformed(scheme, valid_settings(subject)).changed for scheme in schemes)
+    require(changed, f"leaves every parameter as it is on the way to {' and to '.join(schemes)}: other checks show little of it")
 
 
 @check("transform")
 def keeps_the_function(subject: Subject) -> None:
     """In float64 the changed model gives the logits that it gave before, to rounding; also one of fused q/k/v
     and gate/up, with biases."""
-    for scheme in schemes():
+    for scheme in schemes_for(subject):
         _keeps_function(scheme, valid_settings(subject))
     with suppress(NotApplicableError):  # it may refuse a family
         fused = valid_settings(subject, is_fused=True)
-        for scheme in schemes():
+        for scheme in schemes_for(subject):
             _keeps_function(scheme, fused, is_fused=True)
 
 
@@ -117,18 +115,18 @@ def keeps_the_function_with_layers_excluded(subject: Subject) -> None:
     """It does so too where some layers of each block stay float, whatever the scale or rotation that would
     pass through them."""
     for exclude in (("*.q_proj",), ("*.o_proj", "*.down_proj"), ("*.layers.0.*",)):
-        _keeps_function(schemes()[0], valid_settings(subject), exclude=exclude)
+        _keeps_function(schemes_for(subject)[0], valid_settings(subject), exclude=exclude)
 
 
 @check("transform")
 def leaves_nothing_behind(subject: Subject) -> None:
     """Modules, parameters, buffers and hooks of the model are what they were, but for what its restorer puts
     back in a loaded model."""
-    for scheme in schemes():
+    for scheme in schemes_for(subject):
         result = transformed(scheme, valid_settings(subject))
         runs = any(one.name == settings_of(subject).name and one.runs_with_model() for one in result.settings)
         if runs:
-            has_restorer = subject.record.restorer is not None  # type: ignore[union-attr]
+            has_restorer = subject.record.restorer is not None
             require(has_restorer, "has settings that say runs_with_model(), and its record has no restorer that puts back what runs")
             continue
         before, after = named_parts(result.before), named_parts(result.model)
@@ -141,7 +139,7 @@ def leaves_nothing_behind(subject: Subject) -> None:
 def is_deterministic(subject: Subject) -> None:
     """Two runs give the same parameters, to the bit, and leave the random states of the process
     as they are."""
-    scheme = schemes()[0]
+    scheme = schemes_for(subject)[0]
     with random_states_kept():
         first, second = (dict(transformed(scheme, valid_settings(subject)).model.named_parameters()) for _ in range(2))
     different = [name for name, parameter in first.items() if name not in second or not torch.equal(parameter, second[name])]
@@ -152,7 +150,7 @@ def is_deterministic(subject: Subject) -> None:
 def composes_with_other_transforms(subject: Subject) -> None:
     """With each registered transform of another role it keeps the function, and the order in which they are
     named does not matter."""
-    scheme = schemes()[-1]
+    scheme = schemes_for(subject)[-1]
     for _, other in others(subject, "transform"):
         _keeps_function(scheme, valid_settings(subject), other)
         own = valid_settings(subject)
@@ -166,7 +164,7 @@ def composes_with_other_transforms(subject: Subject) -> None:
 def composes_with_roundings(subject: Subject) -> None:
     """A run with it and each registered rounding finishes, and comes as near the float model's logits as
     round-to-nearest alone."""
-    scheme = schemes()[0]
+    scheme = schemes_for(subject)[0]
     nearest = logit_error(scheme)
     for record, rounding in others(subject, "rounding"):
         ratio = logit_error(scheme, valid_settings(subject), rounding) / nearest
@@ -177,23 +175,18 @@ def composes_with_roundings(subject: Subject) -> None:
 def does_no_harm(subject: Subject) -> None:
     """Weights rounded to nearest after it lose no more than without it: what does harm it takes back, or is
     left out by its validation."""
-    for scheme in schemes():
+    for scheme in schemes_for(subject):
         ratio = logit_error(scheme, valid_settings(subject)) / logit_error(scheme)
         require(ratio <= HARM, f"makes logits {ratio:.3g} times as wrong as without it ({scheme})")
 
 
-@check("transform", level="advisory")
-def works_on_an_accelerator(subject: Subject) -> None:
-    """A run on a model of an accelerator, here a simulated one, finishes, leaves all tensors there, and is as
-    good as on a CPU."""
-    for scheme in schemes():
-        require_run_on_accelerator(scheme, valid_settings(subject))
+works_on_an_accelerator = check("transform", level="advisory")(algorithm.works_on_an_accelerator)
 
 
 @check("transform")
 def reloads_to_the_same_logits(subject: Subject) -> None:
     """What is exported after it, with what runs with the model, reads back to the same logits, to the bit."""
-    for scheme in schemes():
+    for scheme in schemes_for(subject):
         require_reload(quantized(run_config(scheme, valid_settings(subject))), readable_layout())
 
 
@@ -201,7 +194,7 @@ def reloads_to_the_same_logits(subject: Subject) -> None:
 def streams_to_the_same_bytes(subject: Subject) -> None:
     """A checkpoint that is quantized from disk, block by block where it ``works_by_block``, has the bytes of
     one made in memory."""
-    require_same_from_disk(run_config(schemes()[-1], valid_settings(subject)))
+    require_same_from_disk(run_config(schemes_for(subject)[-1], valid_settings(subject)))
 
 
 @check("transform")
@@ -212,16 +205,15 @@ def resumes_to_the_same_bytes(subject: Subject) -> None:
     What a transform at work keeps from one block to the next is what its `learned()` gives and its `recall()`
     takes; the blocks that are finished do not pass it again.
     """
-    if not processor_of(subject).works_by_block:
-        raise NotApplicableError("it changes the whole model before a block is written: its runs start from the beginning")
-    require_same_after_resume(run_config(schemes()[0], valid_settings(subject)))
+    assume(processor_of(subject).works_by_block, "it changes the whole model before a block is written: its runs start from the beginning")
+    require_same_after_resume(run_with(subject))
 
 
 @check("transform")
 def is_the_same_on_two_ranks(subject: Subject) -> None:
     """Two processes that share a deterministic run, each with half of the data, change weights as one does,
     to the bit."""
-    require_same_by_two_ranks(run_config(schemes()[-1], valid_settings(subject)))
+    require_same_by_two_ranks(run_config(schemes_for(subject)[-1], valid_settings(subject)))
 
 
 @check("transform")

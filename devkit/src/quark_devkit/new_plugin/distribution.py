@@ -90,7 +90,7 @@ def _chosen(kinds: Iterable[str]) -> list[PluginKind]:
 
 
 def _values(naming: Naming, kinds: Sequence[PluginKind]) -> dict[str, str]:
-    """Return what the templates have names for."""
+    """Return the values of the names in the templates."""
     names = {
         "distribution": naming.distribution,
         "package": naming.package,
@@ -135,7 +135,7 @@ def _test(kind: PluginKind, naming: Naming) -> str:
 
 
 def _requirements(kinds: Sequence[PluginKind]) -> list[str]:
-    """Return the sorted requirements; those of this project from its version to the next major one."""
+    """Return the sorted requirements; this project's distributions are bounded by its next major version."""
     bound = f">={VERSION},<{int(VERSION.partition('.')[0]) + 1}"
     names = {"quark-core", *(name for kind in kinds for name in kind.requires)}
     return sorted(f"{name}{bound}" if name.startswith("quark-") else name for name in names)

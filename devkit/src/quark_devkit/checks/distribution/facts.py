@@ -11,20 +11,9 @@ import importlib_metadata
 from quark.plugins.collection import Registered
 from quark.plugins.discovery import CORE, Source
 from quark.plugins.registry import Registry
-from quark_devkit.check import CheckFailedError, NotApplicableError
+from quark_devkit.check import CheckFailedError, NotApplicableError, assume
 from quark_devkit.expected_failures import find_pyproject
 from quark_devkit.subject import Subject
-
-__all__ = [
-    "claims_of",
-    "metadata_of",
-    "refuse_core",
-    "refuse_failures",
-    "refuse_left_out",
-    "requirements_of",
-    "source_directory",
-    "sources_of",
-]
 
 
 def refuse_left_out(subject: Subject) -> None:
@@ -65,8 +54,7 @@ def claims_of(subject: Subject) -> list[tuple[Registry[Any], Registered]]:
     refuse_left_out(subject)
     found = [(registry, claim) for registry in subject.catalog.registries.values() for claim in registry.claims()]
     own = [(registry, claim) for registry, claim in found if claim.source.distribution == subject.distribution]
-    if not own:
-        raise NotApplicableError("it registers no record")
+    assume(own, "it registers no record")
     return own
 
 

@@ -29,8 +29,6 @@ from quark_devkit.checks.distribution.side_effects import side_effects
 if TYPE_CHECKING:
     from quark.plugins.catalog import Catalog
 
-__all__ = ["Listing", "listed_alone", "modules_of"]
-
 HEAVY = ("torch", "transformers")
 """Packages that a listing must not import: each takes seconds."""
 _TIMEOUT = 120

@@ -11,7 +11,7 @@ import attrs
 
 from quark.plugins.collection import Listener
 from quark.plugins.events import EVENTS, Event
-from quark_devkit.check import CheckFailedError, NotApplicableError, check, require
+from quark_devkit.check import CheckFailedError, assume, check, require
 from quark_devkit.checks.distribution.facts import refuse_left_out
 from quark_devkit.subject import Subject
 
@@ -38,8 +38,7 @@ def _examples() -> list[Event]:
 def _listeners(subject: Subject) -> list[Listener]:
     refuse_left_out(subject)
     listeners = [own for whose, own in subject.catalog.listeners if getattr(whose, "distribution", None) == subject.distribution]
-    if not listeners:
-        raise NotApplicableError("it does not implement quark_on_event")
+    assume(listeners, "it does not implement quark_on_event")
     return listeners
 
 

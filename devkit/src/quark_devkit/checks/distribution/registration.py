@@ -9,7 +9,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from quark.plugins.api_version import API_VERSION
 from quark.plugins.collection import MOST_RECORDS
 from quark.plugins.discovery import CORE, GROUP, name_in
-from quark_devkit.check import CheckFailedError, NotApplicableError, check, require
+from quark_devkit.check import CheckFailedError, NotApplicableError, assume, check, require
 from quark_devkit.checks.distribution.facts import (
     claims_of,
     metadata_of,
@@ -39,8 +39,7 @@ def _listing(subject: Subject) -> Listing:
     if any(f.source.distribution == subject.distribution and f.stage == "import" for f in subject.catalog.failures()):
         raise NotApplicableError("it cannot be imported")
     sources = tuple(source for source in sources_of(subject) if source.module)
-    if not sources:
-        raise NotApplicableError("it is not installed: the running program added its plugin")
+    assume(sources, "it is not installed: the running program added its plugin")
     listing = listed_alone(sources)
     require(not listing.error, listing.error)
     return listing

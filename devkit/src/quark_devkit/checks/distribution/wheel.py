@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from quark.plugins.discovery import discover
-from quark_devkit.check import CheckFailedError, NotApplicableError, check, require
+from quark_devkit.check import CheckFailedError, NotApplicableError, assume, check, require
 from quark_devkit.checks.distribution.facts import claims_of, refuse_core, source_directory, sources_of
 from quark_devkit.checks.distribution.listed_alone import listed_alone, modules_of
 from quark_devkit.subject import Subject
@@ -79,8 +79,7 @@ def _built(subject: Subject) -> Path:
         CheckFailedError: It cannot be built.
     """
     directory = source_directory(subject).resolve()
-    if importlib.util.find_spec("pip") is None:
-        raise NotApplicableError("pip, which builds the wheel, is not installed")
+    assume(importlib.util.find_spec("pip") is not None, "pip, which builds the wheel, is not installed")
     try:
         system = tomllib.loads((directory / "pyproject.toml").read_text(encoding="utf-8")).get("build-system", {})
     except (OSError, tomllib.TOMLDecodeError) as error:

@@ -15,7 +15,7 @@ from quark.errors import QuarkError
 from quark.numbers import WeightGrid
 from quark.torch import ModelQuantizer
 from quark_devkit.check import check, require
-from quark_devkit.checks.format.cases import scaled, weight_cases
+from quark_devkit.checks.format.cases import Case, scaled_weight_cases
 from quark_devkit.example_specs import SHAPE
 from quark_devkit.subject import Subject
 from quark_tiny_model import tiny_template
@@ -60,28 +60,27 @@ def _roundings(subject: Subject) -> Iterator[tuple[str, AlgoConfig]]:
             yield name, one
 
 
-@check("format")
-def serves_columns(subject: Subject) -> None:
+@check("format", each=scaled_weight_cases)
+def serves_columns(case: Case) -> None:
     """Algorithms that choose codes column by column get the values of round-to-nearest by
     `quark.numbers.WeightGrid`."""
-    for case in scaled(weight_cases(subject)):
-        weight = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
-        transposed = weight.t().contiguous()
-        grid = WeightGrid([case.quantizer], [SHAPE[0]], transposed)
-        scales = grid.with_subscales(transposed, grid.fixed if grid.fixed is not None else grid.scales(transposed))
-        by_column = transposed.clone()
-        round_column = grid.rounder(scales)
-        for k in range(grid.columns):
-            round_column(by_column[k], k)
-        same = torch.allclose(by_column.t(), case.quantizer.fake_quantize(weight), rtol=1e-6, atol=0)
-        require(same, f"is rounded column by column to other values than as a whole ({case})")
+    weight = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
+    transposed = weight.t().contiguous()
+    grid = WeightGrid([case.quantizer], [SHAPE[0]], transposed)
+    scales = grid.with_subscales(transposed, grid.fixed if grid.fixed is not None else grid.scales(transposed))
+    by_column = transposed.clone()
+    round_column = grid.rounder(scales)
+    for k in range(grid.columns):
+        round_column(by_column[k], k)
+    same = torch.allclose(by_column.t(), case.quantizer.fake_quantize(weight), rtol=1e-6, atol=0)
+    require(same, "is rounded column by column to other values than as a whole")
 
 
 @check("format")
 def is_rounded_by_every_algorithm(subject: Subject) -> None:
     """Each registered rounding leaves weights for which there are codes, near those of round-to-nearest, in
     every granularity."""
-    by_kind = {type(case.quantizer.granularity): case for case in scaled(weight_cases(subject))}
+    by_kind = {type(case.quantizer.granularity): case for case in scaled_weight_cases(subject)}
     for name, settings in _roundings(subject):
         for case in by_kind.values():
             torch.manual_seed(0)

@@ -10,23 +10,9 @@ from torch import Tensor
 
 from quark.config.tensor import QTensorConfig
 from quark.numbers import NumberFormat, TensorQuantizer
-from quark_devkit.check import NotApplicableError
+from quark_devkit.check import assume
 from quark_devkit.example_specs import Example, examples
 from quark_devkit.subject import Subject
-
-__all__ = [
-    "COLUMNS",
-    "Case",
-    "all_codes",
-    "all_values",
-    "cases",
-    "first_case",
-    "numbers",
-    "same_bits",
-    "scaled",
-    "shares_bits",
-    "weight_cases",
-]
 
 COLUMNS = 64
 """Length of a row of values: every group size of the example specs divides it."""
@@ -41,9 +27,11 @@ class Case:
 
     Attributes:
         example: The spec as written, and the quantizer of a weight with it.
+        error_bound: As the record declares it.
     """
 
     example: Example
+    error_bound: float | None = None
 
     @property
     def quantizer(self) -> TensorQuantizer:
@@ -74,27 +62,22 @@ class Case:
         return str(self.example)
 
 
-def loaded(subject: Subject) -> NumberFormat:
-    """The format value that the record points at."""
-    return subject.catalog.formats.load_format(subject.lookup_name)
-
-
 def cases(subject: Subject) -> list[Case]:
     """A case for each granularity that the format accepts, with and without zero points.
 
     Raises:
         NotApplicableError: It accepts none of the example specs.
     """
-    own = loaded(subject).name
-    found = [Case(example) for example in examples([subject.name]) if example.quantizer.stored_level.format.name == own]
-    if not found:
-        raise NotApplicableError("no example spec of this format is accepted")
+    own = subject.load("format").name
+    own_examples = [example for example in examples([subject.name]) if example.quantizer.stored_level.format.name == own]
+    found = [Case(example, subject.record.error_bound) for example in own_examples]
+    assume(found, "no example spec of this format is accepted")
     return found
 
 
-def first_case(subject: Subject) -> Case:
-    """The first case without zero points, where there is one."""
-    return min(cases(subject), key=lambda case: case.spec.symmetric is False)
+def one_case(subject: Subject) -> list[Case]:
+    """Return the first case alone: one without zero points, where there is one."""
+    return [min(cases(subject), key=lambda case: case.spec.symmetric is False)]
 
 
 def weight_cases(subject: Subject) -> list[Case]:
@@ -104,20 +87,29 @@ def weight_cases(subject: Subject) -> list[Case]:
         NotApplicableError: The format holds scales only.
     """
     found = [case for case in cases(subject) if not case.is_scale]
-    if not found:
-        raise NotApplicableError("the format holds scales only")
+    assume(found, "the format holds scales only")
     return found
 
 
-def scaled(cases: list[Case]) -> list[Case]:
+def scaled_cases(subject: Subject) -> list[Case]:
     """Return the cases with scales.
 
     Raises:
         NotApplicableError: There is none.
     """
-    found = [case for case in cases if not case.quantizer.is_float]
-    if not found:
-        raise NotApplicableError("the format casts, without scales")
+    found = [case for case in cases(subject) if not case.quantizer.is_float]
+    assume(found, "the format casts, without scales")
+    return found
+
+
+def scaled_weight_cases(subject: Subject) -> list[Case]:
+    """Return the cases with scales of formats that hold elements of tensors.
+
+    Raises:
+        NotApplicableError: There is none.
+    """
+    found = [case for case in weight_cases(subject) if not case.quantizer.is_float]
+    assume(found, "the format casts, without scales")
     return found
 
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from quark_devkit.check import check, require
-from quark_devkit.checks.format.cases import COLUMNS, Case, all_codes, cases, first_case, numbers, same_bits
-from quark_devkit.subject import Subject
+from quark_devkit.checks.format.cases import COLUMNS, Case, all_codes, cases, numbers, one_case, same_bits
 
 _ORDERS = ("reorder", "order")
 _LENGTHS = (*range(1, 36), 48, 61, 64, 67, 80, 96, 128, 160)
@@ -30,10 +29,9 @@ def _codes(case: Case) -> Tensor:
     return torch.cat([codes.view(torch.uint8), whole.view(-1, COLUMNS).view(torch.uint8)]).view(codes.dtype)
 
 
-@check("format")
-def encodes_in_the_storage_dtype(subject: Subject) -> None:
+@check("format", each=one_case)
+def encodes_in_the_storage_dtype(case: Case) -> None:
     """Codes have the shape of the values and the dtype ``storage_dtype``; decoded they are float32."""
-    case = first_case(subject)
     values = _values(case)
     codes = case.format.encode(values.clone())
     require(codes.dtype is case.format.storage_dtype, f"encodes to {codes.dtype}, and says storage_dtype={case.format.storage_dtype}")
@@ -43,33 +41,30 @@ def encodes_in_the_storage_dtype(subject: Subject) -> None:
     require(decoded.shape == values.shape, f"decodes codes of shape {list(values.shape)} to values of shape {list(decoded.shape)}")
 
 
-@check("format")
-def decodes_what_it_encodes(subject: Subject) -> None:
+@check("format", each=cases)
+def decodes_what_it_encodes(case: Case) -> None:
     """Every value that rounding gives, also of numbers far beyond the range, has a code that
     decodes to it."""
-    for case in cases(subject):
-        values = torch.cat([_values(case), _values(case, beyond=100.0)])
-        decoded = case.format.decode(case.format.encode(values.clone()))
-        wrong = values != decoded
-        require(not bool(wrong.any()), f"encodes {values[wrong][:1].tolist()} to a code that stands for {decoded[wrong][:1].tolist()}")
+    values = torch.cat([_values(case), _values(case, beyond=100.0)])
+    decoded = case.format.decode(case.format.encode(values.clone()))
+    wrong = values != decoded
+    require(not bool(wrong.any()), f"encodes {values[wrong][:1].tolist()} to a code that stands for {decoded[wrong][:1].tolist()}")
 
 
-@check("format")
-def gives_the_codes_of_rounded_values(subject: Subject) -> None:
+@check("format", each=cases)
+def gives_the_codes_of_rounded_values(case: Case) -> None:
     """``codes(t)`` gives, and ``write_codes`` writes, the codes that ``encode(round_(t))`` gives."""
-    for case in cases(subject):
-        t = numbers(case, beyond=4)
-        one, other = case.format.codes(t.clone()), case.format.encode(case.format.round_(t.clone()))
-        require(same_bits(one, other), f"gives other codes in one step than by rounding first ({case})")
-        written = torch.empty_like(other)
-        case.format.write_codes(t.clone(), None, written)
-        require(same_bits(written, other), f"writes other codes in one step than by rounding first ({case})")
+    t = numbers(case, beyond=4)
+    one, other = case.format.codes(t.clone()), case.format.encode(case.format.round_(t.clone()))
+    require(same_bits(one, other), "gives other codes in one step than by rounding first")
+    written = torch.empty_like(other)
+    case.format.write_codes(t.clone(), None, written)
+    require(same_bits(written, other), "writes other codes in one step than by rounding first")
 
 
-@check("format")
-def leaves_values_and_codes_as_they_are(subject: Subject) -> None:
+@check("format", each=one_case)
+def leaves_values_and_codes_as_they_are(case: Case) -> None:
     """Encoding does not change the values, nor decoding the codes."""
-    case = first_case(subject)
     values = _values(case)
     before = values.clone()
     codes = case.format.encode(values)
@@ -87,23 +82,22 @@ def _shapes(case: Case) -> Iterator[tuple[int, ...]]:
                 yield shape
 
 
-@check("format")
-def packs_without_loss(subject: Subject) -> None:
+@check("format", each=cases)
+def packs_without_loss(case: Case) -> None:
     """Codes come back from their packing to the bit: all of them, rows of any length that the spec accepts,
     in both orders."""
-    for case in cases(subject):
-        pool = _codes(case)
-        for shape in _shapes(case):
-            codes = _taken(pool, shape)
-            for order in _ORDERS:
-                packed = case.format.packing.pack(codes.clone(), case.quantizer.granularity, order)
-                back = case.format.packing.unpack(packed, case.quantizer.granularity, order, shape)
-                require(same_bits(back, codes), f"loses codes of shape {list(shape)} by packing them in the order '{order}' ({case})")
-        shape = (len(pool), COLUMNS)
-        if case.quantizer.shape_error(shape) is None:
-            packed = case.format.packing.pack(pool.clone(), case.quantizer.granularity, "reorder")
-            back = case.format.packing.unpack(packed, case.quantizer.granularity, "reorder", shape)
-            require(same_bits(back, pool), f"loses some of its codes by packing them ({case})")
+    pool = _codes(case)
+    for shape in _shapes(case):
+        codes = _taken(pool, shape)
+        for order in _ORDERS:
+            packed = case.format.packing.pack(codes.clone(), case.quantizer.granularity, order)
+            back = case.format.packing.unpack(packed, case.quantizer.granularity, order, shape)
+            require(same_bits(back, codes), f"loses codes of shape {list(shape)} by packing them in the order '{order}'")
+    shape = (len(pool), COLUMNS)
+    if case.quantizer.shape_error(shape) is None:
+        packed = case.format.packing.pack(pool.clone(), case.quantizer.granularity, "reorder")
+        back = case.format.packing.unpack(packed, case.quantizer.granularity, "reorder", shape)
+        require(same_bits(back, pool), "loses some of its codes by packing them")
 
 
 def _taken(pool: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -115,51 +109,46 @@ def _taken(pool: Tensor, shape: tuple[int, ...]) -> Tensor:
     return wide[picked][:, : length * itemsize].contiguous().view(pool.dtype).reshape(shape)
 
 
-@check("format")
-def packs_meta_tensors(subject: Subject) -> None:
+@check("format", each=cases)
+def packs_meta_tensors(case: Case) -> None:
     """Packing works on meta tensors, codes and scales, and gives the shapes and dtypes that data have: it
     looks at no value."""
-    for case in cases(subject):
-        pool = _codes(case)
-        for shape in [s for s in _shapes(case) if len(s) == 2][::5]:
-            codes = _taken(pool, shape)
-            qparams = case.quantizer.empty_qparams(shape, "cpu")
-            for order in _ORDERS:
-                data = case.quantizer.pack(codes, qparams, order=order)
-                meta = case.quantizer.pack(codes.to("meta"), qparams.map(lambda x: x.to("meta")), order=order)
-                known, wanted = _described(meta), _described(data)
-                require(known == wanted, f"packs meta tensors of shape {list(shape)} to {known}, and data to {wanted} ({case})")
+    pool = _codes(case)
+    for shape in [s for s in _shapes(case) if len(s) == 2][::5]:
+        codes = _taken(pool, shape)
+        qparams = case.quantizer.empty_qparams(shape, "cpu")
+        for order in _ORDERS:
+            data = case.quantizer.pack(codes, qparams, order=order)
+            meta = case.quantizer.pack(codes.to("meta"), qparams.map(lambda x: x.to("meta")), order=order)
+            known, wanted = _described(meta), _described(data)
+            require(known == wanted, f"packs meta tensors of shape {list(shape)} to {known}, and data to {wanted}")
 
 
 def _described(tensors: dict[str, Tensor]) -> dict[str, tuple[list[int], str]]:
     return {name or "codes": (list(tensor.shape), str(tensor.dtype)) for name, tensor in tensors.items()}
 
 
-@check("format")
-def stores_as_many_bits_as_it_says(subject: Subject) -> None:
+@check("format", each=cases)
+def stores_as_many_bits_as_it_says(case: Case) -> None:
     """Packed codes take ``bits`` for an element, but for at most eight bytes at the end of each row."""
-    for case in cases(subject):
-        shape = (64, 64)
-        packed = case.format.packing.pack(_taken(_codes(case), shape), case.quantizer.granularity, "reorder")
-        stored, said = packed.numel() * packed.element_size() * 8, case.format.bits * 64 * 64
-        require(
-            said <= stored <= said + 64 * 64, f"stores {stored / 4096:.4g} bits for an element, and says bits={case.format.bits} ({case})"
-        )
+    shape = (64, 64)
+    packed = case.format.packing.pack(_taken(_codes(case), shape), case.quantizer.granularity, "reorder")
+    stored, said = packed.numel() * packed.element_size() * 8, case.format.bits * 64 * 64
+    require(said <= stored <= said + 64 * 64, f"stores {stored / 4096:.4g} bits for an element, and says bits={case.format.bits}")
 
 
-@check("format")
-def scales_survive_packing(subject: Subject) -> None:
+@check("format", each=cases)
+def scales_survive_packing(case: Case) -> None:
     """Scales and zero points come back from their packing to the bit, under names of their own."""
-    for case in cases(subject):
-        if case.quantizer.is_float or case.is_scale:
-            continue
-        shape = (64, 64)
-        x = torch.randn(shape) * 2.0 ** torch.linspace(-9, 9, 64)[:, None]
-        qparams = case.quantizer.find_qparams(x)
-        for order in _ORDERS:
-            packed = case.quantizer.pack_qparams(qparams, order=order)
-            require("" not in packed, f"stores scales under the name of the codes ({case})")
-            back = dict(case.quantizer.unpack_qparams(packed, shape, order=order).items())
-            for name, tensor in qparams.items():
-                same = name in back and back[name].shape == tensor.shape and torch.equal(back[name].float(), tensor.float())
-                require(same, f"loses the {name} of a tensor by packing it ({case})")
+    if case.quantizer.is_float or case.is_scale:
+        return
+    shape = (64, 64)
+    x = torch.randn(shape) * 2.0 ** torch.linspace(-9, 9, 64)[:, None]
+    qparams = case.quantizer.find_qparams(x)
+    for order in _ORDERS:
+        packed = case.quantizer.pack_qparams(qparams, order=order)
+        require("" not in packed, "stores scales under the name of the codes")
+        back = dict(case.quantizer.unpack_qparams(packed, shape, order=order).items())
+        for name, tensor in qparams.items():
+            same = name in back and back[name].shape == tensor.shape and torch.equal(back[name].float(), tensor.float())
+            require(same, f"loses the {name} of a tensor by packing it")

@@ -10,10 +10,9 @@ from torch import Tensor
 from quark.config.enums import RoundType
 from quark.errors import QuarkError
 from quark.numbers import canonicalize, format_of
-from quark_devkit.check import NotApplicableError, check, require
-from quark_devkit.checks.format.cases import Case, all_values, cases, first_case, loaded, numbers, shares_bits
+from quark_devkit.check import CheckFailedError, NotApplicableError, assume, check, require
+from quark_devkit.checks.format.cases import Case, all_values, cases, numbers, one_case, shares_bits
 from quark_devkit.random_states import random_states_kept
-from quark_devkit.subject import Subject
 
 _SLACK = 1e-6
 """Relative error of float32 arithmetic on a distance, for bounds that are declared in decimal numbers."""
@@ -27,14 +26,12 @@ def _rounded(case: Case, t: Tensor) -> Tensor:
 
 
 def _worst(t: Tensor, error: Tensor) -> str:
-    index = int(error.argmax())
-    return f"{float(t.reshape(-1)[index])!r}"
+    return repr(float(t.reshape(-1)[int(error.argmax())]))
 
 
-@check("format")
-def rounds_in_place(subject: Subject) -> None:
+@check("format", each=one_case)
+def rounds_in_place(case: Case) -> None:
     """``round_`` returns the very tensor that it was given, float32 and of the same shape."""
-    case = first_case(subject)
     t = numbers(case)
     shape, rounded = t.shape, case.format.round_(t)
     require(isinstance(rounded, Tensor), f"returns {rounded!r} from round_, where the tensor that it was given is wanted")
@@ -42,11 +39,10 @@ def rounds_in_place(subject: Subject) -> None:
     require(rounded.data_ptr() == t.data_ptr(), "returns another tensor from round_ than it was given")
 
 
-@check("format")
-def rounds_the_same_each_time(subject: Subject) -> None:
+@check("format", each=one_case)
+def rounds_the_same_each_time(case: Case) -> None:
     """The same numbers are rounded to the same values each time, after many calls too, and no random state of
     the process is changed."""
-    case = first_case(subject)
     t = numbers(case)
     few = t[:1]
     with random_states_kept():
@@ -56,23 +52,19 @@ def rounds_the_same_each_time(subject: Subject) -> None:
         require(torch.equal(_rounded(case, t), first), "rounds the same numbers to other values the next time")
 
 
-@check("format")
-def keeps_rounded_values(subject: Subject) -> None:
+@check("format", each=cases)
+def keeps_rounded_values(case: Case) -> None:
     """Rounding is idempotent: a value that was rounded stays what it is."""
-    for case in cases(subject):
-        once = _rounded(case, numbers(case))
-        twice = _rounded(case, once)
-        require(
-            torch.equal(once, twice), f"rounds {_worst(once, (twice - once).abs())}, which it has rounded to, to another value ({case})"
-        )
+    once = _rounded(case, numbers(case))
+    twice = _rounded(case, once)
+    require(torch.equal(once, twice), f"rounds {_worst(once, (twice - once).abs())}, which it has rounded to, to another value")
 
 
-@check("format")
-def rounds_to_the_nearest_value(subject: Subject) -> None:
+@check("format", each=one_case)
+def rounds_to_the_nearest_value(case: Case) -> None:
     """Up to ``max_magnitude`` a number is rounded to the nearest value of all codes, or as near as the
     record's ``error_bound``."""
-    case, bound = first_case(subject), subject.record.error_bound  # type: ignore[union-attr]
-    t = numbers(case)
+    t, bound = numbers(case), case.error_bound
     error = (_rounded(case, t).double() - t.double()).abs()
     if bound is not None:
         worst = float(error.max())
@@ -80,14 +72,11 @@ def rounds_to_the_nearest_value(subject: Subject) -> None:
         return
     values = all_values(case.format)
     if values is None:
-        require(False, "has values that share bits, or more than 2^16: its record has to declare error_bound, the largest rounding error")
-        return
+        wanted = "its record has to declare error_bound, the largest rounding error"
+        raise CheckFailedError(f"has values that share bits, or more than 2^16: {wanted}")
     too_far = error - _distance(t, values)
-    worst = float(too_far.max())
-    require(
-        worst <= float(t.abs().max()) * 1e-12,
-        f"rounds {_worst(t, too_far)} to a value {worst:.3g} further away than the nearest one of all codes",
-    )
+    worst, allowed = float(too_far.max()), float(t.abs().max()) * 1e-12
+    require(worst <= allowed, f"rounds {_worst(t, too_far)} to a value {worst:.3g} further away than the nearest one of all codes")
 
 
 def _distance(t: Tensor, values: Tensor) -> Tensor:
@@ -97,38 +86,33 @@ def _distance(t: Tensor, values: Tensor) -> Tensor:
     return torch.minimum((t - exact[above]).abs(), (t - exact[(above - 1).clamp(min=0)]).abs())
 
 
-@check("format")
-def rounds_in_order(subject: Subject) -> None:
+@check("format", each=one_case)
+def rounds_in_order(case: Case) -> None:
     """Rounding is monotonic: a larger number is not rounded to a smaller value."""
-    case = first_case(subject)
-    if shares_bits(case.format):
-        raise NotApplicableError("neighbours share bits, so that a value depends on its neighbours")
+    assume(not shares_bits(case.format), "neighbours share bits, so that a value depends on its neighbours")
     t = numbers(case, beyond=4).view(-1)
     falls = -_rounded(case, t).diff()
     require(float(falls.max()) <= 0, f"rounds a number above {_worst(t, falls)} to a smaller value than that")
 
 
-@check("format")
-def saturates(subject: Subject) -> None:
+@check("format", each=cases)
+def saturates(case: Case) -> None:
     """Numbers beyond the largest value, infinite ones too, are rounded to the largest value; likewise below
     the smallest."""
-    for case in cases(subject):
-        if case.quantizer.is_float:
-            raise NotApplicableError("the format casts, and a cast makes infinity of what is too large")
-        listed = all_values(case.format) if case.is_scale else None
-        values = _rounded(case, numbers(case, beyond=8)) if listed is None else listed
-        for sign in (1,) if case.is_scale else (1, -1):
-            end = float(values.max() if sign > 0 else values.min())
-            beyond = [sign * x for x in (8 * case.max_magnitude, 1e30, 3.4e38, float("inf")) if x > sign * end]
-            rounded = _rounded(case, torch.tensor(beyond).repeat_interleave(64).view(-1, 64))
-            require(bool((rounded == end).all()), f"rounds {beyond} to {rounded.unique().tolist()}, where {end} is wanted ({case})")
+    assume(not case.quantizer.is_float, "the format casts, and a cast makes infinity of what is too large")
+    listed = all_values(case.format) if case.is_scale else None
+    values = _rounded(case, numbers(case, beyond=8)) if listed is None else listed
+    for sign in (1,) if case.is_scale else (1, -1):
+        end = float(values.max() if sign > 0 else values.min())
+        beyond = [sign * x for x in (8 * case.max_magnitude, 1e30, 3.4e38, float("inf")) if x > sign * end]
+        rounded = _rounded(case, torch.tensor(beyond).repeat_interleave(64).view(-1, 64))
+        require(bool((rounded == end).all()), f"rounds {beyond} to {rounded.unique().tolist()}, where {end} is wanted")
 
 
-@check("format")
-def reaches_max_magnitude(subject: Subject) -> None:
+@check("format", each=one_case)
+def reaches_max_magnitude(case: Case) -> None:
     """``max_magnitude`` is what the format says it is: it is rounded to a value at most half a step of the
     largest values away."""
-    case = first_case(subject)
     top = case.max_magnitude
     require(0 < top < float("inf"), f"says max_magnitude={top}, where a positive number is wanted")
     magnitudes = _rounded(case, numbers(case, beyond=4)).abs().unique()
@@ -138,11 +122,10 @@ def reaches_max_magnitude(subject: Subject) -> None:
     require(near <= step / 2 * (1 + _SLACK), f"says max_magnitude={top}, whose nearest value is {near:.3g} away: more than half a step")
 
 
-@check("format")
-def keeps_nan(subject: Subject) -> None:
+@check("format", each=one_case)
+def keeps_nan(case: Case) -> None:
     """NaN stays NaN when it is rounded, under every rounding method that the format accepts."""
     for method in (None, *RoundType):
-        case = first_case(subject)
         spec = case.example.spec.set(round_method=method)
         if case.quantizer.is_float or _refusal(spec) is not None:
             continue
@@ -153,32 +136,28 @@ def keeps_nan(subject: Subject) -> None:
         require(not bool(rounded[1].isnan().any()), "makes NaN of numbers because another number is NaN")
 
 
-@check("format")
-def makes_no_nan(subject: Subject) -> None:
+@check("format", each=cases)
+def makes_no_nan(case: Case) -> None:
     """Finite numbers, zeros, subnormal and huge ones too, are rounded to finite values."""
-    for case in cases(subject):
-        largest = case.max_magnitude if case.quantizer.is_float else 3.4e38
-        hard = torch.tensor([0.0, -0.0, 1e-45, 1e-40, 2.0**-126, 1e-20, 1.0, largest])
-        t = torch.cat([hard, hard if case.is_scale else -hard]).repeat(4).view(1, -1)
-        rounded = _rounded(case, t)
-        bad = t[~rounded.isfinite()].tolist()[:1]
-        require(not bad, f"rounds the finite number {bad} to NaN or infinity ({case})")
+    largest = case.max_magnitude if case.quantizer.is_float else 3.4e38
+    hard = torch.tensor([0.0, -0.0, 1e-45, 1e-40, 2.0**-126, 1e-20, 1.0, largest])
+    t = torch.cat([hard, hard if case.is_scale else -hard]).repeat(4).view(1, -1)
+    rounded = _rounded(case, t)
+    bad = t[~rounded.isfinite()].tolist()[:1]
+    require(not bad, f"rounds the finite number {bad} to NaN or infinity")
 
 
-@check("format")
-def rounds_zero_to_zero(subject: Subject) -> None:
+@check("format", each=cases)
+def rounds_zero_to_zero(case: Case) -> None:
     """0 is rounded to 0."""
-    for case in cases(subject):
-        if case.is_scale:
-            raise NotApplicableError("the format holds scales only, of which none is 0")
-        rounded = _rounded(case, torch.zeros(1, 64))
-        require(not bool(rounded.any()), f"rounds 0 to {float(rounded.abs().max())} ({case})")
+    assume(not case.is_scale, "the format holds scales only, of which none is 0")
+    rounded = _rounded(case, torch.zeros(1, 64))
+    require(not bool(rounded.any()), f"rounds 0 to {float(rounded.abs().max())}")
 
 
-@check("format")
-def rounds_parts_in_threads(subject: Subject) -> None:
+@check("format", each=one_case)
+def rounds_parts_in_threads(case: Case) -> None:
     """Parts of a tensor, rounded in several threads at once, come out as the whole does."""
-    case = first_case(subject)
     t = numbers(case)[:32].repeat(_PARTS, 1) * torch.linspace(0.1, 1, 32 * _PARTS)[torch.randperm(32 * _PARTS)][:, None]
     if case.is_scale:
         t = t.clamp(min=1e-3)
@@ -188,13 +167,12 @@ def rounds_parts_in_threads(subject: Subject) -> None:
     require(torch.equal(by_part, whole), "rounds parts of a tensor in several threads to other values than the whole: it keeps state")
 
 
-@check("format")
-def rounds_by_the_method_of_the_spec(subject: Subject) -> None:
+@check("format", each=one_case)
+def rounds_by_the_method_of_the_spec(case: Case) -> None:
     """Under every ``round_method`` that it accepts, a number is rounded to a value next to it, by floor to
     none above it, once for all."""
-    case = first_case(subject)
     values = all_values(case.format)
-    if values is None or case.quantizer.is_float or subject.record.error_bound is not None:  # type: ignore[union-attr]
+    if values is None or case.quantizer.is_float or case.error_bound is not None:
         raise NotApplicableError("the format casts, or is no list of values to the nearest of which numbers are rounded")
     t = numbers(case).clamp(float(values[0]), float(values[-1]))
     above = values[torch.searchsorted(values, t).clamp(max=len(values) - 1)]
@@ -219,18 +197,15 @@ def _refusal(spec: object) -> str | None:
         return str(error)
 
 
-@check("format")
-def splits_into_subscales_and_elements(subject: Subject) -> None:
+@check("format", each=one_case)
+def splits_into_subscales_and_elements(case: Case) -> None:
     """Where neighbours share bits, an element divided by its subscale, rounded by ``element_format``, times
     the subscale is what it was."""
-    if not shares_bits(loaded(subject)):
-        raise NotApplicableError("no neighbours share bits")
-    case = first_case(subject)
+    assume(shares_bits(case.format), "no neighbours share bits")
     t = numbers(case)[torch.randperm(len(numbers(case)))].t().contiguous().view(-1, 64)
     subscales = case.format.subscales(t.clone())
     if subscales is None:
-        require(False, "has an element_format and gives no subscales")
-        return
+        raise CheckFailedError("has an element_format and gives no subscales")
     require(subscales.shape == t.shape, f"gives subscales of shape {list(subscales.shape)} for numbers of shape {list(t.shape)}")
     apart = case.format.element_format().round_(t / subscales) * subscales
     require(torch.equal(apart, _rounded(case, t)), "rounds elements under their subscales to other values than whole groups")

@@ -9,9 +9,8 @@ from quark.config.tensor import QTensorConfig
 from quark.errors import QuarkError
 from quark.numbers import NumberFormat, Packing, number_format
 from quark.numbers.build import observer_class
-from quark.plugins.records import FormatRecord
-from quark_devkit.check import NotApplicableError, check, require
-from quark_devkit.checks.format.cases import cases, loaded, weight_cases
+from quark_devkit.check import NotApplicableError, assume, check, require
+from quark_devkit.checks.format.cases import Case, cases, weight_cases
 from quark_devkit.example_specs import example_specs, odd_specs
 from quark_devkit.subject import Subject
 
@@ -20,8 +19,7 @@ from quark_devkit.subject import Subject
 def is_what_its_record_says(subject: Subject) -> None:
     """The record points at a NumberFormat value with the record's name and bits, a torch storage dtype, a
     packing and a known observer."""
-    record, value = subject.record, loaded(subject)
-    assert isinstance(record, FormatRecord)
+    record, value = subject.record, subject.load("format")
     require(isinstance(value, NumberFormat), f"is {value!r} where a NumberFormat value is wanted")
     require(value.name in (record.name, *record.aliases), f"is called '{value.name}', and its record '{record.name}'")
     require(value.bits == record.bits, f"has bits={value.bits}, and its record says {record.bits}")
@@ -46,30 +44,28 @@ def serves_a_spec(subject: Subject) -> None:
 @check("format")
 def answers_odd_specs(subject: Subject) -> None:
     """``spec_error`` gives None or a text for any spec of the format, and raises nothing."""
-    value = loaded(subject)
+    value = subject.load("format")
     for spec in (*odd_specs([subject.name]), *example_specs(subject.name)):
         answer = value.spec_error(spec)
         require(answer is None or (isinstance(answer, str) and answer), f"answers {answer!r} where None or a reason is wanted ({spec})")
 
 
-@check("format")
-def refuses_unknown_scales(subject: Subject) -> None:
+@check("format", each=weight_cases)
+def refuses_unknown_scales(case: Case) -> None:
     """A scale format, and a way of choosing scales, that the format does not know is refused
     and not ignored."""
-    for case in weight_cases(subject):
-        if case.quantizer.is_float:
-            raise NotApplicableError("the format casts, without scales")
-        for field in ("scale_format", "scale_calculation_mode"):
-            spec = case.spec.set(**{field: "no_such_thing"})
-            answer = case.format.spec_error(spec)
-            require(isinstance(answer, str) and answer, f"accepts {field}='no_such_thing' ({case})")
+    assume(not case.quantizer.is_float, "the format casts, without scales")
+    for field in ("scale_format", "scale_calculation_mode"):
+        spec = case.spec.set(**{field: "no_such_thing"})
+        answer = case.format.spec_error(spec)
+        require(isinstance(answer, str) and answer, f"accepts {field}='no_such_thing'")
 
 
 @check("format")
 def canonicalizes_once(subject: Subject) -> None:
     """``canonicalize`` changes nothing in a spec that it has returned, and does not change the spec that it
     is given."""
-    value = loaded(subject)
+    value = subject.load("format")
     for spec in example_specs(subject.name):
         before = spec.copied()
         try:

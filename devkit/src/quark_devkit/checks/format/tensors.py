@@ -8,8 +8,8 @@ from torch import Tensor
 from quark.config.enums import ScaleType
 from quark.numbers import QParams
 from quark_devkit.algorithm_runs import accelerator
-from quark_devkit.check import NotApplicableError, check, require
-from quark_devkit.checks.format.cases import Case, cases, same_bits, scaled, weight_cases
+from quark_devkit.check import CheckFailedError, assume, check, require
+from quark_devkit.checks.format.cases import Case, same_bits, scaled_cases, weight_cases
 from quark_devkit.example_specs import SHAPE
 from quark_devkit.subject import Subject
 
@@ -36,60 +36,51 @@ def _data(seed: int = 0) -> Tensor:
     return x
 
 
-@check("format")
-def gives_usable_scales(subject: Subject) -> None:
+@check("format", each=scaled_cases)
+def gives_usable_scales(case: Case) -> None:
     """``qparams`` gives finite positive scales of the shape of the ranges for ranges of any kind: empty,
     one-sided, tiny, huge."""
-    for case in scaled(cases(subject)):
-        is_wide = case.spec.scale_type in _WIDE and case.spec.scale_format in (None, "float32", "e8m0")
-        for name, ends in {**_RANGES, **(_HUGE if is_wide else {})}.items():
-            low, high = (torch.full((3, 5), end) for end in ends)
-            held = low.clone(), high.clone()
-            qparams = case.format.qparams(low, high, case.spec)
-            require(torch.equal(low, held[0]) and torch.equal(high, held[1]), f"changes the ranges that it makes scales of ({case})")
-            require(isinstance(qparams, QParams), f"gives {qparams!r} where QParams are wanted ({case})")
-            scale = qparams.scale
-            require(tuple(scale.shape) == (3, 5), f"gives scales of shape {list(scale.shape)} for ranges of shape [3, 5] ({case})")
-            require(scale.dtype in (torch.float32, torch.float16, torch.bfloat16), f"gives scales in {scale.dtype} ({case})")
-            require(
-                bool(scale.float().isfinite().all()) and bool((scale > 0).all()),
-                f"gives the scale {float(scale[0, 0])} for {name} ({case})",
-            )
+    is_wide = case.spec.scale_type in _WIDE and case.spec.scale_format in (None, "float32", "e8m0")
+    for name, ends in {**_RANGES, **(_HUGE if is_wide else {})}.items():
+        low, high = (torch.full((3, 5), end) for end in ends)
+        held = low.clone(), high.clone()
+        qparams = case.format.qparams(low, high, case.spec)
+        require(torch.equal(low, held[0]) and torch.equal(high, held[1]), "changes the ranges that it makes scales of")
+        require(isinstance(qparams, QParams), f"gives {qparams!r} where QParams are wanted")
+        scale = qparams.scale
+        require(tuple(scale.shape) == (3, 5), f"gives scales of shape {list(scale.shape)} for ranges of shape [3, 5]")
+        require(scale.dtype in (torch.float32, torch.float16, torch.bfloat16), f"gives scales in {scale.dtype}")
+        is_usable = bool(scale.float().isfinite().all()) and bool((scale > 0).all())
+        require(is_usable, f"gives the scale {float(scale[0, 0])} for {name}")
 
 
-@check("format")
-def has_scales_that_fit_the_range(subject: Subject) -> None:
+@check("format", each=scaled_cases)
+def has_scales_that_fit_the_range(case: Case) -> None:
     """``max_magnitude`` times the scale is the larger end of the range, within a factor of two for scales
     that are powers of two."""
-    for case in scaled(cases(subject)):
-        for low, high in ((-1.0, 2.0), (-3.0, 3.0), (-5.5, 0.5)):
-            qparams = case.format.qparams(torch.full((4,), low), torch.full((4,), high), case.spec)
-            wanted = (high - low) / 2 if qparams.zero_point is not None else max(-low, high)
-            share = float(qparams.scale[0]) * case.max_magnitude / wanted
-            require(
-                0.5 * (1 - _SLACK) <= share <= 2 * (1 + _SLACK),
-                f"gives a scale that spans {share:.3g} times the range from {low} to {high} ({case})",
-            )
+    for low, high in ((-1.0, 2.0), (-3.0, 3.0), (-5.5, 0.5)):
+        qparams = case.format.qparams(torch.full((4,), low), torch.full((4,), high), case.spec)
+        wanted = (high - low) / 2 if qparams.zero_point is not None else max(-low, high)
+        share = float(qparams.scale[0]) * case.max_magnitude / wanted
+        fits = 0.5 * (1 - _SLACK) <= share <= 2 * (1 + _SLACK)
+        require(fits, f"gives a scale that spans {share:.3g} times the range from {low} to {high}")
 
 
-@check("format")
-def simulates_what_it_exports(subject: Subject) -> None:
+@check("format", each=weight_cases)
+def simulates_what_it_exports(case: Case) -> None:
     """Rounded values equal the dequantized codes, before and after packing, to the bit, in float32 and in
     16-bit models."""
-    for case in weight_cases(subject):
-        for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            x = _data().to(dtype)
-            values, qparams = case.quantizer.round_to_nearest(x)
-            require(
-                values.dtype is dtype and values.shape == x.shape,
-                f"rounds {dtype} to {values.dtype} of shape {list(values.shape)} ({case})",
-            )
-            codes = case.quantizer.codes_of(values, qparams)
-            exported = case.quantizer.dequantize(codes, qparams).to(dtype)
-            require(torch.equal(exported, values), f"has other values in a {dtype} model than its codes stand for ({case})")
-            read, scales = case.quantizer.unpack(case.quantizer.pack(codes, qparams), SHAPE)
-            loaded = case.quantizer.dequantize(read, scales).to(dtype)
-            require(torch.equal(loaded, values), f"has other values after export and loading than before, in {dtype} ({case})")
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        x = _data().to(dtype)
+        values, qparams = case.quantizer.round_to_nearest(x)
+        is_like_x = values.dtype is dtype and values.shape == x.shape
+        require(is_like_x, f"rounds {dtype} to {values.dtype} of shape {list(values.shape)}")
+        codes = case.quantizer.codes_of(values, qparams)
+        exported = case.quantizer.dequantize(codes, qparams).to(dtype)
+        require(torch.equal(exported, values), f"has other values in a {dtype} model than its codes stand for")
+        read, scales = case.quantizer.unpack(case.quantizer.pack(codes, qparams), SHAPE)
+        loaded = case.quantizer.dequantize(read, scales).to(dtype)
+        require(torch.equal(loaded, values), f"has other values after export and loading than before, in {dtype}")
 
 
 @check("format")
@@ -106,22 +97,20 @@ def knows_which_codes_survive(subject: Subject) -> None:
                 found += 1
                 same = same_bits(case.quantizer.quantize(x, qparams), case.quantizer.codes_of(values, qparams))
                 require(same, f"has a spacing by which codes survive a cast to {dtype}, and they do not ({case})")
-    if not found:
-        raise NotApplicableError("the format has no spacing")
+    assume(found, "the format has no spacing")
 
 
-@check("format", level="advisory")
-def works_on_an_accelerator(subject: Subject) -> None:
+@check("format", level="advisory", each=weight_cases)
+def works_on_an_accelerator(case: Case) -> None:
     """Values, codes and packed codes of a tensor on an accelerator, here a simulated one, are those of a CPU,
     to the bit, and lie there."""
-    for case in weight_cases(subject):
-        with accelerator() as device:
-            results = [_all_of(case, _data().to(place)) for place in (device.name, "cpu")]
-            found, expected = ({name: x for name, x in result.items() if x is not None} for result in results)
-            elsewhere = [name for name, x in found.items() if x.device.type != device.name]
-            require(not elsewhere, f"leaves {' and '.join(elsewhere)} on another device than the tensor ({case})")
-            different = [name for name, x in found.items() if not same_bits(x.cpu(), expected[name])]
-        require(not different, f"gives other {' and '.join(different)} on an accelerator ({case})")
+    with accelerator() as device:
+        results = [_all_of(case, _data().to(place)) for place in (device.name, "cpu")]
+        found, expected = ({name: x for name, x in result.items() if x is not None} for result in results)
+        elsewhere = [name for name, x in found.items() if x.device.type != device.name]
+        require(not elsewhere, f"leaves {' and '.join(elsewhere)} on another device than the tensor")
+        different = [name for name, x in found.items() if not same_bits(x.cpu(), expected[name])]
+    require(not different, f"gives other {' and '.join(different)} on an accelerator")
 
 
 def _all_of(case: Case, x: Tensor) -> dict[str, Tensor | None]:
@@ -135,32 +124,30 @@ def _all_of(case: Case, x: Tensor) -> dict[str, Tensor | None]:
     return {"values": values, "codes": codes, "unpacked codes": unpacked, "values of codes": values_of_codes, **stored}
 
 
-@check("format")
-def serves_a_vector(subject: Subject) -> None:
+@check("format", each=weight_cases)
+def serves_a_vector(case: Case) -> None:
     """A bias, a tensor of one dimension, is quantized, exported and read back wherever the spec accepts its
     shape."""
-    for case in weight_cases(subject):
-        x = _data()[5]
-        if case.quantizer.shape_error((64,)) is not None:
-            continue
-        values, qparams = case.quantizer.round_to_nearest(x)
-        codes = case.quantizer.codes_of(values, qparams)
-        read, scales = case.quantizer.unpack(case.quantizer.pack(codes, qparams), (64,))
-        require(torch.equal(case.quantizer.dequantize(read, scales), values), f"reads a vector back with other values ({case})")
+    x = _data()[5]
+    if case.quantizer.shape_error((64,)) is not None:
+        return
+    values, qparams = case.quantizer.round_to_nearest(x)
+    codes = case.quantizer.codes_of(values, qparams)
+    read, scales = case.quantizer.unpack(case.quantizer.pack(codes, qparams), (64,))
+    require(torch.equal(case.quantizer.dequantize(read, scales), values), "reads a vector back with other values")
 
 
-@check("format")
-def does_not_change_the_tensor(subject: Subject) -> None:
+@check("format", each=weight_cases)
+def does_not_change_the_tensor(case: Case) -> None:
     """Quantizing a tensor, or finding its scales, does not change it, and does not depend on its memory
     layout."""
-    for case in weight_cases(subject):
-        x = _data()
-        values, qparams = case.quantizer.round_to_nearest(x)
-        case.quantizer.quantize(x, qparams)
-        require(torch.equal(x, _data()), f"changes the tensor that it quantizes ({case})")
-        strided = torch.zeros(SHAPE[0], 2 * SHAPE[1])
-        strided[:, ::2] = x
-        require(torch.equal(case.quantizer.fake_quantize(strided[:, ::2]), values), f"rounds a strided tensor to other values ({case})")
+    x = _data()
+    values, qparams = case.quantizer.round_to_nearest(x)
+    case.quantizer.quantize(x, qparams)
+    require(torch.equal(x, _data()), "changes the tensor that it quantizes")
+    strided = torch.zeros(SHAPE[0], 2 * SHAPE[1])
+    strided[:, ::2] = x
+    require(torch.equal(case.quantizer.fake_quantize(strided[:, ::2]), values), "rounds a strided tensor to other values")
 
 
 @check("format")
@@ -188,31 +175,29 @@ def serves_hard_tensors(subject: Subject) -> None:
             require(float(values.abs().max()) <= most, f"rounds {name} to values up to {float(values.abs().max()):.3g} ({case})")
 
 
-@check("format")
-def keeps_broken_values_visible(subject: Subject) -> None:
+@check("format", each=weight_cases)
+def keeps_broken_values_visible(case: Case) -> None:
     """A tensor with NaN or infinity is not rounded to finite values, and rows that share no scale with it are
     rounded as without it."""
-    for case in weight_cases(subject):
-        clean = case.quantizer.fake_quantize(_data())
-        for bad in (torch.nan, torch.inf, -torch.inf):
-            x = _data()
-            x[40, 7] = bad
-            values = case.quantizer.fake_quantize(x)
-            if bad == bad and case.quantizer.is_float:
-                require(float(values[40, 7]) == bad, f"casts {bad} to {float(values[40, 7])}")
-                continue
-            require(not bool(values.isfinite().all()), f"rounds a tensor with {bad} to finite values ({case})")
-            if case.quantizer.granularity.is_local:
-                require(torch.equal(values[:40], clean[:40]), f"rounds other rows to other values because one holds {bad} ({case})")
+    clean = case.quantizer.fake_quantize(_data())
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        x = _data()
+        x[40, 7] = bad
+        values = case.quantizer.fake_quantize(x)
+        if bad == bad and case.quantizer.is_float:
+            require(float(values[40, 7]) == bad, f"casts {bad} to {float(values[40, 7])}")
+            continue
+        require(not bool(values.isfinite().all()), f"rounds a tensor with {bad} to finite values")
+        if case.quantizer.granularity.is_local:
+            require(torch.equal(values[:40], clean[:40]), f"rounds other rows to other values because one holds {bad}")
 
 
-@check("format")
-def serves_empty_tensors(subject: Subject) -> None:
+@check("format", each=weight_cases)
+def serves_empty_tensors(case: Case) -> None:
     """A tensor without rows is quantized to one of the same shape."""
-    for case in weight_cases(subject):
-        shape = (0, SHAPE[1])
-        values = case.quantizer.fake_quantize(torch.zeros(shape))
-        require(tuple(values.shape) == shape, f"rounds a tensor of shape {list(shape)} to shape {list(values.shape)} ({case})")
+    shape = (0, SHAPE[1])
+    values = case.quantizer.fake_quantize(torch.zeros(shape))
+    require(tuple(values.shape) == shape, f"rounds a tensor of shape {list(shape)} to shape {list(values.shape)}")
 
 
 @check("format", needs="zero_point", level="optional")
@@ -225,10 +210,8 @@ def has_zero_points(subject: Subject) -> None:
     x = torch.rand(SHAPE, generator=torch.Generator().manual_seed(0)) + 0.05
     for case in asymmetric:
         values, qparams = case.quantizer.round_to_nearest(x)
-        zero = qparams.zero_point
-        if zero is None:
-            require(False, f"gives no zero point for an asymmetric spec ({case})")
-            return
+        if (zero := qparams.zero_point) is None:
+            raise CheckFailedError(f"gives no zero point for an asymmetric spec ({case})")
         require(zero.shape == qparams.scale.shape, f"gives zero points of another shape than the scales ({case})")
         require(zero.dtype in (torch.int32, torch.float32), f"gives zero points in {zero.dtype} ({case})")
         other = symmetric.get(case.quantizer.granularity)
@@ -240,9 +223,8 @@ def has_zero_points(subject: Subject) -> None:
 @check("format")
 def has_no_undeclared_zero_points(subject: Subject) -> None:
     """A format without the capability ``zero_point`` gives none, whatever the spec."""
-    if "zero_point" in subject.record.capabilities:  # type: ignore[union-attr]
-        raise NotApplicableError("it declares the capability zero_point")
-    for case in scaled(cases(subject)):
+    assume(not subject.declares("zero_point"), "it declares the capability zero_point")
+    for case in scaled_cases(subject):
         low, high = torch.full((4,), 0.3), torch.full((4,), 2.0)
         has_zero = case.format.qparams(low, high, case.spec).zero_point is not None
         require(not has_zero, f"gives a zero point, and its record does not declare the capability zero_point ({case})")

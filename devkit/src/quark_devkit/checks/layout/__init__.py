@@ -22,7 +22,7 @@ from quark.models.plan.decoder_blocks import decoder_blocks
 from quark.plugins import exporters
 from quark.runs.run import plan_run
 from quark.runs.skeleton import quantized_skeleton
-from quark_devkit.check import NotApplicableError, check, require
+from quark_devkit.check import NotApplicableError, assume, check, raises, require
 from quark_devkit.resumed_runs import require_same_when_resumed
 from quark_devkit.small_models import fitting_schemes, quantized, run_config, small_model
 from quark_devkit.stored_files import failing_open, largest_file, stored_tensors, wrong_index
@@ -102,7 +102,8 @@ def stores_or_refuses_every_scheme(subject: Subject) -> None:
                 require(str(error).strip(), f"refuses the scheme '{scheme}' without a word")
                 files = sorted(contents(out))
                 require(not files, f"has written '{files[0] if files else ''}' before it refuses the scheme '{scheme}'")
-                require(_refuses_in_a_check(subject, model), f"refuses the scheme '{scheme}' when it writes, and not in its method check")
+                refuses_early = raises(REFUSALS, exporter_of(subject.lookup_name).check, content_of(model), model, ExportOptions())
+                require(refuses_early, f"refuses the scheme '{scheme}' when it writes, and not in its method check")
                 continue
             except QuarkError:
                 raise
@@ -111,15 +112,6 @@ def stores_or_refuses_every_scheme(subject: Subject) -> None:
                 require(False, f"raises {kind} for the scheme '{scheme}' ({error}): UnsupportedError with a reason is wanted")
             stored += 1
     require(stored, f"stores none of the schemes {', '.join(fitting_schemes())}")
-
-
-def _refuses_in_a_check(subject: Subject, model: Any) -> bool:
-    """Return whether an exporter refuses a model in its method ``check``."""
-    try:
-        exporter_of(subject.lookup_name).check(content_of(model), model, ExportOptions())
-    except REFUSALS:
-        return True
-    return False
 
 
 @check("layout")
@@ -133,8 +125,7 @@ def writes_sound_files(subject: Subject) -> None:
             tensors = stored_tensors(parent / "out")
             wrong = wrong_index(parent / "out", tensors)
             require(wrong is None, str(wrong))
-            if not tensors:
-                raise NotApplicableError("it writes no safetensors files")
+            assume(tensors, "it writes no safetensors files")
 
 
 @check("layout")
@@ -160,21 +151,13 @@ def leaves_nothing_after_a_failure(subject: Subject) -> None:
     for number in range(steps):
         with temporary() as parent:
             with failing_open(parent, number):
-                raised = _raises(subject.lookup_name, model, parent / "out")
+                raised = raises(Exception, export_with, subject.lookup_name, model, parent / "out")
             _nothing_left(parent, raised, f"its file number {number + 1} cannot be opened")
     for size in (*(size for size in SIZES if size < largest), largest - 1):
         with temporary() as parent:
             with largest_file(size):
-                raised = _raises(subject.lookup_name, model, parent / "out")
+                raised = raises(Exception, export_with, subject.lookup_name, model, parent / "out")
             _nothing_left(parent, raised, f"files cannot be larger than {size} bytes")
-
-
-def _raises(name: str, model: nn.Module, out: Path) -> bool:
-    try:
-        export_with(name, model, out)
-    except Exception:
-        return True
-    return False
 
 
 def _nothing_left(parent: Path, raised: bool, when: str) -> None:
@@ -216,14 +199,13 @@ def leaves_the_model_as_it_is(subject: Subject) -> None:
 def declares_its_files(subject: Subject) -> None:
     """``files`` of its record covers what it writes beside ``config.json``, safetensors files and companions
     such as a tokenizer."""
-    patterns = ("config.json", "model*.safetensors", "model.safetensors.index.json", *COMPANIONS, *subject.record.files)  # type: ignore[union-attr]
+    patterns = ("config.json", "model*.safetensors", "model.safetensors.index.json", *COMPANIONS, *subject.record.files)
     with temporary() as parent:
         export_with(subject.lookup_name, stored_model(subject), parent / "out", ExportOptions(max_shard_bytes=SHARD))
         for file in contents(parent / "out"):
             known = any(fnmatchcase(file, pattern) for pattern in patterns)
-            require(
-                known, f"writes '{file}', which no pattern in files of its record covers: overwrite=True would not replace such an export"
-            )
+            uncovered = f"writes '{file}', which no pattern in files of its record covers"
+            require(known, f"{uncovered}: overwrite=True would not replace such an export")
 
 
 @check("layout")
@@ -232,7 +214,7 @@ def declares_streaming(subject: Subject) -> None:
     ``streams`` and ``resumes``."""
     exporter = exporter_of(subject.lookup_name)
     for capability, attribute in (("streaming", "streams"), ("resumable", "resumes")):
-        does, declares = bool(getattr(exporter, attribute)), capability in subject.record.capabilities  # type: ignore[union-attr]
+        does, declares = bool(getattr(exporter, attribute)), subject.declares(capability)
         require(not declares or does, f"declares the capability '{capability}', and its class does not say {attribute} = True")
         require(declares or not does, f"says {attribute} = True, and does not declare the capability '{capability}'")
 
@@ -276,8 +258,7 @@ def is_written_by_two_processes(subject: Subject) -> None:
     """Where its class says that several processes can write to one export, that has the bytes of an export by
     one."""
     exporter = exporter_of(subject.lookup_name)
-    if not exporter.shares:
-        raise NotApplicableError("it does not say shares = True: one process writes all blocks")
+    assume(exporter.shares, "it does not say shares = True: one process writes all blocks")
     model, options = stored_model(subject), ExportOptions()
     content = content_of(model)
     with temporary() as parent:
@@ -311,17 +292,8 @@ def refuses_unknown_options(subject: Subject) -> None:
     """An option that it does not have is refused, by its class too, and the default of each own option is
     accepted."""
     name, unknown = subject.lookup_name, "an_option_that_no_exporter_has"
-    try:
-        export_options(name, {unknown: 1})
-    except ConfigError:
-        pass
-    else:
-        require(False, f"takes the option '{unknown}'")
-    try:
-        exporters().load_exporter(name)(**{unknown: 1})
-    except (TypeError, ValueError, QuarkError):
-        pass
-    else:
-        require(False, f"has a class that takes the keyword argument '{unknown}': options that it does not have are to be refused")
+    require(raises(ConfigError, export_options, name, {unknown: 1}), f"takes the option '{unknown}'")
+    is_refused = raises((TypeError, ValueError, QuarkError), subject.load("exporter"), **{unknown: 1})
+    require(is_refused, f"has a class that takes the keyword argument '{unknown}': options that it does not have are to be refused")
     for option in exporters().options(name):
         exporter_of(name, ExportOptions(own={option.name: option.default}))

@@ -23,7 +23,7 @@ from quark.models.hf.quantized_source import float_tensors_of
 from quark.models.hf.shards import check_shards
 from quark.plugins import exporters
 from quark.runs import ModelQuantizer
-from quark_devkit.check import NotApplicableError, check, require
+from quark_devkit.check import NotApplicableError, assume, check, require
 from quark_devkit.checks.layout import REFUSALS, first_stored, stored_exports, stored_model, temporary
 from quark_devkit.small_models import batches, quantized, run_config, saved
 from quark_devkit.subject import Subject
@@ -34,8 +34,7 @@ WRITTEN = {"quantization_config", "dtype", "torch_dtype", "transformers_version"
 
 
 def _with_reader(subject: Subject) -> None:
-    if subject.record.reader is None:  # type: ignore[union-attr]
-        raise NotApplicableError("its record names no reader")
+    assume(subject.record.reader is not None, "its record names no reader")
 
 
 def _from_pretrained(directory: Path) -> nn.Module:
@@ -96,7 +95,7 @@ def keeps_codes_and_rounds_scales(subject: Subject) -> None:
 
 
 def _rounds_scales(subject: Subject) -> bool:
-    return "rounds_scales" in subject.record.capabilities  # type: ignore[union-attr]
+    return subject.declares("rounds_scales")
 
 
 def _with_scales_as_stored(subject: Subject, model: nn.Module) -> nn.Module:
@@ -113,8 +112,7 @@ def dequantizes_what_it_wrote(subject: Subject) -> None:
     """What its dequantizer makes of a checkpoint are the weights of the model that is read back, to the bit,
     in every scheme."""
     _with_reader(subject)
-    if subject.record.dequantizer is None:  # type: ignore[union-attr]
-        raise NotApplicableError("its record names no dequantizer")
+    assume(subject.record.dequantizer is not None, "its record names no dequantizer")
     for scheme, model, out in stored_exports(subject):
         shards = check_shards(out)
         tensors = DequantizedTensors(FileTensors(shards), float_tensors_of(out, shards) or (), out)
@@ -132,8 +130,7 @@ def dequantizes_what_it_wrote(subject: Subject) -> None:
 def is_inspected(subject: Subject) -> None:
     """Its inspector finds nothing missing in what it wrote, and says for each runtime what computes its
     layers, or why it refuses them."""
-    if subject.record.inspector is None:  # type: ignore[union-attr]
-        raise NotApplicableError("its record names no inspector")
+    assume(subject.record.inspector is not None, "its record names no inspector")
     for scheme, _, out in stored_exports(subject):
         inspection = inspect_checkpoint(out)
         require(not inspection.damage, f"takes its own checkpoint in '{scheme}' for damaged: {inspection.damage[:1]}")
@@ -151,8 +148,10 @@ def transformers_reads_it(subject: Subject) -> None:
     if isinstance(reader_of(subject.lookup_name), ReadsOwnFiles):
         raise NotApplicableError("its reader reads files of its own, which transformers cannot")
     register_layouts()
-    if not any(map(is_read_here, subject.record.quant_methods)):  # type: ignore[union-attr]
-        raise NotApplicableError("transformers has a reader of its own for this quant_method, and does not call this one")
+    assume(
+        any(map(is_read_here, subject.record.quant_methods)),
+        "transformers has a reader of its own for this quant_method, and does not call this one",
+    )
     model = _with_scales_as_stored(subject, stored_model(subject))
     require_reload(model, subject.lookup_name, _from_pretrained)
 
@@ -180,8 +179,7 @@ def keeps_the_configuration(subject: Subject) -> None:
         model = ModelQuantizer(run_config(first_stored(subject))).quantize_model(load_model(source), batches())
         export_with(subject.lookup_name, model, parent / "out")
         path = parent / "out" / "config.json"
-        if not path.is_file():
-            raise NotApplicableError("it writes no config.json")
+        assume(path.is_file(), "it writes no config.json")
         before: dict[str, Any] = json.loads((source / "config.json").read_text(encoding="utf-8"))
         after: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         different = sorted(key for key in before if key not in WRITTEN and after.get(key) != before[key])
@@ -193,8 +191,7 @@ def keeps_the_configuration(subject: Subject) -> None:
 def brings_the_tokenizer(subject: Subject) -> None:
     """Tokenizer files beside the float checkpoint lie beside the quantized one, or a tokenizer that is passed
     is saved there."""
-    if "tokenizer_inside" in subject.record.capabilities:  # type: ignore[union-attr]
-        raise NotApplicableError("it writes the tokenizer into its own file")
+    assume(not subject.declares("tokenizer_inside"), "it writes the tokenizer into its own file")
     with temporary() as parent:
         source = saved(parent / "float")
         (source / "tokenizer.json").write_text('{"kept": "as it is"}', encoding="utf-8")

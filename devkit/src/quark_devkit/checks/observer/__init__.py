@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from quark.errors import CalibrationError, ConfigError, QuarkError
 from quark.numbers import Observer
 from quark_devkit.algorithm_runs import accelerator
-from quark_devkit.check import NotApplicableError, check, require
+from quark_devkit.check import NotApplicableError, assume, check, raises, require
 from quark_devkit.example_specs import SHAPE, Example, examples, registered_formats
 from quark_devkit.random_states import random_states_kept
 from quark_devkit.subject import Subject
@@ -24,7 +22,7 @@ _CALLS = 100
 
 
 def data_of(seed: int = 0, shape: tuple[int, ...] = SHAPE) -> Tensor:
-    """Normal values with a few large ones, off centre, the same each time."""
+    """Return normal values with a few large ones, off centre, the same each time."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=generator) + 0.25
     x[..., 5] *= 12
@@ -32,13 +30,13 @@ def data_of(seed: int = 0, shape: tuple[int, ...] = SHAPE) -> Tensor:
 
 
 def accepted_examples(subject: Subject) -> list[Example]:
-    """The example specs that name the observer and are accepted, of all registered formats."""
-    observer = subject.catalog.observers.load_observer(subject.lookup_name)
+    """Return the example specs that name the observer and are accepted, of all registered formats."""
+    observer = subject.load("observer")
     return [example for example in examples(registered_formats(), observer.__name__) if len(example.quantizer.levels) == 1]
 
 
 def examples_of(subject: Subject) -> list[Example]:
-    """An example spec of each granularity that the observer serves, of the formats that accept it."""
+    """Return an example spec of each granularity that the observer serves, of the formats that accept it."""
     accepted = accepted_examples(subject)
     by_shape: dict[tuple[object, ...], Example] = {}
     for example in accepted:
@@ -51,21 +49,17 @@ def examples_of(subject: Subject) -> list[Example]:
     return list(by_shape.values())
 
 
-def _observes_once(example: Example) -> bool:
-    """Whether the observer refuses a second tensor, as those do that search a weight."""
-    try:
-        observed(example, data_of(), data_of())
-    except CalibrationError:
-        return True
-    return False
-
-
 def observed(example: Example, *tensors: Tensor) -> Observer:
     """Return an observer of an example that has seen these tensors."""
     observer = example.quantizer.observer()
     for x in tensors:
         observer.observe(x)
     return observer
+
+
+def range_of(example: Example, *tensors: Tensor) -> Range:
+    """Return the range of an observer of an example that has seen these tensors."""
+    return observed(example, *tensors).range()
 
 
 def same_range(one: Range, other: Range) -> bool:
@@ -77,9 +71,15 @@ def _close(one: Range, other: Range) -> bool:
     return all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(one, other, strict=True))
 
 
-def _for_each(subject: Subject, holds: Callable[[Example], bool], message: str) -> None:
-    for example in examples_of(subject):
-        require(holds(example), f"{message} ({example})")
+def _observes_once(example: Example) -> bool:
+    """Return whether the observer refuses a second tensor, as an observer that searches a weight does."""
+    return raises(CalibrationError, observed, example, data_of(), data_of())
+
+
+def _empty(example: Example) -> Tensor | None:
+    """Return a tensor without rows; None where it has no scales either."""
+    granularity, shape = example.quantizer.granularity, (0, SHAPE[1])
+    return torch.zeros(shape) if granularity.scale_shape(shape) == granularity.scale_shape(SHAPE) else None
 
 
 @check("observer")
@@ -88,200 +88,158 @@ def serves_a_spec(subject: Subject) -> None:
     require(accepted_examples(subject), "is accepted by no spec of a registered number format")
 
 
-@check("observer")
-def gives_float32_ranges_of_the_shape_of_the_scales(subject: Subject) -> None:
+@check("observer", each=examples_of)
+def gives_float32_ranges_of_the_shape_of_the_scales(example: Example) -> None:
     """Both ends of the range are finite float32 tensors of the granularity's scale shape, the low end not
     above the high one."""
-    for example in examples_of(subject):
-        low, high = observed(example, data_of()).range()
-        wanted = example.quantizer.granularity.scale_shape(SHAPE)
-        for end in (low, high):
-            require(isinstance(end, Tensor), f"gives {end!r} as an end of a range ({example})")
-            require(tuple(end.shape) == wanted, f"gives a range of shape {list(end.shape)}, {list(wanted)} is wanted ({example})")
-            require(end.dtype is torch.float32, f"gives a range in {end.dtype} ({example})")
-            require(bool(end.isfinite().all()), f"gives a range that is not finite ({example})")
-        require(bool((low <= high).all()), f"gives a low end above the high one ({example})")
+    low, high = range_of(example, data_of())
+    wanted = example.quantizer.granularity.scale_shape(SHAPE)
+    for end in (low, high):
+        require(isinstance(end, Tensor), f"gives {end!r} as an end of a range")
+        require(tuple(end.shape) == wanted, f"gives a range of shape {list(end.shape)}, {list(wanted)} is wanted")
+        require(end.dtype is torch.float32, f"gives a range in {end.dtype}")
+        require(bool(end.isfinite().all()), "gives a range that is not finite")
+    require(bool((low <= high).all()), "gives a low end above the high one")
 
 
-@check("observer")
-def leaves_the_tensor_as_it_is(subject: Subject) -> None:
+@check("observer", each=examples_of)
+def leaves_the_tensor_as_it_is(example: Example) -> None:
     """Observing a tensor does not change it."""
-
-    def unchanged(example: Example) -> bool:
-        x = data_of()
-        observed(example, x)
-        return torch.equal(x, data_of())
-
-    _for_each(subject, unchanged, "changes the tensor that it observes")
+    x = data_of()
+    observed(example, x)
+    require(torch.equal(x, data_of()), "changes the tensor that it observes")
 
 
-@check("observer")
-def keeps_no_reference_to_the_tensor(subject: Subject) -> None:
+@check("observer", each=examples_of)
+def keeps_no_reference_to_the_tensor(example: Example) -> None:
     """What happens to a tensor after it was observed does not change the range."""
-
-    def independent(example: Example) -> bool:
-        x = data_of()
-        observer = observed(example, x)
-        x.fill_(1e6)
-        return same_range(observer.range(), observed(example, data_of()).range())
-
-    _for_each(subject, independent, "gives another range once the observed tensor is overwritten: it keeps a reference to it")
+    x = data_of()
+    observer = observed(example, x)
+    x.fill_(1e6)
+    is_same = same_range(observer.range(), range_of(example, data_of()))
+    require(is_same, "gives another range once the observed tensor is overwritten: it keeps a reference to it")
 
 
-@check("observer")
-def does_not_change_by_being_asked(subject: Subject) -> None:
+@check("observer", each=examples_of)
+def does_not_change_by_being_asked(example: Example) -> None:
     """Asking for the range twice gives the same range, and does not disturb what is observed afterwards."""
-
-    def stable(example: Example) -> bool:
-        observer = observed(example, data_of())
-        first = tuple(end.clone() for end in observer.range())
-        return same_range((first[0], first[1]), observer.range())
-
-    _for_each(subject, stable, "gives another range the second time it is asked")
+    observer = observed(example, data_of())
+    low, high = (end.clone() for end in observer.range())
+    require(same_range((low, high), observer.range()), "gives another range the second time it is asked")
 
 
-@check("observer")
-def starts_afresh(subject: Subject) -> None:
+@check("observer", each=examples_of)
+def starts_afresh(example: Example) -> None:
     """A new observer knows nothing of what another one has seen."""
-
-    def fresh(example: Example) -> bool:
-        before = observed(example, data_of(1)).range()
-        observed(example, 50 * data_of(2))
-        return same_range(before, observed(example, data_of(1)).range())
-
-    _for_each(subject, fresh, "gives another range after another observer was used: they share state")
+    before = range_of(example, data_of(1))
+    range_of(example, 50 * data_of(2))
+    is_same = same_range(before, range_of(example, data_of(1)))
+    require(is_same, "gives another range after another observer was used: they share state")
 
 
-@check("observer", since=2)
-def gives_the_same_each_time(subject: Subject) -> None:
+@check("observer", since=2, each=examples_of)
+def gives_the_same_each_time(example: Example) -> None:
     """The same tensor gives the same range each time, also after many observers, and no random state of the
     process is changed."""
     x = data_of()
-    for example in examples_of(subject):
-        with random_states_kept():
-            first = observed(example, x).range()
-            for _ in range(_CALLS):
-                is_same = same_range(observed(example, x).range(), first)
-                require(is_same, f"gives another range for the same tensor the next time ({example})")
+    with random_states_kept():
+        first = range_of(example, x)
+        for _ in range(_CALLS):
+            require(same_range(range_of(example, x), first), "gives another range for the same tensor the next time")
 
 
-@check("observer")
-def merges_to_what_one_observer_sees(subject: Subject) -> None:
+@check("observer", each=examples_of)
+def merges_to_what_one_observer_sees(example: Example) -> None:
     """Two merged observers give the range of one that has seen both data sets, up to float32 rounding; or
     neither is possible."""
-    for example in examples_of(subject):
-        merged = observed(example, data_of(1))
-        if _observes_once(example):
-            try:
-                merged.merge(observed(example, 3 * data_of(2)))
-            except CalibrationError:
-                continue
-            require(False, f"refuses a second tensor, and merges with an observer that has seen another one ({example})")
-        merged.merge(observed(example, 3 * data_of(2)))
-        both = observed(example, data_of(1), 3 * data_of(2))
-        require(_close(merged.range(), both.range()), f"merged, gives another range than one observer of all data ({example})")
+    merged, other = observed(example, data_of(1)), observed(example, 3 * data_of(2))
+    if _observes_once(example):
+        is_refused = raises(CalibrationError, merged.merge, other)
+        require(is_refused, "refuses a second tensor, and merges with an observer that has seen another one")
+        return
+    merged.merge(other)
+    both = range_of(example, data_of(1), 3 * data_of(2))
+    require(_close(merged.range(), both), "merged, gives another range than one observer of all data")
 
 
-@check("observer")
-def does_not_depend_on_the_order_of_data(subject: Subject) -> None:
+@check("observer", each=examples_of)
+def does_not_depend_on_the_order_of_data(example: Example) -> None:
     """The same tensors in another order give the same range, up to float32 rounding."""
-    for example in examples_of(subject):
-        if _observes_once(example):
-            continue
-        parts = [data_of(1), 3 * data_of(2), 0.1 * data_of(3)]
-        ranges = [observed(example, *order).range() for order in (parts, parts[::-1])]
-        require(_close(*ranges), f"gives another range for the same tensors in another order ({example})")
+    if _observes_once(example):
+        return
+    parts = [data_of(1), 3 * data_of(2), 0.1 * data_of(3)]
+    is_close = _close(range_of(example, *parts), range_of(example, *reversed(parts)))
+    require(is_close, "gives another range for the same tensors in another order")
 
 
-@check("observer")
-def refuses_to_merge_another_kind(subject: Subject) -> None:
+class _Unrelated(Observer):
+    def observe(self, x: Tensor) -> None: ...
+
+    def range(self) -> Range:
+        return torch.zeros(()), torch.zeros(())
+
+    def merge(self, other: Observer) -> None: ...
+
+
+@check("observer", each=examples_of)
+def refuses_to_merge_another_kind(example: Example) -> None:
     """Merging an observer of an unrelated class raises ConfigError
     (`quark.numbers.Observer.of_same_kind`)."""
-
-    class Unrelated(Observer):
-        def observe(self, x: Tensor) -> None: ...
-
-        def range(self) -> Range:
-            return torch.zeros(()), torch.zeros(())
-
-        def merge(self, other: Observer) -> None: ...
-
-    for example in examples_of(subject):
-        observer = observed(example, data_of())
-        try:
-            observer.merge(Unrelated(example.quantizer.stored_level.spec, example.quantizer.granularity))
-        except ConfigError:
-            continue
-        require(False, f"merges with an observer of an unrelated class ({example})")
+    other = _Unrelated(example.quantizer.stored_level.spec, example.quantizer.granularity)
+    is_refused = raises(ConfigError, observed(example, data_of()).merge, other)
+    require(is_refused, "merges with an observer of an unrelated class")
 
 
-@check("observer")
-def merging_with_an_empty_one_changes_nothing(subject: Subject) -> None:
+@check("observer", each=examples_of)
+def merging_with_an_empty_one_changes_nothing(example: Example) -> None:
     """Merging an observer that has seen nothing, or merging into one, gives the range of the other."""
-
-    def neutral(example: Example) -> bool:
-        wanted = observed(example, data_of()).range()
-        full, empty = observed(example, data_of()), observed(example)
-        full.merge(observed(example))
-        empty.merge(observed(example, data_of()))
-        return same_range(full.range(), wanted) and same_range(empty.range(), wanted)
-
-    _for_each(subject, neutral, "gives another range when an observer without data is merged")
+    wanted = range_of(example, data_of())
+    for first, second in (((data_of(),), ()), ((), (data_of(),))):
+        merged = observed(example, *first)
+        merged.merge(observed(example, *second))
+        require(same_range(merged.range(), wanted), "gives another range when an observer without data is merged")
 
 
-@check("observer")
-def has_no_range_without_data(subject: Subject) -> None:
+@check("observer", each=examples_of)
+def has_no_range_without_data(example: Example) -> None:
     """Asked for a range before it has seen a value, it raises CalibrationError."""
-    for example in examples_of(subject):
-        for tensors in ((), (torch.zeros(0, SHAPE[1]),)):
-            if tensors and example.quantizer.granularity.scale_shape((0, SHAPE[1])) != example.quantizer.granularity.scale_shape(SHAPE):
-                continue  # a tensor without rows has no scales either
-            try:
-                observed(example, *tensors).range()
-            except CalibrationError:
-                continue
-            require(False, f"gives a range without data ({example})")
+    empty = _empty(example)
+    for tensors in ((), () if empty is None else (empty,)):
+        require(raises(CalibrationError, range_of, example, *tensors), "gives a range without data")
 
 
-@check("observer")
-def empty_tensors_do_not_count(subject: Subject) -> None:
+@check("observer", each=examples_of)
+def empty_tensors_do_not_count(example: Example) -> None:
     """Observing a tensor without elements changes nothing."""
-
-    def unchanged(example: Example) -> bool:
-        granularity = example.quantizer.granularity
-        if granularity.scale_shape((0, SHAPE[1])) != granularity.scale_shape(SHAPE):
-            return True
-        return same_range(observed(example, data_of(), torch.zeros(0, SHAPE[1])).range(), observed(example, data_of()).range())
-
-    _for_each(subject, unchanged, "gives another range after an empty tensor")
+    if (empty := _empty(example)) is not None:
+        is_same = same_range(range_of(example, data_of(), empty), range_of(example, data_of()))
+        require(is_same, "gives another range after an empty tensor")
 
 
-@check("observer")
-def extremes_are_extremes(subject: Subject) -> None:
+def _extreme_examples(subject: Subject) -> list[Example]:
+    assume(subject.load("observer").is_extremes, "it does not say is_extremes")
+    return examples_of(subject)
+
+
+@check("observer", each=_extreme_examples)
+def extremes_are_extremes(example: Example) -> None:
     """An observer that says ``is_extremes`` gives the smallest and the largest value of the elements with one
     scale, exactly.
 
     Specs without zero points may have ∓ the largest magnitude instead.
     """
-    if not subject.catalog.observers.load_observer(subject.lookup_name).is_extremes:
-        raise NotApplicableError("it does not say is_extremes")
-    for example in examples_of(subject):
-        granularity = example.quantizer.granularity
-        parts = [data_of(1), 3 * data_of(2)]
-        rows = torch.cat([granularity.rows(x) for x in parts], 1)
-        shape = granularity.scale_shape(SHAPE)
-        extremes = rows.amin(1).view(shape), rows.amax(1).view(shape)
-        magnitude = rows.abs().amax(1).view(shape)
-        seen = observed(example, *parts).range()
-        is_magnitude = example.quantizer.stored_level.spec.symmetric is not False and same_range(seen, (-magnitude, magnitude))
-        require(
-            same_range(seen, extremes) or is_magnitude,
-            f"says is_extremes and gives other ends than the smallest and the largest value ({example})",
-        )
+    granularity = example.quantizer.granularity
+    parts = [data_of(1), 3 * data_of(2)]
+    rows = torch.cat([granularity.rows(x) for x in parts], 1)
+    shape = granularity.scale_shape(SHAPE)
+    seen, magnitude = range_of(example, *parts), rows.abs().amax(1).view(shape)
+    is_magnitude = example.quantizer.stored_level.spec.symmetric is not False and same_range(seen, (-magnitude, magnitude))
+    is_extreme = same_range(seen, (rows.amin(1).view(shape), rows.amax(1).view(shape)))
+    require(is_extreme or is_magnitude, "says is_extremes and gives other ends than the smallest and the largest value")
 
 
-@check("observer")
-def serves_hard_tensors(subject: Subject) -> None:
+@check("observer", each=examples_of)
+def serves_hard_tensors(example: Example) -> None:
     """Zeros, constants, values of one sign, tiny and huge values give finite ranges whose low end is not
     above the high one."""
     hard = {
@@ -292,94 +250,83 @@ def serves_hard_tensors(subject: Subject) -> None:
         "subnormal values": data_of() * 1e-40,
         "values of 1e30": data_of() * 1e30,
     }
-    for example in examples_of(subject):
-        for name, x in hard.items():
-            low, high = observed(example, x).range()
-            require(bool(low.isfinite().all() and high.isfinite().all()), f"gives a range that is not finite for {name} ({example})")
-            require(bool((low <= high).all()), f"gives a low end above the high one for {name} ({example})")
+    for name, x in hard.items():
+        low, high = range_of(example, x)
+        require(bool(low.isfinite().all() and high.isfinite().all()), f"gives a range that is not finite for {name}")
+        require(bool((low <= high).all()), f"gives a low end above the high one for {name}")
 
 
-@check("observer")
-def does_not_depend_on_the_memory_layout(subject: Subject) -> None:
+@check("observer", each=examples_of)
+def does_not_depend_on_the_memory_layout(example: Example) -> None:
     """A tensor that is not contiguous gives the range of a contiguous copy."""
-
-    def equal(example: Example) -> bool:
-        wide = torch.zeros(SHAPE[0], 2 * SHAPE[1])
-        wide[:, ::2] = data_of()
-        return same_range(observed(example, wide[:, ::2]).range(), observed(example, data_of()).range())
-
-    _for_each(subject, equal, "gives another range for a tensor that is not contiguous than for a copy that is")
+    wide = torch.zeros(SHAPE[0], 2 * SHAPE[1])
+    wide[:, ::2] = data_of()
+    is_same = same_range(range_of(example, wide[:, ::2]), range_of(example, data_of()))
+    require(is_same, "gives another range for a tensor that is not contiguous than for a copy that is")
 
 
-@check("observer", level="advisory")
-def works_on_an_accelerator(subject: Subject) -> None:
+@check("observer", level="advisory", each=examples_of)
+def works_on_an_accelerator(example: Example) -> None:
     """Of tensors on an accelerator, here a simulated one, it gives the range that it gives on a CPU, and
     gives it there."""
-    for example in examples_of(subject):
-        with accelerator() as device:
-            ranges = observed(example, data_of().to(device.name)).range()
-            require(all(end.device.type == device.name for end in ranges), f"gives a range on another device than the tensor's ({example})")
-            found = ranges[0].cpu(), ranges[1].cpu()
-        require(_close(found, observed(example, data_of()).range()), f"gives another range on an accelerator ({example})")
+    with accelerator() as device:
+        low, high = range_of(example, data_of().to(device.name))
+        is_there = low.device.type == high.device.type == device.name
+        require(is_there, "gives a range on another device than the tensor's")
+        is_close = _close((low.cpu(), high.cpu()), range_of(example, data_of()))
+        require(is_close, "gives another range on an accelerator")
 
 
-@check("observer")
-def keeps_no_graph(subject: Subject) -> None:
+@check("observer", each=examples_of)
+def keeps_no_graph(example: Example) -> None:
     """Observing a tensor that requires gradients gives a range that does not: it would keep the graph of a
     whole forward alive."""
-
-    def detached(example: Example) -> bool:
-        return not any(end.requires_grad for end in observed(example, data_of().requires_grad_()).range())
-
-    _for_each(subject, detached, "gives a range that requires gradients for a tensor that does")
+    low, high = range_of(example, data_of().requires_grad_())
+    keeps = low.requires_grad or high.requires_grad
+    require(not keeps, "gives a range that requires gradients for a tensor that does")
 
 
 def _reach(example: Example) -> Tensor:
     """Return how far from zero each range reaches, relative to the data."""
     granularity = example.quantizer.granularity
     largest = granularity.rows(data_of()).abs().amax(1).view(granularity.scale_shape(SHAPE))
-    low, high = observed(example, data_of()).range()
+    low, high = range_of(example, data_of())
     return torch.maximum(-low, high) / largest
 
 
-@check("observer")
-def reaches_not_far_beyond_the_data(subject: Subject) -> None:
+@check("observer", each=examples_of)
+def reaches_not_far_beyond_the_data(example: Example) -> None:
     """The range reaches at most eight times as far from zero as the data do: a search may prefer wide ranges,
     and no more."""
-    for example in examples_of(subject):
-        worst = float(_reach(example).max())
-        require(worst <= _WIDEST, f"gives a range {worst:.3g} times as far from zero as the data ({example})")
+    worst = float(_reach(example).max())
+    require(worst <= _WIDEST, f"gives a range {worst:.3g} times as far from zero as the data")
 
 
-@check("observer")
-def reaches_some_of_the_data(subject: Subject) -> None:
+@check("observer", each=examples_of)
+def reaches_some_of_the_data(example: Example) -> None:
     """The range is nowhere empty, and reaches at least a hundredth as far from zero as the data do."""
-    for example in examples_of(subject):
-        least = float(_reach(example).min())
-        require(least >= _NARROWEST, f"gives a range {least:.3g} times as far from zero as the data ({example})")
+    least = float(_reach(example).min())
+    require(least >= _NARROWEST, f"gives a range {least:.3g} times as far from zero as the data")
 
 
-@check("observer")
-def serves_16_bit_tensors(subject: Subject) -> None:
+@check("observer", each=examples_of)
+def serves_16_bit_tensors(example: Example) -> None:
     """A bfloat16 or float16 tensor gives the range, in float32, of the same values in float32."""
-
-    def equal(example: Example) -> bool:
-        halves = [data_of().to(dtype) for dtype in (torch.bfloat16, torch.float16)]
-        return all(same_range(observed(example, x).range(), observed(example, x.float()).range()) for x in halves)
-
-    _for_each(subject, equal, "gives another range for a 16-bit tensor than for the same values in float32")
+    for dtype in (torch.bfloat16, torch.float16):
+        x = data_of().to(dtype)
+        is_same = same_range(range_of(example, x), range_of(example, x.float()))
+        require(is_same, "gives another range for a 16-bit tensor than for the same values in float32")
 
 
-@check("observer")
-def does_not_hide_nan_or_inf(subject: Subject) -> None:
+@check("observer", each=examples_of)
+def does_not_hide_nan_or_inf(example: Example) -> None:
     """NaN or Inf among the data makes the range NaN or infinite, or raises a QuarkError; it is not left out
     in silence."""
-    for example in examples_of(subject):
-        for bad in (torch.nan, torch.inf, -torch.inf):
-            x = data_of()
-            x[3, 7] = bad
-            try:
-                ends = observed(example, x).range()
-            except QuarkError:
-                continue
-            require(not all(bool(end.isfinite().all()) for end in ends), f"gives a finite range for data with {bad} ({example})")
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        x = data_of()
+        x[3, 7] = bad
+        try:
+            ends = range_of(example, x)
+        except QuarkError:
+            continue
+        require(not all(bool(end.isfinite().all()) for end in ends), f"gives a finite range for data with {bad}")

@@ -16,7 +16,7 @@ from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
 from quark.plugins.options import REQUIRED
 from quark.plugins.records import SchemeRecord
-from quark_devkit.check import NotApplicableError, check, require
+from quark_devkit.check import assume, check, raises, require
 from quark_devkit.option_effects import require_effects
 from quark_devkit.subject import Subject
 from quark_tiny_model import tiny_template
@@ -64,21 +64,16 @@ def builds_it_afresh(subject: Subject) -> None:
         for _ in range(_CALLS):
             second = build()
             require(first == second, f"builds another {field} the next time")
-        shared = {id(level) for spec in _specs(first) for level in levels(spec)} & {
-            id(level) for spec in _specs(second) for level in levels(spec)
-        }
-        require(
-            first is not second and not shared, f"builds its {field} once and gives it out again: whoever changes it changes the scheme"
-        )
+        one, other = ({id(level) for spec in _specs(built) for level in levels(spec)} for built in (first, second))
+        is_own = first is not second and not one & other
+        require(is_own, f"builds its {field} once and gives it out again: whoever changes it changes the scheme")
 
 
 @check("scheme")
 def imports_no_torch(subject: Subject) -> None:
     """The configuration is built without importing torch, so that listings are quick."""
     record = subject.record
-    assert isinstance(record, SchemeRecord)
-    if not isinstance(record.config, LazyRef):
-        raise NotApplicableError("it is registered as an object, not by name")
+    assume(isinstance(record.config, LazyRef), "it is registered as an object, not by name")
     program = (
         "import importlib, operator, sys\n"
         f"build = operator.attrgetter({record.config.attribute!r})(importlib.import_module({record.config.module!r}))\n"
@@ -103,19 +98,16 @@ def refuses_unknown_options(subject: Subject) -> None:
         require(_NO_OPTION in str(error), f"refuses an unknown option without naming it: {error}")
     else:
         require(False, f"accepts the option '{_NO_OPTION}'")
-    try:
-        subject.catalog.schemes.load_config(subject.lookup_name)(**{_NO_OPTION: 1})
-    except TypeError:
-        return
-    require(False, f"has a function that takes any keyword, also '{_NO_OPTION}'")
+    is_refused = raises(TypeError, subject.load("config"), **{_NO_OPTION: 1})
+    require(is_refused, f"has a function that takes any keyword, also '{_NO_OPTION}'")
 
 
 @check("scheme")
 def lists_its_options(subject: Subject) -> None:
     """Every option has a default; passing it by its default builds the configuration that leaving it out
     builds."""
-    options = subject.catalog.schemes.options(subject.lookup_name)
-    build = subject.catalog.schemes.load_config(subject.lookup_name)
+    options = subject.registry.options(subject.lookup_name)
+    build = subject.load("config")
     for option in options:
         require(option.default is not REQUIRED, f"has the option '{option.name}' without a default")
         require(option.help, f"has the option '{option.name}', of which the docstring says nothing under Args")
@@ -147,7 +139,6 @@ def comes_back_from_json(subject: Subject) -> None:
 def describes_itself(subject: Subject) -> None:
     """The record has a summary of one line, and names each client once."""
     record = subject.record
-    assert isinstance(record, SchemeRecord)
     require(record.summary.strip() and "\n" not in record.summary, f"has the summary {record.summary!r}, where one line is wanted")
     require(all(client.strip() for client in record.clients), "has a client without a name")
     require(len(set(record.clients)) == len(record.clients), f"names a client twice: {', '.join(record.clients)}")

@@ -22,10 +22,9 @@ from quark.errors import CalibrationError
 from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import QuantPlan, static_activations
 from quark.plugins import Catalog
-from quark.plugins.records import SchemeRecord
 from quark.runs import quantize_checkpoint
 from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
-from quark_devkit.check import NotApplicableError, check, require
+from quark_devkit.check import NotApplicableError, assume, check, raises, require
 from quark_devkit.checks.scheme.tensors import config_of
 from quark_devkit.subject import Subject
 from quark_devkit.whole_runs import contents
@@ -164,12 +163,8 @@ def calibrates_static_activations(subject: Subject) -> None:
     layer = config_of(subject)
     if not list(static_activations(layer)) or layer.input_tensors is None:
         raise NotApplicableError("it has no static input scales")
-    try:
-        ModelQuantizer(_model_config(subject)).quantize_model(tiny_model(torch.bfloat16))
-    except CalibrationError:
-        pass
-    else:
-        require(False, "has static input scales, and runs without calibration data")
+    is_refused = raises(CalibrationError, ModelQuantizer(_model_config(subject)).quantize_model, tiny_model(torch.bfloat16))
+    require(is_refused, "has static input scales, and runs without calibration data")
     finished = _finished(subject)
     name = _first_row(finished).name
     module: Any = finished.model.get_submodule(name).input_quantizer
@@ -179,10 +174,8 @@ def calibrates_static_activations(subject: Subject) -> None:
     _logits(model)
     hook.remove()
     wanted, seen = module.quantizer.qparams_from(observer).scale.float(), module.qparams.scale.float()
-    require(
-        torch.allclose(seen, wanted, rtol=1e-6),
-        f"has the input scale {seen.flatten()[:1].tolist()}, data give {wanted.flatten()[:1].tolist()}",
-    )
+    is_close = torch.allclose(seen, wanted, rtol=1e-6)
+    require(is_close, f"has the input scale {seen.flatten()[:1].tolist()}, data give {wanted.flatten()[:1].tolist()}")
 
 
 @check("scheme")
@@ -190,11 +183,9 @@ def serves_parts_of_attention(subject: Subject) -> None:
     """A cache or attention in this scheme, where its record offers one, is quantized, exported and loaded to
     the same logits."""
     record = subject.record
-    assert isinstance(record, SchemeRecord)
     offered = {"kv_cache_scheme": record.kv_cache, "attention_scheme": record.attention}
     parts = [part for part, reference in offered.items() if reference is not None]
-    if not parts:
-        raise NotApplicableError("its record offers neither kv_cache nor attention")
+    assume(parts, "its record offers neither kv_cache nor attention")
     for part in parts:
         with TemporaryDirectory(prefix="quark-conformance-") as directory:
             config = _model_config(subject, **{part: subject.lookup_name})
@@ -203,6 +194,5 @@ def serves_parts_of_attention(subject: Subject) -> None:
             logits = _logits(model)
             require(bool(logits.isfinite().all()), f"gives logits that are NaN or infinite as {part}")
             require(not torch.equal(logits, _finished(subject).logits), f"changes nothing as {part}")
-            require(
-                torch.equal(_logits(_loaded(Path(directory) / "out")), logits), f"gives other logits as {part} once the export is loaded"
-            )
+            same = torch.equal(_logits(_loaded(Path(directory) / "out")), logits)
+            require(same, f"gives other logits as {part} once the export is loaded")

@@ -11,7 +11,7 @@ from quark.errors import ConfigError
 from quark.models.layers import QuantizerModule
 from quark.numbers import TensorQuantizer, quantizer_for
 from quark.torch import ModelQuantizer
-from quark_devkit.check import NotApplicableError, check, require
+from quark_devkit.check import NotApplicableError, assume, check, require
 from quark_devkit.subject import Subject
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -23,7 +23,7 @@ _MOST_ERROR = 0.9
 
 def config_of(subject: Subject) -> QLayerConfig:
     """The configuration of a layer."""
-    layer: QLayerConfig = subject.catalog.schemes.load_config(subject.lookup_name)()
+    layer: QLayerConfig = subject.load("config")()
     return layer
 
 
@@ -61,9 +61,8 @@ def says_the_same_in_values_codes_and_bytes(subject: Subject) -> None:
     for dtype in _DTYPES:
         values, qparams = quantizer.round_to_nearest(_data(*shape).to(dtype))
         codes = quantizer.codes_of(values, qparams)
-        require(
-            torch.equal(quantizer.dequantize(codes, qparams).to(dtype), values), f"has other values in {dtype} than its codes stand for"
-        )
+        same = torch.equal(quantizer.dequantize(codes, qparams).to(dtype), values)
+        require(same, f"has other values in {dtype} than its codes stand for")
         for order in ("order", "reorder"):
             read, scales = quantizer.unpack(quantizer.pack(codes, qparams, order=order), shape, order=order)
             same = torch.equal(quantizer.dequantize(read, scales).to(dtype), values)
@@ -78,17 +77,14 @@ def serves_hard_weights(subject: Subject) -> None:
     shape = _fitting(quantizer, 16)
     require(not bool(quantizer.fake_quantize(torch.zeros(shape)).any()), "rounds a weight of zeros to something else")
     require(tuple(quantizer.fake_quantize(torch.zeros(0, shape[1])).shape) == (0, shape[1]), "does not keep the shape of an empty weight")
-    for name, x in {
-        "tiny values": _data(*shape) * 1e-30,
-        "positive values": _data(*shape).abs(),
-        "a constant": torch.full(shape, -0.3),
-    }.items():
+    normal = _data(*shape)
+    hard = {"tiny values": normal * 1e-30, "positive values": normal.abs(), "a constant": torch.full(shape, -0.3)}
+    for name, x in hard.items():
         values = quantizer.fake_quantize(x)
         require(bool(values.isfinite().all()), f"rounds {name} to NaN or infinity")
-        # A floor of scales may lift tiny values a little.
-        require(
-            float(values.abs().max()) <= 3 * float(x.abs().max()) + 1e-6, f"rounds {name} to values up to {float(values.abs().max()):.3g}"
-        )
+        largest = float(values.abs().max())
+        allowed = 3 * float(x.abs().max()) + 1e-6  # a floor of scales may lift tiny values a little
+        require(largest <= allowed, f"rounds {name} to values up to {largest:.3g}")
     for bad in (torch.nan, torch.inf, -torch.inf):
         x = _data(*shape)
         x[3, 7] = bad
@@ -122,8 +118,7 @@ def serves_activations(subject: Subject) -> None:
     """Inputs of any rank, dtype and memory layout, empty ones too, are quantized to the same shape and dtype,
     near what they were."""
     spec = config_of(subject).input_tensors
-    if spec is None:
-        raise NotApplicableError("it leaves activations float")
+    assume(spec is not None, "it leaves activations float")
     width = max(256, *(level.group_size or 0 for level in levels(spec)))
     for dtype in _DTYPES:
         x = _data(2, 3, 4, width).to(dtype)
@@ -159,8 +154,7 @@ def refuses_or_serves_ragged_groups(subject: Subject) -> None:
     """
     layer = config_of(subject)
     sizes = [size for level in levels(layer.weight) for size in (level.group_size, *(level.block_size or ())) if size and size > 1]
-    if not sizes:
-        raise NotApplicableError("it has no groups")
+    assume(sizes, "it has no groups")
     width = 250 if all(250 % size for size in sizes) else 251
     model = nn.ModuleDict({"fits_badly": nn.Linear(width, width, bias=False)})
     try:
@@ -183,6 +177,5 @@ def refuses_or_serves_ragged_groups(subject: Subject) -> None:
 @check("scheme")
 def shares_global_scales_that_are_there(subject: Subject) -> None:
     """A record that says ``shares_global_scale`` has weights with one scale over the whole tensor."""
-    if not subject.record.shares_global_scale:  # type: ignore[union-attr]
-        raise NotApplicableError("its record does not say shares_global_scale")
+    assume(subject.record.shares_global_scale, "its record does not say shares_global_scale")
     require(_weight_quantizer(subject).has_tensor_scale, "says shares_global_scale, and its weights have no scale over the whole tensor")

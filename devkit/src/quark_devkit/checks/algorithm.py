@@ -1,4 +1,4 @@
-"""Checks of the settings of every algorithm: a rounding, a transform or a tuning."""
+"""Checks of every algorithm, a rounding, a transform or a tuning: its settings, and runs with it."""
 
 from __future__ import annotations
 
@@ -7,64 +7,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from quark.config.algorithm import AlgoConfig
-from quark.config.templates.algorithms import algo_config_from_dict, derived_config, with_options
+from quark.config.templates.algorithms import algo_config_from_dict, with_options
 from quark.errors import QuarkError
-from quark.plugins import algorithms
 from quark.plugins.options import Option
-from quark_devkit.check import Check, CheckFailedError, NotApplicableError, check, require
-from quark_devkit.option_effects import require_effects
-from quark_devkit.small_models import small_family
+from quark_devkit.algorithm_runs import processor_of, require_run_on_accelerator, run_with, schemes_for, settings_of, valid_settings
+from quark_devkit.check import Check, check, raises, require
+from quark_devkit.option_effects import REFUSALS, others, require_effects
+from quark_devkit.small_models import quantized
 from quark_devkit.subject import Subject
-
-__all__ = [
-    "calibration_is_declared",
-    "checks_of_kind",
-    "options_have_effects",
-    "processor_of",
-    "settings_of",
-]
+from quark_devkit.whole_runs import readable_layout, require_reload, require_same_after_resume, require_same_from_disk
 
 UNKNOWN = "a_setting_that_no_algorithm_has"
 
 
-def settings_of(subject: Subject, *, is_fused: bool = False) -> AlgoConfig:
-    """Return the settings that the algorithm derives for the small model's family, or else its defaults.
-
-    Args:
-        subject: The algorithm.
-        is_fused: Whether the small model with fused projections is meant.
-
-    Raises:
-        NotApplicableError: It refuses that family.
-        CheckFailedError: It has neither.
-    """
-    name = subject.lookup_name
-    architecture = small_family(is_fused=is_fused)
-    if (reason := algorithms().load_config(name).refusal(architecture)) is not None:
-        raise NotApplicableError(f"it does not apply to the family of the small model: {reason}")
-    settings = derived_config(name, architecture)
-    if settings is not None:
-        return settings
-    try:
-        return algorithms().load_config(name)()  # type: ignore[call-arg]
-    except TypeError as error:
-        raise CheckFailedError(f"has no settings without arguments, and derives none from a family's facts: {error}") from None
-
-
-def processor_of(subject: Subject, settings: AlgoConfig | None = None) -> Any:
-    """Return the object that the subject's processor makes of its settings.
-
-    Raises:
-        NotApplicableError: The record brings a configuration only.
-    """
-    if subject.record.processor is None:  # type: ignore[union-attr]
-        raise NotApplicableError("the record brings a configuration only, and no processor")
-    return algorithms().load_processor(subject.lookup_name)(settings_of(subject) if settings is None else settings)
-
-
 def calibration_is_declared(subject: Subject) -> None:
     """Raise where a processor needs statistics and the record does not say ``calibration``."""
-    declares = "calibration" in subject.record.capabilities  # type: ignore[union-attr]
+    declares = subject.declares("calibration")
     require(declares or not processor_of(subject).needs, "needs statistics, and its record does not declare the capability 'calibration'")
 
 
@@ -72,7 +30,7 @@ def default_settings_are_valid(subject: Subject) -> None:
     """There are settings without a user's choices, under the record's name; each option accepts its own
     default."""
     settings = settings_of(subject)
-    names = (subject.record.name, *subject.record.aliases)  # type: ignore[union-attr]
+    names = (subject.record.name, *subject.record.aliases)
     require(settings.name in names, f"has settings of the name '{settings.name}', and its record the name '{subject.name}'")
     for option in _options(subject):
         value = getattr(settings, option.name)
@@ -96,27 +54,51 @@ def settings_survive_json(subject: Subject) -> None:
 
 def refuses_unknown_settings(subject: Subject) -> None:
     """Settings with a key that the algorithm does not have are refused."""
-    kind = algorithms().load_config(subject.lookup_name)
+    kind = subject.load("config")
     data = {**settings_of(subject).to_dict(), UNKNOWN: 1}
-    for what, make in (("from_dict", lambda: kind.from_dict(data)), ("its class", lambda: kind(**data))):
-        try:
-            make()
-        except (TypeError, ValueError, QuarkError):
-            continue
-        require(False, f"takes settings with the key '{UNKNOWN}' by {what}: keys that it does not have are to be refused")
+    for what, is_refused in (("from_dict", raises(REFUSALS, kind.from_dict, data)), ("its class", raises(REFUSALS, kind, **data))):
+        require(is_refused, f"takes settings with the key '{UNKNOWN}' by {what}: keys that it does not have are to be refused")
 
 
 def describes_its_settings(subject: Subject) -> None:
     """Each option has a line of help, which listings show."""
     silent = [option.name for option in _options(subject) if not option.help.strip()]
-    require(
-        not silent, f"says nothing of the options {', '.join(silent)}: describe them under 'Attributes:' in the docstring of its settings"
-    )
+    fix = "describe them under 'Attributes:' in the docstring of its settings"
+    require(not silent, f"says nothing of the options {', '.join(silent)}: {fix}")
 
 
-def checks_of_kind(kind: str) -> tuple[Check, ...]:
+def works_on_an_accelerator(subject: Subject) -> None:
+    """A run on a model of an accelerator, here a simulated one, finishes, leaves all tensors there, and is as
+    good as on a CPU."""
+    for scheme in schemes_for(subject):
+        require_run_on_accelerator(scheme, valid_settings(subject))
+
+
+def reloads_to_the_same_logits(subject: Subject) -> None:
+    """What is exported after it reads back to the same logits, to the bit."""
+    require_reload(quantized(run_with(subject)), readable_layout())
+
+
+def streams_to_the_same_bytes(subject: Subject) -> None:
+    """A checkpoint that is quantized from disk, one block in memory at a time, has the bytes of one that is
+    quantized in memory."""
+    require_same_from_disk(run_with(subject))
+
+
+def resumes_to_the_same_bytes(subject: Subject) -> None:
+    """A run from disk that is interrupted behind a block and resumed has the bytes of one that was not."""
+    require_same_after_resume(run_with(subject))
+
+
+def checks_of_settings(kind: str) -> tuple[Check, ...]:
     """Return the checks of settings for one kind of algorithm."""
     functions = (default_settings_are_valid, settings_survive_json, refuses_unknown_settings, describes_its_settings)
+    return tuple(check(kind)(function) for function in functions)
+
+
+def checks_of_runs(kind: str) -> tuple[Check, ...]:
+    """Return the checks of whole runs for one kind of algorithm that works block by block."""
+    functions = (reloads_to_the_same_logits, streams_to_the_same_bytes, resumes_to_the_same_bytes)
     return tuple(check(kind)(function) for function in functions)
 
 
@@ -136,25 +118,17 @@ def options_have_effects(subject: Subject, results: Callable[[AlgoConfig], Itera
 
 
 def _options(subject: Subject) -> tuple[Option, ...]:
-    return algorithms().options(subject.lookup_name)
+    return subject.registry.options(subject.lookup_name)
 
 
 def _changed(subject: Subject) -> Iterator[AlgoConfig]:
     """Yield settings that differ from the default ones in one option each."""
     settings = settings_of(subject)
     for option in _options(subject):
-        value = getattr(settings, option.name)
-        others: tuple[Any, ...] = option.note.examples
-        if isinstance(value, bool):
-            others = (not value,)
-        elif isinstance(value, int | float):
-            others = (value + 1, value / 2)
-        elif isinstance(value, list) and all(isinstance(element, str) for element in value):
-            others = ([*value, "x"],)
-        for other in others:
+        for other in others(option, getattr(settings, option.name)):
             try:
                 changed = with_options(subject.name, settings, {option.name: other})
-            except (QuarkError, ValueError, TypeError):
+            except REFUSALS:
                 continue
             if getattr(changed, option.name) == other:
                 yield changed
