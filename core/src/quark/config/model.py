@@ -179,6 +179,11 @@ class QConfig:
         """Return ``template.get_config(scheme, …)`` of an `LLMTemplate`, with these options."""
         return template.get_config(scheme=scheme, **options)
 
+    @property
+    def run_time_algorithms(self) -> list[str]:
+        """Names of the algorithms that run with the quantized model, in order."""
+        return [a.name for a in self.algo_config or () if a.runs_with_model()]
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: ``quantization_config`` without ``export``, which the exporter adds.
 
@@ -186,7 +191,7 @@ class QConfig:
         runs with the model, or queries are quantized: other readers pass them over.
         """
         softmax = self.softmax_quant_spec
-        run = [a.name for a in self.algo_config or () if a.runs_with_model()]
+        run = self.run_time_algorithms
         return {
             "global_quant_config": self.global_quant_config.to_dict(),
             "exclude": list(self.exclude),

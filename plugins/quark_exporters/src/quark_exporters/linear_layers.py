@@ -40,7 +40,7 @@ class LinearExporter(CheckpointExporter):
         """As `CheckpointExporter.reasons`."""
         reasons = list(super().reasons(content, options))
         yield from ((name, reason) for name, reason in reasons if not name)
-        if names := [a.name for a in content.config.algo_config or () if a.runs_with_model()]:
+        if names := content.config.run_time_algorithms:
             yield "", f"the algorithm {', '.join(names)} runs with the model, which its readers do not know"
         yield from _cache_reasons(content)
         yield from ((name, reason) for name, reason in reasons if name)

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from quark.checkpoint import FloatTensor
 from quark.errors import CheckpointError, ConfigError, UnsupportedError
+from quark_exporters.compressed_tensors.arguments import group_of
 from quark_exporters.compressed_tensors.dequantizer import CompressedTensorsDequantizer
-from quark_exporters.compressed_tensors.scheme import weight_arguments
 
 GOLDEN = Path(__file__).parent / "golden"
 CASES: dict[str, dict[str, Any]] = json.loads((GOLDEN / "cases.json").read_text())
@@ -121,5 +121,5 @@ def test_what_cannot_be_dequantized_is_refused(quantization: dict[str, Any], kin
 def test_a_group_that_names_a_layer_goes_before_one_for_its_type() -> None:
     named, by_type = {"num_bits": 8}, {"num_bits": 4}
     groups = {"a": {"targets": ["Linear"], "weights": by_type}, "b": {"targets": [r"re:.*\.down_proj$"], "weights": named}}
-    assert weight_arguments({"config_groups": groups}, "model.layers.0.mlp.down_proj").bits == 8
-    assert weight_arguments({"config_groups": groups}, "model.layers.0.mlp.up_proj").bits == 4
+    assert group_of({"config_groups": groups}, "model.layers.0.mlp.down_proj")["weights"] is named
+    assert group_of({"config_groups": groups}, "model.layers.0.mlp.up_proj")["weights"] is by_type

@@ -1,10 +1,11 @@
-"""Tensor specs as ``QuantizationArgs`` of compressed-tensors, and back.
+"""Tensor specs as ``QuantizationArgs`` of compressed-tensors, and back, from its ``quantization_config``.
 
 Source: compressed-tensors 0.20, ``quantization/quant_args.py``.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Mapping
 from typing import Any
 
@@ -14,16 +15,30 @@ from quark.config.layer import QLayerConfig, TensorSpec
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, UnsupportedError
 from quark.numbers import canonicalize
-from quark_exporters.compressed_tensors.scheme import group_of
 from quark_exporters.stored_codes import qscheme_of, spec_of_layout
 
-__all__ = ["arguments_of", "format_of", "layer_config", "spec_of"]
+__all__ = ["arguments_of", "format_of", "group_of", "layer_config", "refuse_other_transforms", "spec_of"]
 
 _INTEGERS = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
 _STRATEGIES = {"per_tensor": "tensor", "per_channel": "channel", "per_group": "group", "per_block": "block"}
 _QSCHEMES = {strategy: qscheme for qscheme, strategy in _STRATEGIES.items()} | {"token": "per_channel", "tensor_group": "per_group"}
 _FP4_GROUPS = {"group": 32, "tensor_group": 16}
 """Strategy → the one size of its groups of FP4: MXFP4, NVFP4."""
+
+_READ = (
+    "pack-quantized",
+    "int-quantized",
+    "float-quantized",
+    "naive-quantized",
+    "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized",
+    "mixed-precision",
+    "dense",
+)
+_ENDLESS = re.compile(r"[*+}][^()]*\)[*+{]")
+"""A repetition of a group that ends in a repetition: matching such a regular expression can take exponential
+time.
+"""
 
 
 def arguments_of(spec: TensorSpec, *, activation: bool) -> dict[str, Any]:
@@ -174,6 +189,62 @@ def _fp4_spec(strategy: str, size: object, *, is_dynamic: bool) -> TensorSpec:
     elements = spec_of_layout("fp4", "per_group", **settings, scale_type="float32", scale_format="float32")
     scales = spec_of_layout("fp8_e4m3", "per_tensor", is_scale_quant=True, zero_point_type="int32", scale_type="float32")
     return [elements, scales]
+
+
+def refuse_other_transforms(block: Mapping[str, Any]) -> None:
+    """Check that a checkpoint has no format, sparsity or transform that cannot be undone here.
+
+    Raises:
+        UnsupportedError: It has; the message names it.
+    """
+    groups = value_of(block, "config_groups", Mapping, {})
+    formats = {block.get("format"), *(group.get("format") for group in groups.values() if isinstance(group, Mapping))} - {None}
+    if others := sorted(str(name) for name in formats if name not in _READ):
+        raise UnsupportedError(
+            f"this checkpoint is of the format '{others[0]}' of compressed-tensors; those read are {', '.join(_READ)}. Give the float "
+            "checkpoint"
+        )
+    sparsity = value_of(block, "sparsity_config", Mapping, {}).get("format")
+    if sparsity not in (None, "dense"):
+        raise UnsupportedError(f"this checkpoint is stored as sparse ('{sparsity}'), which is not read: give the float checkpoint")
+    if value_of(block, "transform_config", Mapping, {}).get("config_groups"):
+        raise UnsupportedError(
+            "this checkpoint has transforms (transform_config) that run with the model, so its weights are not those of the float model: "
+            "give the float checkpoint"
+        )
+
+
+def group_of(block: Mapping[str, Any], layer: str) -> Mapping[str, Any]:
+    """Return the entry of ``config_groups`` with the weight of one layer.
+
+    It is the one whose targets name the layer, or else one for its type.
+
+    Args:
+        block: The ``quantization_config``.
+        layer: Full name of a quantized layer.
+
+    Raises:
+        ConfigError: No group is about it, or a value is of another type than it has.
+    """
+    groups = [group for group in value_of(block, "config_groups", Mapping, {}).values() if isinstance(group, Mapping)]
+    named = [group for group in groups if any(_names(str(target), layer) for target in value_of(group, "targets", list, []))]
+    by_type = [group for group in groups if any(str(target).isidentifier() for target in value_of(group, "targets", list, []))]
+    group = next((group for group in (*named, *by_type) if isinstance(group.get("weights"), Mapping)), None)
+    if group is None:
+        raise ConfigError(f"no group of quantization_config is about '{layer}', which has scales: the checkpoint is damaged")
+    return group
+
+
+def _names(target: str, layer: str) -> bool:
+    """Return whether a target is the layer's name, or a regular expression that matches it."""
+    if not target.startswith("re:"):
+        return target == layer
+    if _ENDLESS.search(target):
+        raise ConfigError(f"the target {target!r} of quantization_config may take forever to match: write it without nested repetitions")
+    try:
+        return re.match(target[3:], layer) is not None
+    except re.error as error:
+        raise ConfigError(f"the target {target!r} of quantization_config is no regular expression ({error})") from error
 
 
 def layer_config(block: Mapping[str, Any], name: str, stored: Container[str]) -> QLayerConfig:

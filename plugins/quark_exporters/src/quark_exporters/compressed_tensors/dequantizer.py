@@ -18,10 +18,10 @@ from torch import Tensor
 
 from quark.checkpoint import FloatTensor, LayerCodes
 from quark.checkpoint.layer_storage import layer_codes
+from quark.config.fields import value_of
 from quark.config.layer import QLayerConfig
 from quark.errors import CheckpointError, UnsupportedError
-from quark_exporters.compressed_tensors.arguments import layer_config
-from quark_exporters.compressed_tensors.scheme import WeightArguments, refuse_other_transforms, weight_arguments
+from quark_exporters.compressed_tensors.arguments import group_of, layer_config, refuse_other_transforms
 from quark_exporters.compressed_tensors.storage import CompressedTensorsStorage
 from quark_exporters.linear_layers import cache_scales
 from quark_exporters.stored_codes import ScaleBlocks, e2m1_values, unpacked_words
@@ -45,9 +45,9 @@ class CompressedTensorsDequantizer:
             if leaf == "weight_packed" and tensor.dtype is torch.uint8:
                 one = _fp4(layer, stored)
             elif leaf == "weight_packed":
-                one = _packed(layer, stored, weight_arguments(block, layer))
+                one = _packed(layer, stored, group_of(block, layer)["weights"])
             elif leaf == "weight" and tensor.dtype in _CODES and f"{layer}.weight_scale" in stored:
-                one = _unpacked(layer, stored, weight_arguments(block, layer))
+                one = _unpacked(layer, stored, group_of(block, layer)["weights"])
             else:
                 continue
             yield attrs.evolve(one, layers=_layers(block, layer, one, stored, configs))
@@ -71,39 +71,40 @@ def _layers(
     return layer_codes(layer, configs[configs.index(config)], one.shape, CompressedTensorsStorage(), names)
 
 
-def _packed(layer: str, stored: Mapping[str, Tensor], arguments: WeightArguments) -> FloatTensor:
+def _packed(layer: str, stored: Mapping[str, Tensor], arguments: Mapping[str, Any]) -> FloatTensor:
     packed, scale, zero_point, shape, order = (
         f"{layer}.{leaf}" for leaf in ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
     )
-    if arguments.bits not in (1, 2, 4, 8):
+    bits, is_symmetric = value_of(arguments, "num_bits", int, 8), value_of(arguments, "symmetric", bool, True)
+    if bits not in (1, 2, 4, 8):
         raise UnsupportedError(
-            f"'{layer}' holds packed codes of {arguments.bits} bits; those of 1, 2, 4 and 8 bits are read. Give the float checkpoint"
+            f"'{layer}' holds packed codes of {bits} bits; those of 1, 2, 4 and 8 bits are read. Give the float checkpoint"
         )
     _expect(scale, stored)
     codes = stored[packed]
     if codes.dtype is not torch.int32 or codes.ndim != 2 or (stored[scale].ndim != 2 and stored[scale].numel() != 1):
         raise CheckpointError(f"'{packed}' is {codes.dtype} {list(codes.shape)}, and int32 [O, I / codes in a word] is expected")
-    per_word = _WORD // arguments.bits
+    per_word = _WORD // bits
     groups = stored[scale].shape[-1] if stored[scale].ndim == 2 else 1
     # Of scales of whole rows the number of columns is that of the words, which the stored shape has to
     # confirm.
-    columns = groups * arguments.group_size if arguments.group_size else codes.shape[1] * per_word
+    size = arguments.get("group_size")
+    size = size if isinstance(size, int) and size > 0 else None
+    columns = codes.shape[1] * per_word if size is None else groups * size
     rows = codes.shape[0]
     if -(-columns // per_word) != codes.shape[1]:
-        raise CheckpointError(
-            f"'{packed}' {list(codes.shape)} and {groups} groups of {arguments.group_size} columns do not fit each other: it is damaged"
-        )
+        raise CheckpointError(f"'{packed}' {list(codes.shape)} and {groups} groups of {size} columns do not fit each other: it is damaged")
     blocks = ScaleBlocks.of(packed, (rows, columns), tuple(stored[scale].shape))
     sources = [packed, scale, *(name for name in (shape, order) if name in stored)]
-    if not arguments.symmetric:
+    if not is_symmetric:
         _expect(zero_point, stored)
         sources.append(zero_point)
 
     def make(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         if shape in tensors and tensors[shape].tolist() != [rows, columns]:
             raise ValueError(f"'{shape}' says {tensors[shape].tolist()}, and {[rows, columns]} follows from the words and scales")
-        integers = _signed_codes(tensors[packed], arguments.bits, columns)
-        zeros = _signed_codes(tensors[zero_point].t(), arguments.bits, rows).t() if zero_point in tensors else None
+        integers = _signed_codes(tensors[packed], bits, columns)
+        zeros = _signed_codes(tensors[zero_point].t(), bits, rows).t() if zero_point in tensors else None
         if order in tensors and bool((tensors[order] >= 0).all()):
             group_of = tensors[order].long()
             of_columns = ScaleBlocks((rows, columns), 1, 1)
@@ -115,15 +116,17 @@ def _packed(layer: str, stored: Mapping[str, Tensor], arguments: WeightArguments
         shape=(rows, columns),
         sources=tuple(sources),
         make=make,
-        left_out=_beside(layer, stored) + ((zero_point,) if zero_point in stored and arguments.symmetric else ()),
+        left_out=_beside(layer, stored) + ((zero_point,) if zero_point in stored and is_symmetric else ()),
     )
 
 
-def _unpacked(layer: str, stored: Mapping[str, Tensor], arguments: WeightArguments) -> FloatTensor:
+def _unpacked(layer: str, stored: Mapping[str, Tensor], arguments: Mapping[str, Any]) -> FloatTensor:
     weight, scale, zero_point = f"{layer}.weight", f"{layer}.weight_scale", f"{layer}.weight_zero_point"
     shape = tuple(stored[weight].shape)
-    blocks = ScaleBlocks.of(weight, shape, tuple(stored[scale].shape), arguments.block)
-    is_shifted = not arguments.symmetric and zero_point in stored
+    block = arguments.get("block_structure")
+    is_block = isinstance(block, list) and len(block) == 2 and all(isinstance(n, int) and n > 0 for n in block)
+    blocks = ScaleBlocks.of(weight, shape, tuple(stored[scale].shape), (block[0], block[1]) if is_block else None)
+    is_shifted = zero_point in stored and not value_of(arguments, "symmetric", bool, True)
     return FloatTensor(
         name=weight,
         shape=shape,

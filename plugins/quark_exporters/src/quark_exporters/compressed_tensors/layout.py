@@ -7,8 +7,7 @@ from typing import Any
 
 from quark.checkpoint import CheckpointContent, ExportOptions
 from quark.config.layer import QLayerConfig
-from quark_exporters.compressed_tensors.arguments import arguments_of, format_of, layer_config
-from quark_exporters.compressed_tensors.scheme import refuse_other_transforms
+from quark_exporters.compressed_tensors.arguments import arguments_of, format_of, layer_config, refuse_other_transforms
 from quark_exporters.compressed_tensors.storage import CompressedTensorsStorage
 from quark_exporters.linear_layers import LinearExporter, LinearReader, coded_rows, float_names
 

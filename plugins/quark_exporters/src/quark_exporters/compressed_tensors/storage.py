@@ -27,10 +27,13 @@ from quark.checkpoint import CodedLayer
 from quark.config.layer import QLayerConfig
 from quark.errors import CheckpointError, UnsupportedError
 from quark.numbers import QParams, TensorQuantizer
-from quark_exporters.compressed_tensors.arguments import arguments_of, format_of
+from quark_exporters.compressed_tensors.arguments import format_of
 from quark_exporters.stored_codes import packed_words, unpacked_words, weight_quantizer
 
 __all__ = ["CompressedTensorsStorage"]
+
+_INTEGERS = ("int-quantized", "pack-quantized")
+"""Formats whose codes are integers."""
 
 
 class CompressedTensorsStorage:
@@ -47,7 +50,7 @@ class CompressedTensorsStorage:
     def stored(self, layer: CodedLayer) -> dict[str, Tensor]:
         """As `quark.checkpoint.LayerStorage.stored`."""
         kind, quantizer = format_of(layer.config), weight_quantizer(layer.config)
-        tensors = self._integers(layer, kind, quantizer) if "int" in _type(layer.config) else _floats(layer, kind, quantizer)
+        tensors = self._integers(layer, kind, quantizer) if kind in _INTEGERS else _floats(layer, kind, quantizer)
         if layer.input is not None:
             is_nvfp4 = kind.startswith("nvfp4")
             name = "input_global_scale" if is_nvfp4 else "input_scale"
@@ -77,7 +80,7 @@ class CompressedTensorsStorage:
         """
         kind, quantizer = format_of(config), weight_quantizer(config)
         scale_shape = quantizer.granularity.scale_shape(shape)
-        if "int" not in _type(config):
+        if kind not in _INTEGERS:
             own = {"": tensors["weight" if "weight" in tensors else "weight_packed"], "scale": tensors["weight_scale"].reshape(scale_shape)}
             if "weight_global_scale" in tensors:
                 own["scale_2"] = _reciprocal(tensors["weight_global_scale"]).reshape(())
@@ -113,11 +116,6 @@ def _integer_codes(kind: str, bits: int, shape: tuple[int, ...], tensors: Mappin
         return _moved(tensors["weight"], half, torch.uint8), None if zeros is None else _moved(zeros, half, torch.uint8)
     codes = unpacked_words(tensors["weight_packed"], bits, shape[1])
     return codes, None if zeros is None else unpacked_words(zeros.t(), bits, shape[0]).t()
-
-
-def _type(config: QLayerConfig) -> str:
-    assert config.weight is not None
-    return str(arguments_of(config.weight, activation=False)["type"])
 
 
 def _as_matrix(scale: Tensor) -> Tensor:

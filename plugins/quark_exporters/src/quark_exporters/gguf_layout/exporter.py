@@ -165,7 +165,7 @@ def _regions(content: CheckpointContent) -> list[Region]:
 
 
 def _refuse_algorithms(content: CheckpointContent) -> None:
-    if names := [a.name for a in content.config.algo_config or () if a.runs_with_model()]:
+    if names := content.config.run_time_algorithms:
         raise UnsupportedError(
             f"the algorithm {', '.join(names)} runs with this model, and llama.cpp does not know it: leave it out, or "
             "export it as safetensors"

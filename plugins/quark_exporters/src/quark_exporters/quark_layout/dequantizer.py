@@ -38,7 +38,7 @@ class QuarkDequantizer:
         """
         parsed = read_quantization_config(block)
         refuse_unreadable(parsed.config)
-        if names := [a.name for a in parsed.config.algo_config or () if a.runs_with_model()]:
+        if names := parsed.config.run_time_algorithms:
             raise UnsupportedError(
                 f"the algorithm {', '.join(names)} runs with the model of this checkpoint, so its weights are not those of the float "
                 "model: give the float checkpoint"

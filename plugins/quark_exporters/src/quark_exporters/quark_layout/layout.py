@@ -42,8 +42,7 @@ class SafetensorsExporter(CheckpointExporter):
 
         They ignore algorithms that run with the model, or take rounded values for codes.
         """
-        names = [a.name for a in content.config.algo_config or () if a.runs_with_model()]
-        if names:
+        if names := content.config.run_time_algorithms:
             get_logger(__name__).warning(
                 f"The algorithm {', '.join(names)} runs with this model: this project and transformers with it load the export; vLLM does "
                 "not know such algorithms and would compute something else without a word."

@@ -66,7 +66,7 @@ def _support(runtime: str, summary: str, found: Mapping[str, Rule | None], reaso
 def _whole_model(facts: CheckpointFacts) -> Iterator[tuple[str, list[str]]]:
     """Yield reasons in the configuration for which all of the runtimes refuse."""
     config = facts.config
-    if names := [a.name for a in config.algo_config or () if a.runs_with_model()]:
+    if names := config.run_time_algorithms:
         yield f"the algorithm {', '.join(names)} runs with the model, and they would compute something else without a word", []
     if config.weight_format == "fake_quantized":
         yield "it stores rounded values, which they would take for codes", []
