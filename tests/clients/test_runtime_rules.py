@@ -13,7 +13,7 @@ from quark.checkpoint.export import export_with
 from quark.checkpoint.inspection import inspect_checkpoint
 from quark.errors import UnsupportedError
 from quark_devkit.small_models import quantized, run_config
-from quark_exporters.runtimes.rules import rule_for
+from quark_exporters.runtimes.inspector import rule_for
 
 from .vllm_on_cpu import run
 

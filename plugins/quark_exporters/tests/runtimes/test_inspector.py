@@ -20,7 +20,7 @@ from quark.checkpoint.inspection import Inspection, RuntimeSupport, inspect_chec
 from quark.config.layer import QLayerConfig
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark_devkit.small_models import quantized, run_config
-from quark_exporters.runtimes.rules import rule_for, rules
+from quark_exporters.runtimes.inspector import rule_for, rules
 from quark_tiny_model import tiny_model
 
 LOADED_BY: dict[tuple[str, str], set[str]] = {

@@ -1,25 +1,32 @@
 """RuntimeInspector: which runtimes, vLLM and SGLang, load a checkpoint, and by which of their methods.
 
-Runtimes are not run.
+Runtimes are not run: ``rules.toml`` has the rules of their readers.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import attrs
 
 from quark.base.names import folded, has_wildcard
 from quark.checkpoint.float_layers import is_float
 from quark.checkpoint.inspection import CheckpointFacts, RuntimeSupport
-from quark.config.layer import QLayerConfig, levels
+from quark.config.layer import QLayerConfig, TensorSpec, levels
 from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.rules import first_match
-from quark_exporters.runtimes.rules import Rule, rule_for, rules
+from quark.numbers import canonicalize
 
-__all__ = ["RuntimeInspector"]
+__all__ = ["Rule", "Rules", "RuntimeInspector", "rule_for", "rules"]
 
 _QUARK = "safetensors"
 _EXPERTS = ".experts."
-_Reasons = dict[str, list[str]]
+_Reason = tuple[str, list[str]]
+"""Why runtimes refuse, and the names of the layers that it is about; none where it is about the model."""
 
 
 class RuntimeInspector:
@@ -29,22 +36,19 @@ class RuntimeInspector:
         """As `quark.checkpoint.inspection.Inspector.support`."""
         rows = {row.name: row for row in facts.plan.rows if not row.is_lookup and row.is_linear}
         coded = {name: row.quantized_to for name, row in rows.items() if row.config is not None and not is_float(row)}
-        common: _Reasons = {}
-        for reason, names in (*_whole_model(facts), *_other_layers(facts, coded)):
-            common.setdefault(reason, []).extend(names)
-        for fused, parts in _fused(rows):
-            for reason in _disagreements(facts, fused, {part: rows[part] for part in parts}):
-                common.setdefault(reason, []).extend(parts)
+        common = [*_whole_model(facts), *_other_layers(facts, coded), *_fused_layers(facts, rows), *_mixtures(rows)]
         found = {name: rule_for(facts.layout, config, experts=_EXPERTS in name) for name, config in coded.items()}
-        for mixture, parts in _mixtures(rows).items():
-            if any(_of_weight(rows[part]) != _of_weight(rows[parts[0]]) for part in parts):
-                common.setdefault(f"experts of {mixture}, which they compute as one layer, are quantized in several ways", []).extend(parts)
         for runtime, summary in rules().runtimes.items():
-            yield _support(runtime, summary, found, {reason: list(names) for reason, names in common.items()}, facts)
+            yield _support(runtime, summary, found, common, facts)
 
 
-def _support(runtime: str, summary: str, found: Mapping[str, Rule | None], reasons: _Reasons, facts: CheckpointFacts) -> RuntimeSupport:
+def _support(
+    runtime: str, summary: str, found: Mapping[str, Rule | None], common: Iterable[_Reason], facts: CheckpointFacts
+) -> RuntimeSupport:
     methods: dict[str, list[str]] = {}
+    reasons: dict[str, list[str]] = {}
+    for reason, names in common:
+        reasons.setdefault(reason, []).extend(names)
     for name, rule in found.items():
         if rule is not None and runtime in rule.on:
             methods.setdefault(f"{rule.method}: {rule.on[runtime]}", []).append(name)
@@ -63,7 +67,7 @@ def _support(runtime: str, summary: str, found: Mapping[str, Rule | None], reaso
     )
 
 
-def _whole_model(facts: CheckpointFacts) -> Iterator[tuple[str, list[str]]]:
+def _whole_model(facts: CheckpointFacts) -> Iterator[_Reason]:
     """Yield reasons in the configuration for which all of the runtimes refuse."""
     config = facts.config
     if names := config.run_time_algorithms:
@@ -92,7 +96,7 @@ def _inert_exclusions(facts: CheckpointFacts) -> list[str]:
     ]
 
 
-def _other_layers(facts: CheckpointFacts, coded: Mapping[str, QLayerConfig]) -> Iterator[tuple[str, list[str]]]:
+def _other_layers(facts: CheckpointFacts, coded: Mapping[str, QLayerConfig]) -> Iterator[_Reason]:
     """Yield quantized layers that the runtimes leave in floating point."""
     if names := [name for name in coded if name in facts.heads]:
         yield "the output head is quantized, which they load in floating point", names
@@ -109,37 +113,110 @@ def _other_layers(facts: CheckpointFacts, coded: Mapping[str, QLayerConfig]) -> 
         yield "its output is quantized, and it feeds no cache", names
 
 
-def _fused(rows: Mapping[str, PlanRow]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each layer that runtimes fuse, and the names of its parts."""
-    for fused, parts in rules().fused.items():
+def _fused_layers(facts: CheckpointFacts, rows: Mapping[str, PlanRow]) -> Iterator[_Reason]:
+    """Yield the parts of layers that runtimes fuse, where these are quantized in several ways."""
+    for kind, parts in rules().fused.items():
         for name in (name for name in rows if name.rpartition(".")[2] == parts[0] and _EXPERTS not in name):
-            owner = name.rpartition(".")[0]
-            names = [f"{owner}.{part}" for part in parts]
-            if all(part in rows for part in names):
-                yield f"{owner}.{fused}", names
+            names = [f"{name.rpartition('.')[0]}.{part}" for part in parts]
+            if not all(part in rows for part in names):
+                continue
+            first = _of_weight(rows[name])
+            if any(_of_weight(rows[part]) != first for part in names):
+                yield f"parts of {kind}, which they compute as one layer, are quantized in several ways", names
+            elif first is not None and len(levels(first.weight)) > 1:
+                scales = {facts.number(f"{part}.{leaf}") for part in names for leaf in ("weight_scale_2", "weight_global_scale")} - {None}
+                if len(scales) > 1:
+                    yield f"parts of {kind} have different scales over the whole tensor, of which they take one for all", names
 
 
-def _mixtures(rows: Iterable[str]) -> dict[str, list[str]]:
-    """Return the names of the layers that the experts of each mixture have."""
+def _mixtures(rows: Mapping[str, PlanRow]) -> Iterator[_Reason]:
+    """Yield the layers of the experts of each mixture that has them in several ways."""
     mixtures: dict[str, list[str]] = {}
     for name in rows:
         if _EXPERTS in name:
             mixtures.setdefault(name.partition(_EXPERTS)[0], []).append(name)
-    return mixtures
-
-
-def _disagreements(facts: CheckpointFacts, fused: str, parts: Mapping[str, PlanRow]) -> Iterator[str]:
-    configs = [_of_weight(row) for row in parts.values()]
-    kind = fused.rpartition(".")[2]
-    if any(config != configs[0] for config in configs):
-        yield f"parts of {kind}, which they compute as one layer, are quantized in several ways"
-    elif configs[0] is not None and len(levels(configs[0].weight)) > 1:
-        scales = {facts.number(f"{part}.{leaf}") for part in parts for leaf in ("weight_scale_2", "weight_global_scale")} - {None}
-        if len(scales) > 1:
-            yield f"parts of {kind} have different scales over the whole tensor, of which they take one for all"
+    for mixture, parts in mixtures.items():
+        if any(_of_weight(rows[part]) != _of_weight(rows[parts[0]]) for part in parts):
+            yield f"experts of {mixture}, which they compute as one layer, are quantized in several ways", parts
 
 
 def _of_weight(row: PlanRow) -> QLayerConfig | None:
     if row.config is None or is_float(row):
         return None
     return QLayerConfig(weight=row.config.weight, input_tensors=row.config.input_tensors)
+
+
+@attrs.frozen
+class Rule:
+    """A rule of a runtime for layers of one kind.
+
+    Attributes:
+        layout: Name of the layout that it is for.
+        method: The class of the runtime that computes such layers.
+        weight, input: Patterns of the tensors: a table, a list of tables for as many levels, ``"none"`` for
+            float, ``"any"``.
+        on: Runtime → the kernels it chooses from, and what they need.
+        refused: Runtime → why it has none.
+        experts: Whether it is about the experts of a mixture, which runtimes compute as one layer, by methods
+            of their own.
+    """
+
+    layout: str
+    method: str
+    weight: Any
+    input: Any
+    on: Mapping[str, str]
+    refused: Mapping[str, str] = attrs.field(factory=dict)
+    experts: bool = False
+
+
+@attrs.frozen
+class Rules:
+    """The content of ``rules.toml``.
+
+    Attributes:
+        runtimes: Name → what it is.
+        fused: Name of a fused layer → those of its parts.
+        rules: In the order in which runtimes try them.
+    """
+
+    runtimes: Mapping[str, str]
+    fused: Mapping[str, list[str]]
+    rules: tuple[Rule, ...]
+
+
+@cache
+def rules() -> Rules:
+    """Return all rules."""
+    content = tomllib.loads((files(__package__) / "rules.toml").read_text(encoding="utf-8"))
+    return Rules(content["runtimes"], content["fused"], tuple(Rule(**rule) for rule in content["rules"]))
+
+
+def rule_for(layout: str, config: QLayerConfig, *, experts: bool = False) -> Rule | None:
+    """Return the first rule that fits a layer in a layout, or an expert of a mixture.
+
+    None where none does.
+    """
+    for rule in rules().rules:
+        is_about = rule.layout == layout and rule.experts == experts
+        if is_about and _fits(rule.weight, config.weight) and _fits(rule.input, config.input_tensors):
+            return rule
+    return None
+
+
+def _fits(pattern: Any, spec: TensorSpec | None) -> bool:
+    if pattern == "any":
+        return True
+    if spec is None or pattern == "none":
+        return spec is None and pattern == "none"
+    specs, tables = canonicalize(spec), pattern if isinstance(pattern, list) else [pattern]
+    return len(specs) == len(tables) and all(
+        _is_one_of(wanted, level.to_dict().get(key)) for level, table in zip(specs, tables, strict=True) for key, wanted in table.items()
+    )
+
+
+def _is_one_of(wanted: Any, value: Any) -> bool:
+    if wanted == "positive":
+        return isinstance(value, int) and value > 0
+    value = list(value) if isinstance(value, tuple) else value
+    return bool(value in wanted if isinstance(wanted, list) else value == wanted)
