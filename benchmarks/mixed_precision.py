@@ -42,7 +42,7 @@ from quark.torch import ModelQuantizer
 from quark_workbench.evaluate import compare
 from quark_workbench.mixed_precision import Budget, Selection, SelectionProblem, SelectionResult, select_schemes
 from quark_workbench.mixed_precision.by_sensitivity import MixedPrecision
-from quark_workbench.mixed_precision.by_sensitivity.sensitivities import Losses, losses_of
+from quark_workbench.mixed_precision.by_sensitivity.selector import Losses, losses_of
 
 SETS = "fp8,mxfp6_e2m3,mxfp4_mxfp6_e2m3/fp8,mxfp6_e2m3,mxfp4/ptpc_fp8,uint4_wo_32,uint4_wo_64/bf16,uint4_wo_32,uint4_wo_64"
 BITS = "4.5,5,5.125,5.5,6,6.25,7"

@@ -16,7 +16,7 @@ from quark_workbench.evaluate import compare
 from quark_workbench.mixed_precision import FLOAT
 from quark_workbench.mixed_precision.by_sensitivity.fisher import divergences
 from quark_workbench.mixed_precision.by_sensitivity.measure import limited, measured_kl
-from quark_workbench.mixed_precision.by_sensitivity.sensitivities import SENSITIVITIES, losses_of, output_errors
+from quark_workbench.mixed_precision.by_sensitivity.selector import SENSITIVITIES, losses_of, output_errors
 
 from .problems import problem_of
 
@@ -27,7 +27,7 @@ def test_it_is_the_divergence_of_the_quantized_model() -> None:
     names = list(problem.sizes)
     choices = {name: ("mxfp4", "ptpc_fp8", FLOAT)[i % 3] for i, name in enumerate(names)}
     from quark_tiny_model import tiny_template
-    from quark_workbench.mixed_precision.configuration import configuration
+    from quark_workbench.mixed_precision.select import configuration
 
     base = tiny_template().get_config(scheme="mxfp4")
     model = tiny_model()

@@ -12,7 +12,7 @@ from quark.plugins import selectors
 from quark_workbench.mixed_precision import Budget, selector_of
 from quark_workbench.mixed_precision.by_sensitivity import MixedPrecision, measured_kl
 from quark_workbench.mixed_precision.by_sensitivity.knapsack import loss_of
-from quark_workbench.mixed_precision.by_sensitivity.sensitivities import losses_of
+from quark_workbench.mixed_precision.by_sensitivity.selector import losses_of
 
 from .problems import chosen, problem_of
 
