@@ -13,7 +13,7 @@ for the Fisher information as the curvature of the divergence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -57,31 +57,39 @@ class _Forms:
 
 
 @attrs.define(eq=False)
-class _Layer:
-    """One layer while passes run.
+class _Errors:
+    """Sums of squared errors over passes, to which each layer adds once the gradient by its output is known.
 
     Attributes:
-        name: Full name.
-        module: The float layer.
-        candidates: That quantize it.
-        squares: ``Σ_t (g_tᵀ δy_t)²`` so far, by candidate.
-        forms: Has the layer in the schemes of the candidates.
+        offered: Candidates that quantize a layer, by full name of layer.
+        forms: Has the layers in the schemes of the candidates.
+        squares: ``Σ_t (g_tᵀ δy_t)²`` so far, by layer, then by candidate.
+        call: The call whose passes run.
     """
 
-    name: str
-    module: nn.Module
-    candidates: Sequence[Candidate]
-    squares: dict[str, float]
+    offered: Mapping[str, Sequence[Candidate]]
     forms: _Forms
+    squares: dict[str, dict[str, float]]
+    call: Call = attrs.field(factory=Call)
+
+    def hook(self, name: str) -> Callable[[nn.Module, Any, Tensor], None]:
+        """Return the forward hook of a layer."""
+
+        def watch(module: nn.Module, args: Any, output: Tensor) -> None:
+            if output.requires_grad:
+                x, y, call = args[0].detach(), output.detach(), self.call
+                output.register_hook(lambda gradient: self._add(name, module, x, y, gradient, call))
+
+        return watch
 
     @torch.no_grad()
-    def add(self, x: Tensor, y: Tensor, gradient: Tensor, call: Call) -> None:
-        """Add one batch: input, output and gradient, each ``[…, K or N]``."""
+    def _add(self, name: str, module: nn.Module, x: Tensor, y: Tensor, gradient: Tensor, call: Call) -> None:
+        """Add one batch of a layer: input, output and gradient, each ``[…, K or N]``."""
         y, gradient = tokens_of(y, call).float(), tokens_of(gradient, call).float()
         x = tokens_of(x, call)
-        for candidate in self.candidates:
-            error = self.forms.of(self.name, self.module, candidate)(x).float() - y
-            self.squares[candidate.name] += float((gradient * error).sum(-1).square().sum())
+        for candidate in self.offered[name]:
+            error = self.forms.of(name, module, candidate)(x).float() - y
+            self.squares[name][candidate.name] += float((gradient * error).sum(-1).square().sum())
 
 
 def divergences(problem: SelectionProblem, calls: Sequence[Call], seed: int = 0, room: int | None = None) -> dict[str, dict[str, float]]:
@@ -103,34 +111,25 @@ def divergences(problem: SelectionProblem, calls: Sequence[Call], seed: int = 0,
     problem.source.load(None)
     for block in problem.blocks:
         problem.source.load(block)
-    forms = _Forms(_room(problem.model) if room is None else room)
-    layers = [
-        _Layer(name, problem.model.get_submodule(name), own, {one.name: 0.0 for one in own}, forms)
-        for group in problem.groups
-        for own in [quantizing(problem, group)]
-        for name in group.layers
-    ]
-    generator, tokens, current = torch.Generator().manual_seed(seed), 0, _Current()
-    with _graph(problem.model), _watched(layers, current), without_cache(problem.model):
+    offered = {layer: quantizing(problem, group) for group in problem.groups for layer in group.layers}
+    squares = {layer: {one.name: 0.0 for one in own} for layer, own in offered.items()}
+    errors = _Errors(offered, _Forms(_room(problem.model) if room is None else room), squares)
+    generator, tokens = torch.Generator().manual_seed(seed), 0
+    with _graph(problem.model), without_cache(problem.model), ExitStack() as stack:
+        for name in offered:
+            stack.callback(problem.model.get_submodule(name).register_forward_hook(errors.hook(name)).remove)
         for call in problem.events.batches(calls, of=calls):
-            current.call = call
+            errors.call = call
             tokens += _backward(problem.model, call, generator)
     for block in problem.blocks:
         problem.source.release(block)
-    return {layer.name: {name: value / (2 * max(1, tokens)) for name, value in layer.squares.items()} for layer in layers}
+    return {layer: {name: value / (2 * max(1, tokens)) for name, value in own.items()} for layer, own in squares.items()}
 
 
 def _room(model: nn.Module) -> int | None:
     """Return the bytes that rounded weights may take beside a model; None where that is not known."""
     free = free_bytes(next(model.parameters()).device)
     return None if free is None else int(SHARE * free)
-
-
-@attrs.define(eq=False)
-class _Current:
-    """The call whose passes run."""
-
-    call: Call = attrs.field(factory=Call)
 
 
 def _backward(model: nn.Module, call: Call, generator: torch.Generator) -> int:
@@ -163,21 +162,3 @@ def _graph(model: nn.Module) -> Iterator[None]:
         handle.remove()
         for parameter in trained:
             parameter.requires_grad_(True)
-
-
-@contextmanager
-def _watched(layers: Sequence[_Layer], current: _Current) -> Iterator[None]:
-    """Let each layer add its errors when the gradient by its output is known, while the body runs."""
-    with ExitStack() as stack:
-        for layer in layers:
-            stack.callback(layer.module.register_forward_hook(_hook(layer, current)).remove)
-        yield
-
-
-def _hook(layer: _Layer, current: _Current) -> Callable[[nn.Module, Any, Tensor], None]:
-    def watch(module: nn.Module, args: Any, output: Tensor) -> None:
-        if output.requires_grad:
-            x, y, call = args[0].detach(), output.detach(), current.call
-            output.register_hook(lambda gradient: layer.add(x, y, gradient, call))
-
-    return watch
