@@ -17,15 +17,8 @@ from quark_workbench.commands.config_options import ConfigOptions
 from quark_workbench.commands.event_lines import print_result
 from quark_workbench.commands.given_options import command
 from quark_workbench.commands.plan import print_planned
-from quark_workbench.commands.run_options import (
-    GROUPS,
-    CalibrationChoices,
-    ExportChoices,
-    Probe,
-    TrustRemoteCode,
-    WritingChoices,
-)
-from quark_workbench.commands.selection import SelectionOptions, selection_options
+from quark_workbench.commands.run_options import GROUPS, CalibrationChoices, ExportChoices, Probe, TrustRemoteCode, WritingChoices
+from quark_workbench.commands.selection import SelectionOptions
 
 if TYPE_CHECKING:
     from quark.base.ranks import Ranks
@@ -48,7 +41,7 @@ AsJson = Annotated[
 ]
 
 
-@command("quantize", **GROUPS, writing=WritingChoices, selection=selection_options)
+@command("quantize", **GROUPS, writing=WritingChoices, selection=SelectionOptions)
 def quantize(
     model: Annotated[Path, typer.Argument(help="Directory of a checkpoint: float, or in a layout that can be dequantized.")],
     out: Output,
@@ -56,7 +49,7 @@ def quantize(
     calibration: CalibrationChoices,
     export: ExportChoices,
     writing: WritingChoices,
-    selection: SelectionOptions | None,
+    selection: SelectionOptions,
     device: Annotated[str, typer.Option(help="Torch device to work on.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto: as the checkpoint says.")] = "auto",
     trust_remote_code: TrustRemoteCode = False,
@@ -76,7 +69,7 @@ def quantize(
 
     started = time.perf_counter()
     where: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
-    if dry_run and selection is None:
+    if dry_run and selection.mixed is None:
         print_planned(model, out, config.config_for, calibration, export, probe=probe, as_json=as_json, **where)
         return
     assert out is not None
@@ -85,7 +78,7 @@ def quantize(
     base = _base_scheme(config, selection)
     quant_config = config.config_for(meta_model(model, trust_remote_code=trust_remote_code), base)
     data, chosen = calibration.of(model, trust_remote_code=trust_remote_code), None
-    if selection is not None:
+    if selection.mixed is not None:
         chosen = selection.run(model, quant_config, config.named_layers, data, device, dtype, is_quiet=as_json)
         quant_config = chosen.config
     if dry_run:
@@ -100,13 +93,13 @@ def quantize(
         _print_result(out, scheme, len(plan.quantized), time.perf_counter() - started, as_json, chosen)
 
 
-def _base_scheme(config: ConfigOptions, selection: SelectionOptions | None) -> str | None:
+def _base_scheme(config: ConfigOptions, selection: SelectionOptions) -> str | None:
     """Return the scheme from which a selection starts; None without a selection.
 
     Raises:
         ConfigError: A selection has a scheme beside it, or options of a scheme.
     """
-    if selection is None:
+    if selection.mixed is None:
         return None
     from quark.base.process_group import is_one_of_many
 

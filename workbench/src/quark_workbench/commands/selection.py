@@ -18,33 +18,66 @@ from quark_workbench.commands.given_options import given_options, size_in_bytes
 
 if TYPE_CHECKING:
     from quark.config.model import QConfig
-    from quark_workbench.mixed_precision import SelectionResult
+    from quark_workbench.mixed_precision import Budget, SelectionResult
 
-__all__ = ["SelectionOptions", "selection_lines", "selection_options"]
+__all__ = ["SelectionOptions", "selection_lines"]
 
 _BAR = 24
 _WRITTEN = (".svg", ".json")
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class SelectionOptions:
-    """Options of the command line for a selection, as they are given.
+    """Options of the command line for a selection of schemes, which is made where ``--mixed`` is given.
 
-    Attributes:
-        candidates: Names of schemes, and of float.
-        budget: The budget's fields, of which one is not None.
-        selector: Name of the selector; None for the one that is installed.
-        selector_options: Its options.
-        runtime: A program that has to load all candidates; None for any.
-        curve: File to write the curve to; None for none.
+    Raises:
+        ConfigError: An option of a selection is there without ``--mixed``, not one budget is, or the file has
+            another ending.
     """
 
-    candidates: tuple[str, ...]
-    budget: dict[str, Any]
-    selector: str | None = None
-    selector_options: dict[str, Any] = attrs.field(factory=dict)
-    runtime: str | None = None
-    curve: Path | None = None
+    mixed: Annotated[
+        str | None,
+        typer.Option(help="Schemes to choose from layer by layer, such as fp8,mxfp4,bf16 (bf16: leave it float), in place of --scheme."),
+    ] = None
+    target_bits: Annotated[float | None, typer.Option(help="With --mixed: most bits per weight, scales included.")] = None
+    target_size: Annotated[str | None, typer.Option(help="With --mixed: largest size of all tensors, such as 90MB or 1.5GiB.")] = None
+    kl_budget: Annotated[
+        float | None, typer.Option(help="With --mixed: largest KL divergence from the float model on the calibration text, nats per token.")
+    ] = None
+    selector: Annotated[str | None, typer.Option(help="With --mixed: what chooses; `quark selectors` lists them.")] = None
+    selector_option: Annotated[
+        list[str] | None,
+        typer.Option(help="KEY=VALUE for the selector, such as sensitivity=kl; `quark selectors NAME` shows its options. May be repeated."),
+    ] = None
+    runtime: Annotated[str | None, typer.Option(help="With --mixed: a program that has to load every scheme, such as vLLM.")] = None
+    curve: Annotated[Path | None, typer.Option(help="With --mixed: file for the Pareto curve, .svg or .json.")] = None
+
+    def __attrs_post_init__(self) -> None:
+        budgets = {"--target-bits": self.target_bits, "--target-size": self.target_size, "--kl-budget": self.kl_budget}
+        others = {"--selector": self.selector, "--selector-option": self.selector_option, "--runtime": self.runtime, "--curve": self.curve}
+        if self.mixed is None:
+            if idle := [flag for flag, value in (budgets | others).items() if value]:
+                raise ConfigError(f"{idle[0]} is of a selection: name the schemes to choose from, as in --mixed fp8,mxfp4, or leave it out")
+            return
+        if all(value is None for value in budgets.values()):
+            raise ConfigError("--mixed chooses under a budget: add --target-bits 5, --target-size 90MB, or --kl-budget 0.05")
+        # Texts that cannot be read are refused before the model is.
+        self.budget()
+        given_options("--selector-option", self.selector_option)
+        if self.curve is not None and self.curve.suffix not in _WRITTEN:
+            raise ConfigError(f"--curve {self.curve} ends in none of {', '.join(_WRITTEN)}: a curve is written as a picture or as JSON")
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """Names of schemes, and of float."""
+        return tuple(name.strip() for name in (self.mixed or "").split(",") if name.strip())
+
+    def budget(self) -> Budget:
+        """Return the budget. Raises ConfigError where it is none, or several."""
+        from quark_workbench.mixed_precision import Budget
+
+        size = None if self.target_size is None else size_in_bytes(self.target_size, "--target-size")
+        return Budget(bits=self.target_bits, size=size, kl=self.kl_budget)
 
     @property
     def base_scheme(self) -> str:
@@ -57,7 +90,7 @@ class SelectionOptions:
         self, model: Path, base: QConfig, fixed: Iterable[str], data: Callable[[str], Any], device: str, dtype: str, *, is_quiet: bool
     ) -> SelectionResult:
         """Choose the schemes, print them unless ``is_quiet``, write the curve, and return the result."""
-        from quark_workbench.mixed_precision import Budget, select_schemes
+        from quark_workbench.mixed_precision import select_schemes
         from quark_workbench.report.selection_plots import curve_svg
 
         if self.curve is not None and not self.curve.absolute().parent.is_dir():
@@ -65,12 +98,12 @@ class SelectionOptions:
         result = select_schemes(
             model,
             self.candidates,
-            Budget(**self.budget),
+            self.budget(),
             data,
             base=base,
             fixed=list(fixed),
             selector=self.selector,
-            selector_options=self.selector_options,
+            selector_options=given_options("--selector-option", self.selector_option),
             runtime=self.runtime,
             device=device,
             dtype=dtype,
@@ -81,49 +114,6 @@ class SelectionOptions:
             text = curve_svg(result.to_dict()) if self.curve.suffix == ".svg" else json.dumps(result.to_dict(), indent=2) + "\n"
             self.curve.write_text(text, encoding="utf-8")
         return result
-
-
-def selection_options(
-    mixed: Annotated[
-        str | None,
-        typer.Option(help="Schemes to choose from layer by layer, such as fp8,mxfp4,bf16 (bf16: leave it float), in place of --scheme."),
-    ] = None,
-    target_bits: Annotated[float | None, typer.Option(help="With --mixed: most bits per weight, scales included.")] = None,
-    target_size: Annotated[str | None, typer.Option(help="With --mixed: largest size of all tensors, such as 90MB or 1.5GiB.")] = None,
-    kl_budget: Annotated[
-        float | None, typer.Option(help="With --mixed: largest KL divergence from the float model on the calibration text, nats per token.")
-    ] = None,
-    selector: Annotated[str | None, typer.Option(help="With --mixed: what chooses; `quark selectors` lists them.")] = None,
-    selector_option: Annotated[
-        list[str] | None,
-        typer.Option(help="KEY=VALUE for the selector, such as sensitivity=kl; `quark selectors NAME` shows its options. May be repeated."),
-    ] = None,
-    runtime: Annotated[str | None, typer.Option(help="With --mixed: a program that has to load every scheme, such as vLLM.")] = None,
-    curve: Annotated[Path | None, typer.Option(help="With --mixed: file for the Pareto curve, .svg or .json.")] = None,
-) -> SelectionOptions | None:
-    """Return the `SelectionOptions` of a command line; None where a selection is not asked for.
-
-    Raises:
-        ConfigError: An option of a selection is there without ``--mixed``, not one budget is, or the file has
-            another ending.
-    """
-    from quark_workbench.mixed_precision.problem import Budget
-
-    size = None if target_size is None else size_in_bytes(target_size, "--target-size")
-    budget: dict[str, Any] = {"bits": target_bits, "size": size, "kl": kl_budget}
-    if mixed is None:
-        budgets = {"--target-bits": target_bits, "--target-size": target_size, "--kl-budget": kl_budget}
-        others: dict[str, Any] = {"--selector": selector, "--selector-option": selector_option, "--runtime": runtime, "--curve": curve}
-        if idle := [flag for flag, value in (budgets | others).items() if value]:
-            raise ConfigError(f"{idle[0]} is of a selection: name the schemes to choose from, as in --mixed fp8,mxfp4, or leave it out")
-        return None
-    if all(value is None for value in budget.values()):
-        raise ConfigError("--mixed chooses under a budget: add --target-bits 5, --target-size 90MB, or --kl-budget 0.05")
-    Budget(**budget)
-    if curve is not None and curve.suffix not in _WRITTEN:
-        raise ConfigError(f"--curve {curve} ends in none of {', '.join(_WRITTEN)}: a curve is written as a picture or as JSON")
-    names = tuple(name.strip() for name in mixed.split(",") if name.strip())
-    return SelectionOptions(names, budget, selector, given_options("--selector-option", selector_option), runtime, curve)
 
 
 def selection_lines(result: SelectionResult) -> list[str]:
