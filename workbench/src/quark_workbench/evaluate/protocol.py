@@ -87,9 +87,7 @@ _PROTOCOLS = (
         about="llama-perplexity: windows of 512, BOS in place of the first token; the second half of each is scored",
     ),
     Protocol(
-        name="lm-eval",
-        is_rolling=True,
-        about="lm-evaluation-harness: every token is scored once, in rolling windows; perplexity per word",
+        name="lm-eval", is_rolling=True, about="lm-evaluation-harness: every token is scored once, in rolling windows; perplexity per word"
     ),
 )
 PROTOCOLS: Mapping[str, Protocol] = MappingProxyType({protocol.name: protocol for protocol in _PROTOCOLS})

@@ -217,11 +217,8 @@ def configuration(base: QConfig, rows: Sequence[PlanRow], chosen: Mapping[str, C
     names = [row.name for row in rows]
     floats = {name: layer for name, layer in wrong.items() if layer == QLayerConfig()}
     others = {name: layer for name, layer in wrong.items() if name not in floats}
-    return attrs.evolve(
-        config,
-        exclude=[*config.exclude, *_patterns(floats, names)],
-        layer_quant_config={**pinned, **_patterns(others, names), **rest},
-    )
+    by_layer = {**pinned, **_patterns(others, names), **rest}
+    return attrs.evolve(config, exclude=[*config.exclude, *_patterns(floats, names)], layer_quant_config=by_layer)
 
 
 def _layer(row: PlanRow, candidate: Candidate) -> QLayerConfig:

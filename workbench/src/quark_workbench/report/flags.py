@@ -6,7 +6,7 @@ evaluation of the model tells.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 __all__ = ["AMBER", "RED", "THRESHOLDS", "flags_of"]
@@ -169,20 +169,23 @@ def _dead(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str, Any]]
         yield _flag(RED if worst > DEAD_RED else AMBER, "dead", title, "Use more varied calibration data.", [layer for _, layer in chosen])
 
 
+_OUTLIERS = (
+    ("weight_outliers", "peak_to_rms", "Weights with a peak above {:g} times their root mean square"),
+    ("scale_outliers", "scale_ratio", "Scales above {:g} times the median scale"),
+    ("input_outliers", "input_peak_to_rms", "Quantized inputs with a peak above {:g} times their root mean square"),
+)
+"""Code of a flag, the figure of a layer, which is the name of its threshold too, and the title."""
+
+
 def _outliers(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    chosen = _above(layers, lambda layer: layer.get("peak_to_rms"), PEAK_TO_RMS)
-    if chosen:
-        title = f"Weights with a peak above {PEAK_TO_RMS:g} times their root mean square in {_count(chosen, layers)}"
-        yield _flag(AMBER, "weight_outliers", title, "Use smaller groups, or a rotation, which spreads outliers.", chosen)
-    chosen = _above(layers, lambda layer: layer.get("scale_ratio"), SCALE_RATIO)
-    if chosen:
-        title = f"Scales above {SCALE_RATIO:g} times the median scale in {_count(chosen, layers)}"
-        yield _flag(AMBER, "scale_outliers", title, "Use smaller groups, or a rotation, which spreads outliers.", chosen)
-    read = [layer for layer in layers if layer.get("input_quantized")]
-    chosen = _above(read, lambda layer: layer.get("input_peak_to_rms"), INPUT_PEAK_TO_RMS)
-    if chosen:
-        title = f"Quantized inputs with a peak above {INPUT_PEAK_TO_RMS:g} times their root mean square in {_count(chosen, layers)}"
-        yield _flag(AMBER, "input_outliers", title, "Use an equalization or a rotation, or scales per token or per block.", chosen)
+    for code, key, title in _OUTLIERS:
+        of_inputs, limit = code == "input_outliers", THRESHOLDS[key]
+        rounded = [layer for layer in layers if layer.get("input_quantized") or not of_inputs]
+        chosen = sorted((layer for layer in rounded if (layer.get(key) or 0) > limit), key=lambda layer: -layer[key])
+        if chosen:
+            of_weights = "Use smaller groups, or a rotation, which spreads outliers."
+            advice = "Use an equalization or a rotation, or scales per token or per block." if of_inputs else of_weights
+            yield _flag(AMBER, code, f"{title.format(limit)} in {_count(chosen, layers)}", advice, chosen)
 
 
 def _few_tokens(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -204,11 +207,6 @@ def _transforms(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str,
 
 
 _RULES = (_low_ratio, _depth, _dominant, _unreached, _starved_experts, _given_up, _damped, _dead, _outliers, _few_tokens, _transforms)
-
-
-def _above(layers: Layers, value: Callable[[Mapping[str, Any]], float | None], limit: float) -> list[Mapping[str, Any]]:
-    """Return the layers with a value above a limit, the largest first."""
-    return sorted((layer for layer in layers if (value(layer) or 0) > limit), key=lambda layer: -(value(layer) or 0))
 
 
 def _count(chosen: Sequence[Any], layers: Sequence[Any]) -> str:

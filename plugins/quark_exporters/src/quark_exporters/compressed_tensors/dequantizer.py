@@ -123,7 +123,7 @@ def _packed(layer: str, stored: Mapping[str, Tensor], arguments: Mapping[str, An
 def _unpacked(layer: str, stored: Mapping[str, Tensor], arguments: Mapping[str, Any]) -> FloatTensor:
     weight, scale, zero_point = f"{layer}.weight", f"{layer}.weight_scale", f"{layer}.weight_zero_point"
     shape = tuple(stored[weight].shape)
-    block = arguments.get("block_structure")
+    block: Any = arguments.get("block_structure")
     is_block = isinstance(block, list) and len(block) == 2 and all(isinstance(n, int) and n > 0 for n in block)
     blocks = ScaleBlocks.of(weight, shape, tuple(stored[scale].shape), (block[0], block[1]) if is_block else None)
     is_shifted = zero_point in stored and not value_of(arguments, "symmetric", bool, True)

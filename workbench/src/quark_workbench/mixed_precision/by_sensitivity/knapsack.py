@@ -147,12 +147,10 @@ def best_choice(losses: Losses, sizes: Sizes, most: int) -> dict[str, str]:
     Raises:
         ConfigError: There is none.
     """
-    names = [list(sizes[group]) for group in losses]
-    rows = list(zip(losses, names, strict=True))
-    taken = smallest_loss(
-        [[losses[group][name] for name in own] for group, own in rows], [[sizes[group][name] for name in own] for group, own in rows], most
-    )
-    return {group: own[option] for (group, own), option in zip(rows, taken, strict=True)}
+    groups = {group: list(sizes[group]) for group in losses}
+    loss_rows = [[losses[group][name] for name in names] for group, names in groups.items()]
+    taken = smallest_loss(loss_rows, [list(sizes[group].values()) for group in losses], most)
+    return {group: names[option] for (group, names), option in zip(groups.items(), taken, strict=True)}
 
 
 def loss_of(losses: Losses, choices: Mapping[str, str]) -> float:
