@@ -20,8 +20,8 @@ from quark.checkpoint import BlockStream, CheckpointContent, Exporter, ExportOpt
 from quark.checkpoint.model_tensors import Region
 from quark.errors import ConfigError, MissingPluginError, UnsupportedError
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
-from quark_exporters.gguf_layout.metadata import family_of, rotary_factors, write_metadata
-from quark_exporters.gguf_layout.tensors import FLOAT_TYPES, GgufTensor, TensorWriter, floats
+from quark_exporters.gguf_layout.metadata import family_of, write_metadata
+from quark_exporters.gguf_layout.tensors import FLOAT_TYPES, GgufTensor, TensorWriter
 from quark_exporters.gguf_layout.vocabulary import write_vocabulary
 
 if TYPE_CHECKING:
@@ -90,10 +90,8 @@ class GgufExporter(Exporter):
         _warn_of_activations(content)
         tensors = self._tensors(content, options)
         config, family = tensors.config, tensors.family
-        factors = rotary_factors(config)
-        extra = [] if factors is None else [floats("rope_freqs.weight", factors)]
         regions = _regions(content)
-        announced = [tensor for region in regions for tensor in tensors.tensors(skeleton, region)] + extra
+        announced = [tensor for region in regions for tensor in tensors.tensors(skeleton, region)]
         writer = gguf.GGUFWriter(None, family.architecture)
         write_metadata(writer, config, family, content.config, _file_type(announced))
         with TemporaryDirectory(prefix="quark-gguf-") as directory:
@@ -104,20 +102,19 @@ class GgufExporter(Exporter):
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         try:
-            yield _Stream(content.model, tensors, iter(regions), writer, extra)
+            yield _Stream(content.model, tensors, iter(regions), writer)
         finally:
             writer.close()
 
 
 @attrs.frozen(eq=False)
 class _Stream(BlockStream):
-    """A GGUF file whose header is written; the tensors follow in the order of the regions, then others."""
+    """A GGUF file whose header is written; the tensors follow in the order of the regions."""
 
     model: nn.Module
     tensors: TensorWriter
     regions: Iterator[Region]
     writer: GGUFWriter
-    others: list[GgufTensor]
 
     def write(self, block: Block | None) -> None:
         """As `quark.checkpoint.BlockStream.write`."""
@@ -127,9 +124,7 @@ class _Stream(BlockStream):
             self._write(tensor)
 
     def finish(self, content: CheckpointContent) -> None:
-        """As `quark.checkpoint.BlockStream.finish`."""
-        for tensor in self.others:
-            self._write(tensor)
+        """As `quark.checkpoint.BlockStream.finish`; nothing is left to be written."""
 
     def _write(self, tensor: GgufTensor) -> None:
         values = tensor.make().cpu().contiguous()

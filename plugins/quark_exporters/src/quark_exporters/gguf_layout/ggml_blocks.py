@@ -34,12 +34,18 @@ class BlockType:
         bytes_per_block: Of 32 weights.
         encode: From codes ``[O, I]``, and scales and zero points ``[O, I / 32]``, to bytes
             ``[O, I / 32, bytes_per_block]``.
+        format: Name of the number format that has the same codes.
+        has_zero_points: Whether its codes have zero points.
+        scale_format: Format of the scales, where that matters.
     """
 
     name: str
     file_type: str
     bytes_per_block: int
     encode: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    format: str
+    has_zero_points: bool = False
+    scale_format: str | None = None
 
     def row_bytes(self, columns: int) -> int:
         """Return the number of bytes of a row of ``columns`` weights."""
@@ -75,9 +81,9 @@ def block_type_for(quantizer: TensorQuantizer, shape: tuple[int, ...]) -> BlockT
     if len(scales) == 2 and (shape[1] // scales[1]) % BLOCK:
         return None
     spec: QTensorConfig = levels[0].spec
-    codes = levels[0].format.name, spec.symmetric is not False
-    fitting = (kind for kind, *of, scale_format in _TYPES if codes == tuple(of) and scale_format in (None, spec.scale_format))
-    return next(fitting, None)
+    codes = levels[0].format.name, spec.symmetric is False
+    of_codes = (kind for kind in _TYPES if (kind.format, kind.has_zero_points) == codes)
+    return next((kind for kind in of_codes if kind.scale_format in (None, spec.scale_format)), None)
 
 
 def _of_blocks(scales: Tensor, blocks: tuple[int, int]) -> Tensor:
@@ -129,17 +135,8 @@ def _half(values: Tensor) -> Tensor:
     return half.contiguous().view(torch.uint8).reshape(*values.shape, 2)
 
 
-Q4_0 = BlockType("Q4_0", "MOSTLY_Q4_0", 18, _q4_0)
-Q4_1 = BlockType("Q4_1", "MOSTLY_Q4_1", 20, _q4_1)
-Q8_0 = BlockType("Q8_0", "MOSTLY_Q8_0", 34, _q8_0)
-MXFP4 = BlockType("MXFP4", "MOSTLY_MXFP4_MOE", 17, _mxfp4)
-
-_TYPES = (
-    (Q4_0, "int4", True, None),
-    (Q4_1, "uint4", False, None),
-    (Q8_0, "int8", True, None),
-    (MXFP4, "fp4", True, "e8m0"),
-)
-"""Type, name of the number format, whether it has no zero points, and the format of its scales, where that
-matters.
-"""
+Q4_0 = BlockType("Q4_0", "MOSTLY_Q4_0", 18, _q4_0, "int4")
+Q4_1 = BlockType("Q4_1", "MOSTLY_Q4_1", 20, _q4_1, "uint4", has_zero_points=True)
+Q8_0 = BlockType("Q8_0", "MOSTLY_Q8_0", 34, _q8_0, "int8")
+MXFP4 = BlockType("MXFP4", "MOSTLY_MXFP4_MOE", 17, _mxfp4, "fp4", scale_format="e8m0")
+_TYPES = (Q4_0, Q4_1, Q8_0, MXFP4)

@@ -15,12 +15,12 @@ from quark.checkpoint.model_tensors import Region
 from quark.errors import UnsupportedError
 from quark.models.layers import QuantizedLayer, QuantizerModule
 from quark_exporters.gguf_layout.ggml_blocks import BLOCK, BlockType, block_type_for
-from quark_exporters.gguf_layout.metadata import Family
+from quark_exporters.gguf_layout.metadata import Family, rotary_factors
 
 if TYPE_CHECKING:
     from gguf import TensorNameMap
 
-__all__ = ["FLOAT_TYPES", "GgufTensor", "TensorWriter", "floats"]
+__all__ = ["FLOAT_TYPES", "GgufTensor", "TensorWriter"]
 
 FLOAT_TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 """Name of a floating-point type of GGML, in lower case → torch dtype."""
@@ -75,6 +75,8 @@ class TensorWriter:
     def tensors(self, model: nn.Module, region: Region) -> Iterator[GgufTensor]:
         """Yield the tensors of a region, in the model's order; the experts of a block are one tensor.
 
+        The factors of a rotary embedding come last, with what lies outside the blocks.
+
         Raises:
             UnsupportedError: A tensor has no place in a GGUF file.
         """
@@ -95,6 +97,9 @@ class TensorWriter:
             by_name.setdefault(_EXPERT.sub(".experts.", name), []).append((name, tensor))
         for joint, parts in by_name.items():
             yield self._tensor(self._name(joint), parts, layers)
+        factors = None if region.root else rotary_factors(self.config)
+        if factors is not None:
+            yield GgufTensor("rope_freqs.weight", "F32", None, tuple(factors.shape), factors.float)
 
     def _name(self, name: str) -> str:
         found = self.names.get_name(name, try_suffixes=_SUFFIXES)
@@ -113,10 +118,13 @@ class TensorWriter:
         if not self.holds_codes:
             return
         lacking: dict[str, list[str]] = {}
-        for name, layer in ((name, m) for name, m in model.named_modules() if isinstance(m, QuantizedLayer)):
-            quantizer = layer.weight_quantizer
-            if quantizer is not None and block_type_for(quantizer.quantizer, _shape(layer)) is None:
-                lacking.setdefault(_described(quantizer, _shape(layer)), []).append(name)
+        for name, layer in model.named_modules():
+            if not isinstance(layer, QuantizedLayer) or layer.weight_quantizer is None:
+                continue
+            quantizer, shape = layer.weight_quantizer.quantizer, tuple(_weight(layer).shape)
+            if block_type_for(quantizer, shape) is None:
+                level, rows = quantizer.stored_level, f" in rows of {shape[-1]}" if shape[-1] % BLOCK else ""
+                lacking.setdefault(f"{level.format.name} with scales {level.granularity}{rows}", []).append(name)
         if lacking:
             what = "; ".join(f"{how} ({folded(names)})" for how, names in lacking.items())
             raise UnsupportedError(
@@ -154,11 +162,6 @@ class TensorWriter:
         return int(self.config.num_key_value_heads) if ".attn_k." in name else None
 
 
-def floats(name: str, values: Tensor) -> GgufTensor:
-    """Return a tensor in float32."""
-    return GgufTensor(name, "F32", None, tuple(values.shape), values.float)
-
-
 def _blocks(layer: QuantizedLayer, block: BlockType, heads: int | None) -> Tensor:
     quantizer = layer.weight_quantizer
     assert quantizer is not None
@@ -170,10 +173,6 @@ def _blocks(layer: QuantizedLayer, block: BlockType, heads: int | None) -> Tenso
 def _weight(layer: QuantizedLayer) -> Tensor:
     weight: Tensor = layer.weight.detach()  # type: ignore[operator]
     return weight
-
-
-def _shape(layer: QuantizedLayer) -> tuple[int, ...]:
-    return tuple(_weight(layer).shape)
 
 
 def _reordered(rows: Tensor, heads: int | None) -> Tensor:
@@ -188,9 +187,3 @@ def _reordered(rows: Tensor, heads: int | None) -> Tensor:
 
 def _stacked(parts: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
     return torch.stack(list(parts)) if len(shape) > parts[0].ndim else parts[0]
-
-
-def _described(quantizer: QuantizerModule, shape: tuple[int, ...]) -> str:
-    level = quantizer.quantizer.stored_level
-    rows = f" in rows of {shape[-1]}" if shape[-1] % BLOCK else ""
-    return f"{level.format.name} with scales {level.granularity}{rows}"
