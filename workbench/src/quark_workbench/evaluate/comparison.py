@@ -7,11 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 from torch import Tensor, nn
 
-from quark.plugins.run_events import running
-from quark_workbench.evaluate.logits import evaluating, next_token_logits, windows_of
-from quark_workbench.evaluate.metrics import Mean, TokenMetrics, mean_over, percentile
+from quark_workbench.evaluate.metrics import Mean, mean_over, percentile
 from quark_workbench.evaluate.perplexity import perplexity_of
-from quark_workbench.evaluate.predictions import Predictions
+from quark_workbench.evaluate.predictions import Predictions, predictions_of
 from quark_workbench.evaluate.windows import Windows
 
 __all__ = ["Comparison", "compare", "comparison_of"]
@@ -82,12 +80,7 @@ def compare(model: nn.Module, reference: nn.Module, token_batches: Iterable[Tens
         UnknownNameError: (a ValueError) There is no such metric.
         NonFiniteError: A logit is NaN or Inf.
     """
-    predictions = Predictions(TokenMetrics.of(metrics, has_reference=True))
-    with running("evaluate", source=type(model).__name__) as events, evaluating(model, reference):
-        events.phase("evaluate")
-        for windows in events.batches(windows_of(token_batches), of=token_batches):
-            predictions.add(windows, next_token_logits(model, windows), next_token_logits(reference, windows))
-    return comparison_of(predictions)
+    return comparison_of(predictions_of([model, reference], token_batches, metrics))
 
 
 def comparison_of(predictions: Predictions) -> Comparison:

@@ -8,10 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 from torch import Tensor, nn
 
-from quark.plugins.run_events import running
-from quark_workbench.evaluate.logits import evaluating, next_token_logits, windows_of
-from quark_workbench.evaluate.metrics import Mean, TokenMetrics, mean_over
-from quark_workbench.evaluate.predictions import Predictions
+from quark_workbench.evaluate.metrics import Mean, mean_over
+from quark_workbench.evaluate.predictions import Predictions, predictions_of
 from quark_workbench.evaluate.windows import Windows
 
 __all__ = ["Likelihood", "likelihood", "likelihood_of", "perplexity", "perplexity_of"]
@@ -55,12 +53,7 @@ def likelihood(model: nn.Module, token_batches: Iterable[Tensor | Windows], metr
 
     The other arguments and the errors are those of `perplexity`; an unknown metric is an UnknownNameError.
     """
-    predictions = Predictions(TokenMetrics.of(metrics, has_reference=False))
-    with running("evaluate", source=type(model).__name__) as events, evaluating(model):
-        events.phase("evaluate")
-        for windows in events.batches(windows_of(token_batches), of=token_batches):
-            predictions.add(windows, next_token_logits(model, windows))
-    return likelihood_of(predictions)
+    return likelihood_of(predictions_of([model], token_batches, metrics))
 
 
 def likelihood_of(predictions: Predictions) -> Likelihood:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 import attrs
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quark.errors import ConfigError
-from quark_workbench.evaluate.logits import NextTokens, in_chunks, log_probabilities
+from quark.plugins.run_events import running
+from quark_workbench.evaluate.logits import NextTokens, evaluating, in_chunks, log_probabilities, next_token_logits, windows_of
 from quark_workbench.evaluate.metrics import TokenMetrics
 from quark_workbench.evaluate.windows import Windows
 
-__all__ = ["Predictions", "kl_divergence"]
+__all__ = ["Predictions", "kl_divergence", "predictions_of"]
 
 
 @attrs.define(eq=False)
@@ -71,6 +73,19 @@ class Predictions:
         if not self._columns[name]:
             raise ConfigError("there are no tokens to evaluate: the batches are empty")
         return torch.cat(self._columns[name])
+
+
+def predictions_of(models: Sequence[nn.Module], token_batches: Iterable[Tensor | Windows], metrics: Sequence[str]) -> Predictions:
+    """Return the `Predictions` of a model, and of its reference where there are two, batch by batch.
+
+    Arguments and errors are those of `quark_workbench.evaluate.compare`.
+    """
+    predictions = Predictions(TokenMetrics.of(metrics, has_reference=len(models) > 1))
+    with running("evaluate", source=type(models[0]).__name__) as events, evaluating(*models):
+        events.phase("evaluate")
+        for windows in events.batches(windows_of(token_batches), of=token_batches):
+            predictions.add(windows, *(next_token_logits(model, windows) for model in models))
+    return predictions
 
 
 def _log_likelihood(log_p: Tensor, targets: Tensor) -> Tensor:

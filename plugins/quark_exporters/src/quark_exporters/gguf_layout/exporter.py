@@ -121,18 +121,15 @@ class _Stream(BlockStream):
         if (region := next(self.regions, None)) is None:
             return  # the model is one block, and nothing lies outside
         for tensor in self.tensors.tensors(self.model, region):
-            self._write(tensor)
+            values = tensor.make().cpu().contiguous()
+            self.writer.write_tensor_data(values.view(torch.uint8).numpy())
+            for file in self.writer.fout or ():  # of a small tensor that does not fit on the disk any more, numpy says nothing
+                file.flush()
+                if os.fstat(file.fileno()).st_size < file.tell():
+                    raise OSError(errno.ENOSPC, f"the tensor '{tensor.name}' could not be written whole", file.name)
 
     def finish(self, content: CheckpointContent) -> None:
         """As `quark.checkpoint.BlockStream.finish`; nothing is left to be written."""
-
-    def _write(self, tensor: GgufTensor) -> None:
-        values = tensor.make().cpu().contiguous()
-        self.writer.write_tensor_data(values.view(torch.uint8).numpy())
-        for file in self.writer.fout or ():  # of a small tensor that does not fit on the disk any more, numpy says nothing
-            file.flush()
-            if os.fstat(file.fileno()).st_size < file.tell():
-                raise OSError(errno.ENOSPC, f"the tensor '{tensor.name}' could not be written whole", file.name)
 
 
 def _gguf() -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -86,32 +87,15 @@ def _measured(problem: SelectionProblem, choices: Sequence[Mapping[str, str]], d
     reference: dict[int, Tensor] = {}
     sums, count = [0.0] * len(choices), 0
 
-    def keep(number: int) -> Callable[[Tensor], None]:
-        def finished(logits: Tensor) -> None:
-            nonlocal count
-            reference[number] = _log_probabilities(logits)
-            count += len(reference[number])
+    def finished(choice: int | None, number: int, logits: Tensor) -> None:
+        nonlocal count
+        log_p = _log_probabilities(logits)
+        if choice is None:
+            reference[number] = log_p
+            count += len(log_p)
+        else:
+            sums[choice] += float(kl_divergence(reference[number], log_p).sum())
 
-        return finished
-
-    def compare(choice: int, number: int) -> Callable[[Tensor], None]:
-        def finished(logits: Tensor) -> None:
-            sums[choice] += float(kl_divergence(reference[number], _log_probabilities(logits)).sum())
-
-        return finished
-
-    # The float model's forwards come first, and so end first.
-    forwards = [_forward(call, {}, keep(number)) for number, call in enumerate(data)]
-    forwards += [_forward(call, one, compare(i, n)) for i, one in enumerate(choices) for n, call in enumerate(data)]
-    _run(problem, forwards, sorted({layer for one in choices for layer in one}))
-    return [value / count for value in sums]
-
-
-def _forward(call: Call, candidate_of: Mapping[str, str], finished: Callable[[Tensor], None]) -> _Forward:
-    return _Forward(args=call.args, kwargs=call.kwargs, candidate_of=candidate_of, finished=finished)
-
-
-def _run(problem: SelectionProblem, forwards: Sequence[_Forward], layers: Sequence[str]) -> None:
     forms = BlockForms(problem)
 
     def replacement(name: str, layer: nn.Module, plain: Callable[..., Any], x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -121,7 +105,15 @@ def _run(problem: SelectionProblem, forwards: Sequence[_Forward], layers: Sequen
             return plain(x, *args, **kwargs)
         return forms.of(name, layer, chosen)(x)
 
-    streamed(problem, forwards, layers, replacement, to_the_end=True)
+    # The float model's forwards come first, and so end first.
+    every: list[tuple[int | None, Mapping[str, str]]] = [(None, {}), *enumerate(choices)]
+    forwards = [
+        _Forward(args=call.args, kwargs=call.kwargs, candidate_of=one, finished=partial(finished, choice, number))
+        for choice, one in every
+        for number, call in enumerate(data)
+    ]
+    streamed(problem, forwards, sorted({layer for one in choices for layer in one}), replacement, to_the_end=True)
+    return [value / count for value in sums]
 
 
 def _log_probabilities(logits: Tensor) -> Tensor:
