@@ -56,16 +56,14 @@ class ScaleBlocks:
         grid = _grid(shape, scale)
         if grid is None or len(shape) < 2:
             raise CheckpointError(f"'{name}' {list(shape)} has scales of the shape {list(scale)}, which do not fit it: it is damaged")
-        sizes = [
-            _size(length, count, None if block is None else block[axis])
-            for axis, (length, count) in enumerate(zip(shape[-2:], grid[-2:], strict=True))
-        ]
-        if None in sizes:
+        said_rows, said_columns = (None, None) if block is None else block
+        rows, columns = _size(shape[-2], grid[-2], said_rows), _size(shape[-1], grid[-1], said_columns)
+        if rows is None or columns is None:
             said = "" if block is None else f" in blocks of {block[0]} x {block[1]}"
             raise CheckpointError(
                 f"'{name}' {list(shape)} has scales of the shape {list(scale)}, which do not divide it{said}: it is damaged"
             )
-        return cls(grid, sizes[0] or 1, sizes[1] or 1)
+        return cls(grid, max(1, rows), max(1, columns))
 
     def values(self, codes: Tensor, scale: Tensor, zero_point: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Return ``(codes − zero_point) · scale``, computed in float32, in the dtype; one matrix at a time.

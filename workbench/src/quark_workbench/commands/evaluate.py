@@ -17,7 +17,6 @@ from quark_workbench.commands.run_options import TrustRemoteCode
 
 if TYPE_CHECKING:
     from quark_workbench.evaluate import Protocol, Windows
-    from quark_workbench.evaluate.tasks import TaskOptions
 
 __all__ = ["evaluate"]
 
@@ -97,20 +96,25 @@ class TaskChoices:
         list[str] | None, typer.Option(help="KEY=VALUE for the engine of vllm, such as max_model_len=4096 or enforce_eager=true.")
     ] = None
 
-    def options(self, limit: int | None) -> TaskOptions:
-        """Return the options of the tasks.
+    def scores(self, model: Path, limit: int | None, device: str, dtype: str) -> dict[str, Any]:
+        """Return the scores of a checkpoint, float or quantized, as plain data.
 
         Raises:
-            ConfigError: The batch size is neither a number nor "auto", or a number is out of its range.
+            ConfigError: The batch size is neither a number nor "auto", or a number is out of its range; there
+                are options for a backend that takes none; or the checkpoint has no tokenizer.
         """
-        from quark_workbench.evaluate.tasks import TaskOptions
+        from quark.checkpoint.transformers_loading import register_layouts
+        from quark.models.hf.loading import load_model
+        from quark.models.hf.model_config import model_config
+        from quark.models.hf.tokenizer import load_tokenizer
+        from quark_workbench.evaluate.tasks import TaskOptions, evaluate_tasks, prepare_tasks
 
         batch = self.batch_size
         if not (batch.isdecimal() and int(batch) > 0) and batch.partition(":")[0] != "auto":
             raise ConfigError(f"--batch-size {batch!r} is neither a number from 1 on nor auto")
         if (limit is not None and limit < 1) or (self.num_fewshot is not None and self.num_fewshot < 0):
             raise ConfigError("--limit is at least 1, and --num-fewshot at least 0")
-        return TaskOptions(
+        options = TaskOptions(
             tasks=[name.strip() for name in (self.tasks or "").split(",") if name.strip()],
             task_path=self.task_path,
             num_fewshot=self.num_fewshot,
@@ -118,20 +122,7 @@ class TaskChoices:
             batch_size=int(batch) if batch.isdecimal() else batch,
             apply_chat_template=self.apply_chat_template,
         )
-
-    def scores(self, model: Path, limit: int | None, device: str, dtype: str) -> dict[str, Any]:
-        """Return the scores of a checkpoint, float or quantized, as plain data.
-
-        Raises:
-            ConfigError: There are options for a backend that takes none, or the checkpoint has no tokenizer.
-        """
-        from quark.checkpoint.transformers_loading import register_layouts
-        from quark.models.hf.loading import load_model
-        from quark.models.hf.model_config import model_config
-        from quark.models.hf.tokenizer import load_tokenizer
-        from quark_workbench.evaluate.tasks import evaluate_tasks, prepare_tasks
-
-        options, backend_options = self.options(limit), given_options("--backend-option", self.backend_option)
+        backend_options = given_options("--backend-option", self.backend_option)
         if backend_options and self.backend != "vllm":
             raise ConfigError("--backend-option is for the engine of --backend vllm: leave it out, or name that backend")
         model_config(model)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from quark.checkpoint import ExportOptions
     from quark.config.model import QConfig
-    from quark.runs.planned_run import PlannedRun
     from quark_workbench.mixed_precision import SelectionResult
 
 __all__ = ["plan", "print_planned"]
@@ -93,7 +92,11 @@ def print_planned(
         typer.echo(json.dumps(planned.to_dict() | selection, indent=2))
     elif lines := planned_lines(planned):
         typer.echo("\n".join(lines))
-    _refuse(planned)
+    messages = [refusal.message for refusal in planned.refusals]
+    if len(messages) == 1:
+        raise QuarkError(messages[0])
+    if messages:
+        raise QuarkError("\n".join([f"this run would be refused, for {len(messages)} reasons:", *(f"- {m}" for m in messages)]))
 
 
 def _checked(out: Path | None, calibration: CalibrationChoices, export: ExportChoices) -> tuple[ExportOptions | None, list[QuarkError]]:
@@ -121,12 +124,3 @@ def _checked(out: Path | None, calibration: CalibrationChoices, export: ExportCh
     except QuarkError as error:
         errors.append(error)
     return options, errors
-
-
-def _refuse(planned: PlannedRun) -> None:
-    """Raise QuarkError with everything that refuses a planned run; nothing where nothing does."""
-    messages = [refusal.message for refusal in planned.refusals]
-    if len(messages) == 1:
-        raise QuarkError(messages[0])
-    if messages:
-        raise QuarkError("\n".join([f"this run would be refused, for {len(messages)} reasons:", *(f"- {m}" for m in messages)]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -19,6 +19,10 @@ from quark.errors import ConfigError, UnknownNameError, UnsupportedError
 __all__ = ["Backend", "TaskOptions", "TaskResult", "evaluate_tasks", "prepare_tasks"]
 
 Backend = Literal["transformers", "vllm"]
+
+
+def _names(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(names)
 
 
 @attrs.frozen(kw_only=True)
@@ -37,7 +41,7 @@ class TaskOptions:
         seed: Of random examples and samples.
     """
 
-    tasks: tuple[str, ...] = attrs.field(converter=tuple)
+    tasks: tuple[str, ...] = attrs.field(converter=_names)
     task_path: Path | None = None
     num_fewshot: int | None = None
     limit: float | None = None

@@ -107,14 +107,11 @@ def _measure(source: CheckpointSource, quantized: nn.Module, report: Calibration
     blocks = decoder_blocks(source.model, architecture_of(source.model))
     events.phase("load")
     source.load(None)
-    left = set(names)
     for block in events.blocks(blocks):
         source.load(block)
-        inside = [n for n in names if block.owns(n)]
-        _compare(source.model, quantized, inside, figures)
-        left.difference_update(inside)
+        _compare(source.model, quantized, [n for n in names if block.owns(n)], figures)
         source.release(block)
-    _compare(source.model, quantized, [n for n in names if n in left], figures)
+    _compare(source.model, quantized, [n for n in names if not any(block.owns(n) for block in blocks)], figures)
 
 
 def _compare(model: nn.Module, quantized: nn.Module, names: Iterable[str], figures: LayerFigures) -> None:

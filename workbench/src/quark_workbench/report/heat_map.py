@@ -95,7 +95,15 @@ def heat_map(
     columns = max(len(cells) for cells in rows.values())
 
     def draw(cell: Cell | None, x: float, y: float, width: float) -> list[Markup]:
-        return _cell(cell, x, y, width, low, high, with_text=columns <= _MOST_WITH_TEXT)
+        gap = 1.5 if width > 12 else 0.3
+        box = {"x": float(x), "y": float(y), "width": float(width - gap), "height": float(CELL_HEIGHT), "rx": 3 if width > 12 else 0}
+        if cell is None or cell.value is None:
+            return [tag("rect", class_="hn", **box)]
+        step = _step(cell.value, low, high)
+        rectangle = tag("rect", tag("title", cell.title), class_=f"h{step}", **box)
+        if columns > _MOST_WITH_TEXT or len(cell.label) * 6.3 > width:
+            return [rectangle]
+        return [rectangle, text(x + (width - gap) / 2, y + 17, cell.label, "cell strong" if step >= _STRONG else "cell")]
 
     drawn, left, right, below = grid(rows, columns, axis, draw)
     drawn += _legend(left, below + 46, unit(low), unit(high))
@@ -128,20 +136,6 @@ def grid(
     drawn += numbered(columns, lambda j: left + (j + 0.5) * width, below + 14)
     drawn.append(text(left, below + 32, axis))
     return drawn, left, max(left + columns * width + 4, left + 330), below
-
-
-def _cell(cell: Cell | None, x: float, y: float, width: float, low: float, high: float, *, with_text: bool) -> list[Markup]:
-    """Return a cell's rectangle, with a tooltip, and its text where there is room."""
-    gap = 1.5 if width > 12 else 0.3
-    box = {"x": float(x), "y": float(y), "width": float(width - gap), "height": float(CELL_HEIGHT), "rx": 3 if width > 12 else 0}
-    if cell is None or cell.value is None:
-        return [tag("rect", class_="hn", **box)]
-    step = _step(cell.value, low, high)
-    rectangle = tag("rect", tag("title", cell.title), class_=f"h{step}", **box)
-    if not with_text or len(cell.label) * 6.3 > width:
-        return [rectangle]
-    class_ = "cell strong" if step >= _STRONG else "cell"
-    return [rectangle, text(x + (width - gap) / 2, y + 17, cell.label, class_)]
 
 
 def _step(value: float, low: float, high: float) -> int:

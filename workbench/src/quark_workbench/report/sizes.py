@@ -77,7 +77,7 @@ def sizes_of(rows: Sequence[PlanRow], blocks: Sequence[str], float_bytes: int, e
         kind["weights"] += prod(row.shape)
         kind["float_bytes"] += prod(row.shape) * element
         kind["stored_bytes"] += 0 if of_layer is None else of_layer[row.name]
-        kind["quantized"] |= _is_quantized(row)
+        kind["quantized"] |= row.has_quantized_weight
     rest = float_bytes - sum(kind["float_bytes"] for kind in kinds.values())
     total = None if stored is None else sum(stored.values())
     if rest > 0:
@@ -86,7 +86,7 @@ def sizes_of(rows: Sequence[PlanRow], blocks: Sequence[str], float_bytes: int, e
     listed = [{"kind": name, **kind, "bits": _bits(kind["stored_bytes"], kind["weights"])} for name, kind in kinds.items()]
     if of_layer is None:
         listed = [entry | {"stored_bytes": None, "bits": None} for entry in listed]
-    quantized = [r for r in own if _is_quantized(r)]
+    quantized = [r for r in own if r.has_quantized_weight]
     weights = sum(prod(r.shape) for r in quantized)
     effective = None if of_layer is None else _bits(sum(of_layer[r.name] for r in quantized), weights)
     bits = {} if of_layer is None else {r.name: _bits(of_layer[r.name], prod(r.shape)) for r in own}
@@ -108,10 +108,6 @@ def files_of(directory: Path, *, hashes_weights: bool) -> list[dict[str, Any]]:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _is_quantized(row: PlanRow) -> bool:
-    return row.config is not None and row.config.weight is not None
 
 
 def _of_layers(stored: Mapping[str, int], rows: Iterable[PlanRow]) -> dict[str, int]:

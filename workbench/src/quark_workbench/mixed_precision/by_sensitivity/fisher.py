@@ -113,7 +113,9 @@ def divergences(problem: SelectionProblem, calls: Sequence[Call], seed: int = 0,
         problem.source.load(block)
     offered = {layer: quantizing(problem, group) for group in problem.groups for layer in group.layers}
     squares = {layer: {one.name: 0.0 for one in own} for layer, own in offered.items()}
-    errors = _Errors(offered, _Forms(_room(problem.model) if room is None else room), squares)
+    if room is None and (free := free_bytes(next(problem.model.parameters()).device)) is not None:
+        room = int(SHARE * free)
+    errors = _Errors(offered, _Forms(room), squares)
     generator, tokens = torch.Generator().manual_seed(seed), 0
     with _graph(problem.model), without_cache(problem.model), ExitStack() as stack:
         for name in offered:
@@ -124,12 +126,6 @@ def divergences(problem: SelectionProblem, calls: Sequence[Call], seed: int = 0,
     for block in problem.blocks:
         problem.source.release(block)
     return {layer: {name: value / (2 * max(1, tokens)) for name, value in own.items()} for layer, own in squares.items()}
-
-
-def _room(model: nn.Module) -> int | None:
-    """Return the bytes that rounded weights may take beside a model; None where that is not known."""
-    free = free_bytes(next(model.parameters()).device)
-    return None if free is None else int(SHARE * free)
 
 
 def _backward(model: nn.Module, call: Call, generator: torch.Generator) -> int:

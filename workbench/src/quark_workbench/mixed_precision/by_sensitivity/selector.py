@@ -153,7 +153,7 @@ class MixedPrecision:
         curve = pareto_curve(losses, problem.sizes, self.points)
         if problem.most_bytes is not None:
             choices = best_choice(losses, problem.sizes, problem.most_bytes)
-            curve = self._measured(problem, _with(curve, problem, losses, choices), choices)
+            curve = self._measured(problem, _by_size([*curve, _point(problem, losses, choices)]), choices)
         else:
             curve, choices = self._within_divergence(problem, losses, curve)
         return Selection(choices, losses, UNITS[self.sensitivity], curve, tuple(_notes(curve, self.sensitivity)))
@@ -197,19 +197,17 @@ class MixedPrecision:
             else:
                 low = (low + high) // 2
         within = min(size for size, point in found.items() if point.measured_kl is not None and point.measured_kl <= most)
-        joined = {point.group_bytes: point for point in curve} | found
-        return tuple(joined[size] for size in sorted(joined)), dict(found[within].choices)
+        return _by_size([*curve, *found.values()]), dict(found[within].choices)
 
 
 def _point(problem: SelectionProblem, losses: Losses, choices: Mapping[str, str]) -> CurvePoint:
     return CurvePoint(problem.bytes_of(choices), loss_of(losses, choices), choices)
 
 
-def _with(curve: Sequence[CurvePoint], problem: SelectionProblem, losses: Losses, choices: Mapping[str, str]) -> tuple[CurvePoint, ...]:
-    """Return the curve with the point of the choices."""
-    own = _point(problem, losses, choices)
-    points = {point.group_bytes: point for point in curve} | {own.group_bytes: own}
-    return tuple(points[size] for size in sorted(points))
+def _by_size(points: Sequence[CurvePoint]) -> tuple[CurvePoint, ...]:
+    """Return points from the fewest bytes to the most; of several of one size, the last."""
+    by_size = {point.group_bytes: point for point in points}
+    return tuple(by_size[size] for size in sorted(by_size))
 
 
 def _notes(curve: Sequence[CurvePoint], sensitivity: str) -> list[str]:
