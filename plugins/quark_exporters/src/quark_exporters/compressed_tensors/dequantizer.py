@@ -86,10 +86,10 @@ def _packed(layer: str, stored: Mapping[str, Tensor], arguments: Mapping[str, An
         raise CheckpointError(f"'{packed}' is {codes.dtype} {list(codes.shape)}, and int32 [O, I / codes in a word] is expected")
     per_word = _WORD // bits
     groups = stored[scale].shape[-1] if stored[scale].ndim == 2 else 1
-    # Of scales of whole rows the number of columns is that of the words, which the stored shape has to
-    # confirm.
     size = arguments.get("group_size")
     size = size if isinstance(size, int) and size > 0 else None
+    # Of scales of whole rows the number of columns is that of the words, which the stored shape has to
+    # confirm.
     columns = codes.shape[1] * per_word if size is None else groups * size
     rows = codes.shape[0]
     if -(-columns // per_word) != codes.shape[1]:
@@ -106,9 +106,9 @@ def _packed(layer: str, stored: Mapping[str, Tensor], arguments: Mapping[str, An
         integers = _signed_codes(tensors[packed], bits, columns)
         zeros = _signed_codes(tensors[zero_point].t(), bits, rows).t() if zero_point in tensors else None
         if order in tensors and bool((tensors[order] >= 0).all()):
-            group_of = tensors[order].long()
+            group = tensors[order].long()
             of_columns = ScaleBlocks((rows, columns), 1, 1)
-            return of_columns.values(integers, tensors[scale][:, group_of], None if zeros is None else zeros[:, group_of], dtype)
+            return of_columns.values(integers, tensors[scale][:, group], None if zeros is None else zeros[:, group], dtype)
         return blocks.values(integers, tensors[scale], zeros, dtype)
 
     return FloatTensor(
