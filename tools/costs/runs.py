@@ -188,14 +188,25 @@ def _config(case: RunCase) -> QConfig:
 
 
 def _model() -> Any:
-    """Return a Llama of random weights, whose attention is written out in operations that have formulas."""
+    """Return a Llama of random weights, whose attention is written out in operations that have formulas.
+
+    Channels of norms differ much in scale: whether an equalization pays, and so what a run does, is clear on
+    every CPU.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     sizes = {"hidden_size": HIDDEN, "intermediate_size": 3 * HIDDEN, "num_hidden_layers": BLOCKS, "vocab_size": VOCABULARY}
     config = LlamaConfig(num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=TOKENS, **sizes)
     config._attn_implementation = "eager"
-    return LlamaForCausalLM(config).eval().requires_grad_(False)
+    model: Any = LlamaForCausalLM(config).eval().requires_grad_(False)
+    for block in model.model.layers:
+        for norm, readers in (("input_layernorm", ("q", "k", "v")), ("post_attention_layernorm", ("gate", "up"))):
+            factors = torch.randn(HIDDEN).exp()
+            block.get_parameter(f"{norm}.weight").mul_(factors)
+            for name in readers:
+                block.get_parameter(f"{'self_attn' if len(readers) == 3 else 'mlp'}.{name}_proj.weight").div_(factors)
+    return model
 
 
 def _tokens() -> list[Tensor]:
