@@ -22,7 +22,7 @@ from quark.errors import ConfigError, NonFiniteError, OutputError, ResumeError, 
 from quark.models.hf.loading import load_model
 from quark.plugins import ExporterRecord, exporters
 from quark.runs import ModelQuantizer, quantize_checkpoint
-from quark.runs.run import Run
+from quark.runs.selected_algorithms import Algorithms
 from quark.torch import LLMTemplate
 from quark_devkit.whole_runs import interrupted_behind
 
@@ -163,7 +163,7 @@ class WholeModels(Exporter):
 def test_a_run_that_cannot_be_resumed_says_so_before_any_work(
     algorithm: str | None, exporter: str, says: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Run, "works_by_block", algorithm is None)
+    monkeypatch.setattr(Algorithms, "works_by_block", algorithm is None)
     exporters().register(ExporterRecord(name="other", exporter=f"{__name__}:WholeModels"))
     asked = LLMTemplate.get("llama").get_config(scheme="int4_wo_32", algorithm=algorithm)
     try:

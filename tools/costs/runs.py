@@ -28,7 +28,7 @@ tokens; so the FLOPs of a run, in forwards, are near that model's.
 """
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class RunCase:
     """A run that is counted.
 
@@ -121,7 +121,8 @@ def _counted(case: RunCase) -> dict[tuple[str, str], Counts]:
     The plan is left out: its cost depends on what the process has planned before.
     """
     config = _config(case)
-    _warm_up()
+    _warm_up(RUNS["rtn, from disk"])
+    _warm_up(case)
     with _one_thread(), _prepared(case, config) as run:
         counter = OperationCounter()
 
@@ -135,10 +136,9 @@ def _counted(case: RunCase) -> dict[tuple[str, str], Counts]:
 
 
 @cache
-def _warm_up() -> None:
-    """Do a run, after which the process has in its caches all that runs find out once."""
-    case = RUNS["rtn, from disk"]
-    with _prepared(case, _config(case)) as run:
+def _warm_up(case: RunCase) -> None:
+    """Do a run of one sample, after which the process has in its caches all that such runs find out once."""
+    with _prepared(case, _config(case), samples=1) as run:
         run()
 
 
@@ -153,15 +153,15 @@ def _forward_and_weights() -> tuple[float, int]:
 
 
 @contextmanager
-def _prepared(case: RunCase, config: QConfig) -> Iterator[Callable[[], object]]:
+def _prepared(case: RunCase, config: QConfig, samples: int = SAMPLES) -> Iterator[Callable[[], object]]:
     """Yield a function that does the run, for which all is ready."""
+    data = _tokens()[:samples] if _needs_data(case) else None
     if not case.is_from_disk:
         model = _model()
-        yield lambda: ModelQuantizer(config).quantize_model(model, _tokens() if _needs_data(case) else None)
+        yield lambda: ModelQuantizer(config).quantize_model(model, data)
         return
     with tempfile.TemporaryDirectory() as folder:
         _model().save_pretrained(Path(folder) / "float")
-        data = _tokens() if _needs_data(case) else None
         yield lambda: quantize_checkpoint(Path(folder) / "float", Path(folder) / "quantized", config, data)
 
 
@@ -188,14 +188,25 @@ def _config(case: RunCase) -> QConfig:
 
 
 def _model() -> Any:
-    """Return a Llama of random weights, whose attention is written out in operations that have formulas."""
+    """Return a Llama of random weights, whose attention is written out in operations that have formulas.
+
+    Channels of norms differ much in scale: whether an equalization pays, and so what a run does, is clear on
+    every CPU.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     sizes = {"hidden_size": HIDDEN, "intermediate_size": 3 * HIDDEN, "num_hidden_layers": BLOCKS, "vocab_size": VOCABULARY}
     config = LlamaConfig(num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=TOKENS, **sizes)
     config._attn_implementation = "eager"
-    return LlamaForCausalLM(config).eval().requires_grad_(False)
+    model: Any = LlamaForCausalLM(config).eval().requires_grad_(False)
+    for block in model.model.layers:
+        for norm, readers in (("input_layernorm", ("q", "k", "v")), ("post_attention_layernorm", ("gate", "up"))):
+            factors = torch.randn(HIDDEN).exp()
+            block.get_parameter(f"{norm}.weight").mul_(factors)
+            for name in readers:
+                block.get_parameter(f"{'self_attn' if len(readers) == 3 else 'mlp'}.{name}_proj.weight").div_(factors)
+    return model
 
 
 def _tokens() -> list[Tensor]:

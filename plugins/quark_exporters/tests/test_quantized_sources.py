@@ -25,7 +25,7 @@ from quark.checkpoint import export_safetensors, import_model_from_safetensors
 from quark.errors import CheckpointError, ConfigError
 from quark.models.hf.skeleton import meta_model
 from quark.runs import quantize_checkpoint
-from quark.runs.run import Run
+from quark.runs.selected_algorithms import Algorithms
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.quantization.weight_convert import Chunk, WeightConverter
 from quark_devkit.small_models import batches
@@ -163,7 +163,7 @@ def test_the_result_is_that_of_the_float_checkpoint_with_its_values(
 def test_the_whole_model_is_read_likewise_where_it_has_to_be_in_memory(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Run, "works_by_block", property(lambda _: False))
+    monkeypatch.setattr(Algorithms, "works_by_block", property(lambda _: False))
     codes, floats = pair("fp8 blocks", llama, tmp_path)
     config = LLMTemplate.get("llama").get_config(scheme="int4_wo_per_channel")
     for source in (codes, floats):
