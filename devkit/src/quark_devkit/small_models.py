@@ -23,6 +23,7 @@ from quark.runs import ModelQuantizer
 from quark_devkit.check import NotApplicableError
 
 __all__ = [
+    "BLOCKS",
     "InFloat64",
     "batches",
     "coarse_scheme",

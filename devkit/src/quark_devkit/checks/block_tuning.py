@@ -14,7 +14,7 @@ from quark.plugins import AlgorithmRecord, algorithms
 from quark.plugins.attribution import origin
 from quark.runs.selected_algorithms import in_order
 from quark_devkit.algorithm_runs import HARM, logit_error, others, processor_of, schemes_for, valid_settings
-from quark_devkit.check import check, require
+from quark_devkit.check import check, complaining, require
 from quark_devkit.checks import algorithm
 from quark_devkit.option_effects import digest
 from quark_devkit.random_states import random_states_kept
@@ -55,10 +55,8 @@ def has_a_place_among_the_others(subject: Subject) -> None:
     for other in algorithms():
         if other.kind != "block_tuning" or other.name == record.name or (record.role is not None and other.role == record.role):
             continue
-        try:
+        with complaining(f"has no place in a run with '{other.name}'", ConfigError):
             in_order({record.name: record, other.name: other})
-        except ConfigError as error:
-            require(False, f"has no place in a run with '{other.name}': {error}")
 
 
 @check("block_tuning", level="advisory")
@@ -75,10 +73,8 @@ def tunes_every_format(subject: Subject) -> None:
     """Of each kind of weights, it leaves codes and scales that stand for the weights, and finite parameters:
     a run with it finishes."""
     for scheme in fitting_schemes():
-        try:
+        with complaining(f"stops a run in {scheme}", QuarkError):
             quantized(run_config(scheme, valid_settings(subject)), data=batches(2, 16))
-        except QuarkError as error:
-            require(False, f"stops a run in {scheme}: {error}")
 
 
 @check("block_tuning")

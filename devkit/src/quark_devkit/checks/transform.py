@@ -15,7 +15,7 @@ from quark.plugins import AlgorithmRecord
 from quark.plugins.attribution import origin
 from quark.runs.selected_algorithms import in_order
 from quark_devkit.algorithm_runs import HARM, logit_error, others, processor_of, run_with, schemes_for, settings_of, valid_settings
-from quark_devkit.check import NotApplicableError, assume, check, require
+from quark_devkit.check import NotApplicableError, assume, check, complaining, require
 from quark_devkit.checks import algorithm
 from quark_devkit.option_effects import digest
 from quark_devkit.random_states import random_states_kept
@@ -81,10 +81,8 @@ def has_a_place_among_the_others(subject: Subject) -> None:
     record: AlgorithmRecord = subject.record
     together = {record.name: record}
     for other, _ in others(subject, "transform"):
-        try:
+        with complaining(f"has no place in a run with '{other.name}'", ConfigError):
             in_order({record.name: record, other.name: other})
-        except ConfigError as error:
-            require(False, f"has no place in a run with '{other.name}': {error}")
         together.setdefault(other.role or other.name, other)
     in_order({each.name: each for each in together.values()})
 
@@ -221,6 +219,5 @@ def its_rounding_is_one(subject: Subject) -> None:
     """``rounding()`` gives None, or an object with the members of a rounding, which goes with it where a run
     names none."""
     rounding = processor_of(subject).rounding()
-    if rounding is None or isinstance(rounding, RoundToNearest):
-        raise NotApplicableError("it goes with round-to-nearest")
+    assume(not (rounding is None or isinstance(rounding, RoundToNearest)), "it goes with round-to-nearest")
     refuse_strange(rounding, "rounding", origin("algorithms", subject.lookup_name))
