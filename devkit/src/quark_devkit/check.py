@@ -32,7 +32,7 @@ the rest. ``advisory``: a failure is reported and is no failure of the suite; so
 
 
 class CheckFailedError(QuarkError, AssertionError):
-    """A requirement is not met; the message says what was seen and what is wanted."""
+    """A requirement is not met; the message names the observation and the requirement."""
 
 
 class NotApplicableError(QuarkError):

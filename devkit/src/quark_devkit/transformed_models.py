@@ -18,7 +18,7 @@ from quark.runs.run import StartedRun, plan_run
 from quark.runs.sink import BlockSink
 from quark_devkit.small_models import InFloat64, batches, run_config, small_model
 
-__all__ = ["TransformedModel", "distance", "float64_logits", "named_parts", "transformed"]
+__all__ = ["TransformedModel", "different_parameters", "distance", "float64_logits", "named_parts", "transformed"]
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -42,8 +42,7 @@ class TransformedModel:
     @property
     def changed(self) -> list[str]:
         """Names of parameters that have another value, or that only one of the two models has."""
-        one, other = dict(self.before.named_parameters()), dict(self.model.named_parameters())
-        return sorted(n for n in {*one, *other} if n not in one or n not in other or not _equal(one[n], other[n]))
+        return different_parameters(self.before, self.model)
 
 
 class _LeaveFloat:
@@ -109,6 +108,12 @@ def float64_logits(model: nn.Module) -> Tensor:
 def distance(one: Tensor, other: Tensor) -> float:
     """Return the largest difference, relative to the largest value of ``other``."""
     return float((one - other).abs().max() / other.abs().max())
+
+
+def different_parameters(one: nn.Module, other: nn.Module) -> list[str]:
+    """Return the names of parameters that have different values in two models, or that one of them lacks."""
+    ours, theirs = dict(one.named_parameters()), dict(other.named_parameters())
+    return [n for n in dict.fromkeys((*ours, *theirs)) if n not in ours or n not in theirs or not _equal(ours[n], theirs[n])]
 
 
 def named_parts(model: nn.Module) -> dict[str, list[str]]:

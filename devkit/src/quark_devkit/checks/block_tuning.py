@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-from torch import nn
-
 from quark.calibration.plugin_checks import refuse_strange
 from quark.config.algorithm import AlgoConfig
 from quark.errors import ConfigError, QuarkError
@@ -20,12 +17,7 @@ from quark_devkit.option_effects import digest
 from quark_devkit.random_states import random_states_kept
 from quark_devkit.small_models import batches, coarse_scheme, fitting_schemes, quantized, run_config
 from quark_devkit.subject import Subject
-
-
-def _different(one: nn.Module, other: nn.Module) -> list[str]:
-    """Names of the parameters in which two models differ."""
-    parameters = dict(other.named_parameters())
-    return [name for name, parameter in one.named_parameters() if not torch.equal(parameter, parameters[name])]
+from quark_devkit.transformed_models import different_parameters
 
 
 @check("block_tuning")
@@ -64,7 +56,7 @@ def changes_something(subject: Subject) -> None:
     """It changes the small model, behind round-to-nearest, for at least one scheme, to a smaller error on
     held-out tokens."""
     schemes, settings = schemes_for(subject), valid_settings(subject)
-    changed = any(_different(quantized(run_config(scheme, settings)), quantized(run_config(scheme))) for scheme in schemes)
+    changed = any(different_parameters(quantized(run_config(scheme, settings)), quantized(run_config(scheme))) for scheme in schemes)
     require(changed, f"leaves {' and '.join(schemes)} as they are, or its changes are taken back: other checks show little of it")
 
 
@@ -101,7 +93,7 @@ def is_deterministic(subject: Subject) -> None:
     as they are."""
     config = run_config(coarse_scheme(), valid_settings(subject))
     with random_states_kept():
-        different = _different(quantized(config), quantized(config))
+        different = different_parameters(quantized(config), quantized(config))
     require(not different, f"changes '{different[0] if different else ''}' differently the second time")
 
 

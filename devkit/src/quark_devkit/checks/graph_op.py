@@ -51,7 +51,7 @@ def _captured(subject: Subject) -> tuple[fx.GraphModule, Operator, tuple[Any, ..
 
 
 class _Recording(fx.Interpreter):
-    """Runs a graph and keeps what each node gives."""
+    """Runs a graph and keeps the value of each node."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
         super().__init__(graph)

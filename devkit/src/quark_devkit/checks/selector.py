@@ -36,7 +36,7 @@ class _Asked:
 
 
 def _asked(subject: Subject, share: float = 0.3, model: nn.Module | Path | None = None) -> tuple[SelectionProblem, Any]:
-    """Return a problem, whose budget is at that place, and what the selector answers."""
+    """Return a problem, whose budget is at that place, and the selector's answer."""
     whole = small_model() if model is None else model
     limits, asked = _Asked(), _Asked(selector_of(subject.lookup_name)[1])
     _select(whole, Budget(kl=1.0), batches(1), limits)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
-import torch
-
 from quark.algorithms import RoundToNearest, ValidatedTransform, Validation
 from quark.calibration.plugin_checks import refuse_strange
 from quark.config.algorithm import AlgoConfig
@@ -21,7 +19,7 @@ from quark_devkit.option_effects import digest
 from quark_devkit.random_states import random_states_kept
 from quark_devkit.small_models import logits, quantized, run_config, with_cache
 from quark_devkit.subject import Subject
-from quark_devkit.transformed_models import distance, float64_logits, named_parts, transformed
+from quark_devkit.transformed_models import different_parameters, distance, float64_logits, named_parts, transformed
 from quark_devkit.whole_runs import (
     readable_layout,
     require_reload,
@@ -139,8 +137,8 @@ def is_deterministic(subject: Subject) -> None:
     as they are."""
     scheme = schemes_for(subject)[0]
     with random_states_kept():
-        first, second = (dict(transformed(scheme, valid_settings(subject)).model.named_parameters()) for _ in range(2))
-    different = [name for name, parameter in first.items() if name not in second or not torch.equal(parameter, second[name])]
+        first, second = (transformed(scheme, valid_settings(subject)).model for _ in range(2))
+    different = different_parameters(first, second)
     require(not different, f"changes '{different[0] if different else ''}' differently the second time")
 
 
@@ -152,10 +150,10 @@ def composes_with_other_transforms(subject: Subject) -> None:
     for _, other in others(subject, "transform"):
         _keeps_function(scheme, valid_settings(subject), other)
         own = valid_settings(subject)
-        one, reverse = (dict(transformed(scheme, *pair).model.named_parameters()) for pair in ((own, other), (other, own)))
-        same = one.keys() == reverse.keys() and all(torch.equal(p, reverse[name]) for name, p in one.items())
+        one, reverse = (transformed(scheme, *pair).model for pair in ((own, other), (other, own)))
         order = "its record says with before= or after= which goes first"
-        require(same, f"gives another model when a configuration names it after '{other.name}' instead of before it: {order}")
+        is_same = not different_parameters(one, reverse)
+        require(is_same, f"gives another model when a configuration names it after '{other.name}' instead of before it: {order}")
 
 
 @check("transform")

@@ -87,7 +87,7 @@ def source_directory(subject: Subject) -> Path:
 
 
 def requirements_of(subject: Subject) -> list[str]:
-    """Return what it requires, from its metadata, or else from its ``pyproject.toml``.
+    """Return its requirements, from its metadata, or else from its ``pyproject.toml``.
 
     Raises:
         NotApplicableError: Neither is known.

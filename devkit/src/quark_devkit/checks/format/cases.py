@@ -1,4 +1,4 @@
-"""What checks of number formats look at: accepted specs, all values of a format, and numbers to round."""
+"""Cases for checks of number formats: accepted specs, all values of a format, and numbers to round."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Case:
 
     @property
     def max_magnitude(self) -> float:
-        """What the format says for the spec."""
+        """The largest magnitude that the format states for the spec."""
         return float(self.format.max_magnitude(self.spec))
 
     @property

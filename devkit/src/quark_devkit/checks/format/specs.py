@@ -1,4 +1,4 @@
-"""Checks of what a format says of itself and of specs."""
+"""Checks of a format's own description, and of its answers to specs."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ from quark.plugins import exporters
 from quark.runs.run import plan_run
 from quark.runs.skeleton import quantized_skeleton
 from quark_devkit.check import NotApplicableError, assume, check, raises, require
+from quark_devkit.checks.layout.stored_files import failing_open, largest_file, stored_tensors, wrong_index
 from quark_devkit.small_models import fitting_schemes, quantized, run_config, small_model
-from quark_devkit.stored_files import failing_open, largest_file, stored_tensors, wrong_index
 from quark_devkit.subject import Subject
 from quark_devkit.transformed_models import named_parts
 from quark_devkit.whole_runs import contents, first_difference, require_same_from_disk, require_same_when_resumed

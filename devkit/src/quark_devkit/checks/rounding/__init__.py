@@ -1,4 +1,4 @@
-"""Checks of roundings: on a few layers, with every kind of scheme; and in whole runs (`runs`)."""
+"""Checks of roundings: on a few layers, with every kind of scheme; and in whole runs on a small model."""
 
 from __future__ import annotations
 
@@ -8,21 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quark.algorithms import RoundingTask, RoundToNearest, float_weight
+from quark.algorithms import Rounding, RoundingTask, RoundToNearest, float_weight
 from quark.algorithms.validation import standard_error
 from quark.calibration.plugin_checks import checked_metrics, refuse_strange
 from quark.config.algorithm import AlgoConfig
 from quark.errors import RoundingError
 from quark.plugins import schemes
 from quark.plugins.attribution import origin
-from quark_devkit.algorithm_runs import processor_of
+from quark_devkit.algorithm_runs import HARM, logit_error, processor_of, schemes_for, settings_of
 from quark_devkit.check import check, require
 from quark_devkit.checks import algorithm
-from quark_devkit.option_effects import digest
-from quark_devkit.random_states import random_states_kept
-from quark_devkit.small_models import fitting
-from quark_devkit.subject import Subject
-from quark_devkit.weight_tasks import (
+from quark_devkit.checks.rounding.tasks import (
     COLUMNS,
     Case,
     Inputs,
@@ -36,8 +32,12 @@ from quark_devkit.weight_tasks import (
     schemes_to_round,
     statistics,
 )
+from quark_devkit.option_effects import digest
+from quark_devkit.random_states import random_states_kept
+from quark_devkit.small_models import fitting, quantized, run_config
+from quark_devkit.subject import Subject
+from quark_devkit.whole_runs import require_same_by_two_ranks
 
-PARTS = ("runs",)
 _CALLS = 40
 MARGIN = 3
 """Standard errors of a difference, over the tokens of a test, that are taken for chance."""
@@ -287,3 +287,40 @@ def survives_odd_layers(subject: Subject) -> None:
     of_one_channel = fitting([(32, 1)])
     for case in (case for case in cases(subject) if case.name in of_one_channel):
         _survives(case, f"{case}, one input channel", inputs(0, columns=1), columns=1)
+
+
+@check("rounding")
+def quantizes_a_model(subject: Subject) -> None:
+    """A run finishes without a warning of the pipeline's own checks, and the model's logits are about as near
+    as by round-to-nearest."""
+    for scheme in schemes_for(subject):
+        ratio = logit_error(scheme, settings_of(subject)) / logit_error(scheme)
+        allowed = HARM * subject.record.worst_ratio
+        require(ratio <= allowed, f"makes logits {ratio:.3g} times as wrong as round-to-nearest does ({scheme})")
+
+
+@check("rounding")
+def leaves_other_layers_to_round_to_nearest(subject: Subject) -> None:
+    """Layers that it does not apply to are as in a run without it, and the plan and the report name only
+    those that it does apply to."""
+    rounding: Rounding = processor_of(subject)
+    scheme = schemes_for(subject)[0]
+    model, nearest = quantized(run_config(scheme, settings_of(subject))), quantized(run_config(scheme))
+    for row in model.quark_plan.quantized:
+        inside = ".".join(row.name.split(".")[3:])
+        applies = rounding.applies_to(inside)
+        require((row.algorithm is not None) == applies, f"applies to '{row.name}': {applies}, and the plan says {row.algorithm}")
+        if not applies:
+            same = torch.equal(model.get_submodule(row.name).weight, nearest.get_submodule(row.name).weight)
+            require(same, f"changes '{row.name}', to which it does not apply")
+
+
+works_on_an_accelerator = check("rounding", level="advisory")(algorithm.works_on_an_accelerator)
+checks_of_runs = algorithm.checks_of_runs("rounding")
+
+
+@check("rounding")
+def is_the_same_on_two_ranks(subject: Subject) -> None:
+    """Two processes that share a deterministic run, each with half of the data, round to the weights and
+    metrics of one, to the bit."""
+    require_same_by_two_ranks(run_config(schemes_for(subject)[-1], settings_of(subject)))
