@@ -26,7 +26,7 @@ def is_made_of_its_settings(subject: Subject) -> None:
     refuse_strange(processor_of(subject), "block_tuning", origin("algorithms", subject.lookup_name))
 
 
-checks_of_settings = algorithm.checks_of_settings("block_tuning")
+checks_of_settings = tuple(map(check("block_tuning"), algorithm.OF_SETTINGS))
 
 
 @check("block_tuning", level="advisory", since=2)
@@ -98,4 +98,4 @@ def is_deterministic(subject: Subject) -> None:
 
 
 works_on_an_accelerator = check("block_tuning", level="advisory")(algorithm.works_on_an_accelerator)
-checks_of_runs = algorithm.checks_of_runs("block_tuning")
+checks_of_runs = tuple(map(check("block_tuning"), algorithm.OF_RUNS))

@@ -275,8 +275,7 @@ def works_on_an_accelerator(example: Example) -> None:
     gives it there."""
     with accelerator() as device:
         low, high = range_of(example, data_of().to(device.name))
-        is_there = low.device.type == high.device.type == device.name
-        require(is_there, "gives a range on another device than the tensor's")
+        require(low.device.type == high.device.type == device.name, "gives a range on another device than the tensor's")
         is_close = _close((low.cpu(), high.cpu()), range_of(example, data_of()))
         require(is_close, "gives another range on an accelerator")
 
@@ -286,8 +285,7 @@ def keeps_no_graph(example: Example) -> None:
     """Observing a tensor that requires gradients gives a range that does not: it would keep the graph of a
     whole forward alive."""
     low, high = range_of(example, data_of().requires_grad_())
-    keeps = low.requires_grad or high.requires_grad
-    require(not keeps, "gives a range that requires gradients for a tensor that does")
+    require(not (low.requires_grad or high.requires_grad), "gives a range that requires gradients for a tensor that does")
 
 
 def _reach(example: Example) -> Tensor:

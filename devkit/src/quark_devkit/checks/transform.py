@@ -53,7 +53,7 @@ def declares_calibration(subject: Subject) -> None:
     algorithm.calibration_is_declared(subject)
 
 
-checks_of_settings = algorithm.checks_of_settings("transform")
+checks_of_settings = tuple(map(check("transform"), algorithm.OF_SETTINGS))
 
 
 @check("transform", since=2)

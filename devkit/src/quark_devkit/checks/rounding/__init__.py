@@ -66,7 +66,7 @@ def declares_calibration(subject: Subject) -> None:
     algorithm.calibration_is_declared(subject)
 
 
-checks_of_settings = algorithm.checks_of_settings("rounding")
+checks_of_settings = tuple(map(check("rounding"), algorithm.OF_SETTINGS))
 
 
 @check("rounding", since=2)
@@ -316,7 +316,7 @@ def leaves_other_layers_to_round_to_nearest(subject: Subject) -> None:
 
 
 works_on_an_accelerator = check("rounding", level="advisory")(algorithm.works_on_an_accelerator)
-checks_of_runs = algorithm.checks_of_runs("rounding")
+checks_of_runs = tuple(map(check("rounding"), algorithm.OF_RUNS))
 
 
 @check("rounding")
