@@ -17,6 +17,7 @@ from quark.runs.quantize_block import quantize_blocks, start_transforms
 from quark.runs.run import StartedRun, plan_run
 from quark.runs.sink import BlockSink
 from quark_devkit.small_models import InFloat64, batches, run_config, small_model
+from quark_devkit.whole_runs import is_same
 
 __all__ = ["TransformedModel", "different_parameters", "distance", "float64_logits", "named_parts", "transformed"]
 
@@ -113,7 +114,7 @@ def distance(one: Tensor, other: Tensor) -> float:
 def different_parameters(one: nn.Module, other: nn.Module) -> list[str]:
     """Return the names of parameters that have different values in two models, or that one of them lacks."""
     ours, theirs = dict(one.named_parameters()), dict(other.named_parameters())
-    return [n for n in dict.fromkeys((*ours, *theirs)) if n not in ours or n not in theirs or not _equal(ours[n], theirs[n])]
+    return [name for name in dict.fromkeys((*ours, *theirs)) if not is_same(ours.get(name), theirs.get(name))]
 
 
 def named_parts(model: nn.Module) -> dict[str, list[str]]:
@@ -127,7 +128,3 @@ def named_parts(model: nn.Module) -> dict[str, list[str]]:
         "buffer": [f"{name} {list(b.shape)} {b.dtype}" for name, b in model.named_buffers()],
         "hook": [f"of '{name}'" for name, module in model.named_modules() for kind in HOOKS for _ in getattr(module, kind) or ()],
     }
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)

@@ -42,6 +42,7 @@ __all__ = [
     "contents",
     "first_difference",
     "interrupted_behind",
+    "is_same",
     "readable_layout",
     "require_reload",
     "require_same_after_resume",
@@ -146,7 +147,7 @@ def require_same_by_two_ranks(config: QConfig) -> None:
 
     (alone,) = in_threads(quantized_by, 1, is_deterministic=True)
     for rank, other in enumerate(in_threads(quantized_by, 2, is_deterministic=True)):
-        different = sorted(name for name in {*alone, *other} if not _equal(alone.get(name), other.get(name)))
+        different = sorted(name for name in {*alone, *other} if not is_same(alone.get(name), other.get(name)))
         require(not different, f"gives another {different[0] if different else ''} on rank {rank} of two than on one")
 
 
@@ -156,7 +157,8 @@ def shared_report(report: CalibrationReport) -> dict[str, Any]:
     return {**{name: value for name, value in report.to_dict().items() if name not in of_a_rank}, "figures of": sorted(report.weights)}
 
 
-def _equal(one: Any, other: Any) -> bool:
+def is_same(one: Any, other: Any) -> bool:
+    """Return whether two values are equal; tensors also in their dtype."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.dtype is other.dtype and torch.equal(one, other)
     return bool(one == other)

@@ -181,11 +181,8 @@ def _hooks(kinds: Sequence[PluginKind], names: Mapping[str, str]) -> str:
 
 
 def _test(kind: PluginKind, naming: Naming) -> str:
-    values = {
-        "record_class": naming.class_of(kind.ending),
-        "conformance": kind.conformance,
-        "record_name": f"{naming.prefix}_{kind.ending}",
-    }
+    record_class, record_name = naming.class_of(kind.ending), f"{naming.prefix}_{kind.ending}"
+    values = {"record_class": record_class, "conformance": kind.conformance, "record_name": record_name}
     return _render("distribution/test_of_record.py", values)
 
 

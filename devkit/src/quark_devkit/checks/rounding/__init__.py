@@ -43,14 +43,18 @@ MARGIN = 3
 """Standard errors of a difference, over the tokens of a test, that are taken for chance."""
 
 
-def _survives(case: Case, where: str, data: Inputs, **sizes: Any) -> None:
-    """Layers are rounded well, or given up by a RoundingError, for which a run rounds them to nearest."""
-    layers = layers_of(case.config, **sizes)
+def _survives(case: Case, where: str, layers: dict[str, Any], data: Inputs | None = None) -> bool:
+    """Require that layers get weights on the grid or a RoundingError, for which a run rounds them to nearest.
+
+    Returns:
+        Whether they are rounded.
+    """
     try:
         rounded(case.rounding(), layers, data)
     except RoundingError:
-        return
-    require_on_grid(layers.values(), f" ({where})")
+        return False
+    require_on_grid(layers.values(), f" ({case}, {where})")
+    return True
 
 
 @check("rounding")
@@ -253,7 +257,7 @@ def survives_few_tokens(subject: Subject) -> None:
     """With one token, or a few, it gives weights on the grid or raises RoundingError."""
     for case in cases(subject):
         for tokens in (1, 3):
-            _survives(case, f"{case}, {tokens} tokens", inputs(0)[:tokens])
+            _survives(case, f"{tokens} tokens", layers_of(case.config), inputs(0)[:tokens])
 
 
 @check("rounding")
@@ -265,7 +269,7 @@ def survives_dead_channels(subject: Subject) -> None:
             data = inputs(0)
             x, reference = data.x.clone(), data.reference.clone()
             x[:, channels] = reference[:, channels] = 0
-            _survives(case, f"{case}, {what}", Inputs(x, reference))
+            _survives(case, what, layers_of(case.config), Inputs(x, reference))
 
 
 @check("rounding")
@@ -273,20 +277,16 @@ def survives_odd_layers(subject: Subject) -> None:
     """A layer with one output channel or one input channel, and one of zeros, gets weights on the grid or a
     RoundingError."""
     for case in cases(subject):
-        _survives(case, f"{case}, one output channel", inputs(0), rows=1)
+        _survives(case, "one output channel", layers_of(case.config, rows=1))
         layers: dict[str, Any] = layers_of(case.config, count=1)
         for layer in layers.values():
             layer.weight = torch.nn.Parameter(torch.zeros_like(layer.weight), requires_grad=False)
-        try:
-            rounded(case.rounding(), layers)
-        except RoundingError:
-            continue
-        require_on_grid(layers.values(), f" ({case}, zeros)")
-        seen = max(float(layer.weight.abs().max()) for layer in layers.values())
-        require(seen < 1e-6, f"makes values of {seen:.3g} of a weight of zeros ({case})")
+        if _survives(case, "zeros", layers):
+            seen = max(float(layer.weight.abs().max()) for layer in layers.values())
+            require(seen < 1e-6, f"makes values of {seen:.3g} of a weight of zeros ({case})")
     of_one_channel = fitting([(32, 1)])
     for case in (case for case in cases(subject) if case.name in of_one_channel):
-        _survives(case, f"{case}, one input channel", inputs(0, columns=1), columns=1)
+        _survives(case, "one input channel", layers_of(case.config, columns=1))
 
 
 @check("rounding")
