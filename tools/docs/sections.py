@@ -6,8 +6,8 @@ import posixpath
 import re
 from pathlib import Path
 
+from quark_devkit.new_plugin import PLUGIN_KINDS
 from quark_devkit.new_plugin.distribution import Naming, rendered
-from quark_devkit.new_plugin.kinds import PLUGIN_KINDS
 
 __all__ = ["ROOT", "new_plugin_file", "section"]
 

@@ -19,9 +19,8 @@ from quark.errors import UnsupportedError
 from quark.models.layers import QuantizerModule
 from quark.numbers import QParams
 from quark.plugins import ExporterRecord, documented_object, exporters, schemes
-from quark_devkit.resumed_runs import require_same_when_resumed
 from quark_devkit.small_models import quantized, run_config
-from quark_devkit.whole_runs import require_reload, require_same_from_disk
+from quark_devkit.whole_runs import require_reload, require_same_from_disk, require_same_when_resumed
 
 SCHEME = "int4_wo_32"
 

@@ -14,7 +14,7 @@ from quark.config.templates.algorithms import derived_config
 from quark.errors import QuarkError, UnsupportedError
 from quark.plugins import AlgorithmRecord, algorithms
 from quark.runs import ModelQuantizer
-from quark_devkit.check import CheckFailedError, NotApplicableError, assume, require
+from quark_devkit.check import NotApplicableError, assume, complaining, require
 from quark_devkit.simulated_device import SimulatedDevice, simulated_device
 from quark_devkit.small_models import batches, coarse_scheme, logits, quantized, run_config, scheme_with_inputs, small_family, small_model
 from quark_devkit.subject import Subject, find_subject
@@ -67,10 +67,8 @@ def settings_of(subject: Subject, *, is_fused: bool = False) -> AlgoConfig:
     settings = derived_config(subject.lookup_name, architecture)
     if settings is not None:
         return settings
-    try:
+    with complaining("has no settings without arguments, and derives none from a family's facts", TypeError):
         return kind()
-    except TypeError as error:
-        raise CheckFailedError(f"has no settings without arguments, and derives none from a family's facts: {error}") from None
 
 
 def processor_of(subject: Subject, settings: AlgoConfig | None = None) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
@@ -11,7 +12,18 @@ from quark.errors import QuarkError
 from quark.plugins.api_version import API_VERSION
 from quark_devkit.subject import Subject
 
-__all__ = ["LEVELS", "Check", "CheckFailedError", "NotApplicableError", "NotHereError", "assume", "check", "raises", "require"]
+__all__ = [
+    "LEVELS",
+    "Check",
+    "CheckFailedError",
+    "NotApplicableError",
+    "NotHereError",
+    "assume",
+    "check",
+    "complaining",
+    "raises",
+    "require",
+]
 
 LEVELS = ("required", "optional", "advisory")
 """``required``: everything of the kind has to pass. ``optional``: only what declares the capability has to
@@ -20,7 +32,7 @@ the rest. ``advisory``: a failure is reported and is no failure of the suite; so
 
 
 class CheckFailedError(QuarkError, AssertionError):
-    """A requirement is not met; the message says what was seen and what is wanted."""
+    """A requirement is not met; the message names the observation and the requirement."""
 
 
 class NotApplicableError(QuarkError):
@@ -123,6 +135,20 @@ def raises(errors: type[Exception] | tuple[type[Exception], ...], function: Call
     except errors:
         return True
     return False
+
+
+@contextmanager
+def complaining(complaint: str, *errors: type[Exception]) -> Iterator[None]:
+    """Raise `CheckFailedError`, the complaint with the error's text, where the body raises such an error.
+
+    Args:
+        complaint: A predicate about the subject: which thing it refuses, or cannot do.
+        *errors: Classes of errors.
+    """
+    try:
+        yield
+    except errors as error:
+        raise CheckFailedError(f"{complaint}: {error}") from error
 
 
 def assume(condition: object, reason: str) -> None:

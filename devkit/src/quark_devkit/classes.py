@@ -29,24 +29,8 @@ from quark_devkit.expected_failures import expected_failures, find_pyproject
 from quark_devkit.runner import Result, run_check
 from quark_devkit.subject import KINDS, find_subject
 
-__all__ = [
-    "BlockTuningConformance",
-    "Conformance",
-    "DatasetConformance",
-    "DistributionConformance",
-    "FormatConformance",
-    "GraphOpConformance",
-    "LayerTypeConformance",
-    "LayoutConformance",
-    "MetricConformance",
-    "ObserverConformance",
-    "RoundingConformance",
-    "SchemeConformance",
-    "SelectorConformance",
-    "TemplateConformance",
-    "TransformConformance",
-    "raise_for",
-]
+__all__ = ["Conformance", "raise_for"]
+__all__ += [f"{kind.title().replace('_', '')}Conformance" for kind in KINDS]
 
 
 class Conformance:
@@ -63,10 +47,12 @@ class Conformance:
     kind: ClassVar[str] = ""
     subject: ClassVar[str] = ""
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, kind: str = "") -> None:
         super().__init_subclass__()
-        if cls.__dict__.get("kind") in KINDS and Conformance in cls.__bases__:
-            for check in checks_of(cls.kind):
+        if kind:
+            cls.kind = kind
+        if kind in KINDS and Conformance in cls.__bases__:
+            for check in checks_of(kind):
                 setattr(cls, f"test_{check.name}", _test_of(check))
             return
         changed = [
@@ -131,85 +117,57 @@ def _test_of(check: Check) -> Callable[[Conformance], None]:
     return test
 
 
-class FormatConformance(Conformance):
+class FormatConformance(Conformance, kind="format"):
     """Every check of a number format."""
 
-    kind = "format"
 
-
-class ObserverConformance(Conformance):
+class ObserverConformance(Conformance, kind="observer"):
     """Every check of an observer."""
 
-    kind = "observer"
 
-
-class SchemeConformance(Conformance):
+class SchemeConformance(Conformance, kind="scheme"):
     """Every check of a scheme."""
 
-    kind = "scheme"
 
-
-class RoundingConformance(Conformance):
+class RoundingConformance(Conformance, kind="rounding"):
     """Every check of a rounding."""
 
-    kind = "rounding"
 
-
-class TransformConformance(Conformance):
+class TransformConformance(Conformance, kind="transform"):
     """Every check of a transform."""
 
-    kind = "transform"
 
-
-class BlockTuningConformance(Conformance):
+class BlockTuningConformance(Conformance, kind="block_tuning"):
     """Every check of a tuning."""
 
-    kind = "block_tuning"
 
-
-class TemplateConformance(Conformance):
+class TemplateConformance(Conformance, kind="template"):
     """Every check of a template."""
 
-    kind = "template"
 
-
-class LayoutConformance(Conformance):
+class LayoutConformance(Conformance, kind="layout"):
     """Every check of a checkpoint layout: its exporter and its reader."""
 
-    kind = "layout"
 
-
-class SelectorConformance(Conformance):
+class SelectorConformance(Conformance, kind="selector"):
     """Every check of a selector of schemes."""
 
-    kind = "selector"
 
-
-class LayerTypeConformance(Conformance):
+class LayerTypeConformance(Conformance, kind="layer_type"):
     """Every check of a layer type."""
 
-    kind = "layer_type"
 
-
-class DatasetConformance(Conformance):
+class DatasetConformance(Conformance, kind="dataset"):
     """Every check of a source of text."""
 
-    kind = "dataset"
 
-
-class MetricConformance(Conformance):
+class MetricConformance(Conformance, kind="metric"):
     """Every check of a metric."""
 
-    kind = "metric"
 
-
-class GraphOpConformance(Conformance):
+class GraphOpConformance(Conformance, kind="graph_op"):
     """Every check of an operator of FX graph mode."""
 
-    kind = "graph_op"
 
-
-class DistributionConformance(Conformance):
+class DistributionConformance(Conformance, kind="distribution"):
     """Every check of a distribution as a whole; its ``subject`` is the distribution's name."""
-
-    kind = "distribution"

@@ -29,6 +29,7 @@ __all__ = [
     "example_of",
     "facts_of",
     "float_logits",
+    "logits_of",
     "named_by",
     "of_experts",
     "readers_of_norms",
@@ -124,9 +125,15 @@ def rows_of(module: nn.Module) -> Tensor:
 
 def float_logits(model: Any) -> Tensor:
     """Return the logits of a float64 model, computed in float64 throughout."""
-    with torch.no_grad(), InFloat64():
-        found: Tensor = model(input_ids=IDS).logits
-    return found
+    with InFloat64():
+        return logits_of(model)
+
+
+@torch.no_grad()
+def logits_of(model: Any) -> Tensor:
+    """Return the logits of an example model."""
+    logits: Tensor = model(input_ids=IDS).logits
+    return logits
 
 
 @lru_cache(maxsize=4)

@@ -16,8 +16,9 @@ from quark.errors import QuarkError
 from quark.numbers import TensorQuantizer, quantizer_for
 from quark.plugins import Catalog, formats, observers, schemes
 from quark.plugins.catalog import catalog
+from quark_devkit.check import assume
 
-__all__ = ["SHAPE", "Example", "example_specs", "examples", "odd_specs", "registered_formats"]
+__all__ = ["SHAPE", "Example", "example_specs", "examples", "int8_spec", "odd_specs", "registered_formats"]
 
 SHAPE = (64, 64)
 """Shape of a tensor that every example spec divides."""
@@ -96,6 +97,16 @@ def odd_specs(dtypes: Iterable[str]) -> Iterator[QTensorConfig]:
     )
     for dtype, fields in product(dtypes, odd):
         yield from _tried({"dtype": dtype, **fields})
+
+
+def int8_spec(*, is_dynamic: bool = False) -> QTensorConfig:
+    """Return a symmetric spec of 8-bit integers with one scale for a tensor.
+
+    Raises:
+        NotApplicableError: No installed distribution has that format.
+    """
+    assume(Dtype.int8.name in registered_formats(), "no number format of 8-bit integers is installed")
+    return QTensorConfig(dtype=Dtype.int8, qscheme="per_tensor", symmetric=True, is_dynamic=is_dynamic)
 
 
 def registered_formats() -> list[str]:

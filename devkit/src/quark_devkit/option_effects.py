@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quark.errors import QuarkError
 from quark.plugins.options import REQUIRED, Option
-from quark_devkit.check import NotApplicableError, require
+from quark_devkit.check import assume, require
 
 __all__ = ["REFUSALS", "digest", "others", "require_effects"]
 
@@ -41,8 +41,7 @@ def require_effects(
         NotApplicableError: There are no options.
     """
     options = [option for option in options if not option.note.is_cost_only]
-    if not options:
-        raise NotApplicableError("it has no options that change a result")
+    assume(options, "it has no options that change a result")
     ignored = []
     defaults = _Remembered(results({}))
     for option in options:

@@ -20,9 +20,10 @@ from quark.errors import QuarkError
 from quark.numbers import quantizer_for
 from quark.plugins import formats, schemes, templates
 from quark.runs import ModelQuantizer
-from quark_devkit.check import NotApplicableError
+from quark_devkit.check import assume
 
 __all__ = [
+    "BLOCKS",
     "InFloat64",
     "batches",
     "coarse_scheme",
@@ -81,8 +82,8 @@ def _small_config(is_fused: bool = False) -> tuple[Any, Any]:
     from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
 
     config: Any = Phi3Config if is_fused else LlamaConfig
-    if config.model_type not in templates():
-        raise NotApplicableError("no installed template knows the family of the small model: install quark-templates")
+    is_known = config.model_type in templates()
+    assume(is_known, "no installed template knows the family of the small model: install quark-templates")
     with_biases = {} if is_fused else {"attention_bias": True, "mlp_bias": True}
     sizes = {
         "vocab_size": VOCABULARY,
@@ -194,8 +195,7 @@ def _coarsest(shapes: Iterable[tuple[int, int]], wanted: str) -> str:
     """Return the scheme with the fewest bits, of weights alone, that fits these shapes."""
     of_weights = {name: config for name, config in fitting(shapes).items() if config.input_tensors is None}
     found = [(_bits(config), name) for name, config in of_weights.items() if len(levels(config.weight)) == 1]
-    if not found:
-        raise NotApplicableError(f"no registered scheme quantizes weights alone and fits {wanted}")
+    assume(found, f"no registered scheme quantizes weights alone and fits {wanted}")
     return min(found)[1]
 
 

@@ -17,8 +17,9 @@ from quark.runs.quantize_block import quantize_blocks, start_transforms
 from quark.runs.run import StartedRun, plan_run
 from quark.runs.sink import BlockSink
 from quark_devkit.small_models import InFloat64, batches, run_config, small_model
+from quark_devkit.whole_runs import is_same
 
-__all__ = ["TransformedModel", "distance", "float64_logits", "named_parts", "transformed"]
+__all__ = ["TransformedModel", "different_parameters", "distance", "float64_logits", "named_parts", "transformed"]
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -42,8 +43,7 @@ class TransformedModel:
     @property
     def changed(self) -> list[str]:
         """Names of parameters that have another value, or that only one of the two models has."""
-        one, other = dict(self.before.named_parameters()), dict(self.model.named_parameters())
-        return sorted(n for n in {*one, *other} if n not in one or n not in other or not _equal(one[n], other[n]))
+        return different_parameters(self.before, self.model)
 
 
 class _LeaveFloat:
@@ -111,6 +111,12 @@ def distance(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().max() / other.abs().max())
 
 
+def different_parameters(one: nn.Module, other: nn.Module) -> list[str]:
+    """Return the names of parameters that have different values in two models, or that one of them lacks."""
+    ours, theirs = dict(one.named_parameters()), dict(other.named_parameters())
+    return [name for name in dict.fromkeys((*ours, *theirs)) if not is_same(ours.get(name), theirs.get(name))]
+
+
 def named_parts(model: nn.Module) -> dict[str, list[str]]:
     """Return names of all modules, parameters, buffers and hooks.
 
@@ -122,7 +128,3 @@ def named_parts(model: nn.Module) -> dict[str, list[str]]:
         "buffer": [f"{name} {list(b.shape)} {b.dtype}" for name, b in model.named_buffers()],
         "hook": [f"of '{name}'" for name, module in model.named_modules() for kind in HOOKS for _ in getattr(module, kind) or ()],
     }
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import attrs
 import torch
 from torch import Tensor, nn
 
+from quark.algorithms import Hessian, Metrics, RoundingTask, RoundToNearest, Statistic
 from quark.base.ranks import Ranks
 from quark.calibration.report import CalibrationReport
 from quark.checkpoint import ExportOptions, import_model_from_safetensors
+from quark.checkpoint.atomic_directory import finished_blocks
 from quark.checkpoint.destination import RUN_FILE
 from quark.checkpoint.export import export_with
 from quark.config.model import QConfig
@@ -23,24 +25,31 @@ from quark.models.hf.loading import load_model
 from quark.models.plan.decoder_blocks import Block
 from quark.plugins import ExporterRecord, exporters
 from quark.runs import ModelQuantizer, quantize_checkpoint
-from quark.runs.quantize_run import quantize_run
+from quark.runs.from_disk import Output, journaled, opened_checkpoint
+from quark.runs.identity import RunIdentity
+from quark.runs.journal import Journal
+from quark.runs.quantize_block import quantize_blocks
+from quark.runs.quantize_run import finish_run, quantize_run
 from quark.runs.run import plan_run
+from quark.runs.selected_algorithms import Algorithms
 from quark.runs.sink import BlockResult, InPlaceSink, JournaledSink
-from quark_devkit.check import NotApplicableError, require
+from quark_devkit.check import assume, require
 from quark_devkit.fresh_process import in_fresh_process
-from quark_devkit.small_models import batches, logits, saved, small_model
+from quark_devkit.small_models import BLOCKS, batches, logits, saved, small_model
 from quark_devkit.threads import in_threads
 
 __all__ = [
     "contents",
     "first_difference",
     "interrupted_behind",
+    "is_same",
     "readable_layout",
     "require_reload",
     "require_same_after_resume",
     "require_same_by_two_ranks",
     "require_same_from_disk",
     "require_same_logits",
+    "require_same_when_resumed",
     "shared_report",
 ]
 
@@ -65,8 +74,7 @@ def readable_layout() -> str:
         NotApplicableError: There is none.
     """
     found = [record for record in exporters() if record.reader is not None and "streaming" in record.capabilities]
-    if not found:
-        raise NotApplicableError("no registered checkpoint layout streams and is read back: install quark-exporters")
+    assume(found, "no registered checkpoint layout streams and is read back: install quark-exporters")
 
     def completeness(record: ExporterRecord) -> tuple[bool, bool, bool]:
         return "resumable" in record.capabilities, "rounds_scales" not in record.capabilities, record.dequantizer is not None
@@ -106,8 +114,7 @@ def require_same_after_resume(config: QConfig) -> None:
         NotApplicableError: No registered layout that is read back can be resumed.
     """
     layout = readable_layout()
-    if "resumable" not in exporters().get(layout).capabilities:
-        raise NotApplicableError(f"an export in the layout '{layout}' cannot be resumed")
+    assume("resumable" in exporters().get(layout).capabilities, f"an export in the layout '{layout}' cannot be resumed")
     with tempfile.TemporaryDirectory() as temporary:
         source = saved(Path(temporary) / "float")
         whole, resumed = Path(temporary) / "whole", Path(temporary) / "resumed"
@@ -130,18 +137,17 @@ def require_same_by_two_ranks(config: QConfig) -> None:
         config: Of the run, which is deterministic.
     """
 
-    def quantized_by(ranks: Ranks, model: nn.Module) -> dict[str, Any]:
+    models = [small_model() for _ in range(3)]  # made here: what makes one is not for several threads
+
+    def quantized_by(ranks: Ranks) -> dict[str, Any]:
+        model = models.pop()
         run = plan_run(model, config).with_data(model, batches(), torch.device("cpu"), ranks)
         content = quantize_run(run, model, InPlaceSink(model)).content
         return {**model.state_dict(), "the report": shared_report(model.quark_report), "the plan": content.plan.to_dict()}  # type: ignore[arg-type]
 
-    results = []
-    for size in (1, 2):
-        models = [small_model() for _ in range(size)]
-        results += in_threads(partial(_by_rank, quantized_by, models), size, is_deterministic=True)
-    alone, *others = results
-    for rank, other in enumerate(others):
-        different = sorted(name for name in {*alone, *other} if not _equal(alone.get(name), other.get(name)))
+    (alone,) = in_threads(quantized_by, 1, is_deterministic=True)
+    for rank, other in enumerate(in_threads(quantized_by, 2, is_deterministic=True)):
+        different = sorted(name for name in {*alone, *other} if not is_same(alone.get(name), other.get(name)))
         require(not different, f"gives another {different[0] if different else ''} on rank {rank} of two than on one")
 
 
@@ -151,11 +157,8 @@ def shared_report(report: CalibrationReport) -> dict[str, Any]:
     return {**{name: value for name, value in report.to_dict().items() if name not in of_a_rank}, "figures of": sorted(report.weights)}
 
 
-def _by_rank(work: Callable[[Ranks, nn.Module], dict[str, Any]], models: Sequence[nn.Module], ranks: Ranks) -> dict[str, Any]:
-    return work(ranks, models[ranks.rank])
-
-
-def _equal(one: Any, other: Any) -> bool:
+def is_same(one: Any, other: Any) -> bool:
+    """Return whether two values are equal; tensors also in their dtype."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.dtype is other.dtype and torch.equal(one, other)
     return bool(one == other)
@@ -221,3 +224,82 @@ def interrupted_behind(blocks: int) -> Iterator[None]:
     finally:
         JournaledSink.end_block = end_block  # type: ignore[method-assign]
     raise AssertionError(f"the run has ended before it had finished {blocks} blocks, or it keeps no journal")
+
+
+class _Recording(RoundToNearest):
+    """Rounds to nearest when it has seen the inputs of layers.
+
+    Attributes:
+        inputs: The Hessian of the input of each task.
+    """
+
+    needs: ClassVar[tuple[type[Statistic], ...]] = (Hessian,)
+
+    def __init__(self) -> None:
+        self.inputs: list[Tensor] = []
+
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        self.inputs.append(task.statistic(Hessian).matrix().clone())
+        return super().round(task)
+
+
+def require_same_when_resumed(config: QConfig, layout: str, options: ExportOptions | None = None) -> None:
+    """Require that a run that fails in its last block and is resumed writes the bytes of one that does not.
+
+    A finished block whose bytes are damaged is noticed and quantized again.
+
+    Args:
+        config: Of the run.
+        layout: Name of an exporter.
+        options: Of the export.
+
+    Raises:
+        NotApplicableError: The exporter cannot resume.
+    """
+    options = options or ExportOptions()
+    with tempfile.TemporaryDirectory() as temporary:
+        source, once = saved(Path(temporary) / "float"), Path(temporary) / "once"
+        whole = _recorded(source, once, config, layout, options)
+        for damaged in (False, True):
+            out = Path(temporary) / ("damaged" if damaged else "resumed")
+            with interrupted_behind(BLOCKS - 1):
+                _recorded(source, out, config, layout, options)
+            partial_output = next(out.parent.glob(f".{out.name}.*"), out)
+            is_begun = finished_blocks(partial_output)
+            require(is_begun, "has no finished blocks after a failure in the last one: 'when_stored' has to call its argument")
+            if damaged:
+                _spoil(partial_output)
+            resumed = _recorded(source, out, config, layout, options, resume=True)
+            different = first_difference(contents(once), contents(out))
+            how = "a damaged block" if damaged else "its finished blocks"
+            require(different is None, f"gives another {different} when a run is resumed from {how}")
+            is_again = len(resumed.inputs) == len(whole.inputs)
+            require(is_again == damaged, "takes a damaged block for a finished one" if damaged else "forgets the finished blocks")
+            same = all(torch.equal(a, b) for a, b in zip(reversed(resumed.inputs), reversed(whole.inputs), strict=False))
+            fix = "'read' has to give what was written"
+            require(same, f"gives layers of the last block other inputs when a run is resumed from {how}: {fix}")
+
+
+def _recorded(source: Path, out: Path, config: QConfig, layout: str, options: ExportOptions, *, resume: bool = False) -> _Recording:
+    """Quantize a checkpoint as `quark.runs.quantize_checkpoint` does, to nearest; return the rounding."""
+    output = Output.of(out, layout, options, resume=resume)
+    assume(output.writer.resumes, "it does not resume: its runs start from the beginning")
+    rounding = _Recording()
+    shards, tensors = opened_checkpoint(source)
+    run = attrs.evolve(plan_run(tensors.model, config), algorithms=Algorithms(rounding=rounding))
+    run = run.with_data(tensors.model, batches(), tensors.device)
+    tensors.prepare(run.plan)
+    identity = RunIdentity.of(tensors.model, run.plan, shards, run.data, layout, options, [], tensors.device)
+    with output.opened() as directory, journaled(run, tensors, output, directory, identity) as (started, sink):
+        finish_run(started, sink, quantize_blocks(started, sink))
+    return rounding
+
+
+def _spoil(partial_output: Path) -> None:
+    """Let the journal say that the first finished block was stored with other bytes."""
+    journal = Journal.read(partial_output)
+    first, *others = journal.finished
+    journal.cut(0)
+    journal.add(attrs.evolve(first, checksums={name: f"not {checksum}" for name, checksum in first.checksums.items()}))
+    for block in others:
+        journal.add(block)

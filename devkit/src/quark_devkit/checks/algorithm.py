@@ -11,7 +11,7 @@ from quark.config.templates.algorithms import algo_config_from_dict, with_option
 from quark.errors import QuarkError
 from quark.plugins.options import Option
 from quark_devkit.algorithm_runs import processor_of, require_run_on_accelerator, run_with, schemes_for, settings_of, valid_settings
-from quark_devkit.check import Check, check, raises, require
+from quark_devkit.check import complaining, raises, require
 from quark_devkit.option_effects import REFUSALS, others, require_effects
 from quark_devkit.small_models import quantized
 from quark_devkit.subject import Subject
@@ -34,19 +34,15 @@ def default_settings_are_valid(subject: Subject) -> None:
     require(settings.name in names, f"has settings of the name '{settings.name}', and its record the name '{subject.name}'")
     for option in _options(subject):
         value = getattr(settings, option.name)
-        try:
+        with complaining(f"refuses the value that its option '{option.name}' has by default", QuarkError):
             with_options(subject.name, settings, {option.name: value})
-        except QuarkError as error:
-            require(False, f"refuses the value that its option '{option.name}' has by default: {error}")
 
 
 def settings_survive_json(subject: Subject) -> None:
     """Settings, also changed ones, are read back from their JSON form as they were."""
     for settings in (settings_of(subject), *_changed(subject)):
-        try:
+        with complaining("has settings that are no JSON values", TypeError, ValueError):
             text = json.dumps(settings.to_dict())
-        except (TypeError, ValueError) as error:
-            require(False, f"has settings that are no JSON values: {error}")
         again = algo_config_from_dict({**json.loads(text), "name": subject.lookup_name})
         again.name = settings.name
         require(again == settings, f"reads settings back from JSON as {again}, which were {settings}")
@@ -90,16 +86,10 @@ def resumes_to_the_same_bytes(subject: Subject) -> None:
     require_same_after_resume(run_with(subject))
 
 
-def checks_of_settings(kind: str) -> tuple[Check, ...]:
-    """Return the checks of settings for one kind of algorithm."""
-    functions = (default_settings_are_valid, settings_survive_json, refuses_unknown_settings, describes_its_settings)
-    return tuple(check(kind)(function) for function in functions)
-
-
-def checks_of_runs(kind: str) -> tuple[Check, ...]:
-    """Return the checks of whole runs for one kind of algorithm that works block by block."""
-    functions = (reloads_to_the_same_logits, streams_to_the_same_bytes, resumes_to_the_same_bytes)
-    return tuple(check(kind)(function) for function in functions)
+OF_SETTINGS = (default_settings_are_valid, settings_survive_json, refuses_unknown_settings, describes_its_settings)
+"""Requirements of settings, for checks of each kind of algorithm."""
+OF_RUNS = (reloads_to_the_same_logits, streams_to_the_same_bytes, resumes_to_the_same_bytes)
+"""Requirements of whole runs, for checks of the kinds of algorithms that work block by block."""
 
 
 def options_have_effects(subject: Subject, results: Callable[[AlgoConfig], Iterable[Any]]) -> None:

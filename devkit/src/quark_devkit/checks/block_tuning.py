@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-from torch import nn
-
 from quark.calibration.plugin_checks import refuse_strange
 from quark.config.algorithm import AlgoConfig
 from quark.errors import ConfigError, QuarkError
@@ -14,18 +11,13 @@ from quark.plugins import AlgorithmRecord, algorithms
 from quark.plugins.attribution import origin
 from quark.runs.selected_algorithms import in_order
 from quark_devkit.algorithm_runs import HARM, logit_error, others, processor_of, schemes_for, valid_settings
-from quark_devkit.check import check, require
+from quark_devkit.check import check, complaining, require
 from quark_devkit.checks import algorithm
 from quark_devkit.option_effects import digest
 from quark_devkit.random_states import random_states_kept
 from quark_devkit.small_models import batches, coarse_scheme, fitting_schemes, quantized, run_config
 from quark_devkit.subject import Subject
-
-
-def _different(one: nn.Module, other: nn.Module) -> list[str]:
-    """Names of the parameters in which two models differ."""
-    parameters = dict(other.named_parameters())
-    return [name for name, parameter in one.named_parameters() if not torch.equal(parameter, parameters[name])]
+from quark_devkit.transformed_models import different_parameters
 
 
 @check("block_tuning")
@@ -34,7 +26,7 @@ def is_made_of_its_settings(subject: Subject) -> None:
     refuse_strange(processor_of(subject), "block_tuning", origin("algorithms", subject.lookup_name))
 
 
-checks_of_settings = algorithm.checks_of_settings("block_tuning")
+checks_of_settings = tuple(map(check("block_tuning"), algorithm.OF_SETTINGS))
 
 
 @check("block_tuning", level="advisory", since=2)
@@ -55,10 +47,8 @@ def has_a_place_among_the_others(subject: Subject) -> None:
     for other in algorithms():
         if other.kind != "block_tuning" or other.name == record.name or (record.role is not None and other.role == record.role):
             continue
-        try:
+        with complaining(f"has no place in a run with '{other.name}'", ConfigError):
             in_order({record.name: record, other.name: other})
-        except ConfigError as error:
-            require(False, f"has no place in a run with '{other.name}': {error}")
 
 
 @check("block_tuning", level="advisory")
@@ -66,7 +56,7 @@ def changes_something(subject: Subject) -> None:
     """It changes the small model, behind round-to-nearest, for at least one scheme, to a smaller error on
     held-out tokens."""
     schemes, settings = schemes_for(subject), valid_settings(subject)
-    changed = any(_different(quantized(run_config(scheme, settings)), quantized(run_config(scheme))) for scheme in schemes)
+    changed = any(different_parameters(quantized(run_config(scheme, settings)), quantized(run_config(scheme))) for scheme in schemes)
     require(changed, f"leaves {' and '.join(schemes)} as they are, or its changes are taken back: other checks show little of it")
 
 
@@ -75,10 +65,8 @@ def tunes_every_format(subject: Subject) -> None:
     """Of each kind of weights, it leaves codes and scales that stand for the weights, and finite parameters:
     a run with it finishes."""
     for scheme in fitting_schemes():
-        try:
+        with complaining(f"stops a run in {scheme}", QuarkError):
             quantized(run_config(scheme, valid_settings(subject)), data=batches(2, 16))
-        except QuarkError as error:
-            require(False, f"stops a run in {scheme}: {error}")
 
 
 @check("block_tuning")
@@ -105,9 +93,9 @@ def is_deterministic(subject: Subject) -> None:
     as they are."""
     config = run_config(coarse_scheme(), valid_settings(subject))
     with random_states_kept():
-        different = _different(quantized(config), quantized(config))
+        different = different_parameters(quantized(config), quantized(config))
     require(not different, f"changes '{different[0] if different else ''}' differently the second time")
 
 
 works_on_an_accelerator = check("block_tuning", level="advisory")(algorithm.works_on_an_accelerator)
-checks_of_runs = algorithm.checks_of_runs("block_tuning")
+checks_of_runs = tuple(map(check("block_tuning"), algorithm.OF_RUNS))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,7 +28,7 @@ def _read(subject: Subject, *path: Path) -> list[Any]:
     """The first samples, of a file where the source reads files."""
     samples = subject.load("samples")
     try:
-        return list(islice(partial(samples, **({"path": path[0]} if path else {}))(), _MOST))
+        return list(islice(samples(path=path[0]) if path else samples(), _MOST))
     except MissingPluginError as error:
         raise NotHereError(str(error)) from None
 

@@ -7,17 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from quark.config.enums import Dtype, QuantizationMode
+from quark.config.enums import QuantizationMode
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
-from quark.config.tensor import QTensorConfig
 from quark.models.layers import QuantizerModule
 from quark.runs.graph.capture import capture
 from quark.runs.graph.normal_form import normal_form
 from quark.runs.graph.operators import Operator, operators_in
 from quark.torch import ModelQuantizer
 from quark_devkit.check import assume, check, require
-from quark_devkit.example_specs import registered_formats
+from quark_devkit.example_specs import int8_spec
 from quark_devkit.subject import Subject
 
 _QUANTIZED = 0.1
@@ -52,7 +51,7 @@ def _captured(subject: Subject) -> tuple[fx.GraphModule, Operator, tuple[Any, ..
 
 
 class _Recording(fx.Interpreter):
-    """Runs a graph and keeps what each node gives."""
+    """Runs a graph and keeps the value of each node."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
         super().__init__(graph)
@@ -115,8 +114,7 @@ def moves_values_if_it_says_so(subject: Subject) -> None:
 def is_quantized(subject: Subject) -> None:
     """With 8 bits for all its tensors, the example computes nearly what it did, and each quantizer has its
     scale."""
-    assume(Dtype.int8.name in registered_formats(), "no number format of 8-bit integers is installed")
-    spec = QTensorConfig(dtype=Dtype.int8, qscheme="per_tensor", symmetric=True, is_dynamic=False)
+    spec = int8_spec()
     layer = QLayerConfig(input_tensors=spec, output_tensors=spec, weight=spec)
     mode = QuantizationMode.fx_graph_mode
     config = QConfig(global_quant_config=QLayerConfig(), layer_type_quant_config={subject.record.name: layer}, quant_mode=mode)

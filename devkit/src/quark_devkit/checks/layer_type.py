@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,15 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quark.config.enums import Dtype
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
-from quark.config.tensor import QTensorConfig
 from quark.models.layers import QuantizedLayer, counts_as, linear_weight
 from quark.models.layers.layer_types import layer_type_of_class
 from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_devkit.check import NotApplicableError, assume, check, require
-from quark_devkit.example_specs import registered_formats
+from quark_devkit.example_specs import int8_spec
 from quark_devkit.subject import Subject
 
 _SIZES = (32, 48, 3, 1, 1)
@@ -92,11 +91,13 @@ def _inputs() -> Iterator[Tensor]:
     yield torch.arange(10).view(2, 5)
 
 
-def _input(layer: nn.Module) -> Tensor:
-    """The first input that the float layer takes, values or indices."""
-    for x in _inputs():
-        if _takes(layer, x):
-            return x
+def _input(layer: nn.Module, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The first input that the float layer takes, values of its dtype or indices."""
+    for tried in _inputs():
+        x = tried.to(dtype) if tried.is_floating_point() else tried
+        with suppress(Exception), torch.no_grad():  # of any kind: an input of the wrong shape makes layers raise anything
+            if isinstance(layer(x), Tensor):
+                return x
     raise NotApplicableError("the float layer takes none of the inputs that were tried: values or indices of the usual shapes")
 
 
@@ -106,25 +107,6 @@ def _grouped_layers(subject: Subject) -> Iterator[nn.Module]:
     layer_class = subject.load("layer")
     if "groups" in inspect.signature(layer_class).parameters:
         yield _float_layer(subject, groups=2).double()
-
-
-def _wide_input(subject: Subject) -> Tensor:
-    """That input in float64 where it is no index."""
-    x = _input(_float_layer(subject))
-    return x.double() if x.is_floating_point() else x
-
-
-def _takes(layer: nn.Module, x: Tensor) -> bool:
-    try:
-        with torch.no_grad():
-            return isinstance(layer(x), Tensor)
-    except Exception:  # of any kind: an input of the wrong shape makes layers raise anything
-        return False
-
-
-def _int8(*, is_dynamic: bool) -> QTensorConfig:
-    assume(Dtype.int8.name in registered_formats(), "no number format of 8-bit integers is installed")
-    return QTensorConfig(dtype=Dtype.int8, qscheme="per_tensor", symmetric=True, is_dynamic=is_dynamic)
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
@@ -175,7 +157,7 @@ def says_whether_it_takes_indices(subject: Subject) -> None:
 def computes_what_the_layer_computes(subject: Subject) -> None:
     """Without quantizers the quantized layer computes what the float layer does, in float64."""
     layer = _float_layer(subject).double()
-    x = _wide_input(subject)
+    x = _input(layer, torch.float64)
     expected = _output(layer, x)
     require(_close(_output(_quantized(subject, QLayerConfig(), layer), x), expected), "computes something else without any quantizer")
 
@@ -221,7 +203,7 @@ def has_the_layout_it_says(subject: Subject) -> None:
     require(quantized.weight.shape == linear_weight(layer).shape, "has a weight of another shape than `transposed` makes of the float one")
     if counts_as(layer) is not nn.Linear:
         return
-    x = _wide_input(subject)
+    x = _input(layer, torch.float64)
     expected = (x.shape[-1], _output(layer, x).shape[-1])
     require(tuple(quantized.weight.shape[::-1]) == expected, f"has a weight {list(quantized.weight.shape)} for {expected[0]} inputs")
     before = _output(quantized, x)
@@ -235,11 +217,10 @@ def has_the_layout_it_says(subject: Subject) -> None:
 def has_a_scale_for_each_output(subject: Subject) -> None:
     """With ``ch_axis=0`` its weight has a scale for each output, also with ``groups``; that of a lookup for
     each token."""
-    spec = _int8(is_dynamic=False).set(qscheme="per_channel", ch_axis=0)
+    spec = int8_spec().set(qscheme="per_channel", ch_axis=0)
     for layer in _grouped_layers(subject):
-        x = _input(layer.float())
-        x = x.double() if x.is_floating_point() else x
-        quantized: Any = _quantized(subject, QLayerConfig(weight=spec), layer.double())
+        x = _input(layer, torch.float64)
+        quantized: Any = _quantized(subject, QLayerConfig(weight=spec), layer)
         before, after = _with_one_scale_doubled(quantized)
         if not subject.record.lookup:
             before, after = (_outputs(quantized, values, x) for values in (before, after))
@@ -287,7 +268,8 @@ def saves_what_the_float_layer_loads(subject: Subject) -> None:
 def applies_its_quantizers(subject: Subject) -> None:
     """The input quantizer rounds what the layer gets, and the output quantizer what it gives."""
     assume(not subject.record.lookup, "its input is indices")
-    layer, spec, x = _float_layer(subject).double(), _int8(is_dynamic=True), _wide_input(subject)
+    layer, spec = _float_layer(subject).double(), int8_spec(is_dynamic=True)
+    x = _input(layer, torch.float64)
     quantized = _quantized(subject, QLayerConfig(input_tensors=spec), layer)
     assert quantized.input_quantizer is not None
     rounded = quantized.input_quantizer(x)
@@ -304,7 +286,7 @@ def is_quantized_exported_and_loaded(subject: Subject) -> None:
     assume(subject.record.quantized is not None, "layers of this type stay float")
     model, x = _Small(_float_layer(subject)), _input(_float_layer(subject))
     before, weight = _output(model, x), linear_weight(model.layer).clone()
-    config = QConfig(global_quant_config=QLayerConfig(), layer_quant_config={"layer": QLayerConfig(weight=_int8(is_dynamic=False))})
+    config = QConfig(global_quant_config=QLayerConfig(), layer_quant_config={"layer": QLayerConfig(weight=int8_spec())})
     with TemporaryDirectory(prefix="quark-conformance-") as directory:
         quantized: Any = ModelQuantizer(config).quantize_model(model)
         after = _output(quantized, x)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from quark_devkit.check import assume, check, require
 from quark_devkit.small_models import batches, coarse_scheme, run_config, saved, small_model
 from quark_devkit.subject import Subject
+from quark_devkit.whole_runs import is_same
 from quark_workbench.mixed_precision import FLOAT, Budget, Selection, SelectionProblem, select_schemes, selector_of
 
 SHARES = (0.0, 0.3, 0.7, 1.0)
@@ -36,7 +37,7 @@ class _Asked:
 
 
 def _asked(subject: Subject, share: float = 0.3, model: nn.Module | Path | None = None) -> tuple[SelectionProblem, Any]:
-    """Return a problem, whose budget is at that place, and what the selector answers."""
+    """Return a problem, whose budget is at that place, and the selector's answer."""
     whole = small_model() if model is None else model
     limits, asked = _Asked(), _Asked(selector_of(subject.lookup_name)[1])
     _select(whole, Budget(kl=1.0), batches(1), limits)
@@ -92,7 +93,7 @@ def leaves_the_model_as_it_was(subject: Subject) -> None:
     _asked(subject, model=model)
     after = _state(model)
     require(before.keys() == after.keys(), "adds something to the model, or takes something away")
-    changed = [name for name, value in before.items() if not _is_same(value, after[name])]
+    changed = [name for name, value in before.items() if not is_same(value, after[name])]
     require(not changed, f"leaves '{changed[0] if changed else ''}' changed")
 
 
@@ -132,7 +133,3 @@ def _state(model: nn.Module) -> dict[str, Any]:
         state[name] = parameter.detach().clone()
         state[f"requires_grad of {name}"] = (parameter.requires_grad, parameter.grad is None)
     return state
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other

@@ -24,7 +24,7 @@ from quark.plugins import algorithms
 from quark.runs import ModelQuantizer
 from quark.runs.run import plan_run
 from quark.runs.selected_algorithms import algorithms_of
-from quark_devkit.check import NotApplicableError, assume, check, require
+from quark_devkit.check import NotApplicableError, assume, check, complaining, require
 from quark_devkit.example_models import (
     IDS,
     blocks_of,
@@ -32,6 +32,7 @@ from quark_devkit.example_models import (
     example_of,
     facts_of,
     float_logits,
+    logits_of,
     named_by,
     of_experts,
     readers_of_norms,
@@ -98,8 +99,7 @@ def names_the_decoder_blocks(subject: Subject) -> None:
     entered = []
     for block in blocks:
         block.register_forward_pre_hook(lambda module, *_: entered.append(module))
-    with torch.no_grad():
-        model(input_ids=IDS)
+    logits_of(model)
     require(entered, f"names modules in '{facts.decoder_blocks}' as decoder blocks, none of which the model calls")
 
 
@@ -329,11 +329,8 @@ def _fitting(facts: Architecture) -> Iterator[tuple[str, AlgoConfig]]:
 def _planned(subject: Subject, name: str, settings: AlgoConfig) -> None:
     model, config = example_of(subject), coarse_config(subject)
     config.algo_config = [settings]
-    try:
+    with complaining(f"cannot be planned with the algorithm '{name}', for which it states no reason in unsupported", QuarkError):
         run = plan_run(model, config)
-    except QuarkError as error:
-        require(False, f"cannot be planned with the algorithm '{name}', for which it states no reason in unsupported: {error}")
-        return
     rounding = algorithms_of(config).rounding
     if isinstance(rounding, NamesLayers):
         told = [line for line in run.plan.warnings if f"'{name}' names layers" in line]
@@ -347,8 +344,7 @@ def every_algorithm_runs(subject: Subject) -> None:
         model, config = example_of(subject), coarse_config(subject)
         config.algo_config = together
         model = ModelQuantizer(config).quantize_model(model, list(IDS.split(1)))
-        with torch.no_grad():
-            finite = bool(model(input_ids=IDS).logits.isfinite().all())
+        finite = logits_of(model).isfinite().all()
         require(finite, f"gives logits that are not finite with {' and '.join(repr(settings.name) for settings in together)}")
 
 
@@ -358,18 +354,16 @@ def quantizes_and_reloads(subject: Subject) -> None:
     back to the same logits."""
     facts, layout = facts_of(subject), readable_layout()
     model, config = example_of(subject), coarse_config(subject)
-    with torch.no_grad():
-        before: Tensor = model(input_ids=IDS).logits
+    before = logits_of(model)
     config.algo_config = next(iter(_runs_of_all(subject)), None)
     model = ModelQuantizer(config).quantize_model(model, list(IDS.split(1)))
-    with torch.no_grad():
-        expected: Tensor = model(input_ids=IDS).logits
+    expected = logits_of(model)
     require(bool(expected.isfinite().all()), "gives logits that are not finite once it is quantized")
     require(not torch.equal(expected, before), f"excludes every layer: {', '.join(facts.exclude_layers_name)}")
-    with tempfile.TemporaryDirectory() as directory, torch.no_grad():
+    with tempfile.TemporaryDirectory() as directory:
         export_with(layout, model, Path(directory) / "out")
         again = import_model_from_safetensors(None, Path(directory) / "out", device="cpu")
-        require(torch.equal(again(input_ids=IDS).logits, expected), "gives other logits after its export is read back")
+        require(torch.equal(logits_of(again), expected), "gives other logits after its export is read back")
 
 
 def _runs_of_all(subject: Subject) -> list[list[AlgoConfig]]:

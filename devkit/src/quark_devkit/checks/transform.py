@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
-import torch
-
 from quark.algorithms import RoundToNearest, ValidatedTransform, Validation
 from quark.calibration.plugin_checks import refuse_strange
 from quark.config.algorithm import AlgoConfig
@@ -15,13 +13,13 @@ from quark.plugins import AlgorithmRecord
 from quark.plugins.attribution import origin
 from quark.runs.selected_algorithms import in_order
 from quark_devkit.algorithm_runs import HARM, logit_error, others, processor_of, run_with, schemes_for, settings_of, valid_settings
-from quark_devkit.check import NotApplicableError, assume, check, require
+from quark_devkit.check import NotApplicableError, assume, check, complaining, require
 from quark_devkit.checks import algorithm
 from quark_devkit.option_effects import digest
 from quark_devkit.random_states import random_states_kept
 from quark_devkit.small_models import logits, quantized, run_config, with_cache
 from quark_devkit.subject import Subject
-from quark_devkit.transformed_models import distance, float64_logits, named_parts, transformed
+from quark_devkit.transformed_models import different_parameters, distance, float64_logits, named_parts, transformed
 from quark_devkit.whole_runs import (
     readable_layout,
     require_reload,
@@ -55,7 +53,7 @@ def declares_calibration(subject: Subject) -> None:
     algorithm.calibration_is_declared(subject)
 
 
-checks_of_settings = algorithm.checks_of_settings("transform")
+checks_of_settings = tuple(map(check("transform"), algorithm.OF_SETTINGS))
 
 
 @check("transform", since=2)
@@ -81,10 +79,8 @@ def has_a_place_among_the_others(subject: Subject) -> None:
     record: AlgorithmRecord = subject.record
     together = {record.name: record}
     for other, _ in others(subject, "transform"):
-        try:
+        with complaining(f"has no place in a run with '{other.name}'", ConfigError):
             in_order({record.name: record, other.name: other})
-        except ConfigError as error:
-            require(False, f"has no place in a run with '{other.name}': {error}")
         together.setdefault(other.role or other.name, other)
     in_order({each.name: each for each in together.values()})
 
@@ -141,8 +137,8 @@ def is_deterministic(subject: Subject) -> None:
     as they are."""
     scheme = schemes_for(subject)[0]
     with random_states_kept():
-        first, second = (dict(transformed(scheme, valid_settings(subject)).model.named_parameters()) for _ in range(2))
-    different = [name for name, parameter in first.items() if name not in second or not torch.equal(parameter, second[name])]
+        first, second = (transformed(scheme, valid_settings(subject)).model for _ in range(2))
+    different = different_parameters(first, second)
     require(not different, f"changes '{different[0] if different else ''}' differently the second time")
 
 
@@ -154,10 +150,10 @@ def composes_with_other_transforms(subject: Subject) -> None:
     for _, other in others(subject, "transform"):
         _keeps_function(scheme, valid_settings(subject), other)
         own = valid_settings(subject)
-        one, reverse = (dict(transformed(scheme, *pair).model.named_parameters()) for pair in ((own, other), (other, own)))
-        same = one.keys() == reverse.keys() and all(torch.equal(p, reverse[name]) for name, p in one.items())
+        one, reverse = (transformed(scheme, *pair).model for pair in ((own, other), (other, own)))
         order = "its record says with before= or after= which goes first"
-        require(same, f"gives another model when a configuration names it after '{other.name}' instead of before it: {order}")
+        is_same = not different_parameters(one, reverse)
+        require(is_same, f"gives another model when a configuration names it after '{other.name}' instead of before it: {order}")
 
 
 @check("transform")
@@ -221,6 +217,5 @@ def its_rounding_is_one(subject: Subject) -> None:
     """``rounding()`` gives None, or an object with the members of a rounding, which goes with it where a run
     names none."""
     rounding = processor_of(subject).rounding()
-    if rounding is None or isinstance(rounding, RoundToNearest):
-        raise NotApplicableError("it goes with round-to-nearest")
+    assume(not (rounding is None or isinstance(rounding, RoundToNearest)), "it goes with round-to-nearest")
     refuse_strange(rounding, "rounding", origin("algorithms", subject.lookup_name))

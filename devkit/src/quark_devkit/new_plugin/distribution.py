@@ -1,4 +1,4 @@
-"""Writes a distribution into a new directory: its names, then its files from templates."""
+"""Writes a distribution into a new directory: kinds of plugins, names, and files from templates."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from quark.base.version import VERSION
 from quark.errors import ConfigError, OutputError
 from quark.plugins.api_version import API_VERSION
 from quark.plugins.discovery import normalized
-from quark_devkit.new_plugin.kinds import PLUGIN_KINDS, PluginKind
+from quark.plugins.kinds import KINDS, Kind
 
-__all__ = ["LINE_LENGTH", "Naming", "new_distribution", "rendered"]
+__all__ = ["LINE_LENGTH", "PLUGIN_KINDS", "Naming", "PluginKind", "new_distribution", "rendered"]
 
 LINE_LENGTH = 120
 """Longest line of generated code, as the generated pyproject.toml has it."""
@@ -37,6 +37,61 @@ _WHOLE = {
     "test_conformance.py": "tests/test_conformance.py",
 }
 """Templates of whole files of every distribution, and where they are written."""
+
+
+@attrs.frozen
+class PluginKind:
+    """One kind.
+
+    Attributes:
+        name: As the conformance suite calls it; with ``-`` for ``_`` the option of the command line.
+        registry: In which registry its records are, such as ``"algorithms"``.
+        ending: What follows the prefix in the name of the record that is written: ``"w4a8"`` in
+            ``"acme_w4a8"``.
+        summary: What is written, for ``--help``.
+        requires: What the code imports or names, beside quark-core: requirements without versions.
+    """
+
+    name: str
+    registry: str
+    ending: str
+    summary: str
+    requires: tuple[str, ...] = ()
+
+    @property
+    def option(self) -> str:
+        """Return the option of the command line that chooses it."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def hooked(self) -> Kind:
+        """Return the hook and the class of its records."""
+        return next(kind for kind in KINDS if kind.plural == self.registry)
+
+    @property
+    def conformance(self) -> str:
+        """Return the class of `quark_devkit` whose subclasses test a plugin of this kind."""
+        return f"{self.name.title().replace('_', '')}Conformance"
+
+
+PLUGIN_KINDS = (
+    PluginKind("scheme", "schemes", "w4a8", "INT4 weights in groups, INT8 inputs by token, from existing formats", ("quark-schemes",)),
+    PluginKind("format", "formats", "int3", "a number format: whole numbers in three bits, and their packing", ("torch",)),
+    PluginKind("observer", "observers", "quantile", "an observer: the range is a quantile of the magnitudes", ("torch",)),
+    PluginKind("rounding", "algorithms", "clipped", "a rounding: it narrows ranges where the outputs get better", ("attrs", "torch")),
+    PluginKind("transform", "algorithms", "balanced", "a transform: scale moved inside MLPs, the function kept", ("attrs", "torch")),
+    PluginKind("block_tuning", "algorithms", "nudged", "a tuning: norms resized where a rounded block gains by it", ("attrs", "torch")),
+    PluginKind("template", "templates", "lm", "a model family: its class, and the facts about its structure", ("torch", "transformers")),
+    PluginKind("layout", "exporters", "box", "a checkpoint layout: its exporter and its reader", ("safetensors", "torch")),
+    PluginKind(
+        "selector", "selectors", "ends", "a selector of schemes: larger ones for the first and the last layers", ("quark-workbench",)
+    ),
+    PluginKind("layer_type", "layer_types", "gated", "a linear layer with a gain for each output", ("torch",)),
+    PluginKind("dataset", "datasets", "dialogs", "a source of calibration text: files of dialogs, each a chat"),
+    PluginKind("metric", "metrics", "rank", "a metric of evaluations: the rank of the right token", ("torch",)),
+    PluginKind("graph_op", "graph_ops", "mish", "an operator of FX graph mode: mish, which quark-core leaves float", ("torch",)),
+)
+"""The kinds of plugins that can be written; templates are in the folder of a kind's name."""
 
 
 def new_distribution(name: str, kinds: Iterable[str], directory: Path | None = None) -> Path:
@@ -101,7 +156,7 @@ def _values(naming: Naming, kinds: Sequence[PluginKind]) -> dict[str, str]:
     classes = {kind.conformance for kind in kinds} | {"DistributionConformance"}
     return names | {
         "api": str((API_VERSION, API_VERSION)),
-        "kinds": _capitalized(_enumerated([_with_article(kind.name.replace("_", " ")) for kind in kinds])),
+        "kinds": _enumerated([kind.name.replace("_", " ") for kind in kinds]),
         "dependencies": "\n".join(f'  "{requirement}",' for requirement in _requirements(kinds)),
         "hooks": _hooks(kinds, names),
         "tests": "".join(_test(kind, naming) for kind in kinds).rstrip("\n"),
@@ -126,11 +181,8 @@ def _hooks(kinds: Sequence[PluginKind], names: Mapping[str, str]) -> str:
 
 
 def _test(kind: PluginKind, naming: Naming) -> str:
-    values = {
-        "record_class": naming.class_of(kind.ending),
-        "conformance": kind.conformance,
-        "record_name": f"{naming.prefix}_{kind.ending}",
-    }
+    record_class, record_name = naming.class_of(kind.ending), f"{naming.prefix}_{kind.ending}"
+    values = {"record_class": record_class, "conformance": kind.conformance, "record_name": record_name}
     return _render("distribution/test_of_record.py", values)
 
 
@@ -164,16 +216,11 @@ def _render(name: str, values: Mapping[str, str]) -> str:
     return Template((_TEMPLATES / f"{name}{_SUFFIX}").read_text(encoding="utf-8")).substitute(values)
 
 
-def _with_article(noun: str) -> str:
-    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
-
-
-def _enumerated(texts: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
-
-
-def _capitalized(text: str) -> str:
-    return text[0].upper() + text[1:]
+def _enumerated(nouns: Sequence[str]) -> str:
+    """Return a capitalized phrase: ``"A scheme, a format and an observer"``."""
+    *others, last = [f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}" for noun in nouns]
+    phrase = f"{', '.join(others)} and {last}" if others else last
+    return phrase[0].upper() + phrase[1:]
 
 
 _DISTRIBUTION = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?", re.IGNORECASE)

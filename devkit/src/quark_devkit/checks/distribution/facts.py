@@ -25,8 +25,7 @@ def refuse_left_out(subject: Subject) -> None:
 
 def refuse_core(subject: Subject) -> None:
     """Raise NotApplicableError for the core itself, which registers its own without an entry point."""
-    if subject.distribution == CORE:
-        raise NotApplicableError("it is the core itself, which other distributions require and register with")
+    assume(subject.distribution != CORE, "it is the core itself, which other distributions require and register with")
 
 
 def sources_of(subject: Subject) -> list[Source]:
@@ -87,7 +86,7 @@ def source_directory(subject: Subject) -> Path:
 
 
 def requirements_of(subject: Subject) -> list[str]:
-    """Return what it requires, from its metadata, or else from its ``pyproject.toml``.
+    """Return its requirements, from its metadata, or else from its ``pyproject.toml``.
 
     Raises:
         NotApplicableError: Neither is known.

@@ -1,4 +1,4 @@
-"""Lists what plugins register in a process of its own, to see what that imports, prints and costs.
+"""Lists records of plugins in a process of its own, to see imports, output, side effects and cost of that.
 
 The process imports this module as ``__main__``; nothing here may import torch.
 """
@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
+import random
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import warnings
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +29,6 @@ from quark.base.lazy import LazyRef
 from quark.plugins.discovery import GROUP, Candidate, Source
 from quark.plugins.model_records import TemplateRecord
 from quark.plugins.records import Record
-from quark_devkit.checks.distribution.side_effects import side_effects
 
 if TYPE_CHECKING:
     from quark.plugins.catalog import Catalog
@@ -32,11 +36,15 @@ if TYPE_CHECKING:
 HEAVY = ("torch", "transformers")
 """Packages that a listing must not import: each takes seconds."""
 _TIMEOUT = 120
+_PROGRAMS = ("os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "pty.spawn", "subprocess.Popen")
+_NETWORK = ("socket.bind", "socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto")
+_FILES = ("os.mkdir", "os.remove", "os.rename", "os.rmdir", "shutil.rmtree")
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC
 
 
 @attrs.frozen
 class Listing:
-    """What was seen.
+    """The observations of one listing.
 
     Attributes:
         error: Why there is nothing to see, as a predicate; empty where the process ended well.
@@ -61,7 +69,7 @@ class Listing:
 
 
 def listed_alone(sources: tuple[Source, ...], installed: Path | None = None) -> Listing:
-    """Return what listing these plugins, and no others, does in a fresh process with this one's import path.
+    """Return the `Listing` of these plugins, and no others, in a fresh process with this one's import path.
 
     Args:
         sources: The plugins, each with the module of its entry point.
@@ -104,7 +112,7 @@ def _listed(sources: tuple[Source, ...], path: tuple[str, ...], loads: bool) -> 
 
 
 def _main(plugins: str, out: str, loads: str) -> None:
-    """List the plugins, and write what is seen as JSON."""
+    """List the plugins, and write the observations as JSON."""
     from quark.cli.installed import kind_report
     from quark.plugins.catalog import Catalog
 
@@ -142,6 +150,59 @@ def _unloadable(catalog: Catalog, sources: list[Source]) -> list[str]:
         except (Exception, SystemExit) as error:  # the module is anybody's code
             complaints.append(f"{module} ({type(error).__name__}: {error})")
     return complaints
+
+
+@contextlib.contextmanager
+def side_effects() -> Iterator[list[str]]:
+    """Yield a list that holds, after the body, its side effects as predicates: ``"starts a program"``.
+
+    An audit hook stays for the life of the process, so this is for a process of its own.
+    """
+    effects: list[str] = []
+    is_watching = True
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        if is_watching and (effect := _effect_of(event, arguments)) is not None and effect not in effects:
+            effects.append(effect)
+
+    before = _state()
+    sys.addaudithook(watch)
+    try:
+        yield effects
+    finally:
+        is_watching = False
+        effects += [f"changes {name}" for name, value in _state().items() if value != before[name]]
+
+
+def _effect_of(event: str, arguments: tuple[Any, ...]) -> str | None:
+    """Return the audit event as a predicate; None for one that does no harm."""
+    if event in _PROGRAMS:
+        return "starts a program"
+    if event in _NETWORK:
+        return "uses the network"
+    if event in ("os.putenv", "os.unsetenv"):
+        return "changes environment variables"
+    if event in _FILES:
+        return f"changes files, such as '{arguments[0]}'"
+    if event == "open" and isinstance(arguments[0], str) and arguments[0] != os.devnull:
+        _, mode, flags = arguments
+        writes = bool(set("wax+") & set(mode)) if isinstance(mode, str) else bool((flags or 0) & _WRITING)
+        return f"writes the file '{arguments[0]}'" if writes else None
+    return None
+
+
+def _state() -> dict[str, object]:
+    """Return the state that all code of a process shares, by name."""
+    root = logging.getLogger()
+    return {
+        "the working directory": os.getcwd(),
+        "the root logger": (root.level, tuple(root.handlers)),
+        "the warning filters": tuple(warnings.filters),
+        "the number of threads": threading.active_count(),
+        "Python's random state": random.getstate(),
+        "signal handlers": tuple(signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)),
+        "sys.excepthook or a standard stream": (sys.excepthook, sys.stdout, sys.stderr),
+    }
 
 
 if __name__ == "__main__":

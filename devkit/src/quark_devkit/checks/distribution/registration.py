@@ -29,7 +29,7 @@ processor time.
 
 
 def _listing(subject: Subject) -> Listing:
-    """Return what listing the distribution alone does.
+    """Return the `Listing` of the distribution alone.
 
     Raises:
         NotApplicableError: No module can be imported for it.

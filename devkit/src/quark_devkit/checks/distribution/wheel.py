@@ -119,7 +119,7 @@ def _installed(wheel: Path) -> Path | str:
 
 
 def _pip(*arguments: str) -> str:
-    """Run pip; return what it says where it fails, as a predicate of the distribution, else an empty text."""
+    """Run pip; return its error as a predicate of the distribution, or an empty text where it succeeds."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), "PIP_NO_INPUT": "1"}
     try:

@@ -1,7 +1,8 @@
-"""What checks of number formats look at: accepted specs, all values of a format, and numbers to round."""
+"""Cases for checks of number formats: accepted specs, all values of a format, and numbers to round."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -50,7 +51,7 @@ class Case:
 
     @property
     def max_magnitude(self) -> float:
-        """What the format says for the spec."""
+        """The largest magnitude that the format states for the spec."""
         return float(self.format.max_magnitude(self.spec))
 
     @property
@@ -91,13 +92,13 @@ def weight_cases(subject: Subject) -> list[Case]:
     return found
 
 
-def scaled_cases(subject: Subject) -> list[Case]:
+def scaled_cases(subject: Subject, among: Callable[[Subject], list[Case]] = cases) -> list[Case]:
     """Return the cases with scales.
 
     Raises:
         NotApplicableError: There is none.
     """
-    found = [case for case in cases(subject) if not case.quantizer.is_float]
+    found = [case for case in among(subject) if not case.quantizer.is_float]
     assume(found, "the format casts, without scales")
     return found
 
@@ -108,9 +109,7 @@ def scaled_weight_cases(subject: Subject) -> list[Case]:
     Raises:
         NotApplicableError: There is none.
     """
-    found = [case for case in weight_cases(subject) if not case.quantizer.is_float]
-    assume(found, "the format casts, without scales")
-    return found
+    return scaled_cases(subject, weight_cases)
 
 
 def shares_bits(number_format: NumberFormat) -> bool:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from quark.config.enums import RoundType
 from quark.errors import QuarkError
-from quark.numbers import canonicalize, format_of
+from quark.numbers import NumberFormat, canonicalize, format_of
 from quark_devkit.check import CheckFailedError, NotApplicableError, assume, check, require
 from quark_devkit.checks.format.cases import Case, all_values, cases, numbers, one_case, shares_bits
 from quark_devkit.random_states import random_states_kept
@@ -125,13 +128,12 @@ def reaches_max_magnitude(case: Case) -> None:
 @check("format", each=one_case)
 def keeps_nan(case: Case) -> None:
     """NaN stays NaN when it is rounded, under every rounding method that the format accepts."""
-    for method in (None, *RoundType):
-        spec = case.example.spec.set(round_method=method)
-        if case.quantizer.is_float or _refusal(spec) is not None:
-            continue
+    if case.quantizer.is_float:
+        return
+    for _, number_format in _by_method(case, None, *RoundType):
         t = numbers(case)[:2].clone()
         t[0, 5] = torch.nan
-        rounded = format_of(canonicalize(spec)[0]).round_(t)
+        rounded = number_format.round_(t)
         require(bool(rounded[0, 5].isnan()), f"rounds NaN to {float(rounded[0, 5])}")
         require(not bool(rounded[1].isnan().any()), "makes NaN of numbers because another number is NaN")
 
@@ -177,11 +179,7 @@ def rounds_by_the_method_of_the_spec(case: Case) -> None:
     t = numbers(case).clamp(float(values[0]), float(values[-1]))
     above = values[torch.searchsorted(values, t).clamp(max=len(values) - 1)]
     below = values[(torch.searchsorted(values, t, right=True) - 1).clamp(min=0)]
-    for method in RoundType:
-        spec = case.example.spec.set(round_method=method)
-        if _refusal(spec) is not None:
-            continue
-        number_format = format_of(canonicalize(spec)[0])
+    for method, number_format in _by_method(case, *RoundType):
         rounded = number_format.round_(t.clone())
         beside = (rounded != above) & (rounded != below)
         require(not bool(beside.any()), f"rounds {_worst(t, beside.int())} by {method.name} to a value that is not next to it")
@@ -189,12 +187,14 @@ def rounds_by_the_method_of_the_spec(case: Case) -> None:
         require(method is not RoundType.floor or bool((rounded <= t).all()), "rounds upwards though the spec says round_method=floor")
 
 
-def _refusal(spec: object) -> str | None:
-    try:
-        canonical = canonicalize(spec)[0]  # type: ignore[arg-type]
-        return format_of(canonical).spec_error(canonical)
-    except QuarkError as error:
-        return str(error)
+def _by_method(case: Case, *methods: Any) -> Iterator[tuple[Any, NumberFormat]]:
+    """Yield the rounding methods that the format accepts, each with the format that rounds by it."""
+    for method in methods:
+        with suppress(QuarkError):
+            canonical = canonicalize(case.example.spec.set(round_method=method))[0]
+            number_format = format_of(canonical)
+            if number_format.spec_error(canonical) is None:
+                yield method, number_format
 
 
 @check("format", each=one_case)

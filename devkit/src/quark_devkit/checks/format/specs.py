@@ -1,4 +1,4 @@
-"""Checks of what a format says of itself and of specs."""
+"""Checks of a format's own description, and of its answers to specs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quark.config.tensor import QTensorConfig
 from quark.errors import QuarkError
 from quark.numbers import NumberFormat, Packing, number_format
 from quark.numbers.build import observer_class
-from quark_devkit.check import NotApplicableError, assume, check, require
+from quark_devkit.check import NotApplicableError, assume, check, complaining, require
 from quark_devkit.checks.format.cases import Case, cases, weight_cases
 from quark_devkit.example_specs import example_specs, odd_specs
 from quark_devkit.subject import Subject
@@ -26,10 +26,8 @@ def is_what_its_record_says(subject: Subject) -> None:
     require(isinstance(value.storage_dtype, torch.dtype), f"has storage_dtype={value.storage_dtype!r}, where a torch dtype is wanted")
     require(isinstance(value.is_cast, bool), f"has is_cast={value.is_cast!r}, where True or False is wanted")
     require(isinstance(value.packing, Packing), f"has packing={value.packing!r}, where a Packing is wanted")
-    try:
+    with complaining("has a default_observer that is not there", QuarkError):
         observer_class(QTensorConfig(dtype=subject.name))
-    except QuarkError as error:
-        require(False, f"has a default_observer that is not there: {error}")
 
 
 @check("format")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,11 @@ from quark.plugins import exporters
 from quark.runs.run import plan_run
 from quark.runs.skeleton import quantized_skeleton
 from quark_devkit.check import NotApplicableError, assume, check, raises, require
-from quark_devkit.resumed_runs import require_same_when_resumed
+from quark_devkit.checks.layout.stored_files import failing_open, largest_file, stored_tensors, wrong_index
 from quark_devkit.small_models import fitting_schemes, quantized, run_config, small_model
-from quark_devkit.stored_files import failing_open, largest_file, stored_tensors, wrong_index
 from quark_devkit.subject import Subject
 from quark_devkit.transformed_models import named_parts
-from quark_devkit.whole_runs import contents, first_difference, require_same_from_disk
+from quark_devkit.whole_runs import contents, first_difference, require_same_from_disk, require_same_when_resumed
 
 PARTS = ("reading",)
 REFUSALS = (UnsupportedError, ConfigError)
@@ -45,6 +44,20 @@ def temporary() -> Iterator[Path]:
         yield Path(name)
 
 
+@contextmanager
+def exported(subject: Subject, model: Any = None, options: ExportOptions | None = None) -> Iterator[Path]:
+    """Yield the directory of an export, with nothing beside it, which is there while the body runs.
+
+    Args:
+        subject: The layout.
+        model: A quantized model; None for `stored_model`.
+        options: Of the export.
+    """
+    with temporary() as parent:
+        export_with(subject.lookup_name, stored_model(subject) if model is None else model, parent / "out", options)
+        yield parent / "out"
+
+
 def stored_exports(subject: Subject) -> Iterator[tuple[str, nn.Module, Path]]:
     """Yield each scheme that the layout stores, one for each way in which codes and scales are kept.
 
@@ -57,30 +70,24 @@ def stored_exports(subject: Subject) -> Iterator[tuple[str, nn.Module, Path]]:
     stored, reasons = 0, []
     for scheme in fitting_schemes():
         model = quantized(run_config(scheme))
-        with temporary() as parent:
-            try:
-                export_with(subject.lookup_name, model, parent / "out")
-            except REFUSALS as error:
-                reasons.append(str(error))
-                continue
-            stored += 1
-            yield scheme, model, parent / "out"
+        try:
+            with exported(subject, model) as out:
+                stored += 1
+                yield scheme, model, out
+        except REFUSALS as error:
+            reasons.append(str(error))
     require(stored, f"stores none of the schemes {', '.join(fitting_schemes())}: {reasons[0] if reasons else ''}")
 
 
-def stored_model(subject: Subject, dtype: torch.dtype = torch.float32) -> Any:
+def stored_model(subject: Subject) -> Any:
     """Return the small model in the first scheme that the layout stores."""
-    return quantized(run_config(first_stored(subject)), dtype)
+    return quantized(run_config(first_stored(subject)))
 
 
 def first_stored(subject: Subject) -> str:
     """Return the first scheme that the layout stores, without trying the others."""
     for scheme in fitting_schemes():
-        with temporary() as parent:
-            try:
-                export_with(subject.lookup_name, quantized(run_config(scheme)), parent / "out")
-            except REFUSALS:
-                continue
+        with suppress(*REFUSALS), exported(subject, quantized(run_config(scheme))):
             return scheme
     raise NotApplicableError("it stores none of the schemes that fit the small model")
 
@@ -120,10 +127,9 @@ def writes_sound_files(subject: Subject) -> None:
     shards."""
     model = stored_model(subject)
     for size in (ExportOptions().max_shard_bytes, SHARD):
-        with temporary() as parent:
-            export_with(subject.lookup_name, model, parent / "out", ExportOptions(max_shard_bytes=size))
-            tensors = stored_tensors(parent / "out")
-            wrong = wrong_index(parent / "out", tensors)
+        with exported(subject, model, ExportOptions(max_shard_bytes=size)) as out:
+            tensors = stored_tensors(out)
+            wrong = wrong_index(out, tensors)
             require(wrong is None, str(wrong))
             assume(tensors, "it writes no safetensors files")
 
@@ -132,10 +138,8 @@ def writes_sound_files(subject: Subject) -> None:
 def writes_the_same_twice(subject: Subject) -> None:
     """Two exports of one model are the same, byte for byte."""
     model = stored_model(subject)
-    with temporary() as parent:
-        for name in ("one", "two"):
-            export_with(subject.lookup_name, model, parent / name)
-        different = first_difference(contents(parent / "one"), contents(parent / "two"))
+    with exported(subject, model) as one, exported(subject, model) as two:
+        different = first_difference(contents(one), contents(two))
         require(different is None, f"writes another '{different}' the second time")
 
 
@@ -185,9 +189,8 @@ def leaves_the_model_as_it_is(subject: Subject) -> None:
     model = stored_model(subject)
     tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     parts, config, own = named_parts(model), model.config.to_dict(), model.quant_config.to_dict()
-    with temporary() as parent:
-        export_with(subject.lookup_name, model, parent / "out")
-    after: dict[str, Tensor] = model.state_dict()
+    with exported(subject, model):
+        after: dict[str, Tensor] = model.state_dict()
     changed = [name for name, tensor in tensors.items() if name not in after or not torch.equal(tensor, after[name])]
     require(not changed, f"changes the model's '{changed[0] if changed else ''}'")
     require(named_parts(model) == parts, "changes the model's modules, parameters, buffers or hooks")
@@ -200,9 +203,8 @@ def declares_its_files(subject: Subject) -> None:
     """``files`` of its record covers what it writes beside ``config.json``, safetensors files and companions
     such as a tokenizer."""
     patterns = ("config.json", "model*.safetensors", "model.safetensors.index.json", *COMPANIONS, *subject.record.files)
-    with temporary() as parent:
-        export_with(subject.lookup_name, stored_model(subject), parent / "out", ExportOptions(max_shard_bytes=SHARD))
-        for file in contents(parent / "out"):
+    with exported(subject, options=ExportOptions(max_shard_bytes=SHARD)) as out:
+        for file in contents(out):
             known = any(fnmatchcase(file, pattern) for pattern in patterns)
             uncovered = f"writes '{file}', which no pattern in files of its record covers"
             require(known, f"{uncovered}: overwrite=True would not replace such an export")
@@ -242,10 +244,9 @@ def announces_what_it_writes(subject: Subject) -> None:
         if parts is None:
             raise NotApplicableError("it does not announce its tensors: a plan does not tell the size of its files")
         announced = {name: tuple(tensor.shape) for part in parts for name, tensor in part.items()}
-        with temporary() as parent:
-            export_with(subject.lookup_name, model, parent / "out", options)
-            written = {name: tensor.shape for name, tensor in stored_tensors(parent / "out").items()}
-            sizes = {path.name: path.stat().st_size for path in (parent / "out").iterdir()}
+        with exported(subject, model, options) as out:
+            written = {name: tensor.shape for name, tensor in stored_tensors(out).items()}
+            sizes = {path.name: path.stat().st_size for path in out.iterdir()}
         other = first_difference(announced, written)
         require(other is None, f"does not write '{other}' as it announces it")
         laid_out = ShardLayout.of(parts, options.max_shard_bytes).file_sizes()

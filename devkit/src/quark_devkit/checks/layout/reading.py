@@ -23,8 +23,8 @@ from quark.models.hf.quantized_source import float_tensors_of
 from quark.models.hf.shards import check_shards
 from quark.plugins import exporters
 from quark.runs import ModelQuantizer
-from quark_devkit.check import NotApplicableError, assume, check, require
-from quark_devkit.checks.layout import REFUSALS, first_stored, stored_exports, stored_model, temporary
+from quark_devkit.check import assume, check, require
+from quark_devkit.checks.layout import REFUSALS, exported, first_stored, stored_exports, stored_model, temporary
 from quark_devkit.small_models import batches, quantized, run_config, saved
 from quark_devkit.subject import Subject
 from quark_devkit.whole_runs import require_reload, require_same_logits
@@ -49,9 +49,8 @@ def is_recognized(subject: Subject) -> None:
     """By ``quant_methods`` and ``marks`` of its record its checkpoints are told from those of all other
     registered layouts."""
     _with_reader(subject)
-    with temporary() as parent:
-        export_with(subject.lookup_name, stored_model(subject), parent / "out")
-        block = quantization_block(parent / "out")
+    with exported(subject) as out:
+        block = quantization_block(out)
         names = exporters().fitting(block)
         method = block.get("quant_method")
         require(subject.name in names, f"writes checkpoints of the quant_method {method!r}, by which its record does not recognize them")
@@ -102,9 +101,8 @@ def _with_scales_as_stored(subject: Subject, model: nn.Module) -> nn.Module:
     """Return the model, or where the layout rounds scales, the model as it is read back."""
     if not _rounds_scales(subject):
         return model
-    with temporary() as parent:
-        export_with(subject.lookup_name, model, parent / "out")
-        return import_model_from_safetensors(None, parent / "out", device="cpu")
+    with exported(subject, model) as out:
+        return import_model_from_safetensors(None, out, device="cpu")
 
 
 @check("layout")
@@ -145,13 +143,11 @@ def transformers_reads_it(subject: Subject) -> None:
     """``from_pretrained`` of transformers gives the same logits too, where it calls the reader: not for files
     or methods of its own."""
     _with_reader(subject)
-    if isinstance(reader_of(subject.lookup_name), ReadsOwnFiles):
-        raise NotApplicableError("its reader reads files of its own, which transformers cannot")
+    reads_own_files = isinstance(reader_of(subject.lookup_name), ReadsOwnFiles)
+    assume(not reads_own_files, "its reader reads files of its own, which transformers cannot")
     register_layouts()
-    assume(
-        any(map(is_read_here, subject.record.quant_methods)),
-        "transformers has a reader of its own for this quant_method, and does not call this one",
-    )
+    is_called = any(map(is_read_here, subject.record.quant_methods))
+    assume(is_called, "transformers has a reader of its own for this quant_method, and does not call this one")
     model = _with_scales_as_stored(subject, stored_model(subject))
     require_reload(model, subject.lookup_name, _from_pretrained)
 

@@ -1,4 +1,4 @@
-"""Checks of roundings: on a few layers, with every kind of scheme; and in whole runs (`runs`)."""
+"""Checks of roundings: on a few layers, with every kind of scheme; and in whole runs on a small model."""
 
 from __future__ import annotations
 
@@ -8,21 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quark.algorithms import RoundingTask, RoundToNearest, float_weight
+from quark.algorithms import Rounding, RoundingTask, RoundToNearest, float_weight
 from quark.algorithms.validation import standard_error
 from quark.calibration.plugin_checks import checked_metrics, refuse_strange
 from quark.config.algorithm import AlgoConfig
 from quark.errors import RoundingError
 from quark.plugins import schemes
 from quark.plugins.attribution import origin
-from quark_devkit.algorithm_runs import processor_of
+from quark_devkit.algorithm_runs import HARM, logit_error, processor_of, schemes_for, settings_of
 from quark_devkit.check import check, require
 from quark_devkit.checks import algorithm
-from quark_devkit.option_effects import digest
-from quark_devkit.random_states import random_states_kept
-from quark_devkit.small_models import fitting
-from quark_devkit.subject import Subject
-from quark_devkit.weight_tasks import (
+from quark_devkit.checks.rounding.tasks import (
     COLUMNS,
     Case,
     Inputs,
@@ -36,21 +32,29 @@ from quark_devkit.weight_tasks import (
     schemes_to_round,
     statistics,
 )
+from quark_devkit.option_effects import digest
+from quark_devkit.random_states import random_states_kept
+from quark_devkit.small_models import fitting, quantized, run_config
+from quark_devkit.subject import Subject
+from quark_devkit.whole_runs import require_same_by_two_ranks
 
-PARTS = ("runs",)
 _CALLS = 40
 MARGIN = 3
 """Standard errors of a difference, over the tokens of a test, that are taken for chance."""
 
 
-def _survives(case: Case, where: str, data: Inputs, **sizes: Any) -> None:
-    """Layers are rounded well, or given up by a RoundingError, for which a run rounds them to nearest."""
-    layers = layers_of(case.config, **sizes)
+def _survives(case: Case, where: str, layers: dict[str, Any], data: Inputs | None = None) -> bool:
+    """Require that layers get weights on the grid or a RoundingError, for which a run rounds them to nearest.
+
+    Returns:
+        Whether they are rounded.
+    """
     try:
         rounded(case.rounding(), layers, data)
     except RoundingError:
-        return
-    require_on_grid(layers.values(), f" ({where})")
+        return False
+    require_on_grid(layers.values(), f" ({case}, {where})")
+    return True
 
 
 @check("rounding")
@@ -66,7 +70,7 @@ def declares_calibration(subject: Subject) -> None:
     algorithm.calibration_is_declared(subject)
 
 
-checks_of_settings = algorithm.checks_of_settings("rounding")
+checks_of_settings = tuple(map(check("rounding"), algorithm.OF_SETTINGS))
 
 
 @check("rounding", since=2)
@@ -253,7 +257,7 @@ def survives_few_tokens(subject: Subject) -> None:
     """With one token, or a few, it gives weights on the grid or raises RoundingError."""
     for case in cases(subject):
         for tokens in (1, 3):
-            _survives(case, f"{case}, {tokens} tokens", inputs(0)[:tokens])
+            _survives(case, f"{tokens} tokens", layers_of(case.config), inputs(0)[:tokens])
 
 
 @check("rounding")
@@ -265,7 +269,7 @@ def survives_dead_channels(subject: Subject) -> None:
             data = inputs(0)
             x, reference = data.x.clone(), data.reference.clone()
             x[:, channels] = reference[:, channels] = 0
-            _survives(case, f"{case}, {what}", Inputs(x, reference))
+            _survives(case, what, layers_of(case.config), Inputs(x, reference))
 
 
 @check("rounding")
@@ -273,17 +277,50 @@ def survives_odd_layers(subject: Subject) -> None:
     """A layer with one output channel or one input channel, and one of zeros, gets weights on the grid or a
     RoundingError."""
     for case in cases(subject):
-        _survives(case, f"{case}, one output channel", inputs(0), rows=1)
+        _survives(case, "one output channel", layers_of(case.config, rows=1))
         layers: dict[str, Any] = layers_of(case.config, count=1)
         for layer in layers.values():
             layer.weight = torch.nn.Parameter(torch.zeros_like(layer.weight), requires_grad=False)
-        try:
-            rounded(case.rounding(), layers)
-        except RoundingError:
-            continue
-        require_on_grid(layers.values(), f" ({case}, zeros)")
-        seen = max(float(layer.weight.abs().max()) for layer in layers.values())
-        require(seen < 1e-6, f"makes values of {seen:.3g} of a weight of zeros ({case})")
+        if _survives(case, "zeros", layers):
+            seen = max(float(layer.weight.abs().max()) for layer in layers.values())
+            require(seen < 1e-6, f"makes values of {seen:.3g} of a weight of zeros ({case})")
     of_one_channel = fitting([(32, 1)])
     for case in (case for case in cases(subject) if case.name in of_one_channel):
-        _survives(case, f"{case}, one input channel", inputs(0, columns=1), columns=1)
+        _survives(case, "one input channel", layers_of(case.config, columns=1))
+
+
+@check("rounding")
+def quantizes_a_model(subject: Subject) -> None:
+    """A run finishes without a warning of the pipeline's own checks, and the model's logits are about as near
+    as by round-to-nearest."""
+    for scheme in schemes_for(subject):
+        ratio = logit_error(scheme, settings_of(subject)) / logit_error(scheme)
+        allowed = HARM * subject.record.worst_ratio
+        require(ratio <= allowed, f"makes logits {ratio:.3g} times as wrong as round-to-nearest does ({scheme})")
+
+
+@check("rounding")
+def leaves_other_layers_to_round_to_nearest(subject: Subject) -> None:
+    """Layers that it does not apply to are as in a run without it, and the plan and the report name only
+    those that it does apply to."""
+    rounding: Rounding = processor_of(subject)
+    scheme = schemes_for(subject)[0]
+    model, nearest = quantized(run_config(scheme, settings_of(subject))), quantized(run_config(scheme))
+    for row in model.quark_plan.quantized:
+        inside = ".".join(row.name.split(".")[3:])
+        applies = rounding.applies_to(inside)
+        require((row.algorithm is not None) == applies, f"applies to '{row.name}': {applies}, and the plan says {row.algorithm}")
+        if not applies:
+            same = torch.equal(model.get_submodule(row.name).weight, nearest.get_submodule(row.name).weight)
+            require(same, f"changes '{row.name}', to which it does not apply")
+
+
+works_on_an_accelerator = check("rounding", level="advisory")(algorithm.works_on_an_accelerator)
+checks_of_runs = tuple(map(check("rounding"), algorithm.OF_RUNS))
+
+
+@check("rounding")
+def is_the_same_on_two_ranks(subject: Subject) -> None:
+    """Two processes that share a deterministic run, each with half of the data, round to the weights and
+    metrics of one, to the bit."""
+    require_same_by_two_ranks(run_config(schemes_for(subject)[-1], settings_of(subject)))

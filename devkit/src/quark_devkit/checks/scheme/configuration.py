@@ -15,7 +15,6 @@ from quark.config.layer import QLayerConfig, TensorSpec, levels
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
 from quark.plugins.options import REQUIRED
-from quark.plugins.records import SchemeRecord
 from quark_devkit.check import assume, check, raises, require
 from quark_devkit.option_effects import require_effects
 from quark_devkit.subject import Subject
@@ -26,15 +25,9 @@ _CALLS = 100
 
 
 def _builds(subject: Subject) -> dict[str, Callable[..., Any]]:
-    """The functions of the record, by field."""
-    registry, name, record = subject.catalog.schemes, subject.lookup_name, subject.record
-    assert isinstance(record, SchemeRecord)
-    functions: dict[str, Callable[..., Any]] = {"config": registry.load_config(name)}
-    if record.kv_cache is not None:
-        functions["kv_cache"] = registry.load_kv_cache(name)
-    if record.attention is not None:
-        functions["attention"] = registry.load_attention(name)
-    return functions
+    """Return the functions of the record, by field."""
+    fields = ("config", "kv_cache", "attention")
+    return {field: subject.load(field) for field in fields if getattr(subject.record, field) is not None}
 
 
 def _specs(built: Any) -> list[TensorSpec]:
@@ -121,9 +114,8 @@ def lists_its_options(subject: Subject) -> None:
 def heeds_its_options(subject: Subject) -> None:
     """Another value of each option builds another configuration, is refused, or is declared to change cost
     alone."""
-    registry, name = subject.catalog.schemes, subject.lookup_name
-    build = registry.load_config(name)
-    require_effects(registry.options(name), lambda values: [build(**values)])
+    build = subject.load("config")
+    require_effects(subject.registry.options(subject.lookup_name), lambda values: [build(**values)])
 
 
 @check("scheme")

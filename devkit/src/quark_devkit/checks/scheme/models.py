@@ -161,8 +161,7 @@ def stores_its_effective_bits(subject: Subject) -> None:
 def calibrates_static_activations(subject: Subject) -> None:
     """Static input scales are those of the calibration data, and a run without data is refused."""
     layer = config_of(subject)
-    if not list(static_activations(layer)) or layer.input_tensors is None:
-        raise NotApplicableError("it has no static input scales")
+    assume(list(static_activations(layer)) and layer.input_tensors is not None, "it has no static input scales")
     is_refused = raises(CalibrationError, ModelQuantizer(_model_config(subject)).quantize_model, tiny_model(torch.bfloat16))
     require(is_refused, "has static input scales, and runs without calibration data")
     finished = _finished(subject)

@@ -1,19 +1,23 @@
-"""Checks of observers: ranges are those of the data, alone or merged; and their options (`options`)."""
+"""Checks of observers: ranges are those of the data, alone or merged; and their options."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from quark.errors import CalibrationError, ConfigError, QuarkError
 from quark.numbers import Observer
+from quark.plugins.options import observer_options
 from quark_devkit.algorithm_runs import accelerator
 from quark_devkit.check import NotApplicableError, assume, check, raises, require
-from quark_devkit.example_specs import SHAPE, Example, examples, registered_formats
+from quark_devkit.example_specs import SHAPE, Example, examples, odd_specs, registered_formats
+from quark_devkit.option_effects import digest, require_effects
 from quark_devkit.random_states import random_states_kept
 from quark_devkit.subject import Subject
 
-PARTS = ("options",)
 Range = tuple[Tensor, Tensor]
 _WIDEST = 8.0
 _NARROWEST = 0.01
@@ -271,8 +275,7 @@ def works_on_an_accelerator(example: Example) -> None:
     gives it there."""
     with accelerator() as device:
         low, high = range_of(example, data_of().to(device.name))
-        is_there = low.device.type == high.device.type == device.name
-        require(is_there, "gives a range on another device than the tensor's")
+        require(low.device.type == high.device.type == device.name, "gives a range on another device than the tensor's")
         is_close = _close((low.cpu(), high.cpu()), range_of(example, data_of()))
         require(is_close, "gives another range on an accelerator")
 
@@ -282,8 +285,7 @@ def keeps_no_graph(example: Example) -> None:
     """Observing a tensor that requires gradients gives a range that does not: it would keep the graph of a
     whole forward alive."""
     low, high = range_of(example, data_of().requires_grad_())
-    keeps = low.requires_grad or high.requires_grad
-    require(not keeps, "gives a range that requires gradients for a tensor that does")
+    require(not (low.requires_grad or high.requires_grad), "gives a range that requires gradients for a tensor that does")
 
 
 def _reach(example: Example) -> Tensor:
@@ -330,3 +332,67 @@ def does_not_hide_nan_or_inf(example: Example) -> None:
         except QuarkError:
             continue
         require(not all(bool(end.isfinite().all()) for end in ends), f"gives a finite range for data with {bad}")
+
+
+def _range_with(observer: Any, example: Example, options: Mapping[str, Any]) -> Range:
+    """Return the range that an observer of a class gives with some values of options.
+
+    Raises:
+        ConfigError: It refuses them.
+    """
+    level = example.quantizer.stored_level
+    spec = level.spec.set(observer_options=options)
+    if (reason := observer.spec_error(spec)) is not None:
+        raise ConfigError(reason)
+    chosen = observer(spec, level.granularity)
+    chosen.observe(data_of())
+    low, high = chosen.range()
+    return low, high
+
+
+@check("observer")
+def refuses_unknown_options(subject: Subject) -> None:
+    """An observer option that it does not have is refused by ``spec_error``."""
+    observer = subject.load("observer")
+    for example in accepted_examples(subject):
+        answer = observer.spec_error(example.spec.set(observer_options={"an_option_that_no_observer_has": 1}))
+        require(isinstance(answer, str) and answer, f"accepts the option 'an_option_that_no_observer_has' ({example})")
+
+
+@check("observer")
+def accepts_the_defaults_of_its_options(subject: Subject) -> None:
+    """Each option that it lists is accepted with its default, and gives the range that leaving
+    it out gives."""
+    observer = subject.load("observer")
+    options = observer_options(observer)
+    assume(options, "it lists no options")
+    for example in examples_of(subject):
+        for option in options:
+            try:
+                chosen = _range_with(observer, example, {option.name: option.default})
+            except ConfigError as error:
+                require(False, f"refuses its own default of the option '{option.name}': {error} ({example})")
+            is_same = same_range(chosen, range_of(example, data_of()))
+            require(is_same, f"gives another range with the option '{option.name}' at its default than without it ({example})")
+
+
+@check("observer", since=2)
+def heeds_its_options(subject: Subject) -> None:
+    """Another value of each option changes the range of some spec, is refused, or is declared to change cost
+    alone."""
+    observer = subject.load("observer")
+
+    def results(values: Mapping[str, Any]) -> Iterator[str]:
+        for example in examples_of(subject):
+            yield digest(*_range_with(observer, example, values))
+
+    require_effects(observer_options(observer), results)
+
+
+@check("observer")
+def answers_odd_specs(subject: Subject) -> None:
+    """``spec_error`` gives None or a text for any spec, and raises nothing."""
+    observer = subject.load("observer")
+    for spec in odd_specs(registered_formats()):
+        answer = observer.spec_error(spec)
+        require(answer is None or (isinstance(answer, str) and answer), f"answers {answer!r} where None or a reason is wanted ({spec})")

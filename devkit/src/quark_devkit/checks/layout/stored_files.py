@@ -18,8 +18,6 @@ import attrs
 
 from quark_devkit.check import CheckFailedError, require
 
-__all__ = ["StoredTensor", "failing_open", "largest_file", "stored_tensors", "wrong_index"]
-
 BITS = {"BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32}
 BITS |= {"U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 """Bits of an element by the name of its dtype. Source: the format description of safetensors."""

@@ -19,21 +19,6 @@ from quark_devkit.check import assume, require
 from quark_devkit.small_models import fitting
 from quark_devkit.subject import Subject
 
-__all__ = [
-    "COLUMNS",
-    "Case",
-    "Inputs",
-    "cases",
-    "inputs",
-    "layers_of",
-    "mean_square_of",
-    "one_case",
-    "require_on_grid",
-    "rounded",
-    "schemes_to_round",
-    "statistics",
-]
-
 COLUMNS, ROWS, TOKENS = 128, 32, 384
 
 
