@@ -80,6 +80,7 @@ def _with_all(parts: Sequence[GroupScales], change: Callable[[Any], Tensor]) -> 
     return GroupScales(**{a.name: changed(a.name) for a in attrs.fields(GroupScales)})
 
 
+@attrs.define(eq=False, slots=False)
 class ColumnRounder:
     """A function of ``(t [N], number, out)`` that rounds one input channel into ``out``, by default ``t``.
 
@@ -93,30 +94,19 @@ class ColumnRounder:
         order_on_host: ``order`` as a list; without, it is read from its device.
     """
 
-    def __init__(
-        self,
-        element_format: NumberFormat,
-        spec: QTensorConfig,
-        scales: GroupScales,
-        size: int,
-        order: Tensor | None = None,
-        first: int = 0,
-        order_on_host: Sequence[int] | None = None,
-    ) -> None:
-        self._format = element_format
-        self._spec = spec
-        self.scales = scales
-        self.size = size
-        self.order = order
-        self.first = first
-        self._order_on_host = order_on_host
-        self._divide = torch.div if scales.inverse is None else torch.mul
-        self._views: tuple[list[Tensor], list[Tensor], list[Tensor] | None] | None = None
+    _element_format: NumberFormat
+    _spec: QTensorConfig
+    scales: GroupScales
+    size: int
+    order: Tensor | None = None
+    first: int = 0
+    _order_on_host: Sequence[int] | None = None
+    _views: tuple[list[Tensor], list[Tensor], list[Tensor] | None] | None = attrs.field(default=None, init=False)
 
     @property
     def device_code(self) -> DeviceCode | None:
         """The device code of the format, from which a kernel for many channels is made."""
-        return self._format.device_code(self._spec)
+        return self._element_format.device_code(self._spec)
 
     def __call__(self, t: Tensor, k: int, out: Tensor | None = None) -> Tensor:
         """Return ``out``, or ``t``, with the values of channel number ``k`` for ``t [N]``."""
@@ -124,10 +114,11 @@ class ColumnRounder:
             self._views = self._views_by_number()
         factors, scales, zeros = self._views
         k -= self.first
-        divided = self._divide(t, factors[k], out=t if out is None else out)
+        divide = torch.div if self.scales.inverse is None else torch.mul
+        divided = divide(t, factors[k], out=t if out is None else out)
         if zeros is None:
-            return self._format.round_(divided).mul_(scales[k])
-        return self._format.round_(divided, zeros[k]).sub_(zeros[k]).mul_(scales[k])
+            return self._element_format.round_(divided).mul_(scales[k])
+        return self._element_format.round_(divided, zeros[k]).sub_(zeros[k]).mul_(scales[k])
 
     def _views_by_number(self) -> tuple[list[Tensor], list[Tensor], list[Tensor] | None]:
         """Return the factors, scales and zero points of each channel, in the order of their numbers."""
