@@ -84,7 +84,7 @@ def _with_all(parts: Sequence[GroupScales], change: Callable[[Any], Tensor]) -> 
 class ColumnRounder:
     """A function of ``(t [N], number, out)`` that rounds one input channel into ``out``, by default ``t``.
 
-    Args:
+    Attributes:
         element_format: The format of one element.
         spec: Of the level whose codes are stored.
         scales: Of groups of channels, or of each channel.
@@ -94,19 +94,19 @@ class ColumnRounder:
         order_on_host: ``order`` as a list; without, it is read from its device.
     """
 
-    _element_format: NumberFormat
-    _spec: QTensorConfig
+    element_format: NumberFormat
+    spec: QTensorConfig
     scales: GroupScales
     size: int
     order: Tensor | None = None
     first: int = 0
-    _order_on_host: Sequence[int] | None = None
+    order_on_host: Sequence[int] | None = None
     _views: tuple[list[Tensor], list[Tensor], list[Tensor] | None] | None = attrs.field(default=None, init=False)
 
     @property
     def device_code(self) -> DeviceCode | None:
         """The device code of the format, from which a kernel for many channels is made."""
-        return self._element_format.device_code(self._spec)
+        return self.element_format.device_code(self.spec)
 
     def __call__(self, t: Tensor, k: int, out: Tensor | None = None) -> Tensor:
         """Return ``out``, or ``t``, with the values of channel number ``k`` for ``t [N]``."""
@@ -117,15 +117,15 @@ class ColumnRounder:
         divide = torch.div if self.scales.inverse is None else torch.mul
         divided = divide(t, factors[k], out=t if out is None else out)
         if zeros is None:
-            return self._element_format.round_(divided).mul_(scales[k])
-        return self._element_format.round_(divided, zeros[k]).sub_(zeros[k]).mul_(scales[k])
+            return self.element_format.round_(divided).mul_(scales[k])
+        return self.element_format.round_(divided, zeros[k]).sub_(zeros[k]).mul_(scales[k])
 
     def _views_by_number(self) -> tuple[list[Tensor], list[Tensor], list[Tensor] | None]:
         """Return the factors, scales and zero points of each channel, in the order of their numbers."""
         count = self.size * self.scales.scale.shape[0]
         own: Sequence[int] = range(self.first, self.first + count)
         if self.order is not None:
-            own = self.order.tolist() if self._order_on_host is None else self._order_on_host
+            own = self.order.tolist() if self.order_on_host is None else self.order_on_host
         groups = [(channel - self.first) // self.size for channel in own]
         scales = _views(self.scales.scale, groups)
         factors = scales if self.scales.inverse is None else _views(self.scales.inverse, groups)
