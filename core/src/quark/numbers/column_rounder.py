@@ -80,11 +80,10 @@ def _with_all(parts: Sequence[GroupScales], change: Callable[[Any], Tensor]) -> 
     return GroupScales(**{a.name: changed(a.name) for a in attrs.fields(GroupScales)})
 
 
-@attrs.define(eq=False, slots=False)
 class ColumnRounder:
     """A function of ``(t [N], number, out)`` that rounds one input channel into ``out``, by default ``t``.
 
-    Attributes:
+    Args:
         element_format: The format of one element.
         spec: Of the level whose codes are stored.
         scales: Of groups of channels, or of each channel.
@@ -94,19 +93,30 @@ class ColumnRounder:
         order_on_host: ``order`` as a list; without, it is read from its device.
     """
 
-    element_format: NumberFormat
-    spec: QTensorConfig
-    scales: GroupScales
-    size: int
-    order: Tensor | None = None
-    first: int = 0
-    order_on_host: Sequence[int] | None = None
-    _views: tuple[list[Tensor], list[Tensor], list[Tensor] | None] | None = attrs.field(default=None, init=False)
+    def __init__(
+        self,
+        element_format: NumberFormat,
+        spec: QTensorConfig,
+        scales: GroupScales,
+        size: int,
+        order: Tensor | None = None,
+        first: int = 0,
+        order_on_host: Sequence[int] | None = None,
+    ) -> None:
+        self._format = element_format
+        self._spec = spec
+        self.scales = scales
+        self.size = size
+        self.order = order
+        self.first = first
+        self._order_on_host = order_on_host
+        self._divide = torch.div if scales.inverse is None else torch.mul
+        self._views: tuple[list[Tensor], list[Tensor], list[Tensor] | None] | None = None
 
     @property
     def device_code(self) -> DeviceCode | None:
         """The device code of the format, from which a kernel for many channels is made."""
-        return self.element_format.device_code(self.spec)
+        return self._format.device_code(self._spec)
 
     def __call__(self, t: Tensor, k: int, out: Tensor | None = None) -> Tensor:
         """Return ``out``, or ``t``, with the values of channel number ``k`` for ``t [N]``."""
@@ -114,18 +124,17 @@ class ColumnRounder:
             self._views = self._views_by_number()
         factors, scales, zeros = self._views
         k -= self.first
-        divide = torch.div if self.scales.inverse is None else torch.mul
-        divided = divide(t, factors[k], out=t if out is None else out)
+        divided = self._divide(t, factors[k], out=t if out is None else out)
         if zeros is None:
-            return self.element_format.round_(divided).mul_(scales[k])
-        return self.element_format.round_(divided, zeros[k]).sub_(zeros[k]).mul_(scales[k])
+            return self._format.round_(divided).mul_(scales[k])
+        return self._format.round_(divided, zeros[k]).sub_(zeros[k]).mul_(scales[k])
 
     def _views_by_number(self) -> tuple[list[Tensor], list[Tensor], list[Tensor] | None]:
         """Return the factors, scales and zero points of each channel, in the order of their numbers."""
         count = self.size * self.scales.scale.shape[0]
         own: Sequence[int] = range(self.first, self.first + count)
         if self.order is not None:
-            own = self.order.tolist() if self.order_on_host is None else self.order_on_host
+            own = self.order.tolist() if self._order_on_host is None else self._order_on_host
         groups = [(channel - self.first) // self.size for channel in own]
         scales = _views(self.scales.scale, groups)
         factors = scales if self.scales.inverse is None else _views(self.scales.inverse, groups)

@@ -150,37 +150,20 @@ class PerChannel(Granularity):
         return None if -len(shape) <= self.axis < len(shape) else f"has no axis {self.axis}"
 
 
-class _InVectors(Granularity):
-    """Base of granularities whose scales belong to runs of elements of one vector along the last axis."""
+@attrs.frozen
+class PerToken(Granularity):
+    """A scale for each vector along the last axis, at any rank. ``[2, 5, 8] → scale [2, 5]``."""
 
     is_local = True
 
-    @abstractmethod
-    def _size(self, length: int) -> int:
-        """Return the elements of a run in vectors of that length."""
-
     def rows(self, x: Tensor) -> Tensor:
-        return x.reshape(-1, self._size(x.shape[-1]))
-
-    def restore(self, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
-        return rows.reshape(shape)
-
-    def columns_per_scale(self, columns: int) -> int | None:
-        return self._size(columns)
-
-    def runs(self, shape: tuple[int, ...]) -> Runs:
-        return Runs(self._size(shape[-1]))
-
-
-@attrs.frozen
-class PerToken(_InVectors):
-    """A scale for each vector along the last axis, at any rank. ``[2, 5, 8] → scale [2, 5]``."""
-
-    def _size(self, length: int) -> int:
-        return length
+        return x.reshape(-1, x.shape[-1])
 
     def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(shape[:-1])
+
+    def restore(self, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return rows.reshape(shape)
 
     def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
         return scale[:, None]
@@ -188,27 +171,46 @@ class PerToken(_InVectors):
     def reduce_scale(self, expanded: Tensor, shape: tuple[int, ...]) -> Tensor:
         return expanded[:, 0]
 
+    def columns_per_scale(self, columns: int) -> int | None:
+        return columns
+
+    def runs(self, shape: tuple[int, ...]) -> Runs:
+        return Runs(shape[-1])
+
 
 @attrs.frozen
-class PerGroup(_InVectors):
+class PerGroup(Granularity):
     """A scale for each run of ``size`` elements along the last axis; -1 is the whole axis.
 
     ``[4, 8], size 4 → scale [4, 2]``.
     """
 
     size: int
+    is_local = True
 
     def _size(self, length: int) -> int:
         return length if self.size == -1 else self.size
 
+    def rows(self, x: Tensor) -> Tensor:
+        return x.reshape(-1, self._size(x.shape[-1]))
+
     def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (*shape[:-1], shape[-1] // self._size(shape[-1]))
+
+    def restore(self, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return rows.reshape(shape)
 
     def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
         return scale
 
     def reduce_scale(self, expanded: Tensor, shape: tuple[int, ...]) -> Tensor:
         return expanded
+
+    def columns_per_scale(self, columns: int) -> int | None:
+        return self._size(columns)
+
+    def runs(self, shape: tuple[int, ...]) -> Runs:
+        return Runs(self._size(shape[-1]))
 
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
         size = self._size(shape[-1])
