@@ -74,7 +74,7 @@ class SaysNothing(Loud):
 
 
 class MoreValuesThanCodes(Loud):
-    """Stored in 8 bits, of which record and class say 4."""
+    """Has more values than 4 bits, which record and class say, tell apart."""
 
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         return t.mul_(2).round_().clamp_(-15, 15).div_(2)

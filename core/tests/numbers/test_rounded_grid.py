@@ -14,7 +14,7 @@ SCHEMES = [n for n in quark.schemes().names() if quark.schemes().load_config(n)(
 
 
 def rounded(scheme: str) -> tuple[Tensor, Tensor, RoundedGrid]:
-    """A weight, and what it is rounded to, both ``[K, N]``, and their grid."""
+    """Return a weight and its rounded values, both ``[K, N]``, and their grid."""
     weight = torch.randn(2 * ROWS, K, generator=torch.Generator().manual_seed(0)) * 0.05
     quantizer = quantizer_for(quark.schemes().load_config(scheme)().weight, activation=False)
     parts = [quantizer.round_to_nearest(part) for part in weight.split(ROWS)]

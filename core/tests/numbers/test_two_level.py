@@ -124,7 +124,7 @@ def test_the_second_level_of_a_progressive_spec_sees_what_the_first_can_say() ->
 
 
 def test_scales_in_e4m3_of_one_level_mean_two() -> None:
-    """``scale_format="e4m3"`` with dynamic ranges is what NVFP4 does when its outer scale is dynamic too."""
+    """``scale_format="e4m3"`` with dynamic ranges is NVFP4 with a dynamic outer scale."""
     helper = documented_object("FP4PerGroupSpec")
     spec = helper(ch_axis=-1, group_size=16, scale_format="e4m3", is_dynamic=True).to_quantization_spec()
     quantizer = quantizer_for(spec, activation=True)

@@ -20,7 +20,7 @@ FP8 = documented_object("FP8E4M3PerTensorSpec")(is_dynamic=False).to_quantizatio
 def test_the_matrix_of_a_kernel_holds_each_value_once(
     inputs: int, outputs: int, groups: int, kernel: list[int], is_transposed: bool
 ) -> None:
-    """`inputs` and `outputs` of each group; a row has what one output reads, its input channels innermost."""
+    """`inputs` and `outputs` of each group; a row has the weights of one output, input channels innermost."""
     shape = (groups * inputs, outputs, *kernel) if is_transposed else (groups * outputs, inputs, *kernel)
     weight, view = torch.randperm(torch.Size(shape).numel()).view(shape), KernelMatrix(is_transposed, groups)
     matrix = view.arranged(weight)

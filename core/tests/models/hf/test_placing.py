@@ -1,4 +1,4 @@
-"""What the class of a model leaves out of a checkpoint."""
+"""Stored tensors that the class of a model leaves out."""
 
 import torch
 from torch import nn

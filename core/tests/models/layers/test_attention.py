@@ -118,7 +118,7 @@ def test_probabilities_are_dropped_in_training_only() -> None:
 
 
 class Exchangeable(nn.Module):
-    """What a switch asks of a transformers model."""
+    """A model with the methods of transformers' models by which attention is switched."""
 
     def __init__(self, implementation: str, can: bool = True) -> None:
         super().__init__()

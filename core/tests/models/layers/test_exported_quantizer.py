@@ -1,4 +1,4 @@
-"""Quantizers in programs of ``torch.export`` compute what they do in a model."""
+"""Quantizers compute the same in programs of ``torch.export`` as in a model."""
 
 from __future__ import annotations
 

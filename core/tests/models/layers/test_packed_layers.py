@@ -30,7 +30,7 @@ def rounded(linear: nn.Linear, config: QLayerConfig) -> QuantLinear:
 
 
 def filled(packed: PackedLayer, layer: QuantLinear) -> PackedLayer:
-    """What a loader does: real tensors of the same names in place of the meta ones."""
+    """Return ``packed`` filled as by a loader: with real tensors in place of the meta ones."""
     for slot, owner in (("weight", layer.weight_quantizer), ("input", layer.input_quantizer)):
         scales = getattr(packed, f"{slot}_quantizer", None)
         if owner is None or owner.qparams is None or scales is None:

@@ -1,4 +1,4 @@
-"""Which modules are attention, and what is wrong with a configuration of them."""
+"""The attention modules of a plan, and the errors and warnings of their configuration."""
 
 import attrs
 import pytest

@@ -1,4 +1,4 @@
-"""Patterns of what feeds the cache also hit layers of vision towers.
+"""Patterns of layers that feed the cache match layers of vision towers too.
 
 No cache is there, and text calibrates nothing of it.
 """

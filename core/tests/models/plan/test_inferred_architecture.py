@@ -1,6 +1,6 @@
-"""What the module tree of an unknown family shows.
+"""The architecture that the module tree of an unknown family shows.
 
-Enough to quantize it block by block, or nothing at all.
+It is enough to quantize block by block, or nothing at all.
 """
 
 from pathlib import Path

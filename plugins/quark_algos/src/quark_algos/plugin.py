@@ -11,40 +11,23 @@ __all__ = ["QUARK_API", "quark_register_algorithms"]
 
 QUARK_API = (2, 2)
 _DOCUMENTED = "quark_algos.tuning.documented"
-_EQUALIZATION: dict[str, Any] = {"kind": "transform", "role": "equalization"}
-_ROUNDING: dict[str, Any] = {"kind": "rounding", "processor": "quark_algos.gptq.rounding:ColumnRounding"}
-_TUNING: dict[str, Any] = {"kind": "block_tuning", "role": "block_tuning"}
+_TUNING: dict[str, Any] = {"kind": "block_tuning", "role": "block_tuning", "capabilities": {"calibration"}}
 
 
 @hookimpl
 def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
     """Yield the records of equalization, rotation, Hessian-based rounding and block tuning."""
-    yield _record(
-        "awq",
-        "AWQ: scales that protect the channels with large activations, searched by the outputs",
-        config="quark_algos.equalization.config:AWQConfig",
-        documented="quark.torch.algorithm.awq.awq:AwqProcessor",
-        processor="quark_algos.equalization.transforms:Awq",
-        **_EQUALIZATION,
-    )
-    yield _record(
-        "smoothquant",
-        "SmoothQuant: moves part of the activations' range into the weights",
-        config="quark_algos.equalization.config:SmoothQuantConfig",
-        documented="quark.torch.algorithm.awq.smooth:SmoothQuantProcessor",
-        processor="quark_algos.equalization.transforms:SmoothQuant",
-        aliases=("smooth",),
-        **_EQUALIZATION,
-    )
-    yield _record(
-        "autosmoothquant",
-        "AutoSmoothQuant: SmoothQuant with alpha searched per mapping",
-        config="quark_algos.equalization.config:AutoSmoothQuantConfig",
-        documented="quark.torch.algorithm.awq.auto_smooth:AutoSmoothQuantProcessor",
-        processor="quark_algos.equalization.transforms:AutoSmoothQuant",
-        **_EQUALIZATION,
-    )
-    yield from (*_rounding(), *_tuning())
+    summary = "AWQ: scales that protect the channels with large activations, searched by the outputs"
+    yield _equalization("awq", "Awq", "AWQConfig", "awq.awq", summary)
+    summary = "SmoothQuant: moves part of the activations' range into the weights"
+    yield _equalization("smoothquant", "SmoothQuant", "SmoothQuantConfig", "awq.smooth", summary, aliases=("smooth",))
+    summary = "AutoSmoothQuant: SmoothQuant with alpha searched per mapping"
+    yield _equalization("autosmoothquant", "AutoSmoothQuant", "AutoSmoothQuantConfig", "awq.auto_smooth", summary)
+    summary = "GPTQ: rounds column by column and compensates each error in the remaining columns"
+    yield _rounding("gptq", "GptqProcessor", "GPTQConfig", summary)
+    yield _rounding("gptaq", "GptaqProcessor", "GPTAQConfig", "GPTAQ: GPTQ that also compensates the error of its inputs")
+    yield _rounding("qronos", "QronosProcessor", "QronosConfig", "Qronos: weights and inputs corrected together, then GPTQ")
+    yield from _tuning()
     yield _record(
         "rotation",
         "rotations of the residual stream and of values, folded into weights, of keys and of layers' inputs, run with the model",
@@ -61,27 +44,29 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
     )
 
 
-def _rounding() -> Iterator[AlgorithmRecord]:
-    yield _record(
-        "gptq",
-        "GPTQ: rounds column by column and compensates each error in the remaining columns",
-        config="quark_algos.gptq.config:GPTQConfig",
-        documented="quark.torch.algorithm.gptq.gptq:GptqProcessor",
-        **_ROUNDING,
+def _equalization(name: str, transform: str, settings: str, module: str, summary: str, **fields: Any) -> AlgorithmRecord:
+    """Return the record of an equalization; ``module`` is AMD Quark's module of its processor."""
+    return _record(
+        name,
+        summary,
+        config=f"quark_algos.equalization.config:{settings}",
+        documented=f"quark.torch.algorithm.{module}:{transform}Processor",
+        kind="transform",
+        role="equalization",
+        processor=f"quark_algos.equalization.transforms:{transform}",
+        **fields,
     )
-    yield _record(
-        "gptaq",
-        "GPTAQ: GPTQ that also compensates the error of its inputs",
-        config="quark_algos.gptq.config:GPTAQConfig",
-        documented="quark.torch.algorithm.gptaq.gptaq:GptaqProcessor",
-        **_ROUNDING,
-    )
-    yield _record(
-        "qronos",
-        "Qronos: weights and inputs corrected together, then GPTQ",
-        config="quark_algos.gptq.config:QronosConfig",
-        documented="quark.torch.algorithm.qronos.qronos:QronosProcessor",
-        **_ROUNDING,
+
+
+def _rounding(name: str, processor: str, settings: str, summary: str) -> AlgorithmRecord:
+    """Return the record of an algorithm that rounds columns; ``processor`` is AMD Quark's class."""
+    return _record(
+        name,
+        summary,
+        config=f"quark_algos.gptq.config:{settings}",
+        documented=f"quark.torch.algorithm.{name}.{name}:{processor}",
+        kind="rounding",
+        processor="quark_algos.gptq.rounding:ColumnRounding",
     )
 
 
@@ -91,7 +76,6 @@ def _tuning() -> Iterator[AlgorithmRecord]:
         summary="tunes codes, scales and norms of each rounded block to give what the float model's block gives",
         processor="quark_algos.tuning.block:TuneBlock",
         config="quark_algos.tuning.config:TuningConfig",
-        capabilities={"calibration"},
         exports={
             "quark.torch.algorithm.api:blockwise_tuning_algo": f"{_DOCUMENTED}:blockwise_tuning_algo",
             "quark.torch.algorithm.config:BlockwiseTuningConfig": f"{_DOCUMENTED}:BlockwiseTuningConfig",
@@ -104,7 +88,6 @@ def _tuning() -> Iterator[AlgorithmRecord]:
         summary="AutoRound: rounding offsets and clipping by signed gradients of each block's error, from round-to-nearest",
         processor="quark_algos.tuning.block:AutoRound",
         config="quark_algos.tuning.config:AutoRoundConfig",
-        capabilities={"calibration"},
         exports={
             "AutoRoundConfig": f"{_DOCUMENTED}:AutoRoundConfig",
             "quark.experimental.torch.autoround:AutoRoundProcessor": f"{_DOCUMENTED}:AutoRoundProcessor",

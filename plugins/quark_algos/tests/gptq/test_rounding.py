@@ -1,4 +1,4 @@
-"""What the settings of GPTQ, GPTAQ and Qronos do in whole runs, and what is said about it."""
+"""Effects of the settings of GPTQ, GPTAQ and Qronos in whole runs, and their metrics and messages."""
 
 from __future__ import annotations
 

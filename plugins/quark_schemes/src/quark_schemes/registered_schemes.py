@@ -17,10 +17,10 @@ _ON_GPU = (*_ANYWHERE, "vLLM (CUDA, ROCm)")
 _EMULATED = (*_ANYWHERE, "vLLM (emulated)")
 
 
-def _scheme(name: str, class_name: str, summary: str, clients: tuple[str, ...], **fields: Any) -> SchemeRecord:
-    """Return the record of the function with the scheme's name and of the class of AMD Quark's public API."""
+def _scheme(name: str, class_name: str, summary: str, clients: tuple[str, ...], *aliases: str, **fields: Any) -> SchemeRecord:
+    """Return the record of the callable with the scheme's name and of the class of AMD Quark's public API."""
     config, exports = _MODULE + name, {class_name: _MODULE + class_name}
-    return SchemeRecord(name=name, summary=summary, config=config, clients=clients, exports=exports, **fields)
+    return SchemeRecord(name=name, summary=summary, config=config, clients=clients, exports=exports, aliases=aliases, **fields)
 
 
 SCHEMES: tuple[SchemeRecord, ...] = (
@@ -28,19 +28,9 @@ SCHEMES: tuple[SchemeRecord, ...] = (
     _scheme("uint4_wo_32", "Uint4WeightOnlyScheme", "asymmetric UINT4 weights, groups of 32", (*_EVERYWHERE, _GGUF)),
     _scheme("int4_wo_64", "Int4WeightOnlyScheme", "symmetric INT4 weights, groups of 64", (*_EVERYWHERE, _GGUF)),
     _scheme("uint4_wo_64", "Uint4WeightOnlyScheme", "asymmetric UINT4 weights, groups of 64", (*_EVERYWHERE, _GGUF)),
+    _scheme("int4_wo_128", "Int4WeightOnlyScheme", "symmetric INT4 weights, groups of 128", (*_EVERYWHERE, _GGUF), "w_int4_per_group_sym"),
     _scheme(
-        "int4_wo_128",
-        "Int4WeightOnlyScheme",
-        "symmetric INT4 weights, groups of 128",
-        (*_EVERYWHERE, _GGUF),
-        aliases=("w_int4_per_group_sym",),
-    ),
-    _scheme(
-        "uint4_wo_128",
-        "Uint4WeightOnlyScheme",
-        "asymmetric UINT4 weights, groups of 128",
-        (*_EVERYWHERE, _GGUF),
-        aliases=("w_uint4_per_group_asym",),
+        "uint4_wo_128", "Uint4WeightOnlyScheme", "asymmetric UINT4 weights, groups of 128", (*_EVERYWHERE, _GGUF), "w_uint4_per_group_asym"
     ),
     _scheme("int4_wo_per_channel", "Int4WeightOnlyPerChannelScheme", "symmetric INT4 weights, a scale per channel", (*_ANYWHERE, _GGUF)),
     _scheme(
@@ -54,39 +44,30 @@ SCHEMES: tuple[SchemeRecord, ...] = (
         "Int8Scheme",
         "INT8 weights and static activations, one scale each",
         (*_EVERYWHERE, _GGUF_WEIGHTS),
-        aliases=("w_int8_a_int8_per_tensor_sym",),
+        "w_int8_a_int8_per_tensor_sym",
     ),
     _scheme(
         "fp8",
         "FP8Scheme",
         "E4M3 weights and static activations, one scale each",
         (*_ON_GPU, "SGLang"),
-        aliases=("w_fp8_a_fp8",),
+        "w_fp8_a_fp8",
         kv_cache=_MODULE + "fp8_outputs",
         attention=_MODULE + "fp8_outputs",
     ),
     _scheme("ptpc_fp8", "PTPCFP8Scheme", "E4M3 weights per channel, dynamic E4M3 activations per token", (*_EVERYWHERE, "SGLang")),
-    _scheme(
-        "mxfp4",
-        "MXFP4Scheme",
-        "MXFP4 weights and dynamic activations",
-        (*_ON_GPU, "SGLang (ROCm)", _GGUF_WEIGHTS),
-        aliases=("w_mxfp4_a_mxfp4",),
-    ),
+    _scheme("mxfp4", "MXFP4Scheme", "MXFP4 weights and dynamic activations", (*_ON_GPU, "SGLang (ROCm)", _GGUF_WEIGHTS), "w_mxfp4_a_mxfp4"),
     _scheme("mxfp4_weight_only", "MXFP4WeightOnlyScheme", "MXFP4 weights", (*_ON_GPU, _GGUF)),
     _scheme(
         "mxfp6_e3m2",
         "MXFP6E3M2Scheme",
         "MXFP6 weights and dynamic activations of E3M2 elements",
         _EMULATED,
-        aliases=("mxfp6", "w_mxfp6_e3m2_a_mxfp6_e3m2"),
+        "mxfp6",
+        "w_mxfp6_e3m2_a_mxfp6_e3m2",
     ),
     _scheme(
-        "mxfp6_e2m3",
-        "MXFP6E2M3Scheme",
-        "MXFP6 weights and dynamic activations of E2M3 elements",
-        _EMULATED,
-        aliases=("w_mxfp6_e2m3_a_mxfp6_e2m3",),
+        "mxfp6_e2m3", "MXFP6E2M3Scheme", "MXFP6 weights and dynamic activations of E2M3 elements", _EMULATED, "w_mxfp6_e2m3_a_mxfp6_e2m3"
     ),
     _scheme(
         "mxfp4_mxfp6_e2m3",
@@ -102,7 +83,7 @@ SCHEMES: tuple[SchemeRecord, ...] = (
         "FP4Block16ScaleE4M3Scheme",
         "FP4 weights and activations, groups of 16, E4M3 scales under one more scale",
         _ON_GPU,
-        aliases=("fp4_block16_scale_e4m3",),
+        "fp4_block16_scale_e4m3",
         shares_global_scale=True,
     ),
     _scheme(
@@ -118,8 +99,8 @@ SCHEMES: tuple[SchemeRecord, ...] = (
         _ANYWHERE,
     ),
     _scheme("int4_fp8", "INT4_FP8Scheme", "weights first in E4M3, from there in INT4 per channel; dynamic E4M3 activations", _ANYWHERE),
-    _scheme("bfp16", "BFP16Scheme", "BFP16 weights and activations, blocks of 8", _ANYWHERE, aliases=("w_bfp16_a_bfp16",)),
-    _scheme("mx6", "MX6Scheme", "MX6 weights and activations; option block_size (16)", _ANYWHERE, aliases=("w_mx6_a_mx6",)),
+    _scheme("bfp16", "BFP16Scheme", "BFP16 weights and activations, blocks of 8", _ANYWHERE, "w_bfp16_a_bfp16"),
+    _scheme("mx6", "MX6Scheme", "MX6 weights and activations; option block_size (16)", _ANYWHERE, "w_mx6_a_mx6"),
     _scheme("mx9", "MX9Scheme", "MX9 weights and activations; option block_size (16)", _ANYWHERE),
 )
 """Every scheme. ``shares_global_scale``: runtimes fuse query, key and value projections, and gate and up

@@ -145,10 +145,7 @@ _BY_TYPE: dict[ScaleType, ScaleFormat] = {
     ScaleType.bfloat16: PlainScales(torch.bfloat16),
     ScaleType.float8_e5m3: SmallFloatScales(E5M3),
 }
-_BY_FORMAT: dict[str, ScaleFormat] = {
-    "e4m3": SmallFloatScales(E4M3, torch.float8_e4m3fn),
-    "e5m3": SmallFloatScales(E5M3),
-}
+_BY_FORMAT: dict[str, ScaleFormat] = {"e4m3": SmallFloatScales(E4M3, torch.float8_e4m3fn), "e5m3": SmallFloatScales(E5M3)}
 _NAMES = ("float32", "e8m0", *_BY_FORMAT)
 _STORED_POWERS = {ScaleType.pof2: torch.float32, ScaleType.float8_e8m0fnu: torch.float8_e8m0fnu}
 

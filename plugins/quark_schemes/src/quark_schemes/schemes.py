@@ -1,4 +1,4 @@
-"""The named schemes: functions that build a new layer configuration, and AMD Quark's classes. No torch here.
+"""The named schemes: callables that build a new layer configuration, and AMD Quark's classes. No torch here.
 
 In this order: integers, FP8, OCP Microscaling (MX), two levels of scales (NVFP4, AMD FP4, INT4 of FP8), block
 floating point; then the classes of AMD Quark's public API, objects with a ``config``.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -29,43 +30,6 @@ from quark_schemes.specs.microscaling import (
 )
 from quark_schemes.specs.options import ProgressiveSpec, ScaleQuantSpec, SingleLevelSpec
 
-__all__ = [
-    "CONFIGURATIONS",
-    "amdfp4",
-    "amdfp4_g32",
-    "amdfp4_global16",
-    "amdfp4_global32",
-    "amdfp4_in_groups",
-    "amdfp4_with_global_scale",
-    "bfp16",
-    "fp8",
-    "fp8_outputs",
-    "int4_fp8",
-    "int4_wa_64",
-    "int4_weight_and_activation",
-    "int4_weight_only",
-    "int4_wo_32",
-    "int4_wo_64",
-    "int4_wo_128",
-    "int4_wo_per_channel",
-    "int8",
-    "mx6",
-    "mx9",
-    "mxfp4",
-    "mxfp4_fp8",
-    "mxfp4_mxfp6_e2m3",
-    "mxfp4_weight_only",
-    "mxfp6_e2m3",
-    "mxfp6_e3m2",
-    "nvfp4",
-    "ptpc_fp8",
-    "uint4_weight_only",
-    "uint4_wo_32",
-    "uint4_wo_64",
-    "uint4_wo_128",
-    "uint4_wo_per_channel",
-]
-
 
 def int4_weight_only(group_size: int) -> QLayerConfig:
     """Return a configuration of symmetric INT4 weights in groups along the input."""
@@ -77,19 +41,8 @@ def uint4_weight_only(group_size: int) -> QLayerConfig:
     return QLayerConfig(weight=Uint4PerGroupSpec(ch_axis=-1, group_size=group_size, is_dynamic=False).to_quantization_spec())
 
 
-def int4_wo_32() -> QLayerConfig:
-    """Return a configuration of INT4 weights, groups of 32."""
-    return int4_weight_only(32)
-
-
-def int4_wo_64() -> QLayerConfig:
-    """Return a configuration of INT4 weights, groups of 64."""
-    return int4_weight_only(64)
-
-
-def int4_wo_128() -> QLayerConfig:
-    """Return a configuration of INT4 weights, groups of 128."""
-    return int4_weight_only(128)
+int4_wo_32, int4_wo_64, int4_wo_128 = (partial(int4_weight_only, size) for size in (32, 64, 128))
+uint4_wo_32, uint4_wo_64, uint4_wo_128 = (partial(uint4_weight_only, size) for size in (32, 64, 128))
 
 
 def int4_wo_per_channel() -> QLayerConfig:
@@ -103,24 +56,7 @@ def int4_weight_and_activation(group_size: int) -> QLayerConfig:
     return QLayerConfig(weight=int4_weight_only(group_size).weight, input_tensors=activation)
 
 
-def int4_wa_64() -> QLayerConfig:
-    """Return a configuration of INT4 weights and dynamic INT4 activations, groups of 64."""
-    return int4_weight_and_activation(64)
-
-
-def uint4_wo_32() -> QLayerConfig:
-    """Return a configuration of UINT4 weights, groups of 32."""
-    return uint4_weight_only(32)
-
-
-def uint4_wo_64() -> QLayerConfig:
-    """Return a configuration of UINT4 weights, groups of 64."""
-    return uint4_weight_only(64)
-
-
-def uint4_wo_128() -> QLayerConfig:
-    """Return a configuration of UINT4 weights, groups of 128."""
-    return uint4_weight_only(128)
+int4_wa_64 = partial(int4_weight_and_activation, 64)
 
 
 def uint4_wo_per_channel() -> QLayerConfig:
@@ -128,16 +64,20 @@ def uint4_wo_per_channel() -> QLayerConfig:
     return QLayerConfig(weight=Uint4PerChannelSpec(ch_axis=0, is_dynamic=False).to_quantization_spec())
 
 
+def _both(helper: SingleLevelSpec) -> QLayerConfig:
+    """Return a configuration of weights and activations of one spec."""
+    spec = helper.to_quantization_spec()
+    return QLayerConfig(weight=spec, input_tensors=spec)
+
+
 def int8() -> QLayerConfig:
     """Return a configuration of symmetric INT8 weights and static activations, one scale each."""
-    spec = Int8PerTensorSpec(is_dynamic=False).to_quantization_spec()
-    return QLayerConfig(weight=spec, input_tensors=spec)
+    return _both(Int8PerTensorSpec(is_dynamic=False))
 
 
 def fp8() -> QLayerConfig:
     """Return a configuration of E4M3 weights and static activations, one scale each."""
-    spec = FP8E4M3PerTensorSpec(scale_type="float", is_dynamic=False).to_quantization_spec()
-    return QLayerConfig(weight=spec, input_tensors=spec)
+    return _both(FP8E4M3PerTensorSpec(scale_type="float", is_dynamic=False))
 
 
 def fp8_outputs() -> QTensorConfig:
@@ -214,14 +154,7 @@ def amdfp4_with_global_scale(group_size: int) -> QLayerConfig:
     return _fp4_under(FP8E5M3PerTensorSpec(scale_type="float32", is_dynamic=False), group_size)
 
 
-def amdfp4_global16() -> QLayerConfig:
-    """Return a configuration of FP4 in groups of 16, E5M3 scales, one scale per tensor over them."""
-    return amdfp4_with_global_scale(16)
-
-
-def amdfp4_global32() -> QLayerConfig:
-    """Return a configuration of FP4 in groups of 32, E5M3 scales, one scale per tensor over them."""
-    return amdfp4_with_global_scale(32)
+amdfp4_global16, amdfp4_global32 = (partial(amdfp4_with_global_scale, size) for size in (16, 32))
 
 
 def amdfp4_in_groups(group_size: int = 16) -> QLayerConfig:
@@ -233,14 +166,7 @@ def amdfp4_in_groups(group_size: int = 16) -> QLayerConfig:
     return QLayerConfig(weight=weight.to_quantization_spec(), input_tensors=activation.to_quantization_spec())
 
 
-def amdfp4() -> QLayerConfig:
-    """Return a configuration of FP4 weights and dynamic activations, groups of 16, E5M3 scales."""
-    return amdfp4_in_groups(16)
-
-
-def amdfp4_g32() -> QLayerConfig:
-    """Return a configuration of FP4 weights and dynamic activations, groups of 32, E5M3 scales."""
-    return amdfp4_in_groups(32)
+amdfp4, amdfp4_g32 = (partial(amdfp4_in_groups, size) for size in (16, 32))
 
 
 def int4_fp8() -> QLayerConfig:
@@ -252,11 +178,6 @@ def int4_fp8() -> QLayerConfig:
     weight = ProgressiveSpec(first, Int4PerChannelSpec(ch_axis=0, scale_type="float32", is_dynamic=False))
     activation = FP8E4M3PerTensorSpec(scale_type="float32", is_dynamic=True)
     return QLayerConfig(weight=weight.to_quantization_spec(), input_tensors=activation.to_quantization_spec())
-
-
-def _both(helper: SingleLevelSpec) -> QLayerConfig:
-    spec = helper.to_quantization_spec()
-    return QLayerConfig(weight=spec, input_tensors=spec)
 
 
 def bfp16() -> QLayerConfig:
@@ -310,6 +231,7 @@ CONFIGURATIONS: Mapping[str, Callable[..., QLayerConfig]] = MappingProxyType(
 )
 """The function that makes the configuration of each class; its arguments are those of the class."""
 
+__all__ = ["CONFIGURATIONS"]
 __all__ += list(CONFIGURATIONS)
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from quark.base.names import folded
 from quark.errors import CheckpointError, ConfigError
 from quark.models.hf.json_files import read_json, reading
 from quark.models.hf.model_config import auto_class, model_config
+from quark.models.hf.placing import refuse_missing
 from quark.models.hf.shards import DTYPES, check_shards, refuse_codes
 from quark.models.layers.packed_layers import Packed
 
@@ -75,12 +75,7 @@ def load_model(path: Path, dtype: str = "auto", device: str = "cpu", *, trust_re
         model, report = auto_class(config).from_pretrained(
             path, dtype=model_dtype, trust_remote_code=trust_remote_code, local_files_only=True, output_loading_info=True
         )
-    if missing := sorted(report["missing_keys"]):
-        # transformers fills them with random numbers, and warns.
-        raise CheckpointError(
-            f"'{path}' lacks {len(missing)} tensor(s) of a {type(model).__name__}: {folded(sorted(missing))}. It is incomplete, or its "
-            "config.json is of another model"
-        )
+    refuse_missing(sorted(report["missing_keys"]), model, path)  # transformers fills them with random numbers, and warns
     loaded: nn.Module = model.eval().to(target)
     unpack_all(loaded, path)
     return loaded

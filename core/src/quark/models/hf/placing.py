@@ -1,4 +1,4 @@
-"""Put tensors that are read from files into the modules of a model, and find those that no file had.
+"""Put tensors that are read from files into the modules of a model, find and refuse those that no file had.
 
 Tied names are one tensor.
 """
@@ -6,11 +6,15 @@ Tied names are one tensor.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from torch import Tensor, nn
 
-__all__ = ["left_out_by", "owners_of", "put_tensor", "without_source"]
+from quark.base.names import folded
+from quark.errors import CheckpointError
+
+__all__ = ["left_out_by", "owners_of", "put_tensor", "refuse_missing", "without_source"]
 
 
 def owners_of(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
@@ -46,6 +50,15 @@ def without_source(state: Mapping[str, Tensor], names: Iterable[str]) -> Iterato
     """
     have = {id(state[name]) for name in names if name in state}
     return (name for name, tensor in state.items() if id(tensor) not in have)
+
+
+def refuse_missing(names: Sequence[str], model: nn.Module, directory: Path) -> None:
+    """Raise CheckpointError if there are ``names`` of tensors of a model that its checkpoint lacks."""
+    if names:
+        raise CheckpointError(
+            f"'{directory}' lacks {len(names)} tensor(s) of a {type(model).__name__}: {folded(names)}. It is incomplete, or its "
+            "config.json is of another model"
+        )
 
 
 def left_out_by(model: nn.Module) -> Callable[[str], bool]:

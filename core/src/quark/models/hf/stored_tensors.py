@@ -23,7 +23,7 @@ from quark.models.hf.converted_tensors import ConvertedTensors
 from quark.models.hf.dequantized_tensors import DequantizedTensors
 from quark.models.hf.dequantizer import FloatTensor, LayerCodes
 from quark.models.hf.file_tensors import FileTensors
-from quark.models.hf.placing import left_out_by, without_source
+from quark.models.hf.placing import left_out_by, refuse_missing, without_source
 from quark.models.hf.shards import Shard, refuse_codes
 from quark.models.hf.weight_converters import WeightConverter
 from quark.models.layers.coded_layer import CodedLayer
@@ -109,7 +109,7 @@ class StoredTensors:
         self._tensors = ConvertedTensors(float_files, directory, converters, lambda name: names.find(name) is not None)
         recipes, unused = _recipes(names, self._tensors.meta)
         self.recipes = [self._checked(recipe, state) for recipe in recipes]
-        self._refuse_missing(state)
+        refuse_missing(list(without_source(state, (name for recipe in self.recipes for name in recipe.targets))), model, directory)
         self._refuse_integers(state)
         _warn_unused(unused, model, directory)
 
@@ -131,14 +131,6 @@ class StoredTensors:
                     f"{expected}: config.json and weights do not belong together"
                 )
         return attrs.evolve(recipe, targets=tuple(targets))
-
-    def _refuse_missing(self, state: Mapping[str, Tensor]) -> None:
-        missing = list(without_source(state, (name for recipe in self.recipes for name in recipe.targets)))
-        if missing:
-            raise CheckpointError(
-                f"'{self._directory}' lacks {len(missing)} tensor(s) of a {type(self._model).__name__}: {folded(missing)}. It is "
-                "incomplete, or its config.json is of another model"
-            )
 
     def _refuse_integers(self, state: Mapping[str, Tensor]) -> None:
         for recipe in self.recipes:
@@ -184,16 +176,15 @@ class StoredTensors:
         Raises:
             CheckpointError: A file has changed or cannot be read, or codes and scales do not fit each other.
         """
-        chosen = {name: self._layers[name] for name in names}
-        of_tensor: dict[str, dict[str, LayerCodes]] = {}
-        for name, (one, codes) in chosen.items():
+        layers_of: dict[FloatTensor, dict[str, LayerCodes]] = {}
+        for name in names:
+            one, codes = self._layers[name]
             assert codes is not None
-            of_tensor.setdefault(one.name, {})[name] = codes
-        tensors = {one.name: one for one, _ in chosen.values()}
+            layers_of.setdefault(one, {})[name] = codes
         coded: dict[str, CodedLayer] = {}
         with self._files.reading(device) as read:
-            for name, layers in of_tensor.items():
-                stored = {n: read(n, torch.float32) for n in (*tensors[name].sources, *tensors[name].left_out)}
+            for one, layers in layers_of.items():
+                stored = {n: read(n, torch.float32) for n in (*one.sources, *one.left_out)}
                 coded |= {layer: codes.read(stored) for layer, codes in layers.items()}
         return coded
 

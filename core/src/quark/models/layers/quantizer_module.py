@@ -149,9 +149,7 @@ _operator = torch.library.custom_op("quark::fake_quantize", _fake_quantize, muta
 
 
 @_operator.register_fake
-def _shape_only(
-    x: Tensor, scale: Tensor | None, zero_point: Tensor | None, outer_scale: Tensor | None, spec: str, activation: bool
-) -> Tensor:
+def _shape_only(x: Tensor, *_: object) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 

@@ -5,7 +5,7 @@ A `Recipe` is the settings of any of the three as one set of parameters, with th
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 import attrs
 from attrs import validators
@@ -222,43 +222,26 @@ Chosen by held-out perplexity: see
 def recipe_of(settings: GPTQConfig | QronosConfig) -> Recipe:
     """Return the recipe of the settings of any of the three algorithms."""
     best = settings.preset == "best"
-    common = Recipe(
+    own: dict[str, Any] = {}
+    if isinstance(settings, QronosConfig):
+        own["percdamp"] = BEST_DAMPING if best else None
+        own["eigen_damping"] = settings.alpha
+        own["share"] = (BEST_SHARE if best else 1.0) if settings.correction_share is None else settings.correction_share
+    else:
+        own["percdamp"] = max(settings.damp_percent, BEST_DAMPING) if best else settings.damp_percent
+    if isinstance(settings, GPTAQConfig):
+        own |= {"share": settings.alpha, "is_causal": not best}
+    if isinstance(settings, GPTAQConfig | QronosConfig):
+        own["correction_percdamp"] = settings.correction_damping or (BEST_CORRECTION_DAMPING if best else None)
+    return Recipe(
         block=settings.block_size,
         act_order=settings.desc_act,
         static_groups=settings.static_groups,
-        percdamp=_percdamp(settings, best),
         scales=settings.scale_search or ("hessian" if best else "minmax"),
         refits=settings.scale_refits or 0,
         passes=settings.descent_passes or 0,
         is_careful=best,
         float64=settings.float64,
         modules=tuple(settings.inside_layer_modules),
-    )
-    if isinstance(settings, QronosConfig):
-        return _qronos(settings, common, best)
-    return _gptaq(settings, common, best) if isinstance(settings, GPTAQConfig) else common
-
-
-def _percdamp(settings: GPTQConfig | QronosConfig, best: bool) -> float | None:
-    if isinstance(settings, GPTQConfig):
-        return max(settings.damp_percent, BEST_DAMPING) if best else settings.damp_percent
-    return BEST_DAMPING if best else None
-
-
-def _gptaq(settings: GPTAQConfig, common: Recipe, best: bool) -> Recipe:
-    return attrs.evolve(
-        common,
-        share=settings.alpha,
-        is_causal=not best,
-        correction_percdamp=settings.correction_damping or (BEST_CORRECTION_DAMPING if best else None),
-    )
-
-
-def _qronos(settings: QronosConfig, common: Recipe, best: bool) -> Recipe:
-    share = settings.correction_share
-    return attrs.evolve(
-        common,
-        eigen_damping=settings.alpha,
-        share=share if share is not None else (BEST_SHARE if best else 1.0),
-        correction_percdamp=settings.correction_damping or (BEST_CORRECTION_DAMPING if best else None),
+        **own,
     )

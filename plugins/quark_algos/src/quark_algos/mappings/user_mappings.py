@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
-from torch import Tensor, nn
+from torch import nn
 
 from quark.base.log import get_logger
 from quark.base.names import closest
@@ -54,14 +54,11 @@ class Condition:
 
     def holds(self, block: nn.Module) -> bool:
         """Return whether the condition is true in a block; False if the block lacks one of the modules."""
-        shapes = []
-        for name in (self.left, self.right):
-            module = submodule(block, name)
-            if module is None:
-                return False
-            weight = getattr(module, "weight", None)
-            shapes.append(weight.shape if isinstance(weight, Tensor) else None)
-        return (shapes[0] == shapes[1]) is self.is_equal
+        modules = [submodule(block, name) for name in (self.left, self.right)]
+        if None in modules:
+            return False
+        left, right = (getattr(getattr(module, "weight", None), "shape", None) for module in modules)
+        return (left == right) is self.is_equal
 
 
 @attrs.frozen

@@ -23,11 +23,12 @@ from quark.config.enums import Dtype, QSchemeType, RoundType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
-from quark.numbers import Granularity, NumberFormat, Packing, PerGroup, QParams, Spacing
+from quark.numbers import Granularity, Packing, PerGroup, QParams, Spacing
 from quark.numbers.kernels import DeviceCode
 from quark_schemes.arithmetic.packing import pack_bits, pack_flags, unpack_bits, unpack_flags
 from quark_schemes.arithmetic.shared_exponent import MODES, decode_e8m0, encode_e8m0, shared_exponent_scale
 from quark_schemes.arithmetic.small_float import WHOLE_ROUNDINGS
+from quark_schemes.formats.integer import WholeNumbers
 
 __all__ = [
     "BFP16",
@@ -103,7 +104,7 @@ _SMALLEST = 2.0**-126
 
 
 @attrs.frozen(kw_only=True)
-class BlockFloat(NumberFormat):
+class BlockFloat(WholeNumbers):
     """Mantissas in two's complement that share an exponent.
 
     Attributes:
@@ -127,7 +128,6 @@ class BlockFloat(NumberFormat):
     grows: bool = False
     modes: tuple[str, ...] = ()
     even_bits: int = 0
-    rounding: RoundType = RoundType.half_even
     default_observer: str = "PerBlockMXObserver"
     packing: Packing = attrs.field(default=attrs.Factory(lambda self: SharedExponentPacking(self.fraction_bits), takes_self=True))
 
@@ -143,9 +143,6 @@ class BlockFloat(NumberFormat):
             symmetric=not self.grows,
             observer_cls=spec.observer_cls or self.default_observer,
         )
-
-    def for_spec(self, spec: QTensorConfig) -> BlockFloat:
-        return self if spec.round_method in (None, self.rounding) else attrs.evolve(self, rounding=spec.round_method)
 
     def spec_error(self, spec: QTensorConfig) -> str | None:
         # Formats without modes of their own accept the known ones, which AMD Quark's configurations of them
@@ -188,12 +185,6 @@ class BlockFloat(NumberFormat):
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         return WHOLE_ROUNDINGS[self.rounding](t).clamp_(self.low, self.high)
 
-    def encode(self, t: Tensor) -> Tensor:
-        return t.to(self.storage_dtype)
-
-    def decode(self, codes: Tensor) -> Tensor:
-        return codes.float()
-
 
 @attrs.frozen(kw_only=True)
 class MxFormat(BlockFloat):
@@ -202,30 +193,17 @@ class MxFormat(BlockFloat):
     Only INT8 is this class's own.
     """
 
-    element: Dtype
-
     def canonicalize(self, spec: QTensorConfig) -> TensorSpec:
         if spec.mx_element_dtype is None:
             raise ConfigError("Dtype.mx needs mx_element_dtype: Dtype.int8, fp4, fp6_e2m3, fp6_e3m2, fp8_e4m3 or fp8_e5m2")
         canonical = super().canonicalize(spec)
         assert isinstance(canonical, QTensorConfig)
-        if spec.mx_element_dtype is self.element:
+        if spec.mx_element_dtype is Dtype.int8:
             return canonical
         return attrs.evolve(canonical, dtype=spec.mx_element_dtype, mx_element_dtype=None, scale_format="e8m0")
 
 
-MX = MxFormat(
-    name="mx",
-    bits=8,
-    storage_dtype=torch.int8,
-    low=-127,
-    high=127,
-    fraction_bits=6,
-    block=32,
-    modes=MODES,
-    even_bits=8,
-    element=Dtype.int8,
-)
+MX = MxFormat(name="mx", bits=8, storage_dtype=torch.int8, low=-127, high=127, fraction_bits=6, block=32, modes=MODES, even_bits=8)
 BFP16 = BlockFloat(name="bfp16", bits=8, storage_dtype=torch.int8, low=-128, high=127, fraction_bits=6, block=8, grows=True)
 
 

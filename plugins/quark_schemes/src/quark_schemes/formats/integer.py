@@ -6,6 +6,8 @@ transposed. Source: AMD Quark 0.13 and its checkpoints (``int4_wo_128``, ``int8`
 
 from __future__ import annotations
 
+from typing import Self
+
 import attrs
 import torch
 from torch import Tensor
@@ -19,7 +21,7 @@ from quark_schemes.arithmetic.packing import pack_bits, pack_nibbles, pack_nibbl
 from quark_schemes.arithmetic.small_float import WHOLE_ROUNDINGS
 from quark_schemes.scale_formats import SMALLEST_SCALE, scale_error, scale_format_of, with_outer_scale
 
-__all__ = ["INT2", "INT3", "INT4", "INT8", "INT16", "UINT2", "UINT4", "UINT8", "IntegerFormat", "IntegerPacking"]
+__all__ = ["INT2", "INT3", "INT4", "INT8", "INT16", "UINT2", "UINT4", "UINT8", "IntegerFormat", "IntegerPacking", "WholeNumbers"]
 
 
 @attrs.frozen
@@ -87,14 +89,33 @@ def _laid_out(x: Tensor, granularity: Granularity) -> Tensor:
 
 
 @attrs.frozen(kw_only=True)
-class IntegerFormat(NumberFormat):
+class WholeNumbers(NumberFormat):
+    """Base of formats whose values are whole numbers: integers, and mantissas of block floating point.
+
+    Attributes:
+        rounding: The rounding of values between two whole numbers.
+    """
+
+    rounding: RoundType = RoundType.half_even
+
+    def for_spec(self, spec: QTensorConfig) -> Self:
+        return self if spec.round_method in (None, self.rounding) else attrs.evolve(self, rounding=spec.round_method)
+
+    def encode(self, t: Tensor) -> Tensor:
+        return t.to(self.storage_dtype)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        return codes.float()
+
+
+@attrs.frozen(kw_only=True)
+class IntegerFormat(WholeNumbers):
     """An integer of ``bits`` bits, signed or not."""
 
     name: str
     bits: int
     signed: bool
     storage_dtype: torch.dtype
-    rounding: RoundType = RoundType.half_even
     packing: Packing = attrs.field(
         default=attrs.Factory(lambda self: IntegerPacking(self.bits, self.signed, self.storage_dtype), takes_self=True)
     )
@@ -119,9 +140,6 @@ class IntegerFormat(NumberFormat):
 
     def canonicalize(self, spec: QTensorConfig) -> TensorSpec:
         return with_outer_scale(spec)
-
-    def for_spec(self, spec: QTensorConfig) -> IntegerFormat:
-        return self if spec.round_method in (None, self.rounding) else attrs.evolve(self, rounding=spec.round_method)
 
     def by_reciprocal(self, spec: QTensorConfig) -> bool:
         return True
@@ -176,12 +194,6 @@ class IntegerFormat(NumberFormat):
     def write_codes(self, t: Tensor, zero: Tensor | None, out: Tensor) -> None:
         # Torch converts to int8 much faster than to uint8; codes below 128 are the same bytes in both.
         (out.view(torch.int8) if out.dtype is torch.uint8 and self.high < 128 else out).copy_(self.round_(t, zero))
-
-    def encode(self, t: Tensor) -> Tensor:
-        return t.to(self.storage_dtype)
-
-    def decode(self, codes: Tensor) -> Tensor:
-        return codes.float()
 
 
 INT2 = IntegerFormat(name="int2", bits=2, signed=True, storage_dtype=torch.int8)
