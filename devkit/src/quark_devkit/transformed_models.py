@@ -81,7 +81,7 @@ def transformed(
     model = _with_biases(is_fused)
     data = batches()
     run = plan_run(model, run_config(scheme, *settings, exclude=exclude)).with_data(model, data, torch.device("cpu"))
-    transforms = start_transforms(model, run.plan, run.algorithms.checked_transforms(run.plan.config))
+    transforms = start_transforms(model, run.plan, run.algorithms)
     leaving = attrs.evolve(run, algorithms=attrs.evolve(run.algorithms, rounding=_LeaveFloat(), rounding_name=None))
     report = quantize_blocks(StartedRun(leaving, model, transforms=transforms), _Discard())
     return TransformedModel(model, _with_biases(is_fused), report, tuple(run.plan.config.algo_config or ()))

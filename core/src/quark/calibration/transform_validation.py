@@ -18,11 +18,12 @@ from quark.algorithms import HasAlternatives, OutputError, Transform, ValidatedR
 from quark.base.log import silenced
 from quark.base.ranks import ALONE, Ranks
 from quark.calibration.batches import Call
-from quark.calibration.block_transforms import BlockTransforms, StartedTransform
+from quark.calibration.block_transforms import BlockTransforms
 from quark.calibration.forwards import Forward, without_cache
 from quark.calibration.lockstep import BlockRun, LockStep
 from quark.calibration.output_error import as_rounded, configs_of, tensor_of
 from quark.calibration.pause_points import tokens_of
+from quark.calibration.plugin_checks import StartedTransform
 from quark.config.algorithm import AlgoConfig
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
 from quark.models.plan.family import text_config
@@ -143,7 +144,7 @@ class _Candidate:
     @property
     def started(self) -> list[StartedTransform]:
         """All transforms of the candidate."""
-        own = [] if self.transform is None or self.run is None else [StartedTransform(self.transform.needs, self.run)]
+        own = [] if self.transform is None or self.run is None else [StartedTransform(self.run, self.transform.needs)]
         return [*own, *self.followers]
 
 

@@ -11,13 +11,13 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import RoundToNearest, Transform, Tuning
+from quark.algorithms import RoundToNearest, Tuning
 from quark.base.ranks import Ranks
 from quark.calibration.activation_scales import ActivationScales
 from quark.calibration.attention import install
 from quark.calibration.block_calibration import BlockCalibration
 from quark.calibration.block_rounding import BlockRounding
-from quark.calibration.block_transforms import BlockTransforms, StartedTransform
+from quark.calibration.block_transforms import BlockTransforms
 from quark.calibration.block_tuning import BlockTuning
 from quark.calibration.figures import InputSample
 from quark.calibration.forwards import without_cache
@@ -25,7 +25,7 @@ from quark.calibration.input_groups import InputGroups
 from quark.calibration.lockstep import BlockRun, LockStep
 from quark.calibration.observation import counting
 from quark.calibration.phases import PhaseClock
-from quark.calibration.plugin_checks import CheckedRounding
+from quark.calibration.plugin_checks import CheckedRounding, StartedTransform
 from quark.calibration.report import CalibrationReport
 from quark.calibration.rounding_tasks import round_to_nearest, round_without_statistics
 from quark.calibration.two_passes import TwoPasses
@@ -41,6 +41,7 @@ from quark.plugins.attribution import attributed
 from quark.runs.block_figures import BlockEvents, RunFigures
 from quark.runs.memory import FreedMemory, tokens_in
 from quark.runs.run import Run, StartedRun
+from quark.runs.selected_algorithms import Algorithms
 from quark.runs.sink import BlockResult, BlockSink
 from quark.runs.source import RunSource
 
@@ -175,15 +176,16 @@ def _forwards(pipeline: BlockPipeline, blocks: Sequence[Block], scales: Activati
         yield steps
 
 
-def start_transforms(model: nn.Module, plan: QuantPlan, transforms: Sequence[Transform]) -> list[StartedTransform]:
+def start_transforms(model: nn.Module, plan: QuantPlan, algorithms: Algorithms) -> list[StartedTransform]:
     """Start transforms: each changes the tensors outside the decoder blocks, all of which are in memory.
 
     The model has all tensors outside the blocks then that the finished model has, by which the files of an
     export are laid out.
     """
-    started = [StartedTransform.of(transform, model, plan) for transform in transforms]
-    blocks = decoder_blocks(model, plan.architecture)
-    return [transform.with_global_changes(model, blocks) for transform in started]
+    started = algorithms.started_transforms(model, plan)
+    for transform in started:
+        transform.apply_global(model, decoder_blocks(model, plan.architecture))
+    return started
 
 
 def quantize_block(pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow], block_run: BlockRun | None) -> None:

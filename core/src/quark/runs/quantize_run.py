@@ -46,7 +46,7 @@ def start_run(run: Run, model: nn.Module, source: RunSource | None = None) -> St
         run.events.phase("validate")
     validations = validate_transforms(model, run.plan, transforms, run.data, source, run.ranks, compensated=compensated)
     run = run.as_validated(model, validations)
-    started = start_transforms(model, run.plan, run.algorithms.checked_transforms(run.plan.config))
+    started = start_transforms(model, run.plan, run.algorithms)
     return StartedRun(run, model, source, started, validations, spilled)
 
 

@@ -16,7 +16,7 @@ from quark.base.log import get_logger
 from quark.base.names import folded
 from quark.base.ranks import ALONE, Ranks
 from quark.calibration.batches import Call, calls
-from quark.calibration.block_transforms import StartedTransform
+from quark.calibration.plugin_checks import StartedTransform
 from quark.calibration.report import CalibrationReport
 from quark.calibration.sample_grid import SampleGrid
 from quark.calibration.spilled_inputs import SpilledInputs
