@@ -171,9 +171,9 @@ class ActivationScales:
         with ExitStack() as stack:
             for owner, slot in self._items:
                 if slot == INPUT:
-                    stack.callback(model.get_submodule(owner).register_forward_pre_hook(self._see_input(owner)).remove)
+                    stack.callback(model.get_submodule(owner).register_forward_pre_hook(self._hook(owner, slot)).remove)
                 elif slot == OUTPUT:
-                    stack.callback(model.get_submodule(owner).register_forward_hook(self._see_output(owner)).remove)
+                    stack.callback(model.get_submodule(owner).register_forward_hook(self._hook(owner, slot)).remove)
             stack.enter_context(calibrating(model, self.inside, self._see_attention))
             yield
 
@@ -251,17 +251,12 @@ class ActivationScales:
         for key, qparams in qparams_of.items():
             self._give(key, QParams(scale.clone(), qparams.zero_point))
 
-    def _see_input(self, owner: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            if is_counted():
-                self.see(owner, INPUT, args[0])
+    def _hook(self, owner: str, slot: str) -> Any:
+        """Return a hook of a layer, before its forward or behind it, that observes its input or its output."""
 
-        return hook
-
-    def _see_output(self, owner: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor | None = None) -> None:
             if is_counted():
-                self.see(owner, OUTPUT, output)
+                self.see(owner, slot, args[0] if output is None else output)
 
         return hook
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import Exporter, ExportOptions
 from quark.checkpoint.shard_layout import ShardLayout
-from quark.models.plan.decoder_blocks import decoder_blocks, rows_by_block
+from quark.models.plan.decoder_blocks import decoder_blocks
 from quark.models.plan.family import text_config
 from quark.runs.block_probe import BlockSeconds, measured_block, seconds_per_byte
 from quark.runs.memory import held_bytes
@@ -232,8 +232,7 @@ def _activations(model: nn.Module, run: Run, calibration: Calibration) -> int:
     hidden = getattr(text_config(model), "hidden_size", None) or 0
     size = next((p.element_size() for p in model.parameters()), 4)
     waiting = 0 if run.two_passes else held_by_forwards(model, run.plan, run.algorithms, data)
-    blocks = decoder_blocks(model, run.plan.architecture)
-    running = held_bytes(blocks, rows_by_block(blocks, run.plan.quantized), model, calibration.length, streams)
+    running = held_bytes(model, run.plan, calibration.length, streams)
     return max(waiting, running) + 2 * calibration.tokens * hidden * size * streams
 
 
