@@ -252,7 +252,7 @@ class ActivationScales:
             self._give(key, QParams(scale.clone(), qparams.zero_point))
 
     def _hook(self, owner: str, slot: str) -> Any:
-        """Return a hook of a layer, before its forward or behind it, that observes its input or its output."""
+        """Return a hook of a layer that observes its input, or behind its forward its output."""
 
         def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor | None = None) -> None:
             if is_counted():

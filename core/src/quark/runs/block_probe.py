@@ -138,7 +138,7 @@ def measured_block(
                 return None
 
             def seconds(one: _OneBlock, sequences: int) -> dict[str, float]:
-                return _seconds(_with_weights(one.model, device), one.config, run, sequences, used, exporter, options, device)
+                return _seconds(one, run, sequences, used, exporter, options, device)
 
             seconds(models[-1], 1)  # warms up
             least = seconds(models[-1], 1) if len(models) > 1 else {}
@@ -268,19 +268,13 @@ def _with_weights(one: nn.Module, device: torch.device) -> nn.Module:
 
 
 def _seconds(
-    model: nn.Module,
-    config: QConfig,
-    run: Run,
-    count: int,
-    length: int,
-    exporter: Exporter,
-    options: ExportOptions,
-    device: torch.device,
+    one: _OneBlock, run: Run, count: int, length: int, exporter: Exporter, options: ExportOptions, device: torch.device
 ) -> dict[str, float]:
-    """Return the seconds by phase of a run on ``model``, which it changes, with ``count`` sequences."""
+    """Return the seconds by phase of a run with ``count`` sequences on a copy of a model with one block."""
+    model = _with_weights(one.model, device)
     generator = torch.Generator().manual_seed(count)
     ids = [torch.randint(_VOCABULARY, (1, length), generator=generator).to(device) for _ in range(count if run.needs_data else 0)]
-    own = attrs.evolve(plan_run(model, config), data=[Call((x,)) for x in ids]).in_memory_mode(run.two_passes)
+    own = attrs.evolve(plan_run(model, one.config), data=[Call((x,)) for x in ids]).in_memory_mode(run.two_passes)
     began = time.perf_counter()
     started = start_run(own, model)
     before = time.perf_counter() - began

@@ -39,8 +39,7 @@ from quark.runs.quantize_block import quantize_blocks
 from quark.runs.quantize_run import finish_run, quantize_run, start_run
 from quark.runs.run import Data, FinishedRun, Run, StartedRun, plan_run
 from quark.runs.selected_algorithms import settings_told
-from quark.runs.shared_output import directory_of_first, is_divided, opened_sink, sink_of_other
-from quark.runs.sink import BlockSink, InPlaceSink, JournaledSink
+from quark.runs.sink import BlockSink, InPlaceSink, JournaledSink, directory_of_first, is_divided, opened_sink, sink_of_other
 from quark.runs.skeleton import quantized_skeleton
 from quark.runs.source import CheckpointSource
 
