@@ -22,10 +22,9 @@ from torch import Tensor
 from quark.calibration.activation_scales import INPUT, OUTPUT, ActivationScales, Key
 from quark.calibration.attention import calibrating, inside_block
 from quark.calibration.block_calibration import BlockCalibration
-from quark.calibration.expert_pools import PooledExperts, pooled_experts
 from quark.calibration.forwards import Forward, current_forward, replaced_forward
 from quark.calibration.input_statistics import Collector
-from quark.calibration.pause_points import PausePoint, number_of_tokens
+from quark.calibration.pause_points import PausePoint, PooledExperts, number_of_tokens, pooled_experts
 from quark.calibration.rounding_tasks import round_to_nearest
 from quark.calibration.rounding_validation import round_validated
 

@@ -19,7 +19,6 @@ from torch import nn
 from quark.base.log import get_logger, silenced
 from quark.calibration.batches import Call
 from quark.calibration.phases import PHASES
-from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import Exporter, ExportOptions
 from quark.config.model import QConfig
 from quark.errors import QuarkError
@@ -29,8 +28,7 @@ from quark.runs.memory import SHARE, free_bytes
 from quark.runs.quantize_block import quantize_blocks
 from quark.runs.quantize_run import finish_run, start_run
 from quark.runs.run import FinishedRun, Run, StartedRun, plan_run
-from quark.runs.sink import CheckpointSink, InPlaceSink
-from quark.runs.skeleton import quantized_skeleton
+from quark.runs.sink import CheckpointSink, InPlaceSink, begun_export
 from quark.runs.workload import Calibration, workload_of
 
 __all__ = ["BlockSeconds", "measured_block", "seconds_per_byte"]
@@ -290,10 +288,6 @@ def _seconds(
 
 
 def _streamed(started: StartedRun, exporter: Exporter, options: ExportOptions) -> FinishedRun:
-    content = CheckpointContent(started.model, started.plan.config, started.plan)
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        exporter.stream(content, quantized_skeleton(started.model, started.plan), Path(directory), options) as stream,
-    ):
+    with tempfile.TemporaryDirectory() as directory, begun_export(started, exporter.stream, Path(directory), options) as stream:
         sink = CheckpointSink(started.model, stream)
         return finish_run(started, sink, quantize_blocks(started, sink))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -111,9 +110,8 @@ def return_freed() -> None:
     glibc keeps free memory between live allocations: without this call, replaced float weights would stay
     resident, one block's worth per block. `FreedMemory` decides when to call it.
     """
-    trim = _trim()
-    if trim is not None:
-        trim(0)
+    with suppress(OSError, AttributeError, TypeError):  # another system, or another library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class FreedMemory:
@@ -148,12 +146,3 @@ def collecting_later() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-@cache
-def _trim() -> Callable[[int], int] | None:
-    try:
-        malloc_trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
-    except (OSError, AttributeError, TypeError):  # another system, or another library
-        return None
-    return malloc_trim

@@ -1,10 +1,10 @@
-"""Sinks of finished blocks: one replaces layers in the model, others also write to an export; ranks share it."""
+"""Sinks of finished blocks: one replaces layers in the model, others also write to an export."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ __all__ = [
     "CheckpointSink",
     "InPlaceSink",
     "JournaledSink",
+    "begun_export",
     "directory_of_first",
     "is_divided",
     "opened_sink",
@@ -207,6 +208,17 @@ def directory_of_first(ranks: Ranks) -> Path:
     return directory
 
 
+def begun_export(
+    started: StartedRun, begin: Callable[..., AbstractContextManager[BlockStream]], directory: Path, options: ExportOptions
+) -> AbstractContextManager[BlockStream]:
+    """Return the context of the export of a started run.
+
+    ``begin`` is `Exporter.stream`, `Exporter.reopen` or `Exporter.join`.
+    """
+    content = CheckpointContent(started.model, started.plan.config, started.plan)
+    return begin(content, quantized_skeleton(started.model, started.plan), directory, options)
+
+
 @contextmanager
 def opened_sink(started: StartedRun, is_divided: bool, directory: Path, writer: Exporter, options: ExportOptions) -> Iterator[BlockSink]:
     """Yield the sink that a rank hands its blocks to; nothing is entered in a journal.
@@ -223,9 +235,8 @@ def opened_sink(started: StartedRun, is_divided: bool, directory: Path, writer: 
         options: Of the export.
     """
     ranks, model = started.run.ranks, started.model
-    content = CheckpointContent(model, started.plan.config, started.plan)
     if ranks.is_first:
-        with writer.stream(content, quantized_skeleton(model, started.plan), directory, options) as stream:
+        with begun_export(started, writer.stream, directory, options) as stream:
             ranks.barrier()  # the files are there now
             is_shared = is_divided and writer.shares
             sink = _SharedSink(started, stream) if is_shared else CheckpointSink(model, stream)
@@ -236,7 +247,7 @@ def opened_sink(started: StartedRun, is_divided: bool, directory: Path, writer: 
     if not is_divided:
         yield InPlaceSink(model)
     elif writer.shares:
-        with writer.join(content, quantized_skeleton(model, started.plan), directory, options) as shared:
+        with begun_export(started, writer.join, directory, options) as shared:
             yield _SharedSink(started, shared)
     else:
         yield _IdleSink(model)
@@ -257,8 +268,7 @@ def sink_of_other(started: StartedRun, directory: Path, writer: Exporter | None,
     if writer is None:
         yield InPlaceSink(model)
         return
-    content = CheckpointContent(model, started.plan.config, started.plan)
-    with writer.reopen(content, quantized_skeleton(model, started.plan), directory, options) as stream:
+    with begun_export(started, writer.reopen, directory, options) as stream:
         yield _ReadingSink(model, stream)
 
 
