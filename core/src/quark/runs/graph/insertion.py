@@ -22,7 +22,7 @@ from quark.models.layers import QuantizerModule, RoundedParameter
 from quark.numbers import Observer, TensorQuantizer
 from quark.runs.graph.operators import Operator
 from quark.runs.graph.placement import Point
-from quark.runs.graph.tensors import add_module, free_path, set_parameter, value_of
+from quark.runs.graph.tensors import free_path, set_parameter, value_of
 
 __all__ = ["Observed", "insert", "observe", "quantized_parameters", "refuse_unfit_parameters", "round_parameters"]
 
@@ -46,11 +46,6 @@ class Observed(nn.Module):
         return x
 
 
-def is_static(quantizer: QuantizerModule) -> bool:
-    """Return whether a quantizer's scale is set by calibration."""
-    return not quantizer.quantizer.is_dynamic and not quantizer.quantizer.is_float
-
-
 def insert(model: fx.GraphModule, points: Sequence[Point]) -> list[str]:
     """Call a submodule at each point, and return the paths of those that have to be calibrated.
 
@@ -64,10 +59,10 @@ def insert(model: fx.GraphModule, points: Sequence[Point]) -> list[str]:
             path = paths[id(point.group)] = free_path(model, f"{point.operator}.{point.slot.quantizer_attribute}")
             quantizer = QuantizerModule(point.spec, activation=True, quantizer=point.quantizer)
             module: nn.Module = quantizer
-            if is_static(quantizer):
+            if quantizer.is_static:
                 module = Observed(quantizer, quantizer.quantizer.observer())
                 static.append(path)
-            add_module(model, path, module)
+            model.add_submodule(path, module)
         _call(model.graph, point, path, quantized)
     model.recompile()
     return static
@@ -123,7 +118,7 @@ def observe(model: fx.GraphModule, paths: Iterable[str], calls: Sequence[Call]) 
                 tensor=path,
             )
         observed.quantizer.set_qparams(observed.quantizer.quantizer.qparams_from(observed.observer))
-        add_module(model, path, observed.quantizer)
+        model.add_submodule(path, observed.quantizer)
 
 
 def _inputs(model: fx.GraphModule) -> str:
@@ -212,7 +207,7 @@ def round_parameters(model: fx.GraphModule, parameters: Sequence[QuantizedParame
         name, readers = parameter.operators[0].name, [operator.node for operator in parameter.operators]
         node = set_parameter(model, readers, parameter.node, parameter.argument, f"{name}.{parameter.argument}", values)
         path = free_path(model, f"{name}.{parameter.slot.quantizer_attribute}")
-        add_module(model, path, module)
+        model.add_submodule(path, module)
         with model.graph.inserting_before(min(readers)):
             call = model.graph.call_module(path, (node,))
         call.meta = {"val": node.meta["val"]}
