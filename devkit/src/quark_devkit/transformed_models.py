@@ -13,7 +13,8 @@ from quark.algorithms import Metrics, RoundingTask, Statistic
 from quark.calibration.report import CalibrationReport
 from quark.config.algorithm import AlgoConfig
 from quark.config.layer import QLayerConfig
-from quark.runs.quantize_block import quantize_blocks, start_transforms
+from quark.runs.quantize_block import quantize_blocks
+from quark.runs.quantize_run import start_transforms
 from quark.runs.run import StartedRun, plan_run
 from quark.runs.sink import BlockSink
 from quark_devkit.small_models import InFloat64, batches, run_config, small_model
