@@ -132,7 +132,7 @@ def plan(
         writer = refusals.collect(exporter_of, exporter, options or ExportOptions())
         target = refusals.collect(torch_device, device) or _CPU
         model, shards, codes_of = _opened(path, dtype, refusals, trust_remote_code=trust_remote_code)
-        run = None if model is None else _run(model, config, codes_of, refusals)
+        run = None if model is None else refusals.collect(_run, model, config, codes_of, refusals)
         if model is None or run is None:
             return PlannedRun(None, None, _as_refusals(refusals))
         if run.needs_data and _has_files(path):
@@ -184,9 +184,10 @@ class _Refusals(list[QuarkError]):
 
     def collect(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | None:
         """Return the result of a call; None where an error of ours ends it, which is collected."""
+        result = None
         with self.collecting():
-            return work(*args, **kwargs)
-        return None
+            result = work(*args, **kwargs)
+        return result
 
 
 def _as_refusals(errors: Iterable[QuarkError]) -> tuple[Refusal, ...]:
@@ -202,15 +203,13 @@ def _model(path: Path, dtype: str, refusals: _Refusals, *, is_complete: bool, tr
     return refusals.collect(meta_model, path, chosen, trust_remote_code=trust_remote_code)
 
 
-def _run(model: nn.Module, config: QConfig | str | Callable[[nn.Module], QConfig], codes_of: CodesOf, refusals: _Refusals) -> Run | None:
+def _run(model: nn.Module, config: QConfig | str | Callable[[nn.Module], QConfig], codes_of: CodesOf, refusals: _Refusals) -> Run:
     """Return the planned run."""
-    with refusals.collecting():
-        if isinstance(config, str):
-            config = template_of(model).get_config(scheme=config)
-        run = plan_run(model, config if isinstance(config, QConfig) else config(model), codes_of)
-        refusals.collect(refuse_unswitchable, model, [a.name for a in run.plan.attentions])
-        return run
-    return None
+    if isinstance(config, str):
+        config = template_of(model).get_config(scheme=config)
+    run = plan_run(model, config if isinstance(config, QConfig) else config(model), codes_of)
+    refusals.collect(refuse_unswitchable, model, [a.name for a in run.plan.attentions])
+    return run
 
 
 def _refuse_no_tokenizer(path: Path, run: Run, *, trust_remote_code: bool) -> None:
