@@ -9,11 +9,10 @@ from torch import nn
 
 from quark.algorithms import Rounding, RoundToNearest, Transform, Tuning
 from quark.calibration.batches import Call
-from quark.calibration.plugin_checks import CheckedRounding
-from quark.config.model import QConfig
+from quark.calibration.plugin_checks import CheckedRounding, StartedTransform
 from quark.models.plan.decoder_blocks import decoder_blocks
 from quark.models.plan.quant_plan import QuantPlan
-from quark.runs.quantize_block import start_transforms
+from quark.runs.quantize_run import start_transforms
 from quark.runs.run import Run, StartedRun, with_algorithm
 from quark.runs.selected_algorithms import Algorithms
 
@@ -26,8 +25,8 @@ class HandMade(Algorithms):
     def checked_rounding(self) -> CheckedRounding:
         return CheckedRounding(self.rounding)
 
-    def checked_transforms(self, config: QConfig) -> list[Transform]:
-        return list(self.transforms.values())
+    def started_transforms(self, model: nn.Module, plan: QuantPlan) -> list[StartedTransform]:
+        return [StartedTransform.of(transform, model, plan) for transform in self.transforms.values()]
 
     def checked_tunings(self) -> dict[str, Tuning]:
         return dict(self.tunings)
@@ -47,4 +46,4 @@ def hand_made_run(
     algorithms = HandMade(named, rounding or RoundToNearest(), None if rounding is None else "by hand", tunings or {})
     rows = with_algorithm(plan, algorithms, {block.name for block in decoder_blocks(model, plan.architecture)})
     run = Run(attrs.evolve(plan, rows=rows), algorithms, data, two_passes)
-    return StartedRun(run, model, transforms=start_transforms(model, plan, transforms))
+    return StartedRun(run, model, transforms=start_transforms(model, plan, algorithms))

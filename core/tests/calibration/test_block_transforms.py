@@ -12,7 +12,6 @@ from torch import Tensor, nn
 import quark_tiny_model as tiny
 from quark.algorithms import BlockContext, Metrics, Rounding, RoundToNearest, Statistic, TransformRun, Validation, validated
 from quark.calibration.batches import calls
-from quark.calibration.plugin_checks import CheckedTransform
 from quark.calibration.report import CalibrationReport
 from quark.config.model import QConfig
 from quark.models.plan.family import architecture_of
@@ -204,10 +203,9 @@ def test_transforms_finish_a_block_when_all_have_been_applied_the_last_first() -
     model, called = tiny.tiny_model(), list[str]()
     plan = make_plan(model, config("int4_wo_32"), architecture_of(model))
     one, two = Finishing("one", called), Finishing("two", called, (Inputs,))
-    whose = origin("algorithms", "smooth")
-    checked = CheckedTransform(two, whose, runs_with_model=False)
-    plain = CheckedTransform(Scaling(), whose, runs_with_model=False)
-    run = hand_made_run(model, plan, calls(IDS), RoundToNearest(), one, plain, checked)
+    run = hand_made_run(model, plan, calls(IDS), RoundToNearest(), one, Scaling(), two)
+    for transform in run.transforms[1:]:
+        transform.whose = origin("algorithms", "smooth")
     report = quantize_blocks(run, InPlaceSink(model))
     blocks = len(model.model.layers)
     assert called == ["one applied", "two applied", "two finished", "one finished"] * blocks

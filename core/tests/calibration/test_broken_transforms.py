@@ -11,7 +11,7 @@ from torch import nn
 
 import quark_tiny_model as tiny
 from quark.algorithms import AbsMax, BlockContext
-from quark.calibration.plugin_checks import CheckedTransform
+from quark.calibration.plugin_checks import StartedTransform
 from quark.config.architecture import Architecture
 from quark.errors import PluginError
 from quark.plugins.attribution import origin
@@ -221,13 +221,13 @@ def test_a_run_that_lacks_a_member_is_refused_before_anything_is_changed(quantiz
 
 def test_calls_of_a_run_in_a_wrong_order_are_refused() -> None:
     block = BlockContext("b", nn.Linear(2, 2), Architecture(model_type="x"), {}, {})
-    transform: Any = CheckedTransform(Transform(), origin("algorithms", "gptq"), runs_with_model=False)
-    run = transform.start(nn.Linear(2, 2), None)
+    plan: Any = None
+    run = StartedTransform.of(Transform(), nn.Linear(2, 2), plan, origin("algorithms", "gptq"))
     with pytest.raises(RuntimeError, match="'b' cannot be changed: apply_global was not called before"):
         run.apply(block)
-    run.apply_global(nn.Linear(2, 2))
+    run.apply_global(nn.Linear(2, 2), ())
     run.apply(block)
     with pytest.raises(RuntimeError, match="'b' cannot be changed: it has been changed already"):
         run.apply(block)
     with pytest.raises(RuntimeError, match="apply_global was called before"):
-        run.apply_global(nn.Linear(2, 2))
+        run.apply_global(nn.Linear(2, 2), ())

@@ -10,7 +10,7 @@ from torch import nn
 
 import quark
 from quark.algorithms import RoundingTask, RoundToNearest
-from quark.calibration.figures import BINS, WORST, InputSample, LayerFigures, decibels, histogram, weight_figures
+from quark.calibration.figures import BINS, WORST, InputSample, LayerFigures, decibels, histograms
 from quark.models.layers import QuantizedLayer, quantized_class
 
 
@@ -76,26 +76,30 @@ def test_histograms_are_kept_of_the_worst_layers() -> None:
 
 def test_a_histogram_counts_every_value_in_one_range() -> None:
     values = torch.tensor([-1.0, 0.0, 0.5, 3.0])
-    counts = histogram(values, values.round())
+    counts, zeros = histograms([(values, values.round()), (torch.zeros(5), None)])
     assert (counts["low"], counts["high"]) == (-1.0, 3.0)
     assert len(counts["float"]) == len(counts["rounded"]) == BINS
     assert sum(counts["float"]) == sum(counts["rounded"]) == 4
     assert counts["float"][-1] == counts["rounded"][-1] == 1
-    assert histogram(torch.zeros(5), None)["float"][0] == 5
+    assert zeros["float"][0] == 5
 
 
 def test_what_has_no_ratio_has_none() -> None:
-    same = torch.ones(4)
-    assert weight_figures(same, same)["snr_db"] is None
-    assert decibels(0.0, 1.0) is decibels(math.nan, 1.0) is decibels(math.inf, 1.0) is None
-    assert weight_figures(torch.zeros(4), torch.zeros(4))["peak_to_rms"] == 0.0
+    assert decibels(0.0, 1.0) is decibels(1.0, 0.0) is decibels(math.nan, 1.0) is decibels(math.inf, 1.0) is None
+    layer = nn.Linear(64, 8, bias=False)
+    nn.init.zeros_(layer.weight)
+    figures = figures_of({"a": layer})[0]["a"]
+    assert figures["snr_db"] is None
+    assert figures["peak_to_rms"] == 0.0
 
 
 def test_an_input_sample_has_the_peak_of_the_whole_input() -> None:
     x = torch.randn(300, 128, generator=torch.Generator().manual_seed(0))
     x[7, 3] = 1000.0
     sample = InputSample.of(x, x.round())
-    assert sample.peak_to_rms == pytest.approx(1000.0 / float(x.square().mean().sqrt()), rel=1e-5)
+    layer, weights = nn.Linear(128, 8, bias=False), dict[str, dict[str, object]]()
+    LayerFigures(weights, {}).add({"a": layer}, {"a": rounded(layer)}, {"a": sample})
+    assert weights["a"]["input_peak_to_rms"] == pytest.approx(1000.0 / float(x.square().mean().sqrt()), rel=1e-5)
     assert len(sample.values) == 1 << 14
     assert sample.rounded is not None
     assert torch.equal(sample.rounded, sample.values.round())

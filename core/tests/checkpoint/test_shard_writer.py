@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quark.checkpoint import shard_writer
 from quark.checkpoint.shard_layout import ShardLayout
-from quark.checkpoint.shard_writer import Part, ShardWriter, create_shards, write_shards
+from quark.checkpoint.shard_writer import Part, ShardWriter, create_shards
 from quark.errors import OutputError, UnsupportedError
 from quark.models.hf.shards import DTYPES, check_shards
 
@@ -27,6 +27,13 @@ def opened(announced: Sequence[Mapping[str, Tensor]], directory: Path, max_shard
     layout = ShardLayout.of(announced, max_shard_bytes)
     create_shards(layout, directory)
     return ShardWriter(layout, directory, checksums=True)
+
+
+def write_shards(parts: Sequence[Part], directory: Path, max_shard_bytes: int) -> None:
+    with opened([part.meta for part in parts], directory, max_shard_bytes) as writer:
+        for part in parts:
+            writer.write(part)
+        writer.finish()
 
 
 def read(directory: Path) -> dict[str, Tensor]:

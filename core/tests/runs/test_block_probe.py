@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import quark_tiny_model as tiny
@@ -42,7 +41,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, length: int = 256) -> tuple[BlockS
     """Return the seconds of the tiny model's block where a phase takes 3 s and 10 ms for each token."""
     asked: list[tuple[int, int]] = []
 
-    def seconds(small: nn.Module, config: Any, run: Any, count: int, length: int, *rest: Any) -> dict[str, float]:
+    def seconds(one: Any, run: Any, count: int, length: int, *rest: Any) -> dict[str, float]:
         asked.append((count, length))
         tokens = count * length
         return {"forward": 3 + 0.01 * tokens, "load": 5.0 + 0.01 * tokens, **({"statistics": 0.02 * tokens} if count > 2 else {})}
@@ -68,9 +67,9 @@ def test_two_lengths_of_data_tell_what_a_token_takes_from_what_a_block_does(monk
 def test_the_seconds_of_a_narrower_block_are_scaled_by_its_work(budget: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds that are sums of FLOPs, bytes and a constant: scaled ones are those of the block itself."""
 
-    def seconds(small: nn.Module, config: Any, run: Any, count: int, length: int, *rest: Any) -> dict[str, float]:
-        work = workload_of(small, plan_run(small, config), Calibration(count, length))
-        size = sum(p.nbytes for p in small.model.layers.parameters())
+    def seconds(one: Any, run: Any, count: int, length: int, *rest: Any) -> dict[str, float]:
+        work = workload_of(one.model, plan_run(one.model, one.config), Calibration(count, length))
+        size = sum(p.nbytes for p in one.model.model.layers.parameters())
         return {
             "forward": 1e-9 * work.forward,
             "statistics": 1e-9 * work.statistics,
@@ -79,7 +78,6 @@ def test_the_seconds_of_a_narrower_block_are_scaled_by_its_work(budget: float, m
         }
 
     monkeypatch.setattr(module, "_seconds", seconds)
-    monkeypatch.setattr(module, "_with_weights", lambda one, device: one)
     monkeypatch.setattr(module, "_BUDGET", budget)
     config = AutoConfig.for_model("llama", hidden_size=2048, intermediate_size=5632, num_hidden_layers=2, vocab_size=64)
     with torch.device("meta"):

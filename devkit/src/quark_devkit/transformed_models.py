@@ -13,7 +13,8 @@ from quark.algorithms import Metrics, RoundingTask, Statistic
 from quark.calibration.report import CalibrationReport
 from quark.config.algorithm import AlgoConfig
 from quark.config.layer import QLayerConfig
-from quark.runs.quantize_block import quantize_blocks, start_transforms
+from quark.runs.quantize_block import quantize_blocks
+from quark.runs.quantize_run import start_transforms
 from quark.runs.run import StartedRun, plan_run
 from quark.runs.sink import BlockSink
 from quark_devkit.small_models import InFloat64, batches, run_config, small_model
@@ -81,7 +82,7 @@ def transformed(
     model = _with_biases(is_fused)
     data = batches()
     run = plan_run(model, run_config(scheme, *settings, exclude=exclude)).with_data(model, data, torch.device("cpu"))
-    transforms = start_transforms(model, run.plan, run.algorithms.checked_transforms(run.plan.config))
+    transforms = start_transforms(model, run.plan, run.algorithms)
     leaving = attrs.evolve(run, algorithms=attrs.evolve(run.algorithms, rounding=_LeaveFloat(), rounding_name=None))
     report = quantize_blocks(StartedRun(leaving, model, transforms=transforms), _Discard())
     return TransformedModel(model, _with_biases(is_fused), report, tuple(run.plan.config.algo_config or ()))

@@ -291,13 +291,7 @@ class _Products:
     """
 
     def __init__(
-        self,
-        columns: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        *,
-        is_symmetric: bool,
-        also: Callable[[Tensor], Tensor] | None = None,
+        self, columns: int, dtype: torch.dtype, device: torch.device, *, is_symmetric: bool, also: Callable[[Tensor], Tensor] | None = None
     ) -> None:
         self._sum = torch.zeros(columns, columns, dtype=dtype, device=device)
         self._is_symmetric = is_symmetric

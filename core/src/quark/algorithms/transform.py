@@ -259,7 +259,7 @@ class ValidatedTransform(Transform, Protocol):
 
 @runtime_checkable
 class HasAlternatives(ValidatedTransform, Protocol):
-    """A `ValidatedTransform` with parts, each of which may do better than the whole.
+    """A `ValidatedTransform` with parts that may do better alone than the whole.
 
     Each alternative is validated like the whole. Of two that have no difference above the standard error the
     first is used.

@@ -32,7 +32,7 @@ from quark.models.plan.kv_scales import kv_scale_groups, merge_kv_scales
 from quark.models.plan.mixtures import ExpertNames
 from quark.numbers import QParams
 
-__all__ = ["INPUT", "OUTPUT", "ActivationScales", "Key", "static_input"]
+__all__ = ["INPUT", "OUTPUT", "ActivationScales", "Key"]
 
 INPUT, OUTPUT = Slot.input_tensors, Slot.output_tensors
 
@@ -78,7 +78,7 @@ class ActivationScales:
         self._items: dict[Key, Observation] = {}
         self._done: set[Key] = set()
         for key, module in self._quantizers(layers):
-            if not module.quantizer.is_dynamic and not module.quantizer.is_float and module.qparams is None:
+            if module.is_static and module.qparams is None:
                 self._items[key] = Observation(*key, module, module.quantizer.observer())
         self._experts = self._by_projection()
         self._pools = [keys for (_, slot), keys in self._experts.items() if slot == INPUT] if config.sync_moe_expert_input_amax else []
@@ -171,9 +171,9 @@ class ActivationScales:
         with ExitStack() as stack:
             for owner, slot in self._items:
                 if slot == INPUT:
-                    stack.callback(model.get_submodule(owner).register_forward_pre_hook(self._see_input(owner)).remove)
+                    stack.callback(model.get_submodule(owner).register_forward_pre_hook(self._hook(owner, slot)).remove)
                 elif slot == OUTPUT:
-                    stack.callback(model.get_submodule(owner).register_forward_hook(self._see_output(owner)).remove)
+                    stack.callback(model.get_submodule(owner).register_forward_hook(self._hook(owner, slot)).remove)
             stack.enter_context(calibrating(model, self.inside, self._see_attention))
             yield
 
@@ -251,17 +251,12 @@ class ActivationScales:
         for key, qparams in qparams_of.items():
             self._give(key, QParams(scale.clone(), qparams.zero_point))
 
-    def _see_input(self, owner: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            if is_counted():
-                self.see(owner, INPUT, args[0])
+    def _hook(self, owner: str, slot: str) -> Any:
+        """Return a hook of a layer that observes its input, or behind its forward its output."""
 
-        return hook
-
-    def _see_output(self, owner: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor | None = None) -> None:
             if is_counted():
-                self.see(owner, OUTPUT, output)
+                self.see(owner, slot, args[0] if output is None else output)
 
         return hook
 
@@ -271,9 +266,3 @@ class ActivationScales:
             for attribute, x in tensors.items():
                 self.see(owner, attribute, x)
         return False
-
-
-def static_input(layer: QuantizedLayer) -> QuantizerModule | None:
-    """Return the quantizer of a layer's static input, whose scale calibration sets; None for other inputs."""
-    module = layer.input_quantizer
-    return None if module is None or module.quantizer.is_dynamic or module.quantizer.is_float else module

@@ -22,10 +22,9 @@ from torch import Tensor
 from quark.calibration.activation_scales import INPUT, OUTPUT, ActivationScales, Key
 from quark.calibration.attention import calibrating, inside_block
 from quark.calibration.block_calibration import BlockCalibration
-from quark.calibration.expert_pools import PooledExperts, pooled_experts
 from quark.calibration.forwards import Forward, current_forward, replaced_forward
 from quark.calibration.input_statistics import Collector
-from quark.calibration.pause_points import PausePoint, number_of_tokens, tokens_of
+from quark.calibration.pause_points import PausePoint, PooledExperts, number_of_tokens, pooled_experts
 from quark.calibration.rounding_tasks import round_to_nearest
 from quark.calibration.rounding_validation import round_validated
 
@@ -247,16 +246,10 @@ class BlockRounding(BlockCalibration):
         counts = self._ranks.gather(sum(number_of_tokens(x, forward.call) for forward, x in inputs.items()))
         position = sum(counts[: self._ranks.rank])
         collector = Collector(self._checked.rounding.needs, weight.shape[1], weight.device, sum(counts), self._block_run.grid)  # type: ignore[arg-type, index]
-        floats = {f.number: x for f, x in leader.arrived.items() if f.is_float}
         # Tokens are routed differently in the float model: inputs of its experts are of other tokens.
-        comparable = bool(floats) and not leader.name.startswith(self._routed)
+        is_routed = leader.name.startswith(self._routed)
+        floats = {f.number: x for f, x in leader.arrived.items() if f.is_float and not is_routed}
         for forward, x in sorted(inputs.items(), key=lambda item: item[0].number):
-            seen = tokens_of(x if quantizer is None else quantizer(x), forward.call)
-            collector.show(seen if quantizer is None else tokens_of(x, forward.call), None if quantizer is None else seen)
-            reference = floats.get(forward.number) if comparable else None
-            same = reference is not None and reference.shape == x.shape
-            seen_by_float = tokens_of(reference, forward.call) if same and reference is not None else None
-            collector.update(seen, seen_by_float, forward.number, position)
-            position += len(seen)
+            position += collector.take(x, quantizer, floats.get(forward.number), forward, position)
         collector.complete()
         return collector

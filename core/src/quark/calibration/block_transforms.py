@@ -7,69 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Self
+from typing import Any
 
 import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import BlockContext, FinishesBlocks, LearnsFromBlocks, Metrics, OutputError, Statistic, Transform, TransformRun
+from quark.algorithms import BlockContext, Metrics, OutputError, Statistic
 from quark.calibration.forwards import Forward, current_forward
 from quark.calibration.input_groups import InputGroups, common_groups
 from quark.calibration.lockstep import BlockRun
 from quark.calibration.output_error import as_rounded, configs_of, tensor_of
 from quark.calibration.pause_points import tokens_of
+from quark.calibration.plugin_checks import StartedTransform
 from quark.calibration.sample_grid import Sums
-from quark.checkpoint.checksum import checksums
 from quark.config.architecture import Architecture
 from quark.models.plan.decoder_blocks import Block
 from quark.models.plan.plan_row import PlanRow
-from quark.models.plan.quant_plan import QuantPlan
 
-__all__ = ["BlockTransforms", "StartedTransform"]
-
-
-@attrs.frozen(eq=False)
-class StartedTransform:
-    """A transform at work on the model of a run.
-
-    Attributes:
-        needs: Statistics of layers' inputs.
-        run: Changes the blocks.
-        has_changed_outside: Whether it has changed what lies outside the decoder blocks.
-    """
-
-    needs: Sequence[type[Statistic]]
-    run: TransformRun
-    has_changed_outside: bool = False
-
-    @classmethod
-    def of(cls, transform: Transform, model: nn.Module, plan: QuantPlan) -> Self:
-        """Start a transform."""
-        return cls(transform.needs, transform.start(model, plan))
-
-    def with_global_changes(self, model: nn.Module, blocks: Sequence[Block]) -> Self:
-        """Return the run of the transform after its changes outside the blocks of ``model``, if any."""
-        inside = tuple(f"{block.name}." if block.name else "" for block in blocks)
-
-        def sums() -> dict[str, str]:
-            return checksums((n, t) for n, t in (*model.named_parameters(), *model.named_buffers()) if not n.startswith(inside))
-
-        before = sums()
-        self.run.apply_global(model)
-        return attrs.evolve(self, has_changed_outside=sums() != before)
-
-    def learned(self) -> Any:
-        """Return the knowledge of the run from the blocks so far, as a JSON value.
-
-        None where it learns nothing.
-        """
-        return self.run.learned() if isinstance(self.run, LearnsFromBlocks) else None
-
-    def recall(self, learned: Any) -> None:
-        """Go on with the value that `learned` gave in another process."""
-        if isinstance(self.run, LearnsFromBlocks):
-            self.run.recall(learned)
+__all__ = ["BlockTransforms"]
 
 
 @attrs.define(eq=False, slots=False)
@@ -125,14 +81,13 @@ class BlockTransforms:
         self._apply(range(first, len(self._transforms)))
         self._statistics = {}
         for transform in reversed(self._transforms):
-            if isinstance(transform.run, FinishesBlocks):
-                self._report(transform.run.finish(self._context(transform)))
+            self._report(transform.finish(self._context(transform)))
         self._references = None
 
     def _apply(self, positions: Sequence[int]) -> None:
         for position in positions:
             transform = self._transforms[position]
-            report = transform.run.apply(self._context(transform))
+            report = transform.apply(self._context(transform))
             self._report(report)
             if report.get(self._block.name, {}).get("applied", True):
                 self.applied.append(position)

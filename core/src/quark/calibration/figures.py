@@ -24,7 +24,7 @@ from quark.models.layers.quantized_layers import linear_weight
 from quark.numbers import QParams
 from quark.numbers.on_grid import qparams_of_rows, sample_of_rows
 
-__all__ = ["BINS", "SAMPLE", "WORST", "InputSample", "LayerFigures", "decibels", "histogram", "weight_figures"]
+__all__ = ["BINS", "SAMPLE", "WORST", "InputSample", "LayerFigures", "decibels", "histograms", "keep_worst"]
 
 SAMPLE = 1 << 16
 """Elements of a weight that are measured, in evenly spread runs.
@@ -65,28 +65,22 @@ class InputSample:
             kept = None if rounded is None else _sampled(rounded, _INPUT_SAMPLE)
             return cls(_sampled(x, _INPUT_SAMPLE), kept, _extent(x.float()), x.numel())
 
-    @property
-    def peak_to_rms(self) -> float:
-        """Largest magnitude of the whole tensor ÷ its root mean square."""
-        return _peak_to_rms(self.elements, *self.extent.tolist())
-
 
 class LayerFigures:
     """Figures of the layers of a run.
 
     Args:
-        weights: Gets, by full name: the figures of `weight_figures`; ``scale_ratio``, the largest scale ÷ the
-            median one, None where there is one scale; and ``input_peak_to_rms`` where calibration has seen
-            the input.
+        weights: Gets, by full name: ``snr_db``, 10 log10(‖W‖² ÷ ‖W − Q‖²), as `decibels`; ``peak_to_rms``,
+            the largest magnitude ÷ the root mean square; ``elements``, the number of elements that were
+            measured; ``scale_ratio``, the largest scale ÷ the median one, None where there is one scale; and
+            ``input_peak_to_rms`` where calibration has seen the input.
         histograms: Gets, of the `WORST` layers, by full name: ``weight`` and, where calibration has seen it,
-            ``input``, as `histogram`.
-        sample: Elements of each weight that are measured; None measures all.
+            ``input``, as of `histograms`.
     """
 
-    def __init__(self, weights: dict[str, dict[str, Any]], histograms: dict[str, dict[str, Any]], sample: int | None = SAMPLE) -> None:
+    def __init__(self, weights: dict[str, dict[str, Any]], histograms: dict[str, dict[str, Any]]) -> None:
         self._weights = weights
         self._histograms = histograms
-        self._sample = sample
 
     @torch.no_grad()
     def add(self, floats: Mapping[str, nn.Module], layers: Mapping[str, QuantizedLayer], inputs: Mapping[str, InputSample]) -> None:
@@ -105,14 +99,16 @@ class LayerFigures:
                 continue
             weight = linear_weight(floats[name]).detach()
             with one_thread(weight.device):
-                compared[name] = _compared(weight, layer, layer.weight_quantizer, self._sample)
+                compared[name] = _compared(weight, layer, layer.weight_quantizer)
                 sums += [_sums(*compared[name]), _scale_sizes(layer.weight_quantizer.qparams, weight.device)]
                 sums += [inputs[name].extent] if name in inputs else []
         if not compared:
             return
         rows = iter(_on_host(sums))
         for name, (values, _) in compared.items():
-            figures = _figures(values.numel(), *next(rows))
+            elements = values.numel()
+            signal, low, high, noise = next(rows)
+            figures = {"snr_db": decibels(signal, noise), "peak_to_rms": _peak_to_rms(elements, signal, low, high), "elements": elements}
             largest, median = next(rows)
             figures["scale_ratio"] = largest / median if median > 0 else None
             if name in inputs:
@@ -139,7 +135,7 @@ class LayerFigures:
             if name in inputs:
                 pairs[name, "input"] = inputs[name].values, inputs[name].rounded
         if pairs:
-            for (name, what), made in zip(pairs, _histograms(list(pairs.values())), strict=True):
+            for (name, what), made in zip(pairs, histograms(list(pairs.values())), strict=True):
                 self._histograms[name][what] = made
 
 
@@ -151,21 +147,6 @@ def keep_worst(histograms: dict[str, dict[str, Any]], weights: Mapping[str, Mapp
     best_first = sorted(histograms, key=lambda name: _rank(weights[name]["snr_db"]), reverse=True)
     for name in best_first[: max(0, len(histograms) - WORST)]:
         del histograms[name]
-
-
-def weight_figures(values: Tensor, rounded: Tensor) -> dict[str, Any]:
-    """Return figures of elements of a weight, float32, and of the same elements rounded.
-
-    Returns:
-        ``snr_db``: 10 log10(‖W‖² ÷ ‖W − Q‖²), as `decibels`; ``peak_to_rms``: largest magnitude ÷ root mean
-            square; ``elements``: how many.
-    """
-    return _figures(values.numel(), *_sums(values, rounded).tolist())
-
-
-def _figures(elements: int, signal: float, low: float, high: float, noise: float) -> dict[str, Any]:
-    """Return the figures of `weight_figures` from `_sums`."""
-    return {"snr_db": decibels(signal, noise), "peak_to_rms": _peak_to_rms(elements, signal, low, high), "elements": elements}
 
 
 def decibels(signal: float, noise: float) -> float | None:
@@ -181,18 +162,15 @@ def decibels(signal: float, noise: float) -> float | None:
     return 10 * math.log10(signal / noise)
 
 
-def histogram(values: Tensor, rounded: Tensor | None) -> dict[str, Any]:
-    """Return counts of float and rounded values in `BINS` equal bins over the range of both.
+def histograms(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> list[dict[str, Any]]:
+    """Return counts of float and rounded values in `BINS` equal bins over the range of both, for each pair.
+
+    The host waits for the device twice.
 
     Returns:
         ``low`` and ``high``, the ends of the range; ``float``, a list of counts; ``rounded``, likewise, or
         None.
     """
-    return _histograms([(values, rounded)])[0]
-
-
-def _histograms(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> list[dict[str, Any]]:
-    """Return `histogram` of each pair; the host waits for the device twice."""
     both = [values if rounded is None else torch.cat([values.float(), rounded.float()]) for values, rounded in pairs]
     ranges = [(low, high if high > low else low + 1.0) for low, high in _on_host([torch.stack(torch.aminmax(x.float())) for x in both])]
     known = [[x for x in pair if x is not None] for pair in pairs]
@@ -237,14 +215,14 @@ def _scale_sizes(qparams: QParams | None, device: torch.device) -> Tensor:
     return torch.stack([scale.max(), _sampled(scale, _INPUT_SAMPLE).median()])
 
 
-def _compared(weight: Tensor, layer: QuantizedLayer, module: QuantizerModule, most: int | None) -> tuple[Tensor, Tensor]:
-    """Return elements of a float weight, about ``most``, and the same elements rounded; float32, ``[n]``.
+def _compared(weight: Tensor, layer: QuantizedLayer, module: QuantizerModule) -> tuple[Tensor, Tensor]:
+    """Return elements of a float weight, about `SAMPLE`, and the same elements rounded; float32, ``[n]``.
 
     They are whole rows where that is possible, so that they can be rounded here where the layer has the
     scales alone, and are the same.
     """
     quantizer, qparams, shape = module.quantizer, module.qparams, tuple(weight.shape)
-    rows = None if most is None else sample_of_rows(quantizer.granularity, shape, most)
+    rows = sample_of_rows(quantizer.granularity, shape, SAMPLE)
     part = weight if rows is None else weight[rows]
     if module.is_deferred:
         assert qparams is not None
@@ -253,17 +231,17 @@ def _compared(weight: Tensor, layer: QuantizedLayer, module: QuantizerModule, mo
     rounded: Tensor = layer.weight.detach()  # type: ignore[operator]
     if rows is not None and rounded.shape == weight.shape:
         return part.float().reshape(-1), rounded[rows].float().reshape(-1)
-    return _sampled(weight, most), _sampled(rounded, most)
+    return _sampled(weight, SAMPLE), _sampled(rounded, SAMPLE)
 
 
-def _sampled(tensor: Tensor, most: int | None) -> Tensor:
+def _sampled(tensor: Tensor, most: int) -> Tensor:
     """Return at most about ``most`` elements of a tensor in float32, ``[n]``.
 
-    That is all of them, or runs of `_RUN` neighbours; None returns all.
+    That is all of them, or runs of `_RUN` neighbours.
 
     Single elements would cost a cache line each.
     """
-    if most is None or tensor.numel() <= most:
+    if tensor.numel() <= most:
         return tensor.float().reshape(-1)
     if tensor.is_contiguous():
         runs = tensor.view(-1)[: tensor.numel() // _RUN * _RUN].view(-1, _RUN)

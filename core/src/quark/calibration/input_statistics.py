@@ -9,8 +9,11 @@ from torch import Tensor
 
 from quark.algorithms import HeldOut, Statistic
 from quark.calibration.figures import InputSample
+from quark.calibration.forwards import Forward
 from quark.calibration.held_out import FEWEST_TOKENS, TOKENS_PER_CHANNEL, held_out_tokens
+from quark.calibration.pause_points import tokens_of
 from quark.calibration.sample_grid import SampleGrid, Sums
+from quark.models.layers import QuantizerModule
 
 __all__ = ["Collector"]
 
@@ -34,7 +37,7 @@ class Collector:
         tokens: How many were seen, held out or not; after `complete`, on all ranks.
         statistics: By class, of all tokens, or of all that are not held out; empty before `complete`.
         held_out: Tokens to validate on; None where they are too few, and before `complete`.
-        sample: Some values of this rank's input, for the report; None until `show`.
+        sample: Some values of this rank's input, for the report; None before any token.
     """
 
     def __init__(self, kinds: Sequence[type[Statistic]], columns: int, device: torch.device, tokens: int, grid: SampleGrid) -> None:
@@ -61,13 +64,24 @@ class Collector:
         for statistic in self.statistics.values():
             statistic.flush()
 
-    def show(self, x: Tensor, rounded: Tensor | None) -> None:
-        """Take a sample of the input for the report, once.
+    def take(self, x: Tensor, quantizer: QuantizerModule | None, reference: Tensor | None, forward: Forward, position: int) -> int:
+        """Take in the tokens of the layers' input in one forward, and return their number.
 
-        It is ``x [n, K]`` in float, and as the layers read it, or None.
+        Args:
+            x: The input, float, without padding left out.
+            quantizer: Of the input; None where the statistics are of the float input.
+            reference: The input in the float model; None if unknown. One of another shape does not count.
+            forward: Brings the input.
+            position: As of `update`.
         """
-        if self.sample is None and len(x):
-            self.sample = InputSample.of(x[:_TOKENS_SHOWN], None if rounded is None else rounded[:_TOKENS_SHOWN])
+        seen = tokens_of(x if quantizer is None else quantizer(x), forward.call)
+        if self.sample is None and len(seen):
+            plain = seen if quantizer is None else tokens_of(x, forward.call)
+            self.sample = InputSample.of(plain[:_TOKENS_SHOWN], None if quantizer is None else seen[:_TOKENS_SHOWN])
+        if reference is not None:
+            reference = tokens_of(reference, forward.call) if reference.shape == x.shape else None
+        self.update(seen, reference, forward.number, position)
+        return len(seen)
 
     def update(self, x: Tensor, reference: Tensor | None, call: int, position: int) -> None:
         """Take in tokens of a call.

@@ -22,6 +22,7 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
+import attrs
 import torch
 from greenlet import GreenletExit, getcurrent
 from torch import nn
@@ -40,6 +41,7 @@ _ENTRY = "entry"
 """The place where replayed forwards stop: they wait at the entry of their block as before."""
 
 
+@attrs.define(eq=False, slots=False)
 class LockStep:
     """Forwards of ``model``, one or two per call, that stop at the entry of each block and at other places.
 
@@ -71,31 +73,25 @@ class LockStep:
         0
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        blocks: Sequence[nn.Module],
-        calls: Sequence[Call],
-        *,
-        to_the_end: bool = True,
-        with_float: bool = False,
-        spilled: SpilledInputs | None = None,
-        ranks: Ranks = ALONE,
-    ) -> None:
-        self._to_the_end = to_the_end
-        self._spilled = spilled
-        self._model = model
-        self._blocks = list(blocks)
+    _model: nn.Module
+    _blocks: Sequence[nn.Module]
+    _calls: Sequence[Call]
+    _to_the_end: bool = attrs.field(default=True, kw_only=True)
+    _with_float: bool = attrs.field(default=False, kw_only=True)
+    _spilled: SpilledInputs | None = attrs.field(default=None, kw_only=True)
+    _ranks: Ranks = attrs.field(default=ALONE, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
         self._released = -1
         self._parent = getcurrent()
         # The float forward of a call runs before the other, which may be compared with it.
-        kinds = (True, False) if with_float else (False,)
-        self.grid = SampleGrid(len(calls), ranks)
-        own = list(enumerate(calls))[self.grid.own]
+        kinds = (True, False) if self._with_float else (False,)
+        self.grid = SampleGrid(len(self._calls), self._ranks)
+        own = list(enumerate(self._calls))[self.grid.own]
         self._fresh = [Forward(call, i, is_float, self._parent) for i, call in own for is_float in kinds]
         self._waiting: dict[Forward, int] = {}
         self._taken_back = ExitStack()
-        self.holds_out = any(call.held_out is not None for call in calls)
+        self.holds_out = any(call.held_out is not None for call in self._calls)
         self.stopped: dict[Forward, Any] = {}
         self._block_runs: dict[int, BlockRun] = {}
         self.finished = 0

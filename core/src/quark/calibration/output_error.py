@@ -12,7 +12,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from quark.algorithms import RoundToNearest
-from quark.calibration.activation_scales import static_input
 from quark.calibration.forwards import replaced_forward
 from quark.calibration.rounding_tasks import rounding_tasks
 from quark.config.layer import QLayerConfig
@@ -72,8 +71,8 @@ def _forward_through(quantized: QuantizedLayer) -> Callable[..., Any]:
     """
 
     def forward(x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        module = static_input(quantized)
-        if module is not None:
+        module = quantized.input_quantizer
+        if module is not None and module.is_static:
             observer = module.quantizer.observer()
             observer.observe(x)
             module.set_qparams(module.quantizer.qparams_from(observer))

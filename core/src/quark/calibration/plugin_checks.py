@@ -12,7 +12,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import attrs
 import torch
@@ -34,11 +34,12 @@ from quark.algorithms import (
 from quark.base.names import folded
 from quark.calibration.module_state import LayerState, differing, has_finite_values, hooks, members
 from quark.checkpoint.checksum import checksums
+from quark.models.plan.decoder_blocks import Block
 from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins.attribution import Origin, attributed
 from quark.plugins.expected import described, lacking
 
-__all__ = ["CheckedRounding", "CheckedRun", "CheckedTransform", "CheckedTuning", "checked_metrics", "refuse_strange"]
+__all__ = ["CheckedRounding", "CheckedTuning", "StartedTransform", "checked_metrics", "refuse_strange"]
 
 _MEMBERS = {
     "rounding": ("needs", "applies_to", "round"),
@@ -149,70 +150,59 @@ class CheckedTuning:
         return checked_metrics(report, {"", *block.layers}, self._whose)
 
 
-class CheckedTransform:
-    """A transform whose runs are checked: see `CheckedRun`.
-
-    Args:
-        transform: The transform to check.
-        whose: The plugin it comes from.
-        runs_with_model: Whether its settings say that it adds hooks or modules to the model.
-    """
-
-    def __init__(self, transform: Transform, whose: Origin, *, runs_with_model: bool) -> None:
-        self._transform = transform
-        self._whose = whose
-        self._runs_with_model = runs_with_model
-        self.works_by_block = transform.works_by_block
-        self.needs: Sequence[type[Statistic]] = transform.needs
-
-    def start(self, model: nn.Module, plan: QuantPlan) -> CheckedRun:
-        """Return a checked run of the transform, as `quark.algorithms.Transform.start`.
-
-        Raises:
-            PluginError: The transform returns no run, or raised an exception.
-        """
-        with attributed("being started with the model", self._whose):
-            run = self._transform.start(model, plan)
-        if (complaint := lacking(run, _RUN_MEMBERS)) is not None:
-            raise self._whose.error(f"starts {described(run)}, which {complaint}: a run of a transform has {', '.join(_RUN_MEMBERS)}")
-        return CheckedRun(run, self._whose, runs_with_model=self._runs_with_model, works_by_block=self.works_by_block)
-
-    def rounding(self) -> Rounding | None:
-        """Return the transform's rounding."""
-        return self._transform.rounding()
-
-
-class CheckedRun:
-    """The run of a transform, with a checked order of calls and checked results.
+@attrs.define(eq=False)
+class StartedTransform:
+    """A transform at work on one model, and the plugin that its calls and results are checked for.
 
     All parameters must be finite and keep their names, and the model must have no additions that a checkpoint
     could not hold. A block that is said to be as it was must have the values that it had.
 
-    Args:
-        run: The run to check.
-        whose: The plugin it comes from.
+    Attributes:
+        run: Changes the blocks.
+        needs: Statistics of layers' inputs.
+        whose: The plugin it comes from; None for one that is not checked.
         runs_with_model: Whether the run may add hooks and modules, which a restorer puts back.
         works_by_block: Whether it may add no tensors to a block, since files are laid out before.
+        has_changed_outside: Whether it has changed tensors outside the decoder blocks.
     """
 
-    def __init__(self, run: TransformRun, whose: Origin, *, runs_with_model: bool, works_by_block: bool = False) -> None:
-        self._run = run
-        self._whose = whose
-        self._runs_with_model = runs_with_model
-        self._works_by_block = works_by_block
-        self._blocks: set[str] | None = None
-        self._not_applied: set[str] = set()
+    run: TransformRun
+    needs: Sequence[type[Statistic]] = ()
+    whose: Origin | None = None
+    runs_with_model: bool = False
+    works_by_block: bool = False
+    has_changed_outside: bool = attrs.field(default=False, init=False)
+    _blocks: set[str] | None = attrs.field(default=None, init=False)
+    _not_applied: set[str] = attrs.field(factory=set, init=False)
 
-    def apply_global(self, model: nn.Module) -> None:
-        """Change the model outside its blocks, as `quark.algorithms.TransformRun.apply_global`.
+    @classmethod
+    def of(
+        cls, transform: Transform, model: nn.Module, plan: QuantPlan, whose: Origin | None = None, *, runs_with_model: bool = False
+    ) -> Self:
+        """Start a transform.
+
+        Raises:
+            PluginError: The transform returns no run, or raised an exception.
+        """
+        with attributed("being started with the model", whose):
+            run = transform.start(model, plan)
+        if whose is not None and (complaint := lacking(run, _RUN_MEMBERS)) is not None:
+            raise whose.error(f"starts {described(run)}, which {complaint}: a run of a transform has {', '.join(_RUN_MEMBERS)}")
+        return cls(run, transform.needs, whose, runs_with_model, transform.works_by_block)
+
+    def apply_global(self, model: nn.Module, blocks: Sequence[Block]) -> None:
+        """Change the model outside its ``blocks``, as `quark.algorithms.TransformRun.apply_global`.
 
         RuntimeError on a second call.
         """
         if self._blocks is not None:
             raise RuntimeError("apply_global was called before: a run changes a model once")
         self._blocks = set()
-        with attributed("changing the model outside its blocks", self._whose):
-            self._run.apply_global(model)
+        inside = tuple(block.prefix for block in blocks)
+        before = _checksums(model, without=inside)
+        with attributed("changing the model outside its blocks", self.whose):
+            self.run.apply_global(model)
+        self.has_changed_outside = _checksums(model, without=inside) != before
 
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
         """Change a block and return metrics, as `quark.algorithms.TransformRun.apply`.
@@ -221,11 +211,13 @@ class CheckedRun:
             PluginError: The transform leaves the block in a wrong state, or raised an exception.
             RuntimeError: `apply_global` was not called before, or the block has been changed already.
         """
+        if self.whose is None:
+            return self.run.apply(block)
         if self._blocks is None or block.name in self._blocks:
             reason = "apply_global was not called before" if self._blocks is None else "it has been changed already"
             raise RuntimeError(f"the block '{block.name}' cannot be changed: {reason}")
         self._blocks.add(block.name)
-        return self._changed(block, self._run.apply)
+        return self._checked(block, self.run.apply, self.whose)
 
     def finish(self, block: BlockContext) -> Mapping[str, Metrics]:
         """Change a block once more, as `quark.algorithms.FinishesBlocks`.
@@ -235,28 +227,32 @@ class CheckedRun:
         Raises:
             PluginError: As `apply`.
         """
-        return self._changed(block, self._run.finish) if isinstance(self._run, FinishesBlocks) else {}
+        if not isinstance(self.run, FinishesBlocks):
+            return {}
+        return self.run.finish(block) if self.whose is None else self._checked(block, self.run.finish, self.whose)
 
-    def _changed(self, block: BlockContext, change: Callable[[BlockContext], Mapping[str, Metrics]]) -> Mapping[str, Metrics]:
+    def _checked(
+        self, block: BlockContext, change: Callable[[BlockContext], Mapping[str, Metrics]], whose: Origin
+    ) -> Mapping[str, Metrics]:
         """Let the run change a block, and return its metrics.
 
         Raise PluginError if it leaves the block in a wrong state.
         """
         before, names = _BlockState.of(block.module, set(block.configs)), block.module.state_dict().keys()
         sums = _checksums(block.module)
-        with attributed(f"changing '{block.name}'", self._whose):
+        with attributed(f"changing '{block.name}'", whose):
             report = change(block)
-        if (complaint := before.complaint(block.module, strict=not self._runs_with_model)) is not None:
-            raise self._whose.error(f"has changed '{block.name}', in which {complaint}")
-        if self._works_by_block and (added := sorted(block.module.state_dict().keys() ^ names)):
-            raise self._whose.error(
+        if (complaint := before.complaint(block.module, strict=not self.runs_with_model)) is not None:
+            raise whose.error(f"has changed '{block.name}', in which {complaint}")
+        if self.works_by_block and (added := sorted(block.module.state_dict().keys() ^ names)):
+            raise whose.error(
                 f"has added or removed '{added[0]}' in '{block.name}', and says works_by_block: files are laid out beforehand"
             )
-        report = checked_metrics(report, None, self._whose)
+        report = checked_metrics(report, None, whose)
         if not report.get(block.name, {}).get("applied", True):
             self._not_applied.add(block.name)
         if block.name in self._not_applied and (changed := [n for n, s in _checksums(block.module).items() if sums.get(n) != s]):
-            raise self._whose.error(
+            raise whose.error(
                 f"says applied: False of '{block.name}', in which it has changed {folded(changed)}: such a block keeps the values it had"
             )
         return report
@@ -266,14 +262,14 @@ class CheckedRun:
 
         None where it learns nothing.
         """
-        with attributed("keeping what it has learned", self._whose):
-            return self._run.learned() if isinstance(self._run, LearnsFromBlocks) else None
+        with attributed("keeping what it has learned", self.whose):
+            return self.run.learned() if isinstance(self.run, LearnsFromBlocks) else None
 
     def recall(self, learned: Any) -> None:
         """Go on with earlier knowledge, as `quark.algorithms.LearnsFromBlocks.recall`."""
-        if isinstance(self._run, LearnsFromBlocks):
-            with attributed("recalling what it had learned", self._whose):
-                self._run.recall(learned)
+        if isinstance(self.run, LearnsFromBlocks):
+            with attributed("recalling what it had learned", self.whose):
+                self.run.recall(learned)
 
 
 @attrs.frozen(eq=False)
@@ -344,8 +340,10 @@ def checked_metrics(report: Any, layers: set[str] | None, whose: Origin) -> Mapp
     return report
 
 
-def _checksums(block: nn.Module) -> dict[str, str]:
-    return checksums((*block.named_parameters(), *block.named_buffers()))
+def _checksums(module: nn.Module, *, without: tuple[str, ...] = ()) -> dict[str, str]:
+    """Return the checksums of a module's tensors; those whose names begin with ``without`` are left out."""
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    return checksums((name, tensor) for name, tensor in tensors if not name.startswith(without))
 
 
 def _some(names: Iterable[str]) -> str:

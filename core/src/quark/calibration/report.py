@@ -62,11 +62,7 @@ class CalibrationReport:
         ``blocks`` are all in their order.
         """
         for other in ranks.gather(self):
-            self.layers |= other.layers
-            self.tokens |= other.tokens
-            self.transformed |= other.transformed
-            self.tuned |= other.tuned
-            self.applied |= other.applied
+            self._update(other, "layers", "tokens", "transformed", "tuned", "applied")
             self.unreached += [name for name in other.unreached if name not in self.unreached]
             # Of what all ranks have worked on, each keeps its own figures: those of its samples and its time.
             self.weights = other.weights | self.weights
@@ -143,17 +139,14 @@ class CalibrationReport:
 
     def extend(self, other: CalibrationReport) -> None:
         """Add the report of another block."""
-        self.layers |= other.layers
-        self.transformed |= other.transformed
-        self.applied |= other.applied
-        self.tuned |= other.tuned
-        self.tokens |= other.tokens
+        self._update(other, "layers", "tokens", "transformed", "tuned", "validated", "applied", "weights", "histograms", "blocks")
         self.unreached += other.unreached
-        self.validated |= other.validated
-        self.weights |= other.weights
-        self.blocks |= other.blocks
-        self.histograms |= other.histograms
         keep_worst(self.histograms, self.weights)
+
+    def _update(self, other: CalibrationReport, *names: str) -> None:
+        """Add the entries of fields of another report."""
+        for name in names:
+            getattr(self, name).update(getattr(other, name))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -163,16 +156,5 @@ class CalibrationReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report in JSON form."""
-        return {
-            "layers": self.layers,
-            "expert_tokens": self.tokens,
-            "unreached": self.unreached,
-            "transformed": self.transformed,
-            "tuned": self.tuned,
-            "validated": self.validated,
-            "applied": sorted(self.applied),
-            "weights": self.weights,
-            "histograms": self.histograms,
-            "blocks": self.blocks,
-            "seconds": self.seconds,
-        }
+        values = attrs.asdict(self, recurse=False) | {"applied": sorted(self.applied)}
+        return {"expert_tokens" if name == "tokens" else name: value for name, value in values.items()}

@@ -1,4 +1,4 @@
-"""Rounding tasks: which layers are rounded together; and roundings that need no calibration data."""
+"""Rounding tasks: which layers are rounded together; and round-to-nearest of layers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from quark.algorithms import HeldOut, RoundingTask, RoundToNearest, Statistic
 from quark.base.ranks import ALONE, Ranks
-from quark.calibration.plugin_checks import CheckedRounding
-from quark.calibration.report import CalibrationReport
-from quark.calibration.rounding_validation import round_validated
 from quark.models.layers import QuantizedLayer
 
-__all__ = ["round_to_nearest", "round_without_statistics", "rounding_tasks"]
+__all__ = ["round_to_nearest", "rounding_tasks"]
 
 
 def rounding_tasks(
@@ -49,18 +46,6 @@ def rounding_tasks(
 
 def _has_tensor_scale(layer: QuantizedLayer) -> bool:
     return layer.weight_quantizer is not None and layer.weight_quantizer.quantizer.has_tensor_scale
-
-
-def round_without_statistics(
-    checked: CheckedRounding, layers: Mapping[str, QuantizedLayer], siblings: Sequence[Sequence[str]], report: CalibrationReport
-) -> set[str]:
-    """Round layers by a rounding without ``needs``.
-
-    Returns their names, and puts its metrics into the report.
-    """
-    metrics = round_validated(checked, rounding_tasks(layers, siblings))
-    report.layers |= {name: of_layer for name, of_layer in metrics.items() if of_layer}
-    return set(layers)
 
 
 def round_to_nearest(layers: Mapping[str, QuantizedLayer], siblings: Sequence[Sequence[str]], *, defers: bool = False) -> set[str]:

@@ -18,11 +18,12 @@ from quark.algorithms import HasAlternatives, OutputError, Transform, ValidatedR
 from quark.base.log import silenced
 from quark.base.ranks import ALONE, Ranks
 from quark.calibration.batches import Call
-from quark.calibration.block_transforms import BlockTransforms, StartedTransform
+from quark.calibration.block_transforms import BlockTransforms
 from quark.calibration.forwards import Forward, without_cache
 from quark.calibration.lockstep import BlockRun, LockStep
 from quark.calibration.output_error import as_rounded, configs_of, tensor_of
 from quark.calibration.pause_points import tokens_of
+from quark.calibration.plugin_checks import StartedTransform
 from quark.config.algorithm import AlgoConfig
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
 from quark.models.plan.family import text_config
@@ -129,7 +130,7 @@ class _Candidate:
         name: Of the candidate.
         transform: The transform; None where it is left out.
         run: Started with the model whose blocks are copied.
-        followers: The transforms behind it, started likewise.
+        started: All transforms of the candidate: the transform and those behind it, started likewise.
         errors: Output error of each block.
     """
 
@@ -137,14 +138,8 @@ class _Candidate:
     name: str
     transform: ValidatedTransform | None
     run: ValidatedRun | None
-    followers: tuple[StartedTransform, ...]
+    started: Sequence[StartedTransform]
     errors: list[OutputError] = attrs.field(factory=list)
-
-    @property
-    def started(self) -> list[StartedTransform]:
-        """All transforms of the candidate."""
-        own = [] if self.transform is None or self.run is None else [StartedTransform(self.transform.needs, self.run)]
-        return [*own, *self.followers]
 
 
 def _candidates(
@@ -155,8 +150,11 @@ def _candidates(
     parts = transform.alternatives() if isinstance(transform, HasAlternatives) else {}
     options: dict[str, ValidatedTransform | None] = {_NOTHING: None, **parts, _WHOLE: transform}
     for option, one in options.items():
-        started = tuple(StartedTransform.of(t, model, plan) for t in followers)
-        yield _Candidate(name, option, one, None if one is None else one.start(model, plan), started)
+        started = [StartedTransform.of(t, model, plan) for t in followers]
+        run = None if one is None else one.start(model, plan)
+        if one is not None and run is not None:
+            started.insert(0, StartedTransform(run, one.needs))
+        yield _Candidate(name, option, one, run, started)
 
 
 def _choice(candidates: Sequence[_Candidate]) -> TransformValidation:

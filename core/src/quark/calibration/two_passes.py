@@ -24,7 +24,7 @@ from quark.calibration.block_calibration import BlockCalibration
 from quark.calibration.forwards import Forward, current_forward, replaced_forward
 from quark.calibration.input_groups import common_groups
 from quark.calibration.input_statistics import Collector
-from quark.calibration.pause_points import number_of_tokens, tokens_of
+from quark.calibration.pause_points import number_of_tokens
 from quark.calibration.rounding_tasks import round_to_nearest
 from quark.calibration.rounding_validation import round_validated
 from quark.models.layers import QuantizedLayer
@@ -128,13 +128,9 @@ class TwoPasses(BlockCalibration):
         quantizer = quantized.input_quantizer
         # A static scale is not known before all inputs have been observed.
         is_ready = quantizer is not None and quantizer.quantizer.is_dynamic
-        tokens = tokens_of(quantizer(x) if quantizer is not None and is_ready else x, forward.call)
-        self._collectors[leader].show(tokens_of(x, forward.call), tokens if is_ready else None)
         reference = None if name.startswith(self._routed) else self._floats.get(name)
-        same_shape = reference is not None and reference.shape == x.shape
-        seen_by_float = tokens_of(reference, forward.call) if same_shape and reference is not None else None
         with self._clock.phase("statistics"):
-            self._collectors[leader].update(tokens, seen_by_float, forward.number, forward.number * count)
+            self._collectors[leader].take(x, quantizer if is_ready else None, reference, forward, forward.number * count)
 
     def _round(self) -> None:
         for names, leader in common_groups(self._leaders, list(self._layers), self._ranks):

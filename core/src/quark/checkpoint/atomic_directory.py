@@ -31,7 +31,7 @@ from quark.base.log import get_logger
 from quark.checkpoint.destination import REPLACED, move_into_place, refuse_used_directory
 from quark.errors import OutputError, ResumeError
 
-__all__ = ["JOURNAL", "Leftover", "building", "finished_blocks", "refuse_unfinished_run"]
+__all__ = ["JOURNAL", "Leftover", "building", "finished_blocks", "refuse_unfinished_run", "synchronize"]
 
 Leftover = Literal["refuse", "resume", "restart"]
 """What becomes of finished blocks that an earlier run has left behind: an error, the beginning of this run,
@@ -103,10 +103,10 @@ def building(out: Path, exporter: str | None = None, *, overwrite: bool = False,
         directory = partial.path / _CONTENT
         directory.mkdir(exist_ok=True)
         yield directory
-        _synchronize(directory)
+        _synchronize_all(directory)
         move_into_place(directory, out, exporter, overwrite=overwrite)
         is_complete = True
-        _synchronize_entry(out.parent)
+        synchronize(out.parent)
     except OSError as error:
         if isinstance(error, OutputError) or error.errno is None:
             raise
@@ -275,14 +275,15 @@ def _put_back(temporary: Path, out: Path) -> None:
         earlier.rename(out)
 
 
-def _synchronize(directory: Path) -> None:
+def _synchronize_all(directory: Path) -> None:
     """Wait until a directory and all files in it are on the disk."""
     for path in [*directory.rglob("*"), directory, directory.parent]:
         if not path.is_symlink():
-            _synchronize_entry(path)
+            synchronize(path)
 
 
-def _synchronize_entry(path: Path) -> None:
+def synchronize(path: Path) -> None:
+    """Wait until a file, or the names in a directory, are on the disk."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)

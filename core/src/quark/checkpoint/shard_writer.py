@@ -27,7 +27,7 @@ from quark.checkpoint.shard_layout import ShardLayout
 from quark.errors import OutputError
 from quark.models.hf.shards import INDEX
 
-__all__ = ["Part", "ShardWriter", "create_shards", "write_shards"]
+__all__ = ["Part", "ShardWriter", "create_shards"]
 
 _CHUNK = 4096 * ROW
 """Bytes that are read or written at once."""
@@ -46,16 +46,6 @@ class Part:
 
     meta: Mapping[str, Tensor]
     make: Callable[[], Mapping[str, Tensor]]
-
-
-def write_shards(parts: Sequence[Part], directory: Path, max_shard_bytes: int) -> None:
-    """Write all parts in their order; raises as `ShardLayout.of`, `create_shards` and `ShardWriter`."""
-    layout = ShardLayout.of([part.meta for part in parts], max_shard_bytes)
-    create_shards(layout, directory)
-    with ShardWriter(layout, directory) as writer:
-        for part in parts:
-            writer.write(part)
-        writer.finish()
 
 
 def create_shards(layout: ShardLayout, directory: Path) -> list[str]:

@@ -100,6 +100,7 @@ def _products(block: Block, tokens: int, counts: Mapping[str, int]) -> int:
     return flops
 
 
+@attrs.define(eq=False, slots=False)
 class BlockEvents:
     """Tells listeners of the blocks of a run.
 
@@ -112,22 +113,22 @@ class BlockEvents:
         has_forwards: Whether calibration forwards pass all blocks.
     """
 
-    def __init__(
-        self,
-        events: RunEvents,
-        report: CalibrationReport,
-        blocks: Sequence[Block],
-        finished: Sequence[BlockResult | None],
-        sink: BlockSink,
-        has_forwards: bool,
-    ) -> None:
-        self._events, self._report, self._blocks = events, report, blocks
-        is_own = [has_forwards or sink.wants(block) for block in blocks]
-        self._outcomes = [
-            "resumed" if result is not None else "done" if own else "other process" for result, own in zip(finished, is_own, strict=True)
-        ]
-        is_done = (outcome == "done" and events.is_heard for outcome in self._outcomes)
-        events.expect([sum(p.nbytes for p in b.module.parameters()) if done else 0 for b, done in zip(blocks, is_done, strict=True)])
+    _events: RunEvents
+    _report: CalibrationReport
+    _blocks: Sequence[Block]
+    _finished: Sequence[BlockResult | None]
+    _sink: BlockSink
+    _has_forwards: bool
+
+    def __attrs_post_init__(self) -> None:
+        self._outcomes: list[str] = []
+        sizes = []
+        for block, result in zip(self._blocks, self._finished, strict=True):
+            is_own = self._has_forwards or self._sink.wants(block)
+            self._outcomes.append("resumed" if result is not None else "done" if is_own else "other process")
+            is_next = self._outcomes[-1] == "done" and self._events.is_heard
+            sizes.append(sum(p.nbytes for p in block.module.parameters()) if is_next else 0)
+        self._events.expect(sizes)
 
     @contextmanager
     def block(self, number: int, rows: Sequence[PlanRow]) -> Iterator[None]:

@@ -19,7 +19,6 @@ from torch import nn
 from quark.base.log import get_logger, silenced
 from quark.calibration.batches import Call
 from quark.calibration.phases import PHASES
-from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import Exporter, ExportOptions
 from quark.config.model import QConfig
 from quark.errors import QuarkError
@@ -29,8 +28,7 @@ from quark.runs.memory import SHARE, free_bytes
 from quark.runs.quantize_block import quantize_blocks
 from quark.runs.quantize_run import finish_run, start_run
 from quark.runs.run import FinishedRun, Run, StartedRun, plan_run
-from quark.runs.sink import CheckpointSink, InPlaceSink
-from quark.runs.skeleton import quantized_skeleton
+from quark.runs.sink import CheckpointSink, InPlaceSink, begun_export
 from quark.runs.workload import Calibration, workload_of
 
 __all__ = ["BlockSeconds", "measured_block", "seconds_per_byte"]
@@ -138,7 +136,7 @@ def measured_block(
                 return None
 
             def seconds(one: _OneBlock, sequences: int) -> dict[str, float]:
-                return _seconds(_with_weights(one.model, device), one.config, run, sequences, used, exporter, options, device)
+                return _seconds(one, run, sequences, used, exporter, options, device)
 
             seconds(models[-1], 1)  # warms up
             least = seconds(models[-1], 1) if len(models) > 1 else {}
@@ -268,19 +266,13 @@ def _with_weights(one: nn.Module, device: torch.device) -> nn.Module:
 
 
 def _seconds(
-    model: nn.Module,
-    config: QConfig,
-    run: Run,
-    count: int,
-    length: int,
-    exporter: Exporter,
-    options: ExportOptions,
-    device: torch.device,
+    one: _OneBlock, run: Run, count: int, length: int, exporter: Exporter, options: ExportOptions, device: torch.device
 ) -> dict[str, float]:
-    """Return the seconds by phase of a run on ``model``, which it changes, with ``count`` sequences."""
+    """Return the seconds by phase of a run with ``count`` sequences on a copy of a model with one block."""
+    model = _with_weights(one.model, device)
     generator = torch.Generator().manual_seed(count)
     ids = [torch.randint(_VOCABULARY, (1, length), generator=generator).to(device) for _ in range(count if run.needs_data else 0)]
-    own = attrs.evolve(plan_run(model, config), data=[Call((x,)) for x in ids]).in_memory_mode(run.two_passes)
+    own = attrs.evolve(plan_run(model, one.config), data=[Call((x,)) for x in ids]).in_memory_mode(run.two_passes)
     began = time.perf_counter()
     started = start_run(own, model)
     before = time.perf_counter() - began
@@ -296,10 +288,6 @@ def _seconds(
 
 
 def _streamed(started: StartedRun, exporter: Exporter, options: ExportOptions) -> FinishedRun:
-    content = CheckpointContent(started.model, started.plan.config, started.plan)
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        exporter.stream(content, quantized_skeleton(started.model, started.plan), Path(directory), options) as stream,
-    ):
+    with tempfile.TemporaryDirectory() as directory, begun_export(started, exporter.stream, Path(directory), options) as stream:
         sink = CheckpointSink(started.model, stream)
         return finish_run(started, sink, quantize_blocks(started, sink))

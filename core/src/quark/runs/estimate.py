@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import Exporter, ExportOptions
 from quark.checkpoint.shard_layout import ShardLayout
-from quark.models.plan.decoder_blocks import decoder_blocks, rows_by_block
+from quark.models.plan.decoder_blocks import decoder_blocks
 from quark.models.plan.family import text_config
 from quark.runs.block_probe import BlockSeconds, measured_block, seconds_per_byte
-from quark.runs.memory import held_bytes
+from quark.runs.memory import LEAST_RETURNED, held_bytes
 from quark.runs.run import Run, held_by_forwards
 from quark.runs.skeleton import quantized_skeleton
 from quark.runs.workload import Calibration, Workload, statistics_bytes, workload_of
@@ -37,8 +37,6 @@ at a time.
 """
 _NAMES = {"load": "loading", "forward": "forwards", "solve": "rounding", "write": "writing"}
 """What phases of a run are called in an estimate, where that is not their name."""
-_FREED = 64 << 20
-"""Freed memory that a run returns late."""
 
 
 @attrs.frozen
@@ -206,7 +204,7 @@ def _memory(
         quantized = {r.name for r in run.plan.quantized if r.has_quantized_weight}
         memory |= {"rounded weights": sum(p.nbytes for n, p in model.named_parameters() if n.rpartition(".")[0] in quantized)}
     elif is_streamed and any(b.name for b in blocks):
-        memory |= {"weights outside the blocks": outside, "one block": max(sizes, default=0), "freed memory": _FREED}
+        memory |= {"weights outside the blocks": outside, "one block": max(sizes, default=0), "freed memory": LEAST_RETURNED}
     else:
         memory |= {"the whole model": outside + sum(sizes)}
     memory |= {"rounding one layer": 4 * _ROUNDING_COPIES * largest, "files being written": written}
@@ -232,8 +230,7 @@ def _activations(model: nn.Module, run: Run, calibration: Calibration) -> int:
     hidden = getattr(text_config(model), "hidden_size", None) or 0
     size = next((p.element_size() for p in model.parameters()), 4)
     waiting = 0 if run.two_passes else held_by_forwards(model, run.plan, run.algorithms, data)
-    blocks = decoder_blocks(model, run.plan.architecture)
-    running = held_bytes(blocks, rows_by_block(blocks, run.plan.quantized), model, calibration.length, streams)
+    running = held_bytes(model, run.plan, calibration.length, streams)
     return max(waiting, running) + 2 * calibration.tokens * hidden * size * streams
 
 

@@ -39,8 +39,7 @@ from quark.runs.quantize_block import quantize_blocks
 from quark.runs.quantize_run import finish_run, quantize_run, start_run
 from quark.runs.run import Data, FinishedRun, Run, StartedRun, plan_run
 from quark.runs.selected_algorithms import settings_told
-from quark.runs.shared_output import directory_of_first, is_divided, opened_sink, sink_of_other
-from quark.runs.sink import BlockSink, InPlaceSink, JournaledSink
+from quark.runs.sink import BlockSink, InPlaceSink, JournaledSink, begun_export, directory_of_first, is_divided, opened_sink, sink_of_other
 from quark.runs.skeleton import quantized_skeleton
 from quark.runs.source import CheckpointSource
 
@@ -309,9 +308,8 @@ def journaled(
         with sink_of_other(started, directory, writer if two_passes is not None else None, output.options) as other:
             yield started, other
         return
-    content = CheckpointContent(model, started.plan.config, started.plan)
-    open_stream = writer.stream if journal is None else writer.reopen
-    with open_stream(content, quantized_skeleton(model, started.plan), directory, output.options) as stream:
+    begin = writer.stream if journal is None else writer.reopen
+    with begun_export(started, begin, directory, output.options) as stream:
         ranks.barrier()  # the files are there now
         journal = journal or Journal.begin(directory, identity, two_passes=run.two_passes)
         sink = JournaledSink(model, stream, journal, decoder_blocks(model, started.plan.architecture))

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import attrs
 
-from quark.checkpoint.atomic_directory import JOURNAL
+from quark.checkpoint.atomic_directory import JOURNAL, synchronize
 from quark.checkpoint.destination import COMPANIONS, OF_THE_RUN, RUN_FILE
 from quark.errors import OutputError, ResumeError
 from quark.models.hf.json_files import read_json
@@ -83,8 +83,8 @@ class Journal:
         header = {"format": FORMAT, "run": attrs.asdict(identity), "two_passes": two_passes, "files": files}
         journal = cls(directory.parent / JOURNAL, header, (), 0)
         journal._append(header)
-        _synchronize(directory)
-        _synchronize(directory.parent)
+        synchronize(directory)
+        synchronize(directory.parent)
         return journal
 
     @classmethod
@@ -205,11 +205,3 @@ def _lines(data: bytes) -> tuple[list[dict[str, Any]], list[int]]:
         lines.append(line)
         ends.append(end)
     return lines, ends
-
-
-def _synchronize(directory: Path) -> None:
-    file = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

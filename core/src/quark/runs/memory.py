@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from quark.calibration.batches import Call
-from quark.models.plan.decoder_blocks import Block
-from quark.models.plan.plan_row import PlanRow
+from quark.models.plan.decoder_blocks import decoder_blocks, rows_by_block
+from quark.models.plan.quant_plan import QuantPlan
 
 __all__ = [
     "LEAST_RETURNED",
@@ -49,20 +48,19 @@ def tokens_in(calls: Iterable[Call]) -> int:
     return tokens
 
 
-def held_bytes(blocks: Sequence[Block], inside: Sequence[Sequence[PlanRow]], model: nn.Module, tokens: int, streams: int) -> int:
+def held_bytes(model: nn.Module, plan: QuantPlan, tokens: int, streams: int) -> int:
     """Return an estimate of the bytes that forwards hold while they pause inside a block.
 
     The estimate counts the residual stream, its normed form, layer inputs and other outputs.
 
     Args:
-        blocks: All blocks of the model.
-        inside: The layers of each block.
         model: The model, whose dtype is used.
+        plan: Of the model.
         tokens: The number of tokens of all calls together.
         streams: The number of forwards of each call.
     """
     widest = 0
-    for _, rows in zip(blocks, inside, strict=True):
+    for rows in rows_by_block(decoder_blocks(model, plan.architecture), plan.quantized):
         shapes = [r.shape for r in rows if len(r.shape) == 2]
         if shapes:
             widest = max(widest, 2 * min(max(s) for s in shapes) + max(s[0] + s[1] for s in shapes))
@@ -112,9 +110,8 @@ def return_freed() -> None:
     glibc keeps free memory between live allocations: without this call, replaced float weights would stay
     resident, one block's worth per block. `FreedMemory` decides when to call it.
     """
-    trim = _trim()
-    if trim is not None:
-        trim(0)
+    with suppress(OSError, AttributeError, TypeError):  # another system, or another library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class FreedMemory:
@@ -149,12 +146,3 @@ def collecting_later() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-@cache
-def _trim() -> Callable[[int], int] | None:
-    try:
-        malloc_trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
-    except (OSError, AttributeError, TypeError):  # another system, or another library
-        return None
-    return malloc_trim

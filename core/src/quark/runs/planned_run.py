@@ -6,8 +6,8 @@ No weight is read; `planned_lines` is its text.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 import attrs
@@ -76,7 +76,7 @@ class PlannedRun:
 
     def with_errors(self, errors: Iterable[QuarkError]) -> PlannedRun:
         """Return the same with more refusals, which come first."""
-        return attrs.evolve(self, refusals=_as_refusals([*errors, *self.refusals]))
+        return attrs.evolve(self, refusals=tuple(dict.fromkeys((*_as_refusals(errors), *self.refusals))))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan in JSON form, with the estimate, the refusals and the warnings."""
@@ -132,21 +132,21 @@ def plan(
         writer = refusals.collect(exporter_of, exporter, options or ExportOptions())
         target = refusals.collect(torch_device, device) or _CPU
         model, shards, codes_of = _opened(path, dtype, refusals, trust_remote_code=trust_remote_code)
-        run = None if model is None else _run(model, config, codes_of, refusals)
+        run = None if model is None else refusals.collect(_run, model, config, codes_of, refusals)
         if model is None or run is None:
-            return PlannedRun(None, None, refusals.all())
+            return PlannedRun(None, None, _as_refusals(refusals))
         if run.needs_data and _has_files(path):
             refusals.collect(_refuse_no_tokenizer, path, run, trust_remote_code=trust_remote_code)
         run = run.for_data(model, calibration.calls(), target)
         numbers = None
         if writer is not None:
-            with refusals:
+            with refusals.collecting():
                 own = options or ExportOptions()
                 content = CheckpointContent(model, run.plan.config, run.plan)
                 refuse_unstorable(exporter, writer, content, quantized_skeleton(model, run.plan), own)
                 file = shards[0].path if shards else None
                 numbers = estimate(model, run, calibration, writer, own, target, file=file, probing=probing)
-    return PlannedRun(run.plan, numbers, refusals.all(), run.needs_data, tuple(_warnings(numbers, target)))
+    return PlannedRun(run.plan, numbers, _as_refusals(refusals), run.needs_data, tuple(_warnings(numbers, target)))
 
 
 def _has_files(path: Path) -> bool:
@@ -165,46 +165,34 @@ def _opened(
     shards = refusals.collect(check_shards, path) if _has_files(path) else None
     model = _model(path, dtype, refusals, is_complete=shards is not None, trust_remote_code=trust_remote_code)
     if model is not None and shards is not None:
-        with refusals:
+        with refusals.collecting():
             stored = StoredTensors(model, shards, path, weight_converters_of(model), float_tensors_of(path, shards))
             codes_of = stored.codes_of
     return model, shards, codes_of
 
 
-class _Refusals:
-    """Collects the errors of ours that end the body of a ``with`` statement."""
+class _Refusals(list[QuarkError]):
+    """The errors of ours that have been collected."""
 
-    def __init__(self) -> None:
-        self._errors: list[QuarkError] = []
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
-        if isinstance(error, QuarkError):
-            self._errors.append(error)
-            return True
-        return False
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Collect an error of ours that ends the body."""
+        try:
+            yield
+        except QuarkError as error:
+            self.append(error)
 
     def collect(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | None:
         """Return the result of a call; None where an error of ours ends it, which is collected."""
-        with self:
-            return work(*args, **kwargs)
-        return None
-
-    def all(self) -> tuple[Refusal, ...]:
-        """Return the collected refusals, each message once."""
-        return _as_refusals(self._errors)
+        result = None
+        with self.collecting():
+            result = work(*args, **kwargs)
+        return result
 
 
-def _as_refusals(errors: Iterable[QuarkError | Refusal]) -> tuple[Refusal, ...]:
+def _as_refusals(errors: Iterable[QuarkError]) -> tuple[Refusal, ...]:
     """Return each message once; a ConfigError that joins several is one refusal for each line."""
-    refusals = (e if isinstance(e, Refusal) else Refusal(type(e).__name__, line) for e in errors for line in _lines(e))
-    return tuple(dict.fromkeys(refusals))
-
-
-def _lines(error: QuarkError | Refusal) -> list[str]:
-    return [""] if isinstance(error, Refusal) else str(error).split("\n")
+    return tuple(dict.fromkeys(Refusal(type(error).__name__, line) for error in errors for line in str(error).split("\n")))
 
 
 def _model(path: Path, dtype: str, refusals: _Refusals, *, is_complete: bool, trust_remote_code: bool) -> nn.Module | None:
@@ -215,15 +203,13 @@ def _model(path: Path, dtype: str, refusals: _Refusals, *, is_complete: bool, tr
     return refusals.collect(meta_model, path, chosen, trust_remote_code=trust_remote_code)
 
 
-def _run(model: nn.Module, config: QConfig | str | Callable[[nn.Module], QConfig], codes_of: CodesOf, refusals: _Refusals) -> Run | None:
+def _run(model: nn.Module, config: QConfig | str | Callable[[nn.Module], QConfig], codes_of: CodesOf, refusals: _Refusals) -> Run:
     """Return the planned run."""
-    with refusals:
-        if isinstance(config, str):
-            config = template_of(model).get_config(scheme=config)
-        run = plan_run(model, config if isinstance(config, QConfig) else config(model), codes_of)
-        refusals.collect(refuse_unswitchable, model, [a.name for a in run.plan.attentions])
-        return run
-    return None
+    if isinstance(config, str):
+        config = template_of(model).get_config(scheme=config)
+    run = plan_run(model, config if isinstance(config, QConfig) else config(model), codes_of)
+    refusals.collect(refuse_unswitchable, model, [a.name for a in run.plan.attentions])
+    return run
 
 
 def _refuse_no_tokenizer(path: Path, run: Run, *, trust_remote_code: bool) -> None:

@@ -11,13 +11,13 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import RoundToNearest, Transform, Tuning
+from quark.algorithms import RoundToNearest, Tuning
 from quark.base.ranks import Ranks
 from quark.calibration.activation_scales import ActivationScales
 from quark.calibration.attention import install
 from quark.calibration.block_calibration import BlockCalibration
 from quark.calibration.block_rounding import BlockRounding
-from quark.calibration.block_transforms import BlockTransforms, StartedTransform
+from quark.calibration.block_transforms import BlockTransforms
 from quark.calibration.block_tuning import BlockTuning
 from quark.calibration.figures import InputSample
 from quark.calibration.forwards import without_cache
@@ -27,7 +27,8 @@ from quark.calibration.observation import counting
 from quark.calibration.phases import PhaseClock
 from quark.calibration.plugin_checks import CheckedRounding
 from quark.calibration.report import CalibrationReport
-from quark.calibration.rounding_tasks import round_to_nearest, round_without_statistics
+from quark.calibration.rounding_tasks import round_to_nearest, rounding_tasks
+from quark.calibration.rounding_validation import round_validated
 from quark.calibration.two_passes import TwoPasses
 from quark.errors import CheckpointError
 from quark.models.hf.attention_switch import switch_attention
@@ -36,7 +37,6 @@ from quark.models.layers.experts import showing_all
 from quark.models.plan.decoder_blocks import Block, decoder_blocks, rows_by_block
 from quark.models.plan.family import text_config
 from quark.models.plan.plan_row import PlanRow
-from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins.attribution import attributed
 from quark.runs.block_figures import BlockEvents, RunFigures
 from quark.runs.memory import FreedMemory, tokens_in
@@ -51,7 +51,6 @@ __all__ = [
     "quantize_block",
     "quantize_blocks",
     "quantized_layers",
-    "start_transforms",
 ]
 
 
@@ -173,17 +172,6 @@ def _forwards(pipeline: BlockPipeline, blocks: Sequence[Block], scales: Activati
         with figures.clock.phase("forward"):
             steps.advance(-1)
         yield steps
-
-
-def start_transforms(model: nn.Module, plan: QuantPlan, transforms: Sequence[Transform]) -> list[StartedTransform]:
-    """Start transforms: each changes the tensors outside the decoder blocks, all of which are in memory.
-
-    The model has all tensors outside the blocks then that the finished model has, by which the files of an
-    export are laid out.
-    """
-    started = [StartedTransform.of(transform, model, plan) for transform in transforms]
-    blocks = decoder_blocks(model, plan.architecture)
-    return [transform.with_global_changes(model, blocks) for transform in started]
 
 
 def quantize_block(pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow], block_run: BlockRun | None) -> None:
@@ -328,7 +316,9 @@ def _rounded_without_statistics(
         return set()
     with pipeline.figures.clock.phase("solve"):
         own = {name: layer for name, layer in layers.items() if name in chosen}
-        return round_without_statistics(pipeline.rounding, own, pipeline.input_groups.siblings, report)
+        metrics = round_validated(pipeline.rounding, rounding_tasks(own, pipeline.input_groups.siblings))
+        report.layers |= {name: of_layer for name, of_layer in metrics.items() if of_layer}
+        return set(own)
 
 
 def _of_all_ranks(tokens: Mapping[str, int], ranks: Ranks) -> dict[str, int]:

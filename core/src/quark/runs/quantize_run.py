@@ -8,18 +8,22 @@ import torch
 from torch import nn
 
 from quark.algorithms import ValidatedTransform
+from quark.calibration.plugin_checks import StartedTransform
 from quark.calibration.report import CalibrationReport
 from quark.calibration.spilled_inputs import SpilledInputs
 from quark.calibration.transform_validation import validate_transforms
 from quark.checkpoint.content import CheckpointContent, set_results
 from quark.config.model import QConfig
+from quark.models.plan.decoder_blocks import decoder_blocks
+from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins.attribution import attributed
-from quark.runs.quantize_block import quantize_blocks, start_transforms
+from quark.runs.quantize_block import quantize_blocks
 from quark.runs.run import FinishedRun, Run, StartedRun, allowed_activations
+from quark.runs.selected_algorithms import Algorithms
 from quark.runs.sink import BlockSink
 from quark.runs.source import InMemorySource, RunSource
 
-__all__ = ["finish_run", "quantize_run", "start_run"]
+__all__ = ["finish_run", "quantize_run", "start_run", "start_transforms"]
 
 
 def quantize_run(run: Run, model: nn.Module, sink: BlockSink, source: RunSource | None = None) -> FinishedRun:
@@ -46,8 +50,20 @@ def start_run(run: Run, model: nn.Module, source: RunSource | None = None) -> St
         run.events.phase("validate")
     validations = validate_transforms(model, run.plan, transforms, run.data, source, run.ranks, compensated=compensated)
     run = run.as_validated(model, validations)
-    started = start_transforms(model, run.plan, run.algorithms.checked_transforms(run.plan.config))
+    started = start_transforms(model, run.plan, run.algorithms)
     return StartedRun(run, model, source, started, validations, spilled)
+
+
+def start_transforms(model: nn.Module, plan: QuantPlan, algorithms: Algorithms) -> list[StartedTransform]:
+    """Start transforms: each changes the tensors outside the decoder blocks, all of which are in memory.
+
+    The model has all tensors outside the blocks then that the finished model has, by which the files of an
+    export are laid out.
+    """
+    started = algorithms.started_transforms(model, plan)
+    for transform in started:
+        transform.apply_global(model, decoder_blocks(model, plan.architecture))
+    return started
 
 
 @attributed("quantizing the model")

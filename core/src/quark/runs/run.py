@@ -16,7 +16,7 @@ from quark.base.log import get_logger
 from quark.base.names import folded
 from quark.base.ranks import ALONE, Ranks
 from quark.calibration.batches import Call, calls
-from quark.calibration.block_transforms import StartedTransform
+from quark.calibration.plugin_checks import StartedTransform
 from quark.calibration.report import CalibrationReport
 from quark.calibration.sample_grid import SampleGrid
 from quark.calibration.spilled_inputs import SpilledInputs
@@ -25,7 +25,7 @@ from quark.checkpoint.content import CheckpointContent
 from quark.config.model import QConfig
 from quark.errors import ConfigError, UnsupportedError
 from quark.models.hf.attention_switch import refuse_unswitchable
-from quark.models.plan.decoder_blocks import decoder_blocks, owners, rows_by_block
+from quark.models.plan.decoder_blocks import decoder_blocks, owners
 from quark.models.plan.family import architecture_of
 from quark.models.plan.mixtures import separate_experts
 from quark.models.plan.plan_row import PlanRow
@@ -361,8 +361,7 @@ def held_by_forwards(model: nn.Module, plan: QuantPlan, algorithms: Algorithms, 
     """
     if not algorithms.is_sequential:
         return 0
-    blocks = decoder_blocks(model, plan.architecture)
-    held = held_bytes(blocks, rows_by_block(blocks, plan.quantized), model, tokens_in(data), algorithms.streams)
+    held = held_bytes(model, plan, tokens_in(data), algorithms.streams)
     if any(has_static_scale(a.probabilities) for a in plan.attentions):
         held += held_probabilities(model, data)
     return held

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
+from torch import nn
 
 from quark.algorithms import Rounding, RoundToNearest, Transform, Tuning
-from quark.calibration.plugin_checks import CheckedRounding, CheckedTransform, CheckedTuning, refuse_strange
+from quark.calibration.plugin_checks import CheckedRounding, CheckedTuning, StartedTransform, refuse_strange
 from quark.config.algorithm import AlgoConfig, StoredAlgoConfig
 from quark.config.layer import levels
 from quark.config.model import QConfig
@@ -19,6 +20,7 @@ from quark.config.templates.algorithms import algo_config_from_dict
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, UnsupportedError
 from quark.models.plan.plan_row import PlanRow
+from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins import AlgorithmRecord, algorithms, schemes
 from quark.plugins.attribution import attributed, origin
 
@@ -90,11 +92,11 @@ class Algorithms:
         """Return the tunings with their results checked."""
         return {name: CheckedTuning(tuning, origin("algorithms", name)) for name, tuning in self.tunings.items()}
 
-    def checked_transforms(self, config: QConfig) -> list[Transform]:
-        """Return the transforms with their results checked; ``config`` has their settings."""
-        settings = {settings.name: settings for settings in config.algo_config or []}
+    def started_transforms(self, model: nn.Module, plan: QuantPlan) -> list[StartedTransform]:
+        """Start the transforms of a plan on its model; their results are checked."""
+        settings = {settings.name: settings for settings in plan.config.algo_config or []}
         return [
-            CheckedTransform(transform, origin("algorithms", name), runs_with_model=settings[name].runs_with_model())
+            StartedTransform.of(transform, model, plan, origin("algorithms", name), runs_with_model=settings[name].runs_with_model())
             for name, transform in self.transforms.items()
         ]
 

@@ -96,7 +96,7 @@ def _give_scales(layer: QuantizedLayer, row: PlanRow) -> None:
 
 
 def _give_scale(module: QuantizerModule, shape: tuple[int, ...]) -> None:
-    if not module.quantizer.is_dynamic and not module.quantizer.is_float:
+    if module.is_static:
         module.set_qparams(_empty(module.quantizer, shape))  # type: ignore[arg-type]  # quantizers are hashed by identity
 
 

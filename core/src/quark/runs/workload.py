@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
@@ -49,13 +50,11 @@ class Task:
         rows: N, the sum of the layers' output channels.
         columns: K, the input channels.
         tokens: Calibration tokens that reach the layers.
-        first: The plan row of one of the layers.
     """
 
     rows: int
     columns: int
     tokens: int
-    first: PlanRow = attrs.field(eq=False)
 
 
 @attrs.frozen
@@ -103,10 +102,9 @@ def workload_of(model: nn.Module, run: Run, calibration: Calibration) -> Workloa
     # Matrices of experts that stay fused have no row.
     fused = [p.numel() for b in blocks for p in b.module.parameters() if p.ndim == 3]
     per_token += sum(2.0 * elements * share for elements in fused) + _attention(model, len(blocks), calibration.length)
-    tasks: dict[Task, int] = {}
+    tasks: Counter[Task] = Counter()
     for block, rows in zip(blocks, rows_of, strict=True):
-        for task in _tasks(run, block, rows, calibration.tokens, share, experts):
-            tasks[task] = tasks.get(task, 0) + 1
+        tasks.update(_tasks(run, block, rows, calibration.tokens, share, experts))
     kinds = len(run.algorithms.rounding.needs)
     return Workload(
         forwards=forwards,
@@ -167,4 +165,4 @@ def _tasks(run: Run, block: Block, rows: Sequence[PlanRow], tokens: int, share: 
         members = groups.get(name, (name,))
         seen.update(members)
         reached = max(1, round(tokens * share)) if experts.projection(row.name) else tokens
-        yield Task(sum(own[m].shape[0] for m in members), row.shape[1], reached, row)
+        yield Task(sum(own[m].shape[0] for m in members), row.shape[1], reached)

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
 from quark.errors import UnsupportedError
-from quark.runs.graph.batch_norm import BatchNorm, folded_parameters
 from quark.runs.graph.capture import capture
-from quark.runs.graph.normal_form import normal_form
+from quark.runs.graph.normal_form import BatchNorm, folded_parameters, normal_form
 from quark.runs.graph.operators import schema_name
 
 

@@ -74,6 +74,13 @@ class Operator:
         """
         return None if name is None else arguments(self.node).get(name)
 
+    def tensors(self, slot: Slot) -> list[fx.Node]:
+        """Return the nodes that give the tensors of a slot."""
+        if slot.is_activation:
+            return self.inputs if slot is Slot.input_tensors else self.outputs
+        value = self.argument(self.record.weight if slot is Slot.weight else self.record.bias)
+        return [value] if isinstance(value, fx.Node) else []
+
     @property
     def inputs(self) -> list[fx.Node]:
         """The float activations, each once, with a weight or bias that no parameter holds."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -12,7 +12,7 @@ from quark.base.names import closest, folded, matches
 from quark.config.describe import describe_layer
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
-from quark.config.slot import Slot
+from quark.config.slot import ACTIVATIONS, PARAMETERS
 from quark.errors import ConfigError, UnsupportedError
 from quark.models.plan.patterns import Rule
 from quark.models.plan.rules import resolution
@@ -196,29 +196,16 @@ def _misfits(operators: Sequence[Operator], rows: Sequence[GraphRow]) -> Iterato
     """
     names_of: dict[tuple[str, str], list[str]] = {}
     for operator, row in zip(operators, rows, strict=True):
-        for slot, nodes in _tensors(operator).items():
+        for slot in (*PARAMETERS, *ACTIVATIONS):
             spec = None if row.config is None else getattr(row.config, slot)
             if spec is None:
                 continue
             refuse_broken(quantizer_for(spec, activation=slot.is_activation), activation=slot.is_activation)
             quantizer = operator.quantizer(slot, spec)
-            for error in filter(None, [quantizer.shape_error(shape_of(node)) for node in nodes]):
+            for error in filter(None, [quantizer.shape_error(shape_of(node)) for node in operator.tensors(slot)]):
                 names_of.setdefault((slot.value, error), []).append(row.name)
     for (slot_name, error), names in names_of.items():
         yield (
             f"{len(names)} operator(s) cannot be quantized as asked ({slot_name}: {error}): {folded(names)}. Exclude them, or give them "
             "another spec in layer_quant_config or layer_type_quant_config"
         )
-
-
-def _tensors(operator: Operator) -> Mapping[Slot, Sequence[fx.Node]]:
-    def parameter(name: str | None) -> list[fx.Node]:
-        value = operator.argument(name)
-        return [value] if isinstance(value, fx.Node) else []
-
-    return {
-        Slot.weight: parameter(operator.record.weight),
-        Slot.bias: parameter(operator.record.bias),
-        Slot.input_tensors: operator.inputs,
-        Slot.output_tensors: operator.outputs,
-    }

@@ -13,10 +13,9 @@ from quark.config.model import QConfig
 from quark.errors import ConfigError
 from quark.models.plan.quant_plan import has_static_scale
 from quark.runs.graph.capture import capture, refuse_unfit_graph
-from quark.runs.graph.insertion import insert, observe
+from quark.runs.graph.insertion import insert, observe, quantized_parameters, refuse_unfit_parameters, round_parameters
 from quark.runs.graph.normal_form import NormalForm, normal_form
 from quark.runs.graph.operators import operators_in
-from quark.runs.graph.parameters import quantized_parameters, refuse_unfit_parameters, round_parameters
 from quark.runs.graph.placement import place
 from quark.runs.graph.plan import GraphPlan, make_graph_plan
 

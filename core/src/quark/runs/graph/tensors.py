@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-__all__ = ["add_module", "free_path", "set_parameter", "value_of"]
+__all__ = ["free_path", "set_parameter", "value_of"]
 
 
 def value_of(model: fx.GraphModule, node: fx.Node) -> Tensor:
     """Return the parameter, or buffer, that a ``get_attr`` node reads."""
-    value: Any = model
-    for part in str(node.target).split("."):
-        value = getattr(value, part)
-    assert isinstance(value, Tensor)
+    value: Tensor = attrgetter(str(node.target))(model)
     return value
 
 
@@ -49,7 +47,11 @@ def set_parameter(
 
 def _register(model: fx.GraphModule, path: str, value: Tensor) -> None:
     owner, _, name = path.rpartition(".")
-    module = _module_at(model, owner) if owner else model
+    try:
+        module = model.get_submodule(owner)
+    except AttributeError:
+        module = nn.Module()
+        model.add_submodule(owner, module)
     module._parameters.pop(name, None)
     module._buffers.pop(name, None)
     module.register_parameter(name, nn.Parameter(value.detach(), requires_grad=False))
@@ -88,19 +90,3 @@ def _is_free(model: nn.Module, path: str) -> bool:
         if not isinstance(owner, nn.Module):
             return False
     return not hasattr(owner, last)
-
-
-def add_module(model: fx.GraphModule, path: str, module: nn.Module) -> None:
-    """Put a module at a path, in place of any other."""
-    owner, _, name = path.rpartition(".")
-    (model if not owner else _module_at(model, owner)).add_module(name, module)
-
-
-def _module_at(model: nn.Module, path: str) -> nn.Module:
-    """Return the submodule at a path, made where it is missing."""
-    module = model
-    for part in path.split("."):
-        if part not in module._modules:
-            module.add_module(part, nn.Module())
-        module = module.get_submodule(part)
-    return module
