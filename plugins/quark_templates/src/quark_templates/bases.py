@@ -11,26 +11,6 @@ import attrs
 
 from quark.config.architecture import Architecture
 
-__all__ = [
-    "BEHIND_VISION_TOWER",
-    "DEEPSEEK_LIKE",
-    "DEEPSEEK_MOE_LIKE",
-    "DENSE_OR_MIXTURE",
-    "FUSED_QKV",
-    "GATE_UP",
-    "GEMMA_LIKE",
-    "GPT2_LIKE",
-    "LANGUAGE_MODEL",
-    "LLAMA_LIKE",
-    "MIXTURE",
-    "NORMS_AFTER",
-    "QKV",
-    "SHARED_EXPERT",
-    "SPARSE_DEEPSEEK_LIKE",
-    "TEXT_ONLY",
-    "UNGATED",
-]
-
 QKV = ("q_proj", "k_proj", "v_proj")
 GATE_UP = ("gate_proj", "up_proj")
 

@@ -9,19 +9,6 @@ import attrs
 
 from quark_templates.bases import DEEPSEEK_LIKE, DEEPSEEK_MOE_LIKE, GATE_UP, LANGUAGE_MODEL, MIXTURE, SPARSE_DEEPSEEK_LIKE
 
-__all__ = [
-    "DEEPSEEK",
-    "DEEPSEEK_V2",
-    "DEEPSEEK_V3",
-    "DEEPSEEK_V4",
-    "DEEPSEEK_V32",
-    "DEEPSEEK_VL_V2",
-    "DOTS1",
-    "KIMI_K2",
-    "KIMI_K3",
-    "KIMI_K25",
-]
-
 # The code comes with the checkpoints: verified on a module skeleton, after that code's names and vLLM's
 # implementation.
 DEEPSEEK = attrs.evolve(DEEPSEEK_MOE_LIKE, model_type="deepseek", exclude_layers_name=("lm_head", "*.gate", "*.gate.linear"))

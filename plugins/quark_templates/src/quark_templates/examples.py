@@ -7,8 +7,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["EXPERTS", "config_of", "sizes_of", "tiny_model"]
-
 EXPERTS = 4
 _MIXTURE = {
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), EXPERTS),

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from quark.models.layers.experts import ExpertParts, SeparateExperts
 
-__all__ = ["SeparateSortedExperts", "sorted_experts", "stacked_experts"]
-
 _ACTIVATIONS = ("act_fn", "activation_fn")
 
 

@@ -10,9 +10,6 @@ import attrs
 from quark.config.architecture import FUSED_EXPERTS
 from quark_templates.bases import BEHIND_VISION_TOWER, GEMMA_LIKE
 
-__all__ = ["GEMMA", "GEMMA2", "GEMMA3", "GEMMA3_TEXT", "GEMMA4", "GEMMA4_UNIFIED", "MUSE_GLIMMER"]
-
-
 GEMMA = attrs.evolve(GEMMA_LIKE, model_type="gemma")
 
 GEMMA2 = attrs.evolve(

@@ -6,8 +6,6 @@ import attrs
 
 from quark_templates.bases import DEEPSEEK_LIKE, DEEPSEEK_MOE_LIKE, FUSED_QKV, LANGUAGE_MODEL, LLAMA_LIKE, QKV, SPARSE_DEEPSEEK_LIKE
 
-__all__ = ["CHATGLM", "GLM", "GLM4", "GLM4V", "GLM4_MOE", "GLM4_MOE_LITE", "GLM5_NEXT", "GLM_MOE_DSA"]
-
 # The head lies inside the transformer; gate and up are one matrix. The code comes with the checkpoints:
 # verified on a module skeleton, after that code's names and vLLM's implementation.
 CHATGLM = attrs.evolve(

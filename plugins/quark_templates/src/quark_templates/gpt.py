@@ -9,8 +9,6 @@ import attrs
 
 from quark_templates.bases import FUSED_QKV, GPT2_LIKE, LLAMA_LIKE, MIXTURE, QKV, UNGATED
 
-__all__ = ["BLOOM", "FALCON", "GPT2", "GPTJ", "GPT_NEOX", "GPT_OSS", "OPT"]
-
 # Weights are stored as [in_features, out_features], as Conv1D has them.
 GPT2 = attrs.evolve(GPT2_LIKE, model_type="gpt2", position_embeddings="transformer.wpe")
 

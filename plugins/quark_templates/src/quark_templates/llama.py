@@ -11,45 +11,6 @@ import attrs
 
 from quark_templates.bases import BEHIND_VISION_TOWER, DEEPSEEK_MOE_LIKE, LANGUAGE_MODEL, LLAMA_LIKE, MIXTURE, NORMS_AFTER, QKV, UNGATED
 
-__all__ = [
-    "APERTUS",
-    "ARCEE",
-    "COHERE",
-    "COHERE2",
-    "ERNIE4_5",
-    "ERNIE4_5_MOE",
-    "EXAONE4",
-    "GRANITE",
-    "GRANITEMOEHYBRID",
-    "HELIUM",
-    "HUNYUAN_V1_DENSE",
-    "INSTELLA",
-    "LFM2",
-    "LLAMA",
-    "LLAMA4",
-    "LLAMA4_TEXT",
-    "LLAVA",
-    "MINISTRAL",
-    "MINISTRAL3",
-    "MISTRAL",
-    "MISTRAL3",
-    "MIXTRAL",
-    "MLLAMA",
-    "NEMOTRON",
-    "OLMO",
-    "OLMO2",
-    "OLMO3",
-    "OLMOE",
-    "PHI",
-    "PHI3",
-    "PHIMOE",
-    "SEED_OSS",
-    "SMOLLM3",
-    "STABLELM",
-    "STARCODER2",
-]
-
-
 LLAMA = attrs.evolve(LLAMA_LIKE, model_type="llama", algorithm_defaults={"autosmoothquant": {"compute_scale_loss": "MAE"}})
 
 LLAVA = attrs.evolve(LLAMA_LIKE, **BEHIND_VISION_TOWER, model_type="llava", inserted_embeddings="model.multi_modal_projector.linear_2")

@@ -6,9 +6,6 @@ import attrs
 
 from quark_templates.bases import BEHIND_VISION_TOWER, MIXTURE, QKV
 
-__all__ = ["DBRX", "GROK_1", "MINIMAX_M2", "MINIMAX_M3_VL"]
-
-
 # DBRX: one clipped matrix for queries, keys and values, and experts whose matrices are stacked. Separate
 # experts are layers such as ``ffn.experts.3.w1``. vLLM reads the stacked float matrices of published
 # checkpoints only.

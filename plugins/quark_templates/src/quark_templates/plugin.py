@@ -12,18 +12,6 @@ from collections.abc import Iterator
 
 from quark.plugins import TemplateRecord, hookimpl
 
-__all__ = [
-    "CONVOLUTIONAL",
-    "DENSE",
-    "MIXTURES",
-    "MULTIMODAL",
-    "OWN_FORMS",
-    "QUARK_API",
-    "REMOTE_CODE",
-    "TEXT_PARTS",
-    "quark_register_templates",
-]
-
 QUARK_API = (2, 2)
 """Versions of the plugin API that this plugin is written for."""
 
@@ -113,9 +101,7 @@ REMOTE_CODE = _records(
 )
 """Families whose code comes with their checkpoints, checked on module skeletons."""
 
-CONVOLUTIONAL = _records(
-    ("lfm2", "LFM2", "quark_templates.llama:LFM2"),
-)
+CONVOLUTIONAL = _records(("lfm2", "LFM2", "quark_templates.llama:LFM2"))
 """Families some of whose blocks have a convolution in place of attention."""
 
 MULTIMODAL = _records(

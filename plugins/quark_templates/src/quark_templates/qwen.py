@@ -17,26 +17,6 @@ from quark_templates.bases import (
     TEXT_ONLY,
 )
 
-__all__ = [
-    "INTERNVL",
-    "QWEN",
-    "QWEN2",
-    "QWEN2_5_VL",
-    "QWEN2_MOE",
-    "QWEN2_VL",
-    "QWEN3",
-    "QWEN3_5",
-    "QWEN3_5_MOE",
-    "QWEN3_5_MOE_TEXT",
-    "QWEN3_5_TEXT",
-    "QWEN3_MOE",
-    "QWEN3_NEXT",
-    "QWEN3_VL",
-    "QWEN3_VL_MOE",
-    "QWEN4_EXP",
-    "QWEN4_EXP_TEXT",
-]
-
 # The gate of the MLP is its second matrix. The code comes with the checkpoints: verified on a module
 # skeleton, after that code's names and forward pass.
 QWEN = attrs.evolve(

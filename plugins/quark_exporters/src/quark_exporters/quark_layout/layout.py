@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,9 @@ class QuarkReader:
         """As `quark.checkpoint.LayoutReader.configuration`."""
         stored = read_quantization_config(block)
         config = stored.config
-        if has_static_scale(config.softmax_quant_spec) and not any(_has_probabilities(shard.tensors) for shard in check_shards(directory)):
+        if has_static_scale(config.softmax_quant_spec) and not any(
+            name.rpartition(".")[2].startswith(_OF_PROBABILITIES) for shard in check_shards(directory) for name in shard.tensors
+        ):
             # Such exports are made where the scales cannot be found, and say so in no other way.
             get_logger(__name__).warning(f"'{directory}' holds no scales of attention probabilities: they stay float")
             return attrs.evolve(stored, config=attrs.evolve(config, softmax_quant_spec=None))
@@ -102,8 +104,3 @@ def _attention_attribute(name: str) -> str:
     ``prob_output_scale`` becomes ``prob_output_quantizer.scale``; others stay.
     """
     return f"{PROBABILITIES}.{name.removeprefix(_OF_PROBABILITIES)}" if name.startswith(_OF_PROBABILITIES) else name
-
-
-def _has_probabilities(names: Iterable[str]) -> bool:
-    """Return whether tensors of attention probabilities are among these full names."""
-    return any(name.rpartition(".")[2].startswith(_OF_PROBABILITIES) for name in names)

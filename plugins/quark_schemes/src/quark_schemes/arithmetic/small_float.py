@@ -201,7 +201,7 @@ def _code_table(shape: FloatShape, rounding: RoundType | None, device: torch.dev
     values = (torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32) << 16).view(torch.float32)
     rounded = values if rounding is None else round_small_(values.clone(), shape, rounding)
     # Codes without their sign are in the order of their values, those that are no numbers last.
-    magnitudes = _magnitudes(shape)
+    magnitudes = _decode_numbers(torch.arange(1 << (shape.bits - shape.signed), dtype=torch.uint8), shape)
     codes = torch.searchsorted(magnitudes, rounded.abs()).clamp_(max=len(magnitudes) - 1).to(torch.uint8)
     if shape.signed:
         codes.bitwise_or_(rounded.signbit().to(torch.uint8) << (shape.bits - 1))
@@ -218,8 +218,3 @@ def _table(shape: FloatShape, device: torch.device) -> Tensor:
             if shape.signed:
                 values[code | 1 << (shape.bits - 1)] = -value
     return values.to(device)
-
-
-def _magnitudes(shape: FloatShape) -> Tensor:
-    """Return the value of every code without a sign, float32, as if all were numbers."""
-    return _decode_numbers(torch.arange(1 << (shape.bits - shape.signed), dtype=torch.uint8), shape)
