@@ -1,6 +1,6 @@
 """Count what runs cost, in FLOPs, bytes, operations and waits, which no other work on the machine changes.
 
-    python -m tools.costs                               # counts, beside the recorded ones
+    python -m tools.costs                               # counts; exit status 1 where one is not as recorded
     python -m tools.costs record [NAME ...]             # writes them; a cost that rises needs --why
     python -m tools.costs parts NAME ...                # where the FLOPs and bytes of a run go
 
@@ -38,7 +38,8 @@ def main(arguments: list[str] | None = None) -> str | None:
     for name in names:
         print(f"{name}: {counted[name]}", *differences(recorded.get(name), counted[name]), sep="\n    ")
     if args.task == "show":
-        return None
+        differ = [name for name in names if differences(recorded.get(name), counted[name])]
+        return f"{', '.join(differ)}: not what was recorded" if differ else None
     rising = [name for name in names if any(d.is_rise for d in differences(recorded.get(name), counted[name]))]
     if rising and not args.why:
         return f"{', '.join(rising)}: costs more than was recorded. Find what made it so, or record it with --why 'the reason'"
