@@ -19,6 +19,9 @@ from quark.plugins.run_events import RunEvents, running
 get_logger()  # has its level before caplog changes it and puts it back
 
 
+LONG = " and".join(["a line of the log that is longer than the terminal is wide, and stays one line"] * 3)
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -121,7 +124,7 @@ def _two_blocks(events: RunEvents) -> None:
     for number in range(2):
         events.block_started(f"model.layers.{number}", number)
         events.block_finished()
-    get_logger("quark.runs").warning("a line of the log that is longer than the terminal is wide, and stays one line " * 3)
+    get_logger("quark.runs").warning(LONG)
 
 
 def test_on_a_terminal_there_is_a_bar_and_other_lines_stay_whole_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +134,7 @@ def test_on_a_terminal_there_is_a_bar_and_other_lines_stay_whole_above_it(monkey
         of_a_run()
     drawn = terminal.getvalue()
     assert "Quantizing" in drawn
-    assert "[QUARK-WARNING]: " + "a line of the log that is longer than the terminal is wide, and stays one line " * 3 in drawn
+    assert f"[QUARK-WARNING]: {LONG}" in drawn
     assert "completed" not in drawn  # the bar stands for the lines of the run
     assert sys.stderr is terminal
 
