@@ -91,6 +91,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+_PARAM = type(pytest.param(0))
+
+
 def _positions(item: Any) -> Iterator[int]:
     """Yield the position of each parameter of a test in the list of its values; several that are given together are one."""
     fixtures = dict(item.callspec.indices)
@@ -100,7 +103,7 @@ def _positions(item: Any) -> Iterator[int]:
         own = [item.callspec.params[name] for name in together]
         for name in together:
             del fixtures[name]
-        rows = ([value] if len(together) == 1 else value for value in values)
+        rows = (v.values if isinstance(v, _PARAM) else [v] if len(together) == 1 else v for v in values)
         yield next(number for number, row in enumerate(rows) if all(one is other for one, other in zip(row, own, strict=True)))
     yield from fixtures.values()
 

@@ -20,10 +20,12 @@ class TestClippedNearest(RoundingConformance):
     subject = "clipped_nearest"
 
 
+@pytest.mark.slow_runs("resumes_to_the_same_bytes")  # TestInputGain makes it
 class TestCountedNearest(RoundingConformance):
     subject = "counted_nearest"
 
 
+@pytest.mark.slow_runs("composes_with_other_transforms")  # the tests of quark-algos make it
 class TestInputGain(TransformConformance):
     subject = "input_gain"
 

@@ -154,6 +154,7 @@ MODELS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("values", MODELS.values(), ids=MODELS)
 def test_the_time_of_a_large_block_is_scaled_from_a_narrower_one(
     values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -32,6 +32,7 @@ def test_checks_that_are_slow_for_some_plugins_are_checks(pytestconfig: pytest.C
     assert {check.name for check in all_checks().values()} >= conftest.WHOLE_RUNS
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("mutant", [pytest.param(m, id=m.id, marks=() if m is FIRST[m.check] else pytest.mark.slow) for m in MUTANTS])
 def test_the_check_catches_the_mutant(mutant: Mutant, tmp_path: Path) -> None:
     check = all_checks()[mutant.check]
@@ -59,6 +60,7 @@ def test_a_layer_that_is_made_with_four_sizes_passes(name: str) -> None:
 
 
 @pytest.mark.slow_runs
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("check", all_checks().values(), ids=lambda check: check.id)
 def test_the_check_passes_the_healthy_plugin(check: object) -> None:
     healthy = MODULES[check.kind].HEALTHY  # type: ignore[attr-defined]

@@ -107,6 +107,7 @@ def test_algorithms_compose_and_each_does_its_work(names: tuple[str, ...], schem
     assert all("damping" in model.quark_report.layers[r.name] for r in model.quark_plan.quantized)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("names", "scheme"), list(zip(LISTS, SOME, strict=False)), ids=str)
 def test_the_order_of_naming_does_not_matter(names: tuple[str, ...], scheme: str) -> None:
     for order in {names[::-1], (*names[1:], names[0])}:
