@@ -75,6 +75,8 @@ class OperationCounter(TorchDispatchMode):
         if not _is_view(func):
             written = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
             read = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+            if any(t.is_meta for t in written):
+                return result  # nothing is computed or moved; versions of torch differ in what they do there
             moved = 0 if func.overloadpacket in _ALLOCATIONS else sum(map(_bytes, read + written))
             part = self.phase, _module(sys._getframe())
             self.parts[part] = self.parts.get(part, Counts()) + Counts(_flops(func, args, kwargs, result), moved, 1)
