@@ -122,6 +122,7 @@ _IN_PLACE = {_ATEN.addmm_: _ATEN.addmm, _ATEN.baddbmm_: _ATEN.baddbmm}
 
 
 _OTHER_FLOPS: Mapping[Any, Callable[..., float]] = {
+    _ATEN._scaled_dot_product_flash_attention_for_cpu: lambda query, key, *_: 4.0 * query.numel() * key.shape[-2],
     _ATEN.dot: lambda a, b: 2.0 * a.numel(),
     _ATEN.mv: lambda a, b: 2.0 * a.numel(),
     _ATEN.addmv: lambda c, a, b, **_: 2.0 * a.numel(),
@@ -136,4 +137,4 @@ _OTHER_FLOPS: Mapping[Any, Callable[..., float]] = {
     _ATEN._linalg_eigh: lambda a, *_: 9.0 * a.numel() * a.shape[-1],
     _ATEN.linalg_qr: lambda a, *_: 4.0 * a.numel() * a.shape[-1] / 3.0,
 }
-"""Leading terms of the FLOPs of operations for which torch has no formula."""
+"""Leading terms of the FLOPs of operations for which torch has no formula, or not in every version."""
