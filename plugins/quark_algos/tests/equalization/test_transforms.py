@@ -213,14 +213,17 @@ def test_a_rounding_of_its_own_stays_where_its_scales_are_taken_back(caplog: pyt
 SEQUENCES = tiny.calibration_batches(8, 64)
 
 
+@pytest.mark.parametrize("lasts", [(0, 4, 7), pytest.param((1, 2, 3, 5, 6), marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("name", "scheme"), [("smoothquant", "int8"), ("awq", "int4_wo_64")])
-def test_what_is_applied_does_not_depend_on_the_order_of_samples_nor_on_batches(name: str, scheme: str) -> None:
-    """The first, one in the middle and the last come last, in a call each, and in calls of eight and of four.
+def test_what_is_applied_does_not_depend_on_the_order_of_samples_nor_on_batches(
+    name: str, scheme: str, lasts: tuple[int, ...]
+) -> None:
+    """Each of `lasts` comes last once, in a call each, and then all in calls of eight and of four.
 
     The same tokens are held out.
     """
     made = config(name, scheme)
-    orders = [SEQUENCES[i + 1 :] + SEQUENCES[: i + 1] for i in (0, 4, 7)]
+    orders = [SEQUENCES[i + 1 :] + SEQUENCES[: i + 1] for i in lasts]
     first, *others = (
         ModelQuantizer(made).quantize_model(float_model(), data)
         for data in (*orders, torch.cat(SEQUENCES), list(torch.cat(SEQUENCES[::-1]).split(4)))

@@ -50,7 +50,9 @@ def dequantized(directory: Path, dtype: torch.dtype = torch.float32) -> dict[str
         return {one.name: read(one.name, dtype) for one in float_tensors}
 
 
-@pytest.mark.parametrize("scheme", [name for name in fitting_schemes() if "int" in name])  # of integers: floats have none
+@pytest.mark.parametrize(  # floats have no zero points: nothing may change
+    "scheme", [pytest.param(name, marks=() if "int" in name else pytest.mark.slow) for name in fitting_schemes()]
+)
 def test_zero_points_that_are_not_stored_are_0(scheme: str, tmp_path: Path) -> None:
     model = quantized(run_config(scheme))
     for stores in (True, False):
