@@ -48,7 +48,7 @@ coverage: install  ## lines of the core that its tests and the integration tests
 
 docs: install  ## the site of docs/ in site/, warnings are errors; tests of its pages, of docstrings, READMEs and CONTRIBUTING.md
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
-	$(PYTEST) $(DOCUMENTS) $(PYTEST_ARGS)
+	$(PYTEST) $(DOCUMENTS) -m "one_in or not slow" $(PYTEST_ARGS)
 
 slow: install  ## the tests that take minutes: every algorithm and every family with every scheme
 	$(PYTEST) -m slow --timeout 3600 $(PYTEST_ARGS)

@@ -246,6 +246,7 @@ def from_bytes(x: Tensor) -> Tensor:
     return mx.dq_mxfp4(data, data[..., : data.shape[-1] // 16], torch.bfloat16)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("function", "backend"), [(mx.qdq_mxfp4, "eager"), (even_fake_quantize, "eager"), (unpack_six, "eager"), (from_bytes, "aot_eager")]
 )

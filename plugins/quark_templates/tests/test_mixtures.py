@@ -98,7 +98,7 @@ def test_separating_experts_keeps_the_logits_and_copies_nothing(model_type: str)
     assert list(fused_parameters(model)) == []
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("scheme", ["int4_wo_32", "fp8", "mxfp4", "nvfp4"])
 def test_experts_are_quantized_one_by_one_and_read_back(model_type: str, scheme: str, tmp_path: Path) -> None:
     model = model_of(model_type)
@@ -123,7 +123,7 @@ def test_a_cache_is_refused_where_runtimes_hold_something_else(model_type: str) 
         quantizer.plan(model_of(model_type))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("algorithm", [["gptq"], ["awq", "qronos"]], ids="+".join)
 def test_experts_are_rounded_for_their_own_tokens_and_read_back(model_type: str, algorithm: list[str], tmp_path: Path) -> None:
     template = LLMTemplate.get(model_type)

@@ -22,7 +22,7 @@ from quark_templates.plugin import MULTIMODAL, TEXT_PARTS
 from .seeing_models import IDS, image_batch, logits, model_of
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("model_type", sorted(MULTIMODAL | TEXT_PARTS))
 @pytest.mark.parametrize("scheme", ["int4_wo_32", "fp8", "mxfp4"])
 def test_a_model_quantized_on_text_alone_is_read_back_to_the_bit(model_type: str, scheme: str, tmp_path: Path) -> None:

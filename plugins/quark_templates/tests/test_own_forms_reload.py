@@ -24,7 +24,7 @@ from .caches import eight_bit_cache
 from .own_forms import IDS, logits, model_of
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("model_type", sorted(OWN_FORMS))
 @pytest.mark.parametrize("scheme", ["int4_wo_32", "fp8", "mxfp4"])
 def test_experts_are_quantized_one_by_one_and_read_back_to_the_bit(model_type: str, scheme: str, tmp_path: Path) -> None:
@@ -46,6 +46,7 @@ def test_experts_are_quantized_one_by_one_and_read_back_to_the_bit(model_type: s
     assert torch.equal(logits(auto_class(read.config).from_pretrained(tmp_path / "out")), expected)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("model_type", sorted(OWN_FORMS))
 def test_a_checkpoint_is_quantized_from_disk_as_in_memory(model_type: str, tmp_path: Path) -> None:
     """It has the names of published checkpoints."""

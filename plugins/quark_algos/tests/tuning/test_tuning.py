@@ -67,6 +67,7 @@ def test_what_it_leaves_lies_on_the_grids() -> None:
     assert [name for name, layer in layers(behind_gptq()[1]).items() if off_grid(layer)] == []
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("part", ["rounding", "scales", "norms"])
 def test_each_part_can_be_tuned_alone(part: str) -> None:
     alone = {name: name == part for name in ("rounding", "scales", "norms")}
@@ -89,6 +90,7 @@ def test_the_second_run_gives_the_same_bits_and_another_seed_others() -> None:
     assert not all(torch.equal(tensor, other[name]) for name, tensor in first.items())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("scheme", ["mxfp4", "nvfp4"])
 def test_schemes_that_quantize_activations_are_tuned_through_these(scheme: str) -> None:
     model = run(GPTQConfig(), TuningConfig(epochs=4), scheme=scheme)
