@@ -17,7 +17,8 @@ __all__ = ["main"]
 
 
 def main(out: Path, source: Path | None = None) -> str:
-    """Quantize weights to INT4 in groups of 64, export, load the export, and return what it says."""
+    """Quantize weights to INT4 in groups of 64, export, load the export, and return a text that it
+    generates."""
     source = source or tiny_model_dir()
     model = AutoModelForCausalLM.from_pretrained(source, dtype="auto").eval()
     config = LLMTemplate.get(model.config.model_type).get_config(scheme="int4_wo_64")

@@ -1,4 +1,5 @@
-"""Runs cost what `tools/costs/costs.json` says, in counts that no machine and no load changes."""
+"""Runs have the costs that `tools/costs/costs.json` records, in counts that no machine and no load
+changes."""
 
 from __future__ import annotations
 

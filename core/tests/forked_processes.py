@@ -24,7 +24,7 @@ import quark.runs  # noqa: F401
 
 
 def work(ranks: int, restarts: int, script: str, arguments: list[str]) -> None:
-    """Run a script by so many processes of one thread each."""
+    """Run a script in ``ranks`` processes of one thread each."""
     torch.set_num_threads(1)
     if ranks == 1:
         sys.argv = [script, *arguments]

@@ -1,4 +1,4 @@
-"""The model on which a template is checked does not depend on what was imported before."""
+"""The model on which a template is checked does not depend on modules that were imported before."""
 
 from __future__ import annotations
 

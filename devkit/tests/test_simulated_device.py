@@ -1,4 +1,5 @@
-"""The simulated accelerator computes as the CPU, refuses what a GPU refuses, and counts waits of the host."""
+"""The simulated accelerator computes as the CPU, refuses the calls that a GPU refuses, and counts waits of
+the host."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What runs cost, counted: FLOPs, bytes, operations and waits for a device."""
+"""Counted costs of runs: FLOPs, bytes, operations and waits for a device."""

@@ -1,4 +1,4 @@
-"""Count what runs cost, in FLOPs, bytes, operations and waits, which no other work on the machine changes.
+"""Count the costs of runs in FLOPs, bytes, operations and waits, which no other work on the machine changes.
 
     python -m tools.costs                               # counts; exit status 1 where one is not as recorded
     python -m tools.costs record [NAME ...]             # writes them; a cost that rises needs --why

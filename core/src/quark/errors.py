@@ -65,11 +65,12 @@ class RankError(QuarkError):
 
 
 class MissingPluginError(QuarkError, ImportError):
-    """A name of AMD Quark's public API whose plugin is not active; the message says why, and what to do."""
+    """A name of AMD Quark's public API belongs to a plugin that is not active; the message gives the reason
+    and the fix."""
 
 
 class NotOfferedError(QuarkError, ImportError):
-    """A module or a name of AMD Quark's public API that is not offered; the message says what to use."""
+    """A module or a name of AMD Quark's public API is not offered; the message names its replacement."""
 
 
 class CheckpointError(QuarkError):

@@ -81,7 +81,7 @@ class Processes:
         self._contents: dict[tuple[int, str], dict[str, bytes]] = {}
 
     def run(self, ranks: int, script: str, *arguments: object, restarts: int = 0) -> tuple[int, str]:
-        """Return the exit code of a script, and what all its processes said."""
+        """Return the exit code of a script, and the output of all its processes."""
         assert self._program.stdin is not None
         assert self._program.stdout is not None
         file = self._directory / "script.py"
@@ -98,13 +98,13 @@ class Processes:
         return contents(out)
 
     def checkpoint(self, ranks: int, name: str) -> dict[str, bytes]:
-        """The contents of the checkpoint that so many processes write, quantized once."""
+        """Return the contents of the checkpoint that ``ranks`` processes write, quantized once."""
         if (ranks, name) not in self._contents:
             self._contents[ranks, name] = self.quantize(ranks, name, self._directory / f"{name} by {ranks}")
         return self._contents[ranks, name]
 
     def fail(self, how: str, rank: int, directory: Path) -> tuple[str, float, Path]:
-        """Run two processes of which one fails in the middle.
+        """Run two processes, and let one of them fail in the middle.
 
         Returns what they said, how many seconds later all had stopped, and where the output would have been.
         """

@@ -55,7 +55,7 @@ class FloatInputs(Inputs):
 
 
 class Spy(RoundToNearest):
-    """Rounds to nearest, and keeps what it was shown."""
+    """Rounds to nearest, and keeps the tasks that it was given."""
 
     def __init__(self, kind: type[Statistic] = Inputs, only: str = "") -> None:
         self.needs = (kind,)

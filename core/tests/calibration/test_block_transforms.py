@@ -29,7 +29,8 @@ NORMED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 
 class Scaling:
-    """Divides the norm before attention by powers of two, and remembers what it was shown.
+    """Divides the norm before attention by powers of two, and keeps the blocks and validations that it was
+    shown.
 
     Powers of two change no bit of the result.
     """

@@ -1,4 +1,5 @@
-"""What a tuning sees of a block, and what becomes of what it changes."""
+"""A tuning sees the inputs, targets and outputs of a block, and a change that raises the error is taken
+back."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ FIRST = "model.layers.0"
 
 
 class Sees:
-    """Keeps the blocks that it is shown, and what they give."""
+    """Keeps the blocks that it is shown, and their outputs."""
 
     wants_float = False
 
@@ -52,7 +53,7 @@ def run(tuning: Tuning, *, two_passes: bool = False, scheme: str = "int4_wo_32")
 
 
 def hidden_states(model: Any, block: int) -> torch.Tensor:
-    """What a block gives, ``[tokens, channels]``."""
+    """Return the outputs of a block, ``[tokens, channels]``."""
     seen: list[torch.Tensor] = []
     handle = model.model.layers[block].register_forward_hook(lambda *a: seen.append((a[2] if torch.is_tensor(a[2]) else a[2][0])[0]))
     with torch.no_grad():

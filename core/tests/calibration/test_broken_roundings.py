@@ -121,7 +121,8 @@ def spoiling(spoil: Callable[[Any], None]) -> Callable[[], Any]:
 
 
 def answering(answer: Callable[[RoundingTask], Any]) -> Callable[[], Any]:
-    """A rounding that rounds, and reports what it should not."""
+    """Return the class of a rounding that rounds to nearest and returns ``answer(task)`` in place of
+    metrics."""
 
     class Answering(Rounding):
         def round(self, task: RoundingTask) -> Any:

@@ -1,4 +1,4 @@
-"""What calibration shows a rounding is what the finished model gives each layer.
+"""Calibration shows a rounding the inputs that each layer gets in the finished model.
 
 Through quantized activations, experts, skipped layers.
 """
@@ -105,7 +105,7 @@ def mixture() -> nn.Module:
 
 @contextmanager
 def recorded(model: nn.Module, names: list[str]) -> Iterator[dict[str, list[Tensor]]]:
-    """What layers get while the body runs, after the quantizers of their inputs, token by token."""
+    """Yield the inputs of layers while the body runs, after the input quantizers, token by token."""
     found: dict[str, list[Tensor]] = {name: [] for name in names}
 
     def see(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:

@@ -36,7 +36,7 @@ IDS[MASKS == 0] = PAD
 
 
 class Spy(RoundToNearest):
-    """Rounds to nearest, and keeps what it was shown of each layer."""
+    """Rounds to nearest, and keeps the inputs of each layer that it was shown."""
 
     needs = (Inputs,)
 
@@ -53,7 +53,7 @@ class Spy(RoundToNearest):
 
 
 class Watching:
-    """A transform that changes nothing and keeps what it was shown of the first block."""
+    """A transform that changes nothing and keeps the inputs of the first block that it was shown."""
 
     works_by_block = True
     needs: Sequence[type[Statistic]] = (Inputs,)

@@ -1,4 +1,5 @@
-"""What a run tells people of its layers, and how loudly: folded, however many there are."""
+"""A calibration report names layers in folded lines, however many there are, and warns where something is
+wrong."""
 
 from __future__ import annotations
 

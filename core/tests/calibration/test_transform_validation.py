@@ -158,7 +158,7 @@ class InParts(Turned):
 
 
 class Follower:
-    """Spoils blocks whose channels are in their own order, and remembers what it was shown."""
+    """Spoils blocks whose channels are in their own order, and keeps the number of tokens of each block."""
 
     works_by_block = True
     needs: ClassVar[Sequence[type[Statistic]]] = (AbsMax,)

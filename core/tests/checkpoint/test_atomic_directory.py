@@ -212,7 +212,7 @@ def test_the_directory_has_the_rights_that_the_umask_leaves(tmp_path: Path) -> N
 
 
 def _left(out: Path, blocks: int) -> Path:
-    """What an export leaves that fails behind so many finished blocks."""
+    """Return the directory that an export leaves when it fails after ``blocks`` finished blocks."""
     with suppress(ZeroDivisionError), building(out) as directory:
         _write_half(directory, blocks)
         raise ZeroDivisionError

@@ -1,4 +1,4 @@
-"""What may lie where an export goes.
+"""Files that may lie in the directory that an export goes to.
 
 An earlier export is replaced only on request, and nothing else is ever deleted.
 """
@@ -25,7 +25,7 @@ from quark_tiny_model import tiny_model, tiny_model_dir
 
 
 def earlier(out: Path, *others: str) -> Path:
-    """What looks like an earlier export."""
+    """Return a directory with the files of an earlier export."""
     out.mkdir()
     (out / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "quark"}}))
     for name in ("model-00001-of-00002.safetensors", "model.safetensors.index.json", "tokenizer.json", *others):

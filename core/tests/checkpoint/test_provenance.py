@@ -1,4 +1,5 @@
-"""A checkpoint says who brought what it is made of, and is refused by that name where it cannot be read."""
+"""A checkpoint names the distributions of its formats, observers and algorithms, and an error in reading
+names them."""
 
 from __future__ import annotations
 

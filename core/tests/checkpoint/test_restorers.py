@@ -1,4 +1,5 @@
-"""What an algorithm leaves in a model is put back when a checkpoint is read, by its registered restorer.
+"""Hooks and tensors that an algorithm leaves in a model are put back when a checkpoint is read, by its
+restorer.
 
 Without it, reading stops.
 """

@@ -1,4 +1,4 @@
-"""Streamed safetensors are what the safetensors library reads, in one file or several."""
+"""Streamed safetensors are read by the safetensors library as they were written, in one file or several."""
 
 import json
 import os
@@ -157,7 +157,7 @@ def test_sizes_of_files_are_known_before_they_are_written(limit: int, tmp_path: 
 
 
 def stored(writer: ShardWriter) -> dict[str, str]:
-    """The checksums of what has been written, when it is on the disk."""
+    """Return the checksums of the parts that have been written, once they are on the disk."""
     checksums: Future[Mapping[str, str]] = Future()
     writer.when_stored(checksums.set_result)
     return dict(checksums.result(60))

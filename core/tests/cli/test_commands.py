@@ -38,7 +38,7 @@ def stop() -> None:
 
 
 def unreadable(value: int | str) -> None:
-    """Take an argument of which typer makes nothing."""
+    """Take an argument of a type that typer does not support."""
 
 
 several = typer.Typer()
@@ -47,7 +47,7 @@ several.command("stop")(stop)
 
 
 def with_commands(*records: Record, distribution: str = "acme-quant", catalog: Catalog | None = None) -> Catalog:
-    """The core's commands, or a catalog's, and those of a plugin."""
+    """Return ``catalog``, by default the core's, with a plugin that registers ``records``."""
 
     def register(self: object) -> list[Record]:
         return list(records)

@@ -1,4 +1,5 @@
-"""What a documented number format tells of itself, by the plugins that are installed."""
+"""A documented number format knows its bits and its dtype in a checkpoint, by the plugins that are
+installed."""
 
 import copy
 import pickle

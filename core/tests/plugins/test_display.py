@@ -1,4 +1,4 @@
-"""What people see of a run: lines in the log, and a bar where quark itself writes its log to a terminal."""
+"""The display of a run: lines in the log, and a bar where quark itself writes its log to a terminal."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def unconfigured() -> Iterator[None]:
 
 
 def lines(events: list[tuple[float, Event]], caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What is logged of events, each at its second."""
+    """Return the log messages of events, each at its second."""
     clock = [0.0]
     listener = LogLines(lambda: clock[0])
     with caplog.at_level(logging.INFO, "quark"):

@@ -1,4 +1,4 @@
-"""What is imported when: nothing by ``import quark``, no torch by any listing."""
+"""Imports stay light: ``import quark`` imports no plugin machinery, and no listing imports torch."""
 
 from __future__ import annotations
 

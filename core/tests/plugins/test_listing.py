@@ -1,4 +1,4 @@
-"""What the listing commands show of plugins, sound and broken."""
+"""The listing commands show plugins, sound and broken, and their records."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def catalog(site: Any) -> Catalog:
 
 
 def shown(catalog: Catalog, *arguments: str) -> str:
-    """What a listing command prints."""
+    """Return the output of a listing command."""
     with using(catalog):
         done = CliRunner().invoke(program(), arguments)
     assert done.exit_code == 0, done.output

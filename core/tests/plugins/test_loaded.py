@@ -1,4 +1,5 @@
-"""What a record points at is looked at when it is loaded: its kind, and that it says what the record says."""
+"""The object that a record points at is checked when it is loaded: its kind, and that it agrees with the
+record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Options are read from what is there anyway, and what is given is held against them."""
+"""Options are read from signatures and fields of settings, and values that are given are checked against
+them."""
 
 from __future__ import annotations
 

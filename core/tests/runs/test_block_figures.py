@@ -1,6 +1,6 @@
-"""What listeners hear of a run, in which order and with what figures.
+"""Listeners get the events of a run, in their order and with their figures.
 
-And that it is the same for a run that is resumed.
+A run that is resumed gives the same.
 """
 
 from __future__ import annotations

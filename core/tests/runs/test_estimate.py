@@ -1,4 +1,4 @@
-"""What a run is said to hold and to write."""
+"""Estimates of the memory that a run holds and of the files that it writes."""
 
 from __future__ import annotations
 

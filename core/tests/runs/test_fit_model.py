@@ -1,4 +1,4 @@
-"""What cannot be quantized is refused before any of it is changed, and the layer is named."""
+"""A model that cannot be quantized is refused before any of it is changed, and the layer is named."""
 
 from __future__ import annotations
 

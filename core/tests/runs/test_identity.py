@@ -1,4 +1,4 @@
-"""What tells a run from another one."""
+"""The identity of a run tells it from every other run."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_probabilities_that_wait_for_their_scale_are_all_pairs_of_tokens_of_all_
 
 @pytest.mark.parametrize(("attention", "expected"), [(None, False), ("fp8", True)])
 def test_probabilities_count_when_it_is_decided_how_often_blocks_are_passed(attention: str | None, expected: bool) -> None:
-    """The bound lies between what forwards hold with them and without."""
+    """The bound lies between the bytes that forwards hold with probabilities and without."""
     data = [torch.ones(1, 512, dtype=torch.long)]
     for memory_bound, always in ((1 << 40, False), (0, True)):
         assert passes(attention, data, memory_bound) is always

@@ -1,4 +1,4 @@
-"""What the runner does to a layer beside its weight."""
+"""The runner rounds biases, gives roundings the layers of the plan, and keeps finished blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`quark.runs.source.ReadAhead`, and what `CheckpointSource` reads ahead.
+"""`quark.runs.source.ReadAhead`, and the blocks that `CheckpointSource` reads ahead.
 
 One block, errors where the block is loaded, no thread left.
 """

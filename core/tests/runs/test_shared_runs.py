@@ -76,7 +76,7 @@ def mixtral() -> nn.Module:
 
 
 def run_by(ranks: Ranks, model: nn.Module, options: dict[str, Any], data: list[Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The quantized model's tensors, and what the run reports."""
+    """Return the tensors of the quantized model, and the report of the run."""
     options = dict(options)
     memory = options.pop("activation_memory", None)
     config = LLMTemplate.get(str(model.config.model_type)).get_config(**options)  # type: ignore[union-attr]

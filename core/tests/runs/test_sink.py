@@ -14,7 +14,7 @@ from quark.runs.sink import BlockResult, CheckpointSink, InPlaceSink, JournaledS
 
 
 class Stream:
-    """An export that keeps what is asked of it; damaged are the blocks of these names."""
+    """An export that lists the calls that it gets, and finds the blocks named in ``damaged`` damaged."""
 
     encodes = False
 

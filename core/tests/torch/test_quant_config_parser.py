@@ -1,4 +1,4 @@
-"""AMD Quark's reader of a quantization_config, whoever wrote it."""
+"""AMD Quark's reader of a quantization_config, for configurations of several producers."""
 
 from __future__ import annotations
 

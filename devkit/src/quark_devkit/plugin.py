@@ -24,6 +24,6 @@ def quark_register_commands() -> Iterator[CommandRecord]:
     )
     yield CommandRecord(
         name="check",
-        summary="Check that what a distribution registers keeps the contracts of quark's plugin API; exit code 1 where it does not.",
+        summary="Check that the records of a distribution keep the contracts of quark's plugin API; exit code 1 where one does not.",
         command="quark_devkit.commands.check:check",
     )

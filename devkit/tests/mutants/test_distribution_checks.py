@@ -1,4 +1,5 @@
-"""Checks of distributions pass a healthy one, say what they skip, and run nothing of a denied plugin."""
+"""Checks of distributions pass a healthy one, say why they are skipped, and run nothing of a denied
+plugin."""
 
 from __future__ import annotations
 

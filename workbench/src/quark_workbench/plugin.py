@@ -15,7 +15,7 @@ QUARK_API = (2, 2)
 def quark_register_commands() -> Iterator[CommandRecord]:
     """Yield the commands that work on models and checkpoints."""
     yield _command("quantize", "Quantize the checkpoint MODEL and write the result to OUT.")
-    yield _command("plan", "Print what `quark quantize MODEL` would do with these options, write and need, and what would refuse it.")
+    yield _command("plan", "Print the plan of `quark quantize MODEL` with these options: layers, sizes, memory, time and refusals.")
     yield _command(
         "evaluate",
         "Print the perplexity of MODEL on a text; with --reference also the KL divergence from it; with --tasks its scores in tasks.",

@@ -133,7 +133,7 @@ class Statistic(ABC):
 
 
 class _Moment(Statistic):
-    """A sum of products of channels, ``[K, K]``, which the subclass makes."""
+    """A sum of products of channels, ``[K, K]``; the subclass defines the products."""
 
     _products: _Products
 
@@ -284,7 +284,7 @@ class _Products:
         dtype: Dtype of the sum over batches; within a batch it is float32.
         device: Device of the batches.
         is_symmetric: Whether a is b in every batch: then strips are summed from the diagonal on.
-        also: Computes something else of each batch's a, to be summed.
+        also: Function of each batch's a, whose results are summed too; None for no second sum.
 
     Attributes:
         others: The sum of what ``also`` returns; complete once `total` has been called.

@@ -48,17 +48,17 @@ class LockStep:
     Args:
         model: Called for each call, without gradients.
         blocks: The modules to stop at, in the order in which a forward enters them.
-        calls: Arguments of each forward, of all ranks; those of other ranks are left to them.
-        to_the_end: Whether forwards go on behind the last block; without, they stop there, and the output
+        calls: Arguments of the forwards of all ranks; each rank runs only its own.
+        to_the_end: Whether forwards go on behind the last block; otherwise they stop there, and the output
             head is never computed.
-        with_float: Whether each call has a second forward, which is to compute what the float model does.
-        spilled: Holds what forwards keep while they wait at a block; None leaves it in memory.
-        ranks: Share the calls.
+        with_float: Whether each call has a second forward, which computes the outputs of the float model.
+        spilled: Storage for the tensors of forwards that wait at a block; None leaves them in memory.
+        ranks: The processes that share the calls.
 
-    Use as a context manager: it registers hooks and takes them away.
+    Use it as a context manager: it registers hooks and removes them at the end.
 
     Attributes:
-        grid: The calls of all ranks, and which of them are this one's.
+        grid: The calls of all ranks, and the selection of calls that this rank runs.
         holds_out: Whether any of their tokens are held out.
         stopped: Forwards that have called `stop`, with the place they gave; `go_on` takes them out.
         finished: How many forwards have ended.
@@ -205,8 +205,8 @@ class BlockRun:
     ``"left"`` all wait at the next block, or have ended.
 
     Args:
-        steps: The forwards.
-        index: Of the block.
+        steps: The forwards in lock-step.
+        index: Number of the block.
     """
 
     def __init__(self, steps: LockStep, index: int) -> None:

@@ -1,9 +1,10 @@
 """Checks of the results of plugin algorithms and of the model that they leave, before the run continues.
 
-Weights of other projects' algorithms are encoded whole, and the layer keeps their codes for the export; of
-this project's algorithms a sample of rows is (`quark.plugins.attribution.Origin.is_checked_whole`). An error
-is raised at the layer where it happened, with the names of the algorithm, its distribution and its version;
-otherwise the run would write a wrong checkpoint.
+All weights from algorithms of other projects are encoded, and the layer keeps the codes for the export; of
+weights from this project's algorithms a sample of rows is encoded
+(`quark.plugins.attribution.Origin.is_checked_whole`). An error is raised at the layer where it happened, with
+the names of the algorithm, its distribution and its version; otherwise the run would write a wrong
+checkpoint.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def refuse_strange(algorithm: Any, kind: str, whose: Origin) -> None:
 
 @attrs.frozen(eq=False)
 class CheckedRounding:
-    """A rounding, and the plugin that its results are checked for.
+    """A rounding with checked results; errors name its plugin.
 
     Attributes:
         rounding: Chooses codes.
@@ -119,8 +120,7 @@ class CheckedRounding:
 class CheckedTuning:
     """A tuning with checked results.
 
-    They are checked as those of a rounding; the block's float parameters are finite, and otherwise as they
-    were.
+    The block's layers are checked as after a rounding, and its float parameters must be finite.
 
     Args:
         tuning: The tuning to check.
@@ -152,10 +152,10 @@ class CheckedTuning:
 
 @attrs.define(eq=False)
 class StartedTransform:
-    """A transform at work on one model, and the plugin that its calls and results are checked for.
+    """A transform that was started with one model, with checked results; errors name its plugin.
 
     All parameters must be finite and keep their names, and the model must have no additions that a checkpoint
-    could not hold. A block that is said to be as it was must have the values that it had.
+    could not hold. A block that the transform reports as unchanged must have its earlier values.
 
     Attributes:
         run: Changes the blocks.

@@ -50,7 +50,7 @@ class BlockSource(Protocol):
 
 @attrs.frozen
 class TransformValidation:
-    """Whether a transform of the whole model is applied, and why.
+    """The decision whether a transform of the whole model is applied, with its reasons.
 
     Attributes:
         validation: The output error of quantized blocks before and after the transform, relative per token,
@@ -123,13 +123,13 @@ def validate_transforms(
 
 @attrs.frozen(eq=False)
 class _Candidate:
-    """A candidate for a transform: it is left out, applied, or applied in part.
+    """A candidate of a validation: the transform left out, applied, or applied in part.
 
     Attributes:
         transform_name: Registered name of the transform.
-        name: Of the candidate.
+        name: Name of the candidate.
         transform: The transform; None where it is left out.
-        run: Started with the model whose blocks are copied.
+        run: The transform, started with the model whose blocks are copied.
         started: All transforms of the candidate: the transform and those behind it, started likewise.
         errors: Output error of each block.
     """
@@ -224,14 +224,14 @@ def _calls(data: Sequence[Call], *, for_statistics: bool) -> list[Call]:
 
 
 class _BlockComparison:
-    """Compares transformed copies of one block, at whose entry the forwards wait.
+    """Compares transformed copies of one block while the forwards wait at its entry.
 
-    They leave it as the float model does.
+    The forwards leave the block with the outputs of the float model.
 
     Args:
         block_run: The forwards.
         block: The block, which is not changed.
-        rows: What its layers are going to be quantized to.
+        rows: Plan rows of its layers.
         plan: The plan of the model.
         config: The model's configuration.
         compensated: As of `validate_transforms`.

@@ -52,16 +52,17 @@ class CheckpointExporter(Exporter):
 
     Exports can be resumed, and several processes can write to one.
 
-    A layout says what ``config.json`` says of it (`quantization_config`), which tensors a layer has
+    A subclass defines a layout: its block in ``config.json`` (`quantization_config`), the tensors of a layer
     (`tensor_name`, or `layer_tensors` where it needs more than names, or a `LayerStorage` where it packs
-    codes in its own way), and, with `layer_tensors`, how these are read back (`read_layer`). All tensors that
-    belong to no quantized layer are written as they are.
+    codes in its own way), and, with `layer_tensors`, how they are read back (`read_layer`). Tensors that
+    belong to no quantized layer are written unchanged.
 
     Attributes:
         layout: Name of the layout, for messages.
-        storage: How codes are packed; None where number formats say.
+        storage: How codes are packed; None where the number formats decide.
         states_with_attention: Whether scales of queries, keys and values are stored with every attention
-            module, as ``k_scale`` of the shape ``[1]``, and not with the projections where these are apart.
+            module, as ``k_scale`` of the shape ``[1]``; otherwise they are stored with the projections,
+            unless these are fused.
     """
 
     streams = resumes = shares = True

@@ -20,7 +20,7 @@ _AsJson = Annotated[bool, typer.Option("--json", help="Print all fields as JSON.
 
 
 def _plugins(as_json: _AsJson = False) -> None:
-    """List the plugins that are installed, what failed, and names claimed twice."""
+    """List the installed plugins, plugins that failed, and names claimed twice."""
     show("plugins", as_json=as_json)
 
 

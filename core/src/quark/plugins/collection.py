@@ -154,8 +154,8 @@ class Collection:
         failures: Failures, in the order in which they happened.
         listeners: Implementations of the event hook, with their plugins.
         sources: Plugins that were imported and registered.
-        unstated: Those of them that do not say for which version of the plugin API their records were
-            written.
+        unstated: Plugins among the sources that do not state the version of the plugin API that their records
+            were written for.
     """
 
     strict: bool = False

@@ -69,7 +69,7 @@ def quark_register_graph_ops() -> Iterator[GraphOpRecord]:
 @hookimpl
 def quark_register_commands() -> Iterator[CommandRecord]:
     """Yield the commands that list installed things."""
-    yield _listing("plugins", "List the plugins that are installed, what failed, and names claimed twice.")
+    yield _listing("plugins", "List the installed plugins, plugins that failed, and names claimed twice.")
     for kind in KINDS:
         yield _listing(kind.plural, f"List the {kind.plural} of all plugins, or show one.")
 

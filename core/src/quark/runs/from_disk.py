@@ -164,14 +164,14 @@ def quantize_checkpoint(
 
 @attrs.frozen(eq=False)
 class Output:
-    """Where a run writes to, and how.
+    """The output of a run: its directory, exporter and options.
 
     Attributes:
         path: The output directory.
         exporter: Name of the exporter.
         writer: The exporter.
-        options: Of the export.
-        leftover: What becomes of finished blocks of an earlier run.
+        options: Options of the export.
+        leftover: Whether finished blocks of an earlier run are resumed or discarded, or refuse the run.
         ranks: The processes that write to it. The first makes its directory and gives it its name.
     """
 

@@ -47,7 +47,7 @@ class ModelQuantizer:
     """Quantizes models by one configuration.
 
     Args:
-        config: What each layer gets. It is never changed.
+        config: The specs of each layer, and the algorithms; it is never changed.
         multi_device: Accepted with a warning that says how several devices are used; layers are quantized on
             whatever device they lie.
 

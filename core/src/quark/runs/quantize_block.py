@@ -1,4 +1,4 @@
-"""Quantize a model block by block: `quantize_block` is all that happens to one block, in its order."""
+"""Quantize a model block by block: `quantize_block` has all steps for one block, in their order."""
 
 from __future__ import annotations
 
@@ -101,17 +101,17 @@ def quantize_blocks(started: StartedRun, sink: BlockSink) -> CalibrationReport:
 
 @attrs.frozen(eq=False)
 class BlockPipeline:
-    """A started run at work on its blocks: the same for all of them.
+    """A started run and the objects that `quantize_block` needs for each of its blocks.
 
     Attributes:
-        started: The run, its model, the source of its tensors, and the transforms, which have changed what
-            lies outside the blocks.
+        started: The run, its model, the source of its tensors, and the transforms, which have already changed
+            the tensors outside the blocks.
         sink: Takes finished layers.
         rounding: Chooses codes.
-        tunings: By name, in order.
+        tunings: Tunings by name, in the order in which they are applied.
         input_groups: Learns from block to block which layers share an input.
         freed: Gives memory back to the system.
-        figures: Collects figures of layers and blocks in the report, and has the run's clock.
+        figures: Collects metrics of layers and blocks in the report, and has the run's clock.
     """
 
     started: StartedRun

@@ -70,7 +70,7 @@ class Run:
 
     Attributes:
         plan: Made from this very model, or from one of the same structure.
-        algorithms: What changes weights.
+        algorithms: Transforms, rounding and tunings of the run.
         data: Calibration forwards, of all ranks; empty where nothing needs any.
         two_passes: Whether each block is passed twice, for want of memory.
         ranks: The processes that share the run. Each has the same model, configuration and data.
@@ -193,12 +193,12 @@ class StartedRun:
     """A run whose transforms have changed tensors outside the decoder blocks, and no block yet.
 
     Attributes:
-        run: Without the transforms that their validation refuses.
+        run: The run, without the transforms that validation refused.
         model: The model; it has all modules and tensors outside the blocks that the finished model has.
-        source: Has the tensors of the blocks.
-        transforms: At work on the model, in order.
-        validations: Of transforms by name.
-        spilled: Holds what forwards keep while they wait at a block; None leaves it in memory.
+        source: Loads the tensors of the blocks.
+        transforms: The transforms, started with the model, in order.
+        validations: Validations of the transforms, by name.
+        spilled: Storage for the tensors of forwards that wait at a block; None leaves them in memory.
     """
 
     run: Run
@@ -219,9 +219,9 @@ class FinishedRun:
     """A run that has quantized its model.
 
     Attributes:
-        run: With its data.
-        content: The quantized model, and the plan of what was done to it.
-        report: The figures that were measured meanwhile.
+        run: The run, with its data.
+        content: The quantized model, and its plan as it was carried out.
+        report: The metrics that were measured in the run.
     """
 
     run: Run

@@ -39,12 +39,12 @@ __all__ = [
 
 @attrs.frozen
 class BlockResult:
-    """The report and the knowledge that a run keeps of a block besides its tensors, as JSON values.
+    """The report and the learned state that a run keeps of a block besides its tensors, as JSON values.
 
     Attributes:
         report: The block's part of the calibration report
             (`quark.calibration.report.CalibrationReport.to_dict`).
-        learned: What the run knows after this block and needs for the blocks behind it.
+        learned: State of the run after this block, which the blocks behind it need.
     """
 
     report: Mapping[str, Any] = attrs.field(factory=dict)
@@ -55,8 +55,8 @@ class BlockSink(ABC):
     """Accepts the finished layers of one block after another.
 
     Attributes:
-        needs_values: Whether weights have to be rounded when they are accepted. Else some may be float, with
-            the scales that they are to be rounded to (`quark.models.layers.QuantizerModule.is_deferred`).
+        needs_values: Whether weights have to be rounded when they are accepted. Otherwise some may be float,
+            with the scales that a later rounding uses (`quark.models.layers.QuantizerModule.is_deferred`).
     """
 
     needs_values = True
@@ -110,7 +110,7 @@ class InPlaceSink(BlockSink):
 class CheckpointSink(InPlaceSink):
     """Writes each block to an export when it is finished.
 
-    Its layers are in the model at that time, where exporters look for them.
+    The layers of the block are in the model at that time, where exporters look for them.
 
     Args:
         model: The model that contains the layers.
@@ -141,15 +141,15 @@ class CheckpointSink(InPlaceSink):
 class JournaledSink(CheckpointSink):
     """Writes each block to an export and, when its tensors are on the disk, to a journal.
 
-    Goes on from the blocks that the journal has.
+    A resumed run continues after the blocks that the journal lists.
 
     A block whose tensors no longer have their checksums is quantized again, and so are all blocks behind it:
-    a finished block is then always one that was made behind the blocks that are now in the output.
+    thus every finished block was quantized behind the very blocks that are now in the output.
 
     Args:
         model: The model that contains the layers.
-        stream: The export, which has been opened; of an exporter that resumes.
-        journal: That of the run.
+        stream: The opened export of an exporter that can resume.
+        journal: The journal of the run.
         blocks: All blocks of the run, in order.
     """
 

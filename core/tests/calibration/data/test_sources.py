@@ -87,7 +87,7 @@ def test_parquet_files_are_read_row_by_row(tmp_path: Path) -> None:
 
 def test_rows_of_all_batches_of_a_parquet_file_are_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class ParquetFile:
-        """Stands in for pyarrow's, of which two batches are read."""
+        """Stands in for ``ParquetFile`` of pyarrow, with two batches of rows."""
 
         def __init__(self, path: Path) -> None:
             assert path == tmp_path / "a.parquet"

@@ -98,7 +98,7 @@ def trained(make: Callable[[], nn.Module], epochs: int) -> nn.Module:
 
 
 def accuracy(model: nn.Module) -> float:
-    """Share of the images beside those of the training whose class a model says, in percent."""
+    """Return the accuracy of a model on the images that it was not trained on, in percent."""
     images, classes = digits()
     with torch.no_grad():
         predicted = model(images[TRAINED:]).argmax(dim=1)

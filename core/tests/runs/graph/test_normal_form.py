@@ -75,7 +75,7 @@ def test_a_batch_norm_is_folded(layer: nn.Module, norm: nn.Module, shape: tuple[
 @given(groups=st.sampled_from([1, 2, 3]), is_transposed=st.booleans(), has_bias=st.booleans(), seed=st.integers(0, 99))
 @settings(max_examples=30)
 def test_folding_is_exact(groups: int, is_transposed: bool, has_bias: bool, seed: int) -> None:
-    """In float64 nothing is rounded on the way, and what remains is the rounding of float64."""
+    """In float64 nothing else is rounded on the way, and the only difference is the rounding of float64."""
     torch.manual_seed(seed)
     kind = nn.ConvTranspose1d if is_transposed else nn.Conv1d
     layer = kind(6, 12, 2, groups=groups, bias=has_bias).double()

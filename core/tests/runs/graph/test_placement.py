@@ -37,9 +37,9 @@ def quantized(model: nn.Module, *args: Tensor, layer: QLayerConfig = BOTH, **fie
 
 
 def calls(graph: fx.GraphModule) -> dict[str, str]:
-    """What each activation quantizer is called with.
+    """Return the paths of the activation quantizers, by the name of the node that each is called with.
 
-    Names of nodes, by the path of the quantizer where a tensor is quantized once.
+    Of two quantizers of one node, the last is kept.
     """
     modules = dict(graph.named_modules())
     quantizers = [n for n in graph.graph.nodes if n.op == "call_module" and type(modules[n.target]) is QuantizerModule]

@@ -71,7 +71,7 @@ def works_on_an_accelerator(subject: Subject) -> None:
 
 
 def reloads_to_the_same_logits(subject: Subject) -> None:
-    """What is exported after it reads back to the same logits, to the bit."""
+    """A model that is quantized with it, exported and read back has the same logits, to the bit."""
     require_reload(quantized(run_with(subject)), readable_layout())
 
 

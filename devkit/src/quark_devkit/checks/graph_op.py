@@ -112,8 +112,8 @@ def moves_values_if_it_says_so(subject: Subject) -> None:
 
 @check("graph_op")
 def is_quantized(subject: Subject) -> None:
-    """With 8 bits for all its tensors, the example computes nearly what it did, and each quantizer has its
-    scale."""
+    """With 8 bits for all its tensors, the output of the example is near its float output, and each quantizer
+    has a scale."""
     spec = int8_spec()
     layer = QLayerConfig(input_tensors=spec, output_tensors=spec, weight=spec)
     mode = QuantizationMode.fx_graph_mode

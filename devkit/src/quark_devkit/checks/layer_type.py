@@ -155,7 +155,7 @@ def says_whether_it_takes_indices(subject: Subject) -> None:
 
 @check("layer_type")
 def computes_what_the_layer_computes(subject: Subject) -> None:
-    """Without quantizers the quantized layer computes what the float layer does, in float64."""
+    """Without quantizers the quantized layer gives the output of the float layer, in float64."""
     layer = _float_layer(subject).double()
     x = _input(layer, torch.float64)
     expected = _output(layer, x)
@@ -266,7 +266,7 @@ def saves_what_the_float_layer_loads(subject: Subject) -> None:
 
 @check("layer_type")
 def applies_its_quantizers(subject: Subject) -> None:
-    """The input quantizer rounds what the layer gets, and the output quantizer what it gives."""
+    """The input quantizer rounds the input of the layer, and the output quantizer rounds its output."""
     assume(not subject.record.lookup, "its input is indices")
     layer, spec = _float_layer(subject).double(), int8_spec(is_dynamic=True)
     x = _input(layer, torch.float64)

@@ -116,7 +116,7 @@ def leaves_the_tensor_as_it_is(example: Example) -> None:
 
 @check("observer", each=examples_of)
 def keeps_no_reference_to_the_tensor(example: Example) -> None:
-    """What happens to a tensor after it was observed does not change the range."""
+    """Overwriting a tensor after it was observed does not change the range."""
     x = data_of()
     observer = observed(example, x)
     x.fill_(1e6)
@@ -126,7 +126,7 @@ def keeps_no_reference_to_the_tensor(example: Example) -> None:
 
 @check("observer", each=examples_of)
 def does_not_change_by_being_asked(example: Example) -> None:
-    """Asking for the range twice gives the same range, and does not disturb what is observed afterwards."""
+    """Asking for the range twice gives the same range, and does not disturb later observations."""
     observer = observed(example, data_of())
     low, high = (end.clone() for end in observer.range())
     require(same_range((low, high), observer.range()), "gives another range the second time it is asked")
@@ -134,7 +134,7 @@ def does_not_change_by_being_asked(example: Example) -> None:
 
 @check("observer", each=examples_of)
 def starts_afresh(example: Example) -> None:
-    """A new observer knows nothing of what another one has seen."""
+    """The range of a new observer does not depend on tensors that another observer has seen."""
     before = range_of(example, data_of(1))
     range_of(example, 50 * data_of(2))
     is_same = same_range(before, range_of(example, data_of(1)))

@@ -69,7 +69,7 @@ def chooses_for_every_group(subject: Subject) -> None:
 
 @check("selector")
 def keeps_the_budget(subject: Subject) -> None:
-    """What it chooses takes no more bytes than the budget allows, from the fewest bytes that can be reached
+    """Its choices take no more bytes than the budget, for budgets from the fewest bytes that can be reached
     to the most."""
     for share in SHARES:
         problem, selection = _asked(subject, share)
@@ -87,7 +87,7 @@ def chooses_the_same_again(subject: Subject) -> None:
 
 @check("selector")
 def leaves_the_model_as_it_was(subject: Subject) -> None:
-    """Parameters, whether they want gradients, modules, hooks and modes are what they were."""
+    """Parameters, their ``requires_grad``, modules, hooks and modes of the model stay unchanged."""
     model = small_model().requires_grad_(True)
     before = _state(model)
     _asked(subject, model=model)
@@ -99,7 +99,7 @@ def leaves_the_model_as_it_was(subject: Subject) -> None:
 
 @check("selector")
 def chooses_the_same_from_disk(subject: Subject) -> None:
-    """From a checkpoint, whose tensors it loads block by block, it chooses what it does for the model in
+    """From a checkpoint, whose tensors it loads block by block, it makes the same choices as for the model in
     memory."""
     with tempfile.TemporaryDirectory() as directory:
         path = saved(Path(directory), torch.float32)

@@ -58,8 +58,8 @@ checks_of_settings = tuple(map(check("transform"), algorithm.OF_SETTINGS))
 
 @check("transform", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Another value of each option changes what it leaves of the small model, is refused, or is declared to
-    change cost alone."""
+    """Another value of each option changes the transformed small model, is refused, or is declared to change
+    cost alone."""
 
     def results(settings: AlgoConfig) -> Iterator[object]:
         for scheme in schemes_for(subject):
@@ -116,8 +116,8 @@ def keeps_the_function_with_layers_excluded(subject: Subject) -> None:
 
 @check("transform")
 def leaves_nothing_behind(subject: Subject) -> None:
-    """Modules, parameters, buffers and hooks of the model are what they were, but for what its restorer puts
-    back in a loaded model."""
+    """It adds and removes no module, parameter, buffer or hook of the model, except for those that its
+    restorer puts back in a loaded model."""
     for scheme in schemes_for(subject):
         result = transformed(scheme, valid_settings(subject))
         runs = any(one.name == settings_of(subject).name and one.runs_with_model() for one in result.settings)
@@ -181,7 +181,8 @@ works_on_an_accelerator = check("transform", level="advisory")(algorithm.works_o
 
 @check("transform")
 def reloads_to_the_same_logits(subject: Subject) -> None:
-    """What is exported after it, with what runs with the model, reads back to the same logits, to the bit."""
+    """A model that is quantized with it, exported and read back has the same logits, to the bit, also where
+    modules of the transform run with the model."""
     for scheme in schemes_for(subject):
         require_reload(quantized(run_config(scheme, valid_settings(subject))), readable_layout())
 

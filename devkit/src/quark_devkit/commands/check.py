@@ -27,8 +27,8 @@ def check(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print checks that passed too.")] = False,
     pyproject: Annotated[Path | None, typer.Option(help="File with the expected failures; by default the distribution's own.")] = None,
 ) -> None:
-    """Check that what a distribution registers keeps the contracts of quark's plugin API; exit code 1 where
-    it does not."""
+    """Check that the records of a distribution keep the contracts of quark's plugin API; exit code 1 where
+    one does not."""
     from quark_devkit import report
     from quark_devkit.runner import is_conformant
 

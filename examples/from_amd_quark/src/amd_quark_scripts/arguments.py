@@ -81,7 +81,8 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 
 def _refuse_missing_packages(args: argparse.Namespace) -> None:
-    """Raise MissingPluginError, before any work, for a package without which what comes last would fail."""
+    """Raise MissingPluginError, before any work, for a missing package that the evaluation at the end
+    needs."""
     if args.skip_evaluation or args.file2file_quantization:
         return
     extra("datasets", "Evaluations on WikiText, without --skip_evaluation,")

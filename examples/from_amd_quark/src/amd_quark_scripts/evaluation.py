@@ -102,7 +102,7 @@ def task_eval(
     multimodal: bool = False,
     **kwargs: Any,
 ) -> dict[str, TaskResult]:
-    """Print and return what a model achieves in tasks of lm-evaluation-harness.
+    """Print and return the results of a model in tasks of lm-evaluation-harness.
 
     Args:
         model: A model in memory.

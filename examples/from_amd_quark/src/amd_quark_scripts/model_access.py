@@ -10,7 +10,7 @@ __all__ = ["TPDeviceManager", "getattr_recursive", "setattr_recursive"]
 
 
 def getattr_recursive(obj: Any, path: str) -> Any:
-    """Return what a dotted path leads to; the empty path leads to ``obj`` itself.
+    """Return the object that a dotted path leads to; the empty path leads to ``obj`` itself.
 
     Raises AttributeError where it leads nowhere.
 
@@ -23,7 +23,7 @@ def getattr_recursive(obj: Any, path: str) -> Any:
 
 
 def setattr_recursive(obj: Any, path: str, value: Any) -> None:
-    """Set what a dotted path leads to, such as a module of a model.
+    """Set the attribute that a dotted path leads to, such as a module of a model.
 
     Raises AttributeError where the path before the last name is wrong.
     """

@@ -129,7 +129,7 @@ def preprocess_for_quantization(model: nn.Module, reload: bool = False) -> None:
 
 
 def prepare_for_moe_quant(model: nn.Module, reload: bool = False) -> None:
-    """Do nothing, as `preprocess_for_quantization`, of which this is the older name."""
+    """Do nothing: this is the older name of `preprocess_for_quantization`."""
 
 
 def revert_model_patching(model: nn.Module) -> None:

@@ -81,7 +81,7 @@ class ProfileStep:
 
 @attrs.frozen(kw_only=True)
 class MetricContext:
-    """What a metric may look at: times in seconds since the epoch, sizes in bytes.
+    """Measurements that a metric may use: times in seconds since the epoch, sizes in bytes.
 
     Attributes:
         start_time: When profiling began.
@@ -127,7 +127,7 @@ class BaseMetric(ABC):
 
     @abstractmethod
     def get_definition(self) -> str:
-        """Return in a sentence what it is."""
+        """Return the definition of the metric in one sentence."""
 
     @abstractmethod
     def collect(self, context: MetricContext) -> Any:
@@ -295,7 +295,7 @@ def _collected(metrics: Sequence[BaseMetric], context: MetricContext) -> Iterato
 
 
 def _context(base: MetricContext) -> MetricContext:
-    """Return what is to be measured now; where ``base`` has no memory yet, it is the beginning."""
+    """Return a `MetricContext` of the present; where ``base`` has no memory yet, it is the baseline too."""
     statm, io = _lines("/proc/self/statm"), dict(line.split(": ") for line in _lines("/proc/self/io"))
     memory = int(statm[0].split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm else 0
     disk: dict[str, Any] = {

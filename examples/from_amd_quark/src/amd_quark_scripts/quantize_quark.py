@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Do what the flags say: quantize a model, or load an exported one; export it; evaluate it.
+    """Follow the flags: quantize a model, or load an exported one; export it; evaluate it.
 
     Raises:
         QuarkError: A flag cannot be followed, before any work; or as the functions of the public API raise

@@ -36,8 +36,7 @@ def plan(
     probe: Probe = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Print what `quark quantize MODEL` would do with these options, write and need, and what would refuse
-    it.
+    """Print the plan of `quark quantize MODEL` with these options: layers, sizes, memory, time and refusals.
 
     MODEL is a checkpoint, or a directory with its config.json alone. No weight is read, and nothing is
     written.

@@ -66,7 +66,7 @@ def _one_of(name: str, value: Any, old_name: str, old_value: Any) -> Any:
 
 
 class LLMTemplate:
-    """How models of one family are quantized: layers of the cache, float layers, algorithm settings.
+    """Quantization of the models of one family: layers of the cache, float layers, algorithm settings.
 
     Templates of known families come from plugins, as `quark.config.architecture.Architecture` facts; a
     program may register its own.

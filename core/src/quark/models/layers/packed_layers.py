@@ -50,7 +50,7 @@ class PackedScales(nn.Module):
     """The stored scales of one tensor, under their checkpoint suffixes: ``scale``, ``zero_point``, …
 
     Args:
-        tensors: By suffix.
+        tensors: The tensors by suffix.
         spec: The quantization of the tensor.
     """
 

@@ -42,7 +42,7 @@ class QuantPlan:
         notes: Remarks for the user that need no action.
         attentions: The attention modules with quantized tensors.
         rules: The configuration's patterns and layer types, and how many layers each matches.
-        warnings: Settings that are probably not what was meant, and rules without effect.
+        warnings: Settings that are probably unintended, and rules without effect.
     """
 
     rows: tuple[PlanRow, ...]

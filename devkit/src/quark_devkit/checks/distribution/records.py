@@ -63,8 +63,8 @@ def claims_no_name_of_another(subject: Subject) -> None:
 
 @check("distribution")
 def replaces_a_built_in_only_by_saying_so(subject: Subject) -> None:
-    """What has the name, the class or the checkpoints of something built in says so by ``replaces``, which
-    names what is there."""
+    """A record with the name, the class or the checkpoints of a built-in record names the distribution of
+    that record in ``replaces``, and ``replaces`` names no distribution without a record of the same name."""
     _refuse_contested(subject, lambda distribution: distribution in _BUILT_IN)
     installed = {source.distribution for source in subject.catalog.sources()}
     for registry, claim in claims_of(subject):

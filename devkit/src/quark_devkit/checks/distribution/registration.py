@@ -125,8 +125,8 @@ def registers_a_bounded_number_of_records(subject: Subject) -> None:
 
 @check("distribution")
 def registers_without_torch(subject: Subject) -> None:
-    """Listing what it registers, with schemes and settings, imports neither torch nor transformers, which
-    take seconds."""
+    """Listing its records, with schemes and settings, imports neither torch nor transformers, which take
+    seconds."""
     heavy = _listing(subject).heavy
     fix = "import it in the modules that records point at, not in the plugin module, the schemes or the settings"
     require(not heavy, f"imports {' and '.join(heavy)} when it is listed: {fix}")

@@ -78,8 +78,8 @@ def serves_columns(case: Case) -> None:
 
 @check("format")
 def is_rounded_by_every_algorithm(subject: Subject) -> None:
-    """Each registered rounding leaves weights for which there are codes, near those of round-to-nearest, in
-    every granularity."""
+    """Each registered rounding leaves weights that the format represents exactly, with an error near that of
+    round-to-nearest, in every granularity."""
     by_kind = {type(case.quantizer.granularity): case for case in scaled_weight_cases(subject)}
     for name, settings in _roundings(subject):
         for case in by_kind.values():

@@ -114,8 +114,8 @@ def saturates(case: Case) -> None:
 
 @check("format", each=one_case)
 def reaches_max_magnitude(case: Case) -> None:
-    """``max_magnitude`` is what the format says it is: it is rounded to a value at most half a step of the
-    largest values away."""
+    """Rounding moves ``max_magnitude`` by at most half the step between the two largest values of the
+    format."""
     top = case.max_magnitude
     require(0 < top < float("inf"), f"says max_magnitude={top}, where a positive number is wanted")
     magnitudes = _rounded(case, numbers(case, beyond=4)).abs().unique()
@@ -199,8 +199,8 @@ def _by_method(case: Case, *methods: Any) -> Iterator[tuple[Any, NumberFormat]]:
 
 @check("format", each=one_case)
 def splits_into_subscales_and_elements(case: Case) -> None:
-    """Where neighbours share bits, an element divided by its subscale, rounded by ``element_format``, times
-    the subscale is what it was."""
+    """Where neighbours share bits, dividing an element by its subscale, rounding it by ``element_format`` and
+    multiplying by the subscale gives the value that the format rounds it to."""
     assume(shares_bits(case.format), "no neighbours share bits")
     t = numbers(case)[torch.randperm(len(numbers(case)))].t().contiguous().view(-1, 64)
     subscales = case.format.subscales(t.clone())

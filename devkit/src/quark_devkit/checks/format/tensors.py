@@ -102,8 +102,8 @@ def knows_which_codes_survive(subject: Subject) -> None:
 
 @check("format", level="advisory", each=weight_cases)
 def works_on_an_accelerator(case: Case) -> None:
-    """Values, codes and packed codes of a tensor on an accelerator, here a simulated one, are those of a CPU,
-    to the bit, and lie there."""
+    """Values, codes and packed codes of a tensor on an accelerator, here a simulated one, lie on it and equal
+    the ones computed on a CPU, to the bit."""
     with accelerator() as device:
         results = [_all_of(case, _data().to(place)) for place in (device.name, "cpu")]
         found, expected = ({name: x for name, x in result.items() if x is not None} for result in results)

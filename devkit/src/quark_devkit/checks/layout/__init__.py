@@ -94,8 +94,8 @@ def first_stored(subject: Subject) -> str:
 
 @check("layout")
 def stores_or_refuses_every_scheme(subject: Subject) -> None:
-    """It stores at least one registered scheme, and refuses what it cannot store with a reason, before it
-    writes a file.
+    """It stores at least one registered scheme, and refuses every other with a reason, before it writes a
+    file.
 
     Its method ``check`` refuses the same: a plan shows it.
     """
@@ -123,7 +123,7 @@ def stores_or_refuses_every_scheme(subject: Subject) -> None:
 
 @check("layout")
 def writes_sound_files(subject: Subject) -> None:
-    """Safetensors files hold what their headers and their index say, each tensor once, also in several
+    """Safetensors files agree with their headers and their index, and hold each tensor once, also in several
     shards."""
     model = stored_model(subject)
     for size in (ExportOptions().max_shard_bytes, SHARD):
@@ -200,8 +200,8 @@ def leaves_the_model_as_it_is(subject: Subject) -> None:
 
 @check("layout")
 def declares_its_files(subject: Subject) -> None:
-    """``files`` of its record covers what it writes beside ``config.json``, safetensors files and companions
-    such as a tokenizer."""
+    """``files`` of its record covers every file that it writes beside ``config.json``, safetensors files and
+    companions such as a tokenizer."""
     patterns = ("config.json", "model*.safetensors", "model.safetensors.index.json", *COMPANIONS, *subject.record.files)
     with exported(subject, options=ExportOptions(max_shard_bytes=SHARD)) as out:
         for file in contents(out):
@@ -232,7 +232,7 @@ def writes_the_same_from_disk(subject: Subject) -> None:
 
 @check("layout")
 def announces_what_it_writes(subject: Subject) -> None:
-    """What it announces are the tensors that it writes, and the sizes of the files that follow, in shards
+    """It announces exactly the tensors that it writes, and the sizes of the files follow from them, in shards
     too."""
     exporter = exporter_of(subject.lookup_name)
     config = run_config(first_stored(subject))

@@ -46,8 +46,8 @@ def _from_pretrained(directory: Path) -> nn.Module:
 
 @check("layout")
 def is_recognized(subject: Subject) -> None:
-    """By ``quant_methods`` and ``marks`` of its record its checkpoints are told from those of all other
-    registered layouts."""
+    """``quant_methods`` and ``marks`` of its record recognize its checkpoints, and no other registered
+    layout's do."""
     _with_reader(subject)
     with exported(subject) as out:
         block = quantization_block(out)
@@ -59,7 +59,7 @@ def is_recognized(subject: Subject) -> None:
 
 @check("layout")
 def reloads_to_the_same_logits(subject: Subject) -> None:
-    """What it wrote is read back to a model with the same logits, to the bit, in every scheme that it stores,
+    """A model that it exports and reads back has the same logits, to the bit, in every scheme that it stores,
     and in 16 bits.
 
     One model has biases and a head that is tied to its embedding; another one has fused projections and a
@@ -107,8 +107,8 @@ def _with_scales_as_stored(subject: Subject, model: nn.Module) -> nn.Module:
 
 @check("layout")
 def dequantizes_what_it_wrote(subject: Subject) -> None:
-    """What its dequantizer makes of a checkpoint are the weights of the model that is read back, to the bit,
-    in every scheme."""
+    """Its dequantizer gives the weights of the model that is read back from the checkpoint, to the bit, in
+    every scheme."""
     _with_reader(subject)
     assume(subject.record.dequantizer is not None, "its record names no dequantizer")
     for scheme, model, out in stored_exports(subject):
@@ -126,8 +126,8 @@ def dequantizes_what_it_wrote(subject: Subject) -> None:
 
 @check("layout")
 def is_inspected(subject: Subject) -> None:
-    """Its inspector finds nothing missing in what it wrote, and says for each runtime what computes its
-    layers, or why it refuses them."""
+    """Its inspector finds no damage in its checkpoints, and names for each runtime the methods that compute
+    the layers or the reasons of a refusal."""
     assume(subject.record.inspector is not None, "its record names no inspector")
     for scheme, _, out in stored_exports(subject):
         inspection = inspect_checkpoint(out)
@@ -168,8 +168,8 @@ def honours_or_refuses_common_options(subject: Subject) -> None:
 
 @check("layout")
 def keeps_the_configuration(subject: Subject) -> None:
-    """``config.json`` says of the model what its float checkpoint says; only the quantization, and how it was
-    written, are new."""
+    """``config.json`` keeps every entry of the float checkpoint's ``config.json``, except those that an
+    export sets, such as ``quantization_config``."""
     with temporary() as parent:
         source = saved(parent / "float")
         model = ModelQuantizer(run_config(first_stored(subject))).quantize_model(load_model(source), batches())

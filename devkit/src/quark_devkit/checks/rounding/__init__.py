@@ -116,7 +116,7 @@ def rounds_every_scheme(subject: Subject) -> None:
 
 @check("rounding")
 def excludes_schemes_that_there_are(subject: Subject) -> None:
-    """Names in ``excluded_schemes`` are those of registered schemes."""
+    """Each name in ``excluded_schemes`` is the name of a registered scheme."""
     unknown = [name for name in subject.record.excluded_schemes if name not in schemes()]
     require(not unknown, f"excludes the schemes {', '.join(unknown)}, which no installed distribution registers")
 
@@ -153,7 +153,7 @@ def leaves_the_float_parameter_alone(case: Case) -> None:
 
 @check("rounding", each=cases)
 def changes_nothing_but_weights(case: Case) -> None:
-    """Biases, hooks, modules, buffers and further parameters of a layer are what they were."""
+    """Biases, hooks, modules, buffers and further parameters of a layer stay unchanged."""
     for layer, before in case.rounded():
         require(torch.equal(layer.bias, before.bias), "changes a bias")
         for members in ("_parameters", "_modules", "_forward_hooks", "_forward_pre_hooks"):
@@ -163,7 +163,7 @@ def changes_nothing_but_weights(case: Case) -> None:
 
 @check("rounding", each=one_case)
 def reports_json_values(case: Case) -> None:
-    """What it returns is a mapping from names of layers that it was given to metrics in JSON values."""
+    """It returns a mapping from names of layers that it was given to metrics in JSON values."""
     layers = layers_of(case.config)
     report = rounded(case.rounding(), layers)
     checked_metrics(report, set(layers), origin("algorithms", case.subject.lookup_name))
@@ -201,8 +201,8 @@ def is_deterministic(subject: Subject) -> None:
 
 @check("rounding", each=one_case)
 def merged_statistics_give_the_same(case: Case) -> None:
-    """Statistics of two halves of the data, merged, lead to the weights of those of all data: so that ranks
-    can share the work."""
+    """Merged statistics of two halves of the data give the same weights as the statistics of all data, so
+    that ranks can share the work."""
     data, half = inputs(0), len(inputs(0).x) // 2
     results = []
     for parts in ([data], [data[:half], data[half:]], [data[half:], data[:half]]):

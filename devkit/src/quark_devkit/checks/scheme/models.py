@@ -159,7 +159,7 @@ def stores_its_effective_bits(subject: Subject) -> None:
 
 @check("scheme")
 def calibrates_static_activations(subject: Subject) -> None:
-    """Static input scales are those of the calibration data, and a run without data is refused."""
+    """Static input scales are computed from the calibration data, and a run without data is refused."""
     layer = config_of(subject)
     assume(list(static_activations(layer)) and layer.input_tensors is not None, "it has no static input scales")
     is_refused = raises(CalibrationError, ModelQuantizer(_model_config(subject)).quantize_model, tiny_model(torch.bfloat16))

@@ -102,7 +102,8 @@ def rounds_weights(subject: Subject) -> None:
 
 @check("scheme", level="advisory")
 def errs_as_its_bits_allow(subject: Subject) -> None:
-    """The relative error of a normal weight is what evenly spaced steps of that many bits allow."""
+    """The relative error of a normal weight is at most that of evenly spaced steps with the same number of
+    bits."""
     quantizer = _weight_quantizer(subject)
     error, most = _error_of_weights(quantizer), _most_error(quantizer)
     require(error <= most, f"rounds a normal weight with a relative error of {error:.3g}; for its bits at most {most:.3g} is wanted")
@@ -115,8 +116,8 @@ def _error_of_weights(quantizer: TensorQuantizer) -> float:
 
 @check("scheme")
 def serves_activations(subject: Subject) -> None:
-    """Inputs of any rank, dtype and memory layout, empty ones too, are quantized to the same shape and dtype,
-    near what they were."""
+    """Inputs of any rank, dtype and memory layout, empty ones too, are quantized to near values of the same
+    shape and dtype."""
     spec = config_of(subject).input_tensors
     assume(spec is not None, "it leaves activations float")
     width = max(256, *(level.group_size or 0 for level in levels(spec)))

@@ -43,7 +43,7 @@ class Entry:
     ``layer_id`` stands for a block's number and ``pre_layer_id`` for the number before.
 
     Attributes:
-        where: Which entry it is, for error messages.
+        where: Position of the entry, for error messages.
         writers: Names of the layers that write to the residual stream; a star matches one part of a name.
         norm: Name of the norm through which the stream is read.
         readers: Names of the layers that read the stream through the norm; a star matches one part of a name.
