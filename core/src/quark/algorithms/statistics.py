@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from operator import call
@@ -144,7 +144,7 @@ class _Moment(Statistic):
     _products: _Products
 
     def matrix(self) -> Tensor:
-        """Return the sum, the accumulated tensor itself, which must not be changed; a Hessian is symmetric."""
+        """Return the accumulated tensor itself, symmetric in a Hessian, which must not be changed."""
         return self._products.total()
 
     def flush(self) -> None:
@@ -198,7 +198,6 @@ class Hessian(_Moment):
         h = self.matrix()
         diagonal = h.diagonal().double() / self.tokens
         squares = diagonal.square().sum()
-        assert self._products.others is not None  # there are tokens, and the sum is complete
         fourth, of_channels = self._products.others / self.tokens
         alive = diagonal > 0
         mean = torch.where(alive, diagonal, 0).sum() / alive.sum()
@@ -294,7 +293,7 @@ class _Products:
         self._is_symmetric = is_symmetric
         self._is_mirrored = True
         self._also = also
-        self.others: Tensor | None = None
+        self.others = torch.zeros((), dtype=torch.float64, device=device)
         self._waiting: list[tuple[Tensor, Tensor]] = []
 
     def add(self, a: Tensor, b: Tensor) -> None:
@@ -307,7 +306,7 @@ class _Products:
         """Add another sum of the same kind."""
         self._sum_up()
         self._sum += other.total()
-        self._add_others([] if other.others is None else [other.others])
+        self.others = self.others + other.others
 
     def sum_over(self, ranks: Ranks) -> None:
         """Add the sums of all other ranks; of a symmetric sum a triangle is exchanged."""
@@ -315,18 +314,15 @@ class _Products:
             return
         self._sum_up()
         if self._is_symmetric:
-            strips = row_slices(len(self._sum), 1, _STRIP)
-            triangle = torch.cat([self._sum[rows, rows.start :].reshape(-1) for rows in strips])
+            strips = [self._sum[rows, rows.start :] for rows in row_slices(len(self._sum), 1, _STRIP)]
+            triangle = torch.cat([strip.reshape(-1) for strip in strips])
             ranks.sum_(triangle)
-            sizes = [(rows.stop - rows.start) * (len(self._sum) - rows.start) for rows in strips]
-            for rows, part in zip(strips, triangle.split(sizes), strict=True):
-                self._sum[rows, rows.start :] = part.view(rows.stop - rows.start, -1)
+            for strip, part in zip(strips, triangle.split([strip.numel() for strip in strips]), strict=True):
+                strip.copy_(part.view_as(strip))
             self._is_mirrored = False
         else:
             ranks.sum_(self._sum)
-        others = [other for other in ranks.gather(self.others) if other is not None]
-        self.others = None
-        self._add_others(others)
+        self.others = sum(ranks.gather(self.others), start=torch.zeros_like(self.others))
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for other ranks: the sum, and no batch that has still to be added."""
@@ -358,11 +354,7 @@ class _Products:
             work += [partial(self._also, a) for a, _ in batches]
         with _multiplied_as_bfloat16() if all(a.dtype is torch.bfloat16 for a, _ in batches) else nullcontext():
             results = parallel_map(call, work, device)
-        self._add_others([other for other in results if other is not None])
-
-    def _add_others(self, others: Sequence[Tensor]) -> None:
-        for other in others:
-            self.others = other.clone() if self.others is None else self.others.add_(other)
+        self.others = sum((other for other in results if other is not None), start=self.others)
 
 
 def _fourth_moments(x: Tensor) -> Tensor:
@@ -390,7 +382,7 @@ def _multiplied_as_bfloat16() -> Iterator[None]:
     full use of AVX-512 on every processor, and MKL, which torch uses otherwise, only on Intel's. The setting
     is the process's, so that one thread at a time borrows it.
     """
-    matmul = torch.backends.mkldnn.matmul
+    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # set when torch replaces the module
     with _PRECISION:
         before, matmul.fp32_precision = matmul.fp32_precision, "bf16"
         try:
