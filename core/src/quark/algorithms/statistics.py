@@ -32,7 +32,6 @@ _CONVERTED = 512
 """Tokens in 16 bits that are converted at a time, on CPUs: caches hold them until they are multiplied."""
 _HALVES = (torch.float16, torch.bfloat16)
 _PRECISION = threading.Lock()
-"""Held by the thread that has changed the precision of torch's matrix products."""
 
 
 class Statistic(ABC):
@@ -148,8 +147,7 @@ class _Moment(Statistic):
         return self._products.total()
 
     def flush(self) -> None:
-        if self.tokens:
-            self._products.total()
+        self._products.total()
 
     def add(self, other: Self) -> None:
         self._products.merge(other._products)
@@ -164,8 +162,7 @@ class Hessian(_Moment):
     """The Hessian ``H = Σ x xᵀ [K, K]`` of the layer's input, an unnormalized sum in float32.
 
     H is the uncentred second moment of the input: the Hessian of the layer's squared output error up to a
-    factor. 16-bit inputs stay 16-bit until they are multiplied, and products are summed in float32, which
-    loses nothing: the product of two such numbers is exact in float32.
+    factor. Products of 16-bit inputs are exact in float32, in which they are summed.
     """
 
     master: ClassVar[torch.dtype] = torch.float32
@@ -198,7 +195,7 @@ class Hessian(_Moment):
         h = self.matrix()
         diagonal = h.diagonal().double() / self.tokens
         squares = diagonal.square().sum()
-        fourth, of_channels = self._products.others / self.tokens
+        fourth, of_channels = torch.as_tensor(self._products.others) / self.tokens
         alive = diagonal > 0
         mean = torch.where(alive, diagonal, 0).sum() / alive.sum()
         spread = torch.where(alive, diagonal - mean, 0).square().sum()
@@ -293,7 +290,7 @@ class _Products:
         self._is_symmetric = is_symmetric
         self._is_mirrored = True
         self._also = also
-        self.others = torch.zeros((), dtype=torch.float64, device=device)
+        self.others: Tensor | float = 0.0
         self._waiting: list[tuple[Tensor, Tensor]] = []
 
     def add(self, a: Tensor, b: Tensor) -> None:
@@ -322,7 +319,7 @@ class _Products:
             self._is_mirrored = False
         else:
             ranks.sum_(self._sum)
-        self.others = sum(ranks.gather(self.others), start=torch.zeros_like(self.others))
+        self.others = sum(ranks.gather(self.others), start=0.0)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for other ranks: the sum, and no batch that has still to be added."""
@@ -376,11 +373,10 @@ def _mirror_upper_(h: Tensor) -> None:
 
 @contextmanager
 def _multiplied_as_bfloat16() -> Iterator[None]:
-    """Let CPUs multiply float32 matrices, all of whose values are bfloat16, as bfloat16 while the body runs.
+    """Let CPUs multiply float32 matrices, whose values are bfloat16, as bfloat16 while the body runs.
 
-    Products and sums stay float32. oneDNN multiplies them, with AMX where there is one; without AMX it makes
-    full use of AVX-512 on every processor, and MKL, which torch uses otherwise, only on Intel's. The setting
-    is the process's, so that one thread at a time borrows it.
+    oneDNN does, by AMX or else all of AVX-512, which MKL uses on Intel's alone. One thread at a time borrows
+    the setting, the process's. Sums stay float32.
     """
     matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # set when torch replaces the module
     with _PRECISION:
