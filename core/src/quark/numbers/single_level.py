@@ -151,8 +151,9 @@ class SingleLevelQuantizer(TensorQuantizer):
                 t = self.format.round_(self._scaled(source, factor, place if has_room else _room(source)), zero)
                 if zero is not None:
                     t.sub_(zero)
-                torch.mul(t, scale if rescale else 1.0, out=place)
-                keep_finite_(place)
+                if rescale:
+                    t.mul_(scale)
+                keep_finite_(t if t is place else place.copy_(t))
 
         return self._filled(x, result, qparams, work)
 
@@ -223,8 +224,9 @@ class SingleLevelQuantizer(TensorQuantizer):
 
     def _scaled(self, source: Tensor, factor: Tensor, out: Tensor) -> Tensor:
         """Return ``out``, which holds the scaled values of one tile, float32."""
-        # A float32 factor with as many dimensions makes the arithmetic float32 for 16-bit sources too.
-        return torch.mul(source, factor, out=out) if self.format.by_reciprocal(self.spec) else torch.div(source, factor, out=out)
+        # Torch would convert operands of two dtypes in memory of its own.
+        values = out.copy_(source) if source.dtype.itemsize < out.dtype.itemsize else source
+        return torch.mul(values, factor, out=out) if self.format.by_reciprocal(self.spec) else torch.div(values, factor, out=out)
 
     def _tiles(self, x: Tensor, target: Tensor, qparams: QParams) -> Iterator[Tile]:
         """Yield the tiles of ``x`` and of ``target``, which has a row for each scale."""
@@ -234,7 +236,7 @@ class SingleLevelQuantizer(TensorQuantizer):
         scale = qparams.scale.reshape(-1, 1).float()
         if qparams.outer_scale is not None:
             scale = scale * qparams.outer_scale
-        factor = 1 / scale if self.format.by_reciprocal(self.spec) else scale
+        factor = scale.reciprocal() if self.format.by_reciprocal(self.spec) else scale
         zero = None if qparams.zero_point is None else qparams.zero_point.reshape(-1, 1)
         count, length = rows.shape
         size = TILE_ELEMENTS if x.device.type == "cpu" else x.numel()
