@@ -173,7 +173,7 @@ def histograms(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> list[dict[str, 
         None.
     """
     known = [[x.float() for x in pair if x is not None] for pair in pairs]
-    ends = _on_host([torch.cat([torch.stack(torch.aminmax(x)) for x in parts]) for parts in known])
+    ends = _on_host([torch.stack([end for x in parts for end in torch.aminmax(x)]) for parts in known])
     ranges = [(min(row), max(row) if max(row) > min(row) else min(row) + 1.0) for row in ends]
     counts = [torch.histc(x, BINS, *between) for parts, between in zip(known, ranges, strict=True) for x in parts]
     rows = iter([[int(count) for count in row] for row in _on_host(counts)])

@@ -24,9 +24,10 @@ from quark.numbers.tiles import CHUNK_ELEMENTS, in_parts, keep_finite_, scratch
 
 __all__ = ["TILE_ELEMENTS", "SingleLevelQuantizer", "Tile"]
 
-TILE_ELEMENTS = 1 << 17
-"""Float32 elements of a tile: 512 KiB, which the second-level caches of current processors hold together with
-its source.
+TILE_ELEMENTS = 1 << 18
+"""Float32 elements of a tile: 1 MiB, about a second-level cache of current processors.
+
+Smaller tiles fit better, and cost more operations, which weighs more.
 """
 
 MOST_STEPS = 256
@@ -35,9 +36,7 @@ MOST_STEPS = 256
 """
 
 Tile = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
-"""Source and result ``[rows, elements]``; scales, factors or divisors ``[rows, 1]``; zero points or None.
-points or None.
-"""
+"""Source and result ``[rows, elements]``; scales, factors or divisors ``[rows, 1]``; zero points or None."""
 
 
 @attrs.frozen(eq=False)

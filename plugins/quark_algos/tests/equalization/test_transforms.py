@@ -215,9 +215,7 @@ SEQUENCES = tiny.calibration_batches(8, 64)
 
 @pytest.mark.parametrize("lasts", [(0, 4, 7), pytest.param((1, 2, 3, 5, 6), marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("name", "scheme"), [("smoothquant", "int8"), ("awq", "int4_wo_64")])
-def test_what_is_applied_does_not_depend_on_the_order_of_samples_nor_on_batches(
-    name: str, scheme: str, lasts: tuple[int, ...]
-) -> None:
+def test_what_is_applied_does_not_depend_on_the_order_of_samples_nor_on_batches(name: str, scheme: str, lasts: tuple[int, ...]) -> None:
     """Each of `lasts` comes last once, in a call each, and then all in calls of eight and of four.
 
     The same tokens are held out.

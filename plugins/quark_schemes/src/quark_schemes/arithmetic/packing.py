@@ -90,7 +90,9 @@ def pack_nibbles_across(codes: Tensor, order: str) -> Tensor:
     # Eight codes that lie next to each other are one number where they can be.
     lanes = rows.view(torch.int64) if rows.shape[2] % 8 == 0 and rows.storage_offset() % 8 == 0 else rows
     mask = 0x0F0F0F0F0F0F0F0F if lanes.dtype is torch.int64 else 0xF
-    _by_parts(lambda part: _combined(lanes[part].bitwise_and(mask), order, words[part]), rows.shape[0], _WORD * codes.shape[1], codes.device)
+    _by_parts(
+        lambda part: _combined(lanes[part].bitwise_and(mask), order, words[part]), rows.shape[0], _WORD * codes.shape[1], codes.device
+    )
     return words.t().contiguous()
 
 

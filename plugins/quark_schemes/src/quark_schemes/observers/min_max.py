@@ -83,7 +83,7 @@ def _row_ranges(rows: Tensor, *, symmetric: bool) -> tuple[Tensor, Tensor]:
         if symmetric:
             bits = torch.int16 if tile.dtype.itemsize == 2 else torch.int32
             room = scratch(tile.shape, torch.int32, tile.device, "magnitudes")
-            magnitudes = room.copy_(tile.view(bits)).bitwise_and_(torch.iinfo(bits).max)
+            magnitudes = torch.bitwise_and(tile.view(bits), torch.iinfo(bits).max, out=room)
             high[part] = magnitudes.amax(1).to(bits).view(tile.dtype)
         else:
             converted = tile if tile.dtype is torch.float32 else scratch(tile.shape, torch.float32, tile.device, "magnitudes").copy_(tile)
