@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from quark.base.from_device import numbers
 from quark.base.names import folded
 from quark.errors import NonFiniteError
-from quark.models.hf.placing import module_at
 from quark.models.plan.plan_row import PlanRow
 
 __all__ = ["is_finite", "refuse_non_finite"]
@@ -26,8 +25,8 @@ def refuse_non_finite(model: nn.Module, rows: Iterable[PlanRow]) -> None:
     tensors = {
         f"{row.name}.{name}": parameter.data
         for row in rows
-        for name, parameter in module_at(model, row.name)._parameters.items()
-        if parameter is not None and not parameter.is_meta
+        for name, parameter in model.get_submodule(row.name).named_parameters(recurse=False)
+        if not parameter.is_meta
     }
     sums = numbers(*(_sum(x) for x in tensors.values())) if tensors else []
     names = [n for (n, x), total in zip(tensors.items(), sums, strict=True) if not (math.isfinite(total) or bool(torch.isfinite(x).all()))]

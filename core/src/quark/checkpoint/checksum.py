@@ -36,7 +36,7 @@ def checksum(chunks: Iterable[Tensor]) -> str:
                 value += _weighted(chunk[:whole], size // ROW)
             if whole < len(chunk):
                 rest = torch.nn.functional.pad(chunk[whole:], (0, -len(chunk) % 8))
-                value += int(_words(rest).sum()) * _factor((size + whole) // ROW)
+                value += int(_words(rest).sum()) * (2 * ((size + whole) // ROW) + 1)
             size += len(chunk)
     return f"sum64:{value % 2**64:016x}:{size}"
 
@@ -49,13 +49,9 @@ def checksums(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
 def _weighted(data: Tensor, row: int) -> int:
     """Return the sum over whole rows, numbered from ``row``; int64 arithmetic wraps around."""
     sums = _words(data).view(-1, ROW // 8).sum(1)
-    return int((sums * torch.arange(_factor(row), _factor(row + len(sums)), 2, device=sums.device)).sum())
+    return int((sums * torch.arange(2 * row + 1, 2 * (row + len(sums)) + 1, 2, device=sums.device)).sum())
 
 
 def _words(data: Tensor) -> Tensor:
     aligned = data.clone() if data.storage_offset() % 8 or data.data_ptr() % 8 else data
     return aligned.view(torch.int64)
-
-
-def _factor(row: int) -> int:
-    return 2 * row + 1

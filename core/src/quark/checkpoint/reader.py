@@ -291,7 +291,7 @@ def tie(model: nn.Module, loaded: set[str]) -> None:
     model.tie_weights()  # type: ignore[operator]
     after = model.state_dict(keep_vars=True)
     for path in loaded:
-        if after[path] is not (tensor := before[path]):
+        if after.get(path) is not (tensor := before.get(path)):
             owner, _, leaf = path.rpartition(".")
             module = model.get_submodule(owner)
             module._parameters.pop(leaf, None)

@@ -14,7 +14,6 @@ from quark.calibration.depth import DepthError
 from quark.calibration.figures import InputSample, LayerFigures
 from quark.calibration.phases import PhaseClock
 from quark.calibration.report import CalibrationReport
-from quark.models.hf.placing import module_at
 from quark.models.layers import QuantizedLayer
 from quark.models.plan.decoder_blocks import Block
 from quark.models.plan.plan_row import PlanRow
@@ -51,7 +50,7 @@ class RunFigures:
         """Measure layers whose weights are rounded; ``model`` still has the float layers in their places."""
         with self.clock.phase("report"):
             figures = LayerFigures(self.report.weights, self.report.histograms)
-            figures.add({name: module_at(model, name) for name in layers}, layers, inputs)
+            figures.add({name: model.get_submodule(name) for name in layers}, layers, inputs)
 
     def end_block(self, block: Block | None, size: int, passes: int, counts: Mapping[str, int]) -> None:
         """Add the figures of a block that the sink has taken.

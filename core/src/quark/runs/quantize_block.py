@@ -32,7 +32,6 @@ from quark.calibration.rounding_validation import round_validated
 from quark.calibration.two_passes import TwoPasses
 from quark.errors import CheckpointError
 from quark.models.hf.attention_switch import switch_attention
-from quark.models.hf.placing import module_at
 from quark.models.layers import QuantizedLayer, quantized_class
 from quark.models.layers.experts import showing_all
 from quark.models.plan.decoder_blocks import Block, decoder_blocks, rows_by_block
@@ -340,7 +339,7 @@ def quantized_layers(model: nn.Module, rows: Iterable[PlanRow], source: RunSourc
     layers: dict[str, QuantizedLayer] = {}
     kept = []
     for row in rows:
-        layer = module_at(model, row.name)
+        layer = model.get_submodule(row.name)
         layers[row.name] = quantized_class(layer).from_float(layer, row.quantized_to)
         kept += [row.name] if row.is_kept else []
     for name, coded in (source.coded(kept) if source is not None and kept else {}).items():
