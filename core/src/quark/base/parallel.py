@@ -54,7 +54,7 @@ def parallel_map(work: Callable[[Item], Result], items: Sequence[Item], device: 
         BaseException: Whatever ``work`` raises: of several items, the error of the first. Items after it may
             not have been computed.
     """
-    if device.type != "cpu":
+    if device.type != "cpu" or _threads() == 1:
         return list(map(work, items))
     workers = min(_threads(), len(items)) - 1
     with one_thread(), _threads_set(0):

@@ -32,8 +32,11 @@ def checksum(chunks: Iterable[Tensor]) -> str:
     with one_thread():
         for chunk in chunks:
             whole = len(chunk) // ROW * ROW
-            rest = torch.nn.functional.pad(chunk[whole:], (0, -len(chunk) % ROW))
-            value += _weighted(chunk[:whole], size // ROW) + _weighted(rest, (size + whole) // ROW)
+            if whole:
+                value += _weighted(chunk[:whole], size // ROW)
+            if whole < len(chunk):
+                rest = torch.nn.functional.pad(chunk[whole:], (0, -len(chunk) % 8))
+                value += int(_words(rest).sum()) * (2 * ((size + whole) // ROW) + 1)
             size += len(chunk)
     return f"sum64:{value % 2**64:016x}:{size}"
 
@@ -45,6 +48,10 @@ def checksums(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
 
 def _weighted(data: Tensor, row: int) -> int:
     """Return the sum over whole rows, numbered from ``row``; int64 arithmetic wraps around."""
-    aligned = data.clone() if data.storage_offset() % 8 or data.data_ptr() % 8 else data
-    sums = aligned.view(torch.int64).view(-1, ROW // 8).sum(1)
+    sums = _words(data).view(-1, ROW // 8).sum(1)
     return int((sums * torch.arange(2 * row + 1, 2 * (row + len(sums)) + 1, 2, device=sums.device)).sum())
+
+
+def _words(data: Tensor) -> Tensor:
+    aligned = data.clone() if data.storage_offset() % 8 or data.data_ptr() % 8 else data
+    return aligned.view(torch.int64)

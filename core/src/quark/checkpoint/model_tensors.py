@@ -6,7 +6,7 @@ Tensors that are not quantized are, and scales of activations and attention.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import attrs
 from torch import Tensor, nn
@@ -36,6 +36,8 @@ __all__ = [
     "state_parts",
 ]
 
+V = TypeVar("V")
+
 STORED_PROBABILITIES = "prob_output"
 """First words of the names of the tensors of attention probabilities: ``prob_output_scale``. Source:
 checkpoints of AMD Quark 0.13.
@@ -58,8 +60,7 @@ class Region:
 
     def modules(self, model: nn.Module) -> dict[str, nn.Module]:
         """Return its modules by full name, in the model's order."""
-        modules = model.get_submodule(self.root).named_modules(prefix=self.root)
-        return {name: module for name, module in modules if not self._excludes(name)}
+        return self._inside(model.get_submodule(self.root).named_modules(prefix=self.root))
 
     def state(self, model: nn.Module) -> dict[str, Tensor]:
         """Return its parameters and persistent buffers by full name, in the model's order.
@@ -67,11 +68,12 @@ class Region:
         Tied ones are one object.
         """
         prefix = f"{self.root}." if self.root else ""
-        state = model.get_submodule(self.root).state_dict(keep_vars=True, prefix=prefix)
-        return {name: tensor for name, tensor in state.items() if not self._excludes(name)}
+        return self._inside(model.get_submodule(self.root).state_dict(keep_vars=True, prefix=prefix).items())
 
-    def _excludes(self, name: str) -> bool:
-        return f"{name}.".startswith(tuple(f"{module}." for module in self.without))
+    def _inside(self, named: Iterable[tuple[str, V]]) -> dict[str, V]:
+        """Return the values whose names lie in no excluded module."""
+        excluded = set(self.without)
+        return {name: value for name, value in named if name not in excluded and not _lies_in(name, excluded)}
 
 
 def is_tied_apart(model: nn.Module) -> bool:

@@ -19,7 +19,7 @@ from quark.checkpoint.restorers import missing_algorithms, restorers_of
 from quark.config.model import QConfig
 from quark.errors import AmbiguousNameError, CheckpointError, ConfigError, QuarkError, UnknownNameError, UnsupportedError
 from quark.models.hf.loading import unpack_all
-from quark.models.hf.placing import left_out_by, put_tensor, without_source
+from quark.models.hf.placing import left_out_by, module_at, put_tensor, without_source
 from quark.models.hf.shards import Shard, check_shards
 from quark.models.hf.skeleton import empty_model
 from quark.models.layers.packed_layers import PackedLayer, PackedScales
@@ -248,9 +248,9 @@ def place(model: nn.Module, target_path: str, name: str, tensor: Tensor, path: P
     """Put the checkpoint tensor ``name`` at ``target_path`` in the model, and return ``target_path``."""
     owner, _, leaf = target_path.rpartition(".")
     try:
-        target = model.get_submodule(owner)
+        target = module_at(model, owner)
         old = target._parameters.get(leaf) if leaf in target._parameters else target._buffers[leaf]
-    except (AttributeError, KeyError):
+    except KeyError:
         raise CheckpointError(f"'{path}' holds '{name}', for which the model has no place: the export is of another model") from None
     if old is not None and old.numel() == tensor.numel() == 1:
         tensor = tensor.reshape(old.shape)  # tools store one number in the shape [] or [1]
@@ -285,16 +285,17 @@ def tie(model: nn.Module, loaded: set[str]) -> None:
 
     The export decides and not the config of ``model``, since quantization unties a tied output head.
     """
-    if not hasattr(model, "tie_weights") or loaded.issuperset(model.state_dict()):
+    before: dict[str, Tensor] = model.state_dict(keep_vars=True)
+    if not hasattr(model, "tie_weights") or loaded.issuperset(before):
         return
-    owners = {path: (model.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2]) for path in loaded}
-    tensors: dict[str, Tensor] = {path: getattr(module, leaf) for path, (module, leaf) in owners.items()}
     model.tie_weights()  # type: ignore[operator]
-    for path, (module, leaf) in owners.items():
-        loaded_tensor = tensors[path]
-        if getattr(module, leaf) is not loaded_tensor:
+    after = model.state_dict(keep_vars=True)
+    for path in loaded:
+        if after.get(path) is not (tensor := before.get(path)):
+            owner, _, leaf = path.rpartition(".")
+            module = model.get_submodule(owner)
             module._parameters.pop(leaf, None)
-            if isinstance(loaded_tensor, nn.Parameter):
-                module._parameters[leaf] = loaded_tensor
+            if isinstance(tensor, nn.Parameter):
+                module._parameters[leaf] = tensor
             else:
-                module._buffers[leaf] = loaded_tensor
+                module._buffers[leaf] = tensor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import cached_property
 
 __all__ = ["ACTIVATIONS", "PARAMETERS", "Slot"]
 
@@ -20,7 +21,7 @@ class Slot(StrEnum):
     weight = "weight"
     bias = "bias"
 
-    @property
+    @cached_property
     def label(self) -> str:
         """The word for it in messages: ``"input"``."""
         return self.value.removesuffix("_tensors")
@@ -33,12 +34,12 @@ class Slot(StrEnum):
         """
         return self.label
 
-    @property
+    @cached_property
     def quantizer_attribute(self) -> str:
         """Attribute of a `QuantizedLayer` that holds its quantizer: ``"input_quantizer"``."""
         return f"{self.label}_quantizer"
 
-    @property
+    @cached_property
     def is_activation(self) -> bool:
         """Whether it is an activation, which is quantized at each forward, and no parameter."""
         return self in (Slot.input_tensors, Slot.output_tensors)

@@ -24,9 +24,10 @@ from quark.numbers.tiles import CHUNK_ELEMENTS, in_parts, keep_finite_, scratch
 
 __all__ = ["TILE_ELEMENTS", "SingleLevelQuantizer", "Tile"]
 
-TILE_ELEMENTS = 1 << 17
-"""Float32 elements of a tile: 512 KiB, which the second-level caches of current processors hold together with
-its source.
+TILE_ELEMENTS = 1 << 18
+"""Float32 elements of a tile: 1 MiB, about a second-level cache of current processors.
+
+Smaller tiles fit better, and cost more operations, which weighs more.
 """
 
 MOST_STEPS = 256
@@ -35,9 +36,7 @@ MOST_STEPS = 256
 """
 
 Tile = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
-"""Source and result ``[rows, elements]``; scales, factors or divisors ``[rows, 1]``; zero points or None.
-points or None.
-"""
+"""Source and result ``[rows, elements]``; scales, factors or divisors ``[rows, 1]``; zero points or None."""
 
 
 @attrs.frozen(eq=False)
@@ -151,8 +150,9 @@ class SingleLevelQuantizer(TensorQuantizer):
                 t = self.format.round_(self._scaled(source, factor, place if has_room else _room(source)), zero)
                 if zero is not None:
                     t.sub_(zero)
-                torch.mul(t, scale if rescale else 1.0, out=place)
-                keep_finite_(place)
+                if rescale:
+                    t.mul_(scale)
+                keep_finite_(t if t is place else place.copy_(t))
 
         return self._filled(x, result, qparams, work)
 
@@ -223,8 +223,9 @@ class SingleLevelQuantizer(TensorQuantizer):
 
     def _scaled(self, source: Tensor, factor: Tensor, out: Tensor) -> Tensor:
         """Return ``out``, which holds the scaled values of one tile, float32."""
-        # A float32 factor with as many dimensions makes the arithmetic float32 for 16-bit sources too.
-        return torch.mul(source, factor, out=out) if self.format.by_reciprocal(self.spec) else torch.div(source, factor, out=out)
+        # Torch would convert operands of two dtypes in memory of its own.
+        values = out.copy_(source) if source.dtype.itemsize < out.dtype.itemsize else source
+        return torch.mul(values, factor, out=out) if self.format.by_reciprocal(self.spec) else torch.div(values, factor, out=out)
 
     def _tiles(self, x: Tensor, target: Tensor, qparams: QParams) -> Iterator[Tile]:
         """Yield the tiles of ``x`` and of ``target``, which has a row for each scale."""
@@ -234,7 +235,7 @@ class SingleLevelQuantizer(TensorQuantizer):
         scale = qparams.scale.reshape(-1, 1).float()
         if qparams.outer_scale is not None:
             scale = scale * qparams.outer_scale
-        factor = 1 / scale if self.format.by_reciprocal(self.spec) else scale
+        factor = scale.reciprocal() if self.format.by_reciprocal(self.spec) else scale
         zero = None if qparams.zero_point is None else qparams.zero_point.reshape(-1, 1)
         count, length = rows.shape
         size = TILE_ELEMENTS if x.device.type == "cpu" else x.numel()

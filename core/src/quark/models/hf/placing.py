@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from quark.base.names import folded
 from quark.errors import CheckpointError
 
-__all__ = ["left_out_by", "owners_of", "put_tensor", "refuse_missing", "without_source"]
+__all__ = ["left_out_by", "module_at", "owners_of", "put_tensor", "refuse_missing", "without_source"]
 
 
 def owners_of(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
@@ -24,6 +24,19 @@ def owners_of(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
         for leaf, tensor in (*module._parameters.items(), *module._buffers.items()):
             owners.setdefault(id(tensor), []).append((module, leaf))
     return owners
+
+
+def module_at(model: nn.Module, name: str) -> nn.Module:
+    """Return the module of that full name, in a fraction of the time of ``get_submodule``.
+
+    Raises KeyError where there is none.
+    """
+    module: nn.Module | None = model
+    for part in name.split(".") if name else ():
+        module = None if module is None else module._modules.get(part)
+    if module is None:
+        raise KeyError(name)
+    return module
 
 
 def put_tensor(owners: Iterable[tuple[nn.Module, str]], tensor: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -43,7 +43,7 @@ class LayerType:
     planned_name: str
     _name: str
 
-    @property
+    @cached_property
     def quantized(self) -> type[QuantizedLayer]:
         """The quantized class. Raises PluginError where it cannot be imported or is no `QuantizedLayer`."""
         quantized: type[QuantizedLayer] = layer_types().load_quantized(self._name)

@@ -14,6 +14,7 @@ from quark.checkpoint import CheckpointContent, CheckpointExporter, ExportOption
 from quark.checkpoint.model_tensors import STORED_PROBABILITIES
 from quark.config.slot import Slot
 from quark.models.hf.internals import is_stored_beside_weight
+from quark.models.hf.placing import module_at
 from quark.models.hf.shards import check_shards
 from quark.models.layers.attention import PROBABILITIES
 from quark.models.layers.packed_layers import PackedLayer
@@ -82,8 +83,8 @@ class QuarkReader:
         """As `quark.checkpoint.LayoutReader.place_of`."""
         owner, _, leaf = name.rpartition(".")
         try:
-            module = model.get_submodule(owner)
-        except AttributeError:
+            module = module_at(model, owner)
+        except KeyError:
             return name
         attribute = _packed_attribute(leaf) if isinstance(module, PackedLayer) else _attention_attribute(leaf)
         return f"{owner}.{attribute}" if owner else attribute

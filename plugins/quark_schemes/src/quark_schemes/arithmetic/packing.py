@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 ORDERS = ("reorder", "order")
-_PART = 1 << 18
+_PART = 1 << 19
 """Codes that are packed by one thread at a time: less than the second-level cache."""
 _WORD = 8
 _BYTES = {"order": ((0, 1), (2, 3), (4, 5), (6, 7)), "reorder": ((0, 2), (4, 6), (1, 3), (5, 7))}
@@ -87,14 +87,19 @@ def pack_nibbles_across(codes: Tensor, order: str) -> Tensor:
         rows = torch.nn.functional.pad(rows, (0, 0, 0, -codes.shape[0] % _WORD))
     rows = rows.reshape(-1, _WORD, codes.shape[1])
     words = torch.empty(rows.shape[0], rows.shape[2], dtype=torch.int32, device=codes.device)
-    _by_parts(lambda part: _combined(rows[part].bitwise_and(0xF), order, words[part]), rows.shape[0], _WORD * codes.shape[1], codes.device)
+    # Eight codes that lie next to each other are one number where they can be.
+    lanes = rows.view(torch.int64) if rows.shape[2] % 8 == 0 and rows.storage_offset() % 8 == 0 else rows
+    mask = 0x0F0F0F0F0F0F0F0F if lanes.dtype is torch.int64 else 0xF
+    _by_parts(
+        lambda part: _combined(lanes[part].bitwise_and(mask), order, words[part]), rows.shape[0], _WORD * codes.shape[1], codes.device
+    )
     return words.t().contiguous()
 
 
 def _combined(nibbles: Tensor, order: str, out: Tensor) -> None:
-    """Write the words of nibbles ``[n, 8, I]``, one of each of eight rows, to ``out [n, I]``."""
+    """Write the words of nibbles, bytes ``[n, 8, I]``, one of each of eight rows, to ``out [n, I]``."""
     for byte, (low, high) in enumerate(_BYTES[order]):
-        pair = nibbles[:, high].bitwise_left_shift(4).bitwise_or_(nibbles[:, low])
+        pair = nibbles[:, high].bitwise_left_shift(4).bitwise_or_(nibbles[:, low]).view(torch.uint8)
         if byte == 0:
             out.copy_(pair)
         else:
@@ -159,24 +164,24 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
         from quark_schemes.kernels.packing import TWO_BITS, packed
 
         return packed(codes, TWO_BITS)
-    unsigned = _whole(codes.view(torch.uint8), _PERIODS[bits]).bitwise_and((1 << bits) - 1)
     if bits == 2:
-        a, b, c, d = unsigned.reshape(*codes.shape[:-1], -1, 4).unbind(-1)
+        a, b, c, d = _whole(codes.view(torch.uint8), 4).bitwise_and(3).reshape(*codes.shape[:-1], -1, 4).unbind(-1)
         return (a << 6) | (b << 4) | (c << 2) | d
-    period = _PERIODS[bits]
-    parts = unsigned.reshape(*codes.shape[:-1], -1, period).unbind(-1)
-    values = []
-    for byte in range(period * bits // 8):
-        first = byte * 8 // bits
-        value: Tensor | None = None
-        for i in range(first, min(period, -(-(byte + 1) * 8 // bits))):
-            # Uint8 arithmetic drops the bits that belong to other bytes, on either side.
-            shift = i * bits - byte * 8
-            part = parts[i] << shift if shift >= 0 else parts[i] >> -shift
-            value = part if value is None else value.bitwise_or_(part)
-        assert value is not None
-        values.append(value)
-    return torch.stack(values, dim=-1).reshape(*codes.shape[:-1], -1)
+    return _folded(codes, bits)[..., : -(-codes.shape[-1] // _PERIODS[bits]) * _PERIODS[bits] * bits // 8]
+
+
+def _folded(codes: Tensor, bits: int) -> Tensor:
+    """Return the lowest bits of codes of a byte each, one behind the other, little endian.
+
+    Missing codes of the last eight are 0. ``[…, K] → […, bits ceil(K / 8)]`` uint8.
+    """
+    # Eight codes are one number. Its neighbouring fields of 8 bits move together, then those of 16 and of 32.
+    eights = _whole(codes.view(torch.uint8), 8).contiguous().view(torch.int64)
+    for width in (8, 16, 32):
+        used = bits * width // 8
+        low = sum(((1 << used) - 1) << place for place in range(0, 64, 2 * width))
+        eights = eights.bitwise_and(low).bitwise_or_(eights.bitwise_and(low << width).bitwise_right_shift_(width - used))
+    return eights.unsqueeze(-1).view(torch.uint8)[..., :bits].flatten(-2)
 
 
 def unpack_bits(data: Tensor, bits: int, length: int, *, signed: bool) -> Tensor:
@@ -214,8 +219,7 @@ def pack_flags(flags: Tensor) -> Tensor:
 
     ``[…, 8 K] → […, K]``.
     """
-    places = torch.arange(8, dtype=torch.uint8, device=flags.device)
-    return (flags.reshape(*flags.shape[:-1], -1, 8) << places).sum(-1, dtype=torch.uint8)
+    return _folded(flags, 1)
 
 
 def unpack_flags(data: Tensor) -> Tensor:

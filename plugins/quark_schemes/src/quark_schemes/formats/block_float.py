@@ -271,9 +271,12 @@ class Microexponent(BlockFloat):
         return both.view(torch.int32).bitwise_and_(_ONE_EXPONENT)
 
     def encode(self, t: Tensor) -> Tensor:
+        return self.codes(t.clone())
+
+    def codes(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         halved = self._halved(t)
-        factor = (halved + _bits(1.0)).view(torch.float32)
-        mantissa = (t * factor).to(torch.int16)
+        steps = t.mul_((halved + _bits(1.0)).view(torch.float32))
+        mantissa = WHOLE_ROUNDINGS[self.rounding](steps).clamp_(self.low, self.high).to(torch.int16)
         return mantissa.bitwise_left_shift_(1).bitwise_or_(halved.bitwise_right_shift_(23).to(torch.int16))
 
     def decode(self, codes: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ transposed. Source: AMD Quark 0.13 and its checkpoints (``int4_wo_128``, ``int8`
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Self
 
 import attrs
@@ -46,8 +47,12 @@ class IntegerPacking(Packing):
         return _laid_out(self._unpack(packed, order, stored[-1]), granularity).contiguous()
 
     def pack_qparams(self, qparams: QParams, spec: QTensorConfig, granularity: Granularity, order: str) -> dict[str, Tensor]:
-        zero = torch.zeros_like(qparams.scale) if qparams.zero_point is None else qparams.zero_point
-        scale, zero = _laid_out(qparams.scale, granularity), _laid_out(zero, granularity)
+        scale = _laid_out(qparams.scale, granularity)
+        if qparams.zero_point is None:
+            shape, dtype = _packed_kind(self, tuple(scale.shape), order)
+            stored = torch.zeros(shape, dtype=dtype, device=scale.device)
+            return {"scale": scale_format_of(spec).encode(scale.contiguous()), "zero_point": stored}
+        zero = _laid_out(qparams.zero_point, granularity)
         if spec.zero_point_type is ZeroPointType.float32 and not spec.symmetric:
             stored = zero.contiguous()
         elif zero.ndim:
@@ -78,6 +83,14 @@ class IntegerPacking(Packing):
         if self.bits == 4:
             return unpack_nibbles(packed, order, length, signed=self.signed)
         return unpack_bits(packed, self.bits, length, signed=self.signed) if self.bits < 4 else packed
+
+
+@lru_cache(maxsize=1024)
+def _packed_kind(packing: IntegerPacking, shape: tuple[int, ...], order: str) -> tuple[torch.Size, torch.dtype]:
+    """Return shape and dtype of packed zero points for scales of that shape."""
+    zero = torch.empty(shape, dtype=packing.storage_dtype, device="meta")
+    packed = packing._pack(zero, order) if shape else zero
+    return packed.shape, packed.dtype
 
 
 def _laid_out(x: Tensor, granularity: Granularity) -> Tensor:

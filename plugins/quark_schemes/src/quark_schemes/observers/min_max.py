@@ -71,24 +71,22 @@ def _row_ranges(rows: Tensor, *, symmetric: bool) -> tuple[Tensor, Tensor]:
 
     If ``symmetric``, ∓ the largest magnitude.
 
-    On CPUs two reductions are much faster than one fused reduction, and faster in float32 than in 16 bits:
-    tiles are converted while in cache. Without their sign, 16-bit floats are in the order of their bits as
-    whole numbers, NaN last, and those are faster still.
+    On CPUs two reductions are much faster than one fused reduction, and faster in 32 bits than in 16: tiles
+    are converted while in cache. Without their sign, floats are in the order of their bits as whole numbers,
+    NaN last, and those are faster still.
     """
     low, high = (torch.empty(rows.shape[0], dtype=torch.float32, device=rows.device) for _ in range(2))
     step = max(1, TILE_ELEMENTS // rows.shape[1])
     for top in range(0, rows.shape[0], step):
         part = slice(top, top + step)
         tile = rows[part].float() if rows.dtype is torch.float64 else rows[part]
-        if symmetric and rows.dtype.itemsize == 2:
-            magnitude = torch.bitwise_and(tile.view(torch.int16), 0x7FFF, out=scratch(tile.shape, torch.int16, tile.device, "magnitudes"))
-            high[part] = magnitude.amax(1).view(rows.dtype)
-            continue
-        room = scratch(tile.shape, torch.float32, tile.device, "magnitudes")
         if symmetric:
-            torch.amax(torch.abs(tile, out=room), dim=1, out=high[part])
+            bits = torch.int16 if tile.dtype.itemsize == 2 else torch.int32
+            room = scratch(tile.shape, torch.int32, tile.device, "magnitudes")
+            magnitudes = torch.bitwise_and(tile.view(bits), torch.iinfo(bits).max, out=room)
+            high[part] = magnitudes.amax(1).to(bits).view(tile.dtype)
         else:
-            converted = tile if rows.dtype is torch.float32 else room.copy_(tile)
+            converted = tile if tile.dtype is torch.float32 else scratch(tile.shape, torch.float32, tile.device, "magnitudes").copy_(tile)
             torch.amin(converted, dim=1, out=low[part])
             torch.amax(converted, dim=1, out=high[part])
     return (-high if symmetric else low), high
