@@ -15,6 +15,7 @@ evaluate               peak memory of a comparison of two checkpoints, by block 
 rtn         --model    rounding to nearest from load to finished export, beside a copy
 calibrated  and --text GPTQ, AWQ, Qronos: time in forwards, alone and beside a busy process
 cpu         and --text algorithms: CPU seconds of one thread, in forwards, whatever else the machine does
+cpu16       and --text the same of the model in bfloat16, in forwards in bfloat16
 ranks       and --text two processes of one core beside one
 mixed       and --text divergence of chosen schemes beside one scheme of that size, and a heuristic
 tuning      and --text accuracy of a tuned model, and its time
@@ -41,6 +42,7 @@ from benchmarks.results import Measurement, add_run
 
 INT4 = "gptq/int4_wo_64,awq/int4_wo_64,awq+gptq/int4_wo_64,qronos/int4_wo_64"
 ONE_THREAD = f"{INT4},none/int8,rotation+smoothquant/int8,awq+gptq+tuning/int4_wo_64"
+BFLOAT16 = f"none/int4_wo_64,{INT4},none/int8"
 TUNED = "awq+gptq+tuning/mxfp4,awq+gptq+tuning/nvfp4"
 ROTATED = ["--runs", "rotation+smoothquant+gptq/int8", "--options", '{"r2": true, "r4": true}']
 MIXED = ["--sets", "fp8,mxfp6_e2m3,mxfp4_mxfp6_e2m3", "--bits", "5.125,6.25", "--uniform", "nvfp4,int4_wo_32,uint4_wo_32"]
@@ -76,6 +78,7 @@ BENCHMARKS: dict[str, tuple[str, Arguments]] = {
     "rtn": ("rtn:main", _with_model("--runs", "3")),
     "calibrated": ("calibrated:main", _with_text("--runs", INT4, "--busy", "1", "--no-quality")),
     "cpu": ("calibrated:main", _with_text("--runs", ONE_THREAD, "--one-thread", "--no-quality")),
+    "cpu16": ("calibrated:main", _with_text("--runs", BFLOAT16, "--one-thread", "--no-quality", "--dtype", "bfloat16")),
     "ranks": ("shared_run:main", _ranks),
     "mixed": ("mixed_precision:main", _with_text(*MIXED)),
     "tuning": ("calibrated:main", _with_text("--runs", "awq+gptq+tuning/int4_wo_64")),

@@ -58,6 +58,15 @@ THREAD_FORWARDS = {
     "awq+gptq+tuning/int4_wo_64": 12.0,
 }
 """Most float forwards that a run may take in CPU seconds of one thread."""
+BFLOAT16_FORWARDS = {
+    "none/int4_wo_64": 0.2,
+    "gptq/int4_wo_64": 4.0,
+    "awq/int4_wo_64": 6.5,
+    "awq+gptq/int4_wo_64": 7.0,
+    "qronos/int4_wo_64": 8.5,
+    "none/int8": 1.1,
+}
+"""Likewise of a bfloat16 model, in bfloat16 forwards: solving and the sums of statistics stay in float32."""
 BUSY = 2.0
 """Most times that a run may take as long beside one busy process as alone, on two cores."""
 ACCURACY = {
@@ -148,11 +157,15 @@ def measurements(results: Sequence[Mapping[str, Any]]) -> list[Measurement]:
     found = []
     for one in results:
         algorithm, scheme, case = one["algorithm"], one["scheme"], f"{one['algorithm']}, {one['scheme']}"
-        forwards = FORWARDS.get(algorithm) if scheme == "int4_wo_64" else None
+        is_bfloat16, floor = one.get("dtype") == "bfloat16", "one float forward over the calibration tokens"
+        forwards = FORWARDS.get(algorithm) if scheme == "int4_wo_64" and not is_bfloat16 else None
         name = "calibrated rounding"
         if one.get("one_thread"):
-            name, forwards = f"{name}: CPU seconds of one thread", THREAD_FORWARDS.get(f"{algorithm}/{scheme}")
-        found.append(Measurement(name, case, one["ratio"], "×", "one float forward over the calibration tokens", forwards))
+            bars_of_thread = BFLOAT16_FORWARDS if is_bfloat16 else THREAD_FORWARDS
+            name, forwards = f"{name}: CPU seconds of one thread", bars_of_thread.get(f"{algorithm}/{scheme}")
+        if is_bfloat16:
+            name, floor = f"{name}, bfloat16", "one bfloat16 forward over the calibration tokens"
+        found.append(Measurement(name, case, one["ratio"], "×", floor, forwards))
         if "busy_ratio" in one:
             bar = BUSY if algorithm in FORWARDS else None
             found.append(Measurement("calibrated rounding: beside a busy process", case, one["busy_ratio"], "×", "the same run alone", bar))

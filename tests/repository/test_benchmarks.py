@@ -66,6 +66,9 @@ def test_runs_in_seconds_of_one_thread_have_bars_of_their_own() -> None:
     run = {"algorithm": "none", "scheme": "int8", "ratio": 1.02, "one_thread": True}
     (found,) = calibrated.measurements([run])
     assert (found.benchmark, found.bar, found.is_met) == ("calibrated rounding: CPU seconds of one thread", 1.0, False)
+    (found,) = calibrated.measurements([{**run, "dtype": "bfloat16"}])
+    assert (found.benchmark, found.bar) == ("calibrated rounding: CPU seconds of one thread, bfloat16", 1.1)
+    assert found.floor == "one bfloat16 forward over the calibration tokens"
 
 
 def row(choice: str, names: list[str], target: float, kl: float, bits: float = 0) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from quark.algorithms import AbsMax, AbsMean, CrossMoment, Hessian, Hessian64, Statistic
+from quark.algorithms import AbsMax, AbsMean, CrossMoment, Hessian, Hessian64, Statistic, statistics
 
 CPU = torch.device("cpu")
 READ: dict[type[Statistic], Callable[[Statistic], Tensor]] = {
@@ -94,3 +95,50 @@ def test_work_is_counted_by_tokens_and_entries() -> None:
     assert seen(Hessian, x, x).flops == 5 * 4 * (4 + 1)  # a triangle with its diagonal, two operations an entry
     assert seen(CrossMoment, x, x).flops == 2 * 5 * 4 * 4
     assert seen(AbsMax, x, x).flops == 0
+
+
+@pytest.mark.parametrize("kind", [Hessian, Hessian64])
+def test_the_hessian_of_bfloat16_inputs_is_exact_but_for_the_float32_sum(kind: type[Hessian]) -> None:
+    """A sum of n numbers is wrong by n rounding errors at most; rounded to bfloat16 it is by more."""
+    generator = torch.Generator().manual_seed(0)
+    batches = [(torch.randn(tokens, 200, generator=generator) * torch.logspace(-2, 2, 200)).bfloat16() for tokens in (700, 512, 1, 900)]
+    expected = sum(x.double().t() @ x.double() for x in batches)
+    bound = sum(map(len, batches)) * 2**-24 * sum(x.double().abs().t() @ x.double().abs() for x in batches)
+    for dtype in (torch.bfloat16, torch.float32):
+        hessian = kind(200, CPU)
+        for batch in batches:
+            x = batch.to(dtype, copy=True)
+            hessian.update(x)
+            x.zero_()  # as a layer may do
+        assert (hessian.matrix().double() - expected).abs().le(bound).all()
+        assert torch.equal(hessian.matrix(), hessian.matrix().t())
+    assert not (expected.bfloat16().double() - expected).abs().le(bound).all()
+
+
+@pytest.fixture
+def precision() -> Iterator[Any]:
+    """The precision of torch's matrix products on CPUs, ``ieee`` while a test runs."""
+    matmul = torch.backends.mkldnn.matmul
+    before, matmul.fp32_precision = matmul.fp32_precision, "ieee"
+    yield matmul
+    matmul.fp32_precision = before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", [Hessian, CrossMoment])
+def test_products_are_those_of_bfloat16_where_both_inputs_are(
+    kind: type[Statistic], dtype: torch.dtype, precision: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The difference of two inputs, in a cross moment, is none; an error gives the precision back too."""
+    allowed: list[str] = []
+
+    def failing(*tensors: Tensor) -> None:
+        allowed.append(precision.fp32_precision)
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(statistics, "_add_product", failing)
+    statistic = seen(kind, torch.ones(3, 4, dtype=dtype), torch.zeros(3, 4, dtype=dtype))
+    with pytest.raises(RuntimeError, match="no memory"):
+        statistic.flush()
+    assert allowed == ["bf16" if dtype is torch.bfloat16 and kind is Hessian else "ieee"]
+    assert precision.fp32_precision == "ieee"

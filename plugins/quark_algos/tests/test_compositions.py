@@ -8,7 +8,8 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ import attrs
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import quark
 import quark_tiny_model as tiny
 from quark.config.algorithm import AlgoConfig
 from quark.errors import ConfigError
+from quark.runs import quantize_checkpoint
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_algos.rotation.config import RotationConfig
 
@@ -185,3 +188,30 @@ def test_a_family_without_a_template_is_rotated_by_a_user_stream() -> None:
     known = run(config.algo_config, "int4_wo_32")
     assert same(ModelQuantizer(config).quantize_model(model), known)
     assert not same(known, quantized((), "int4_wo_32"))
+
+
+@pytest.mark.parametrize("names", [("gptq",), ("smoothquant",), ("awq", "gptq"), ("qronos",)], ids="+".join)
+def test_a_bfloat16_model_computes_its_forwards_in_bfloat16(
+    names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In memory and from disk: weights, inputs, queries; what algorithms compute besides is float32."""
+    computed: Counter[frozenset[torch.dtype]] = Counter()
+    linear, attention = functional.linear, functional.scaled_dot_product_attention
+
+    def recording(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def recorded(*tensors: Any, **more: Any) -> Tensor:
+            computed[frozenset(tensor.dtype for tensor in tensors if isinstance(tensor, Tensor))] += 1
+            return function(*tensors, **more)
+
+        return recorded
+
+    monkeypatch.setattr(functional, "linear", recording(linear))
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", recording(attention))
+    config = LLMTemplate.get("llama").get_config("int4_wo_32" if names != ("smoothquant",) else "int8")
+    config.algo_config = settings(names)
+    model = float_model(torch.bfloat16)
+    ModelQuantizer(config).quantize_model(copy.deepcopy(model), data())
+    model.save_pretrained(tmp_path / "float")  # type: ignore[operator]
+    quantize_checkpoint(tmp_path / "float", tmp_path / "out", config, data())
+    assert set(computed) == {frozenset({torch.bfloat16})}
+    assert computed.total() >= 2 * len(BLOCKS) * len(data()) * 8  # 7 layers and attention, in two runs

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from operator import call
 from typing import Any, ClassVar, Self, TypeVar, TypeVarTuple, cast
@@ -26,7 +28,11 @@ _FEW_STRIPS = 4
 """Number of strips on devices that process one strip at a time: 5/8 of the full product."""
 _WAITING = 2048
 """Tokens that are collected, on CPUs, before their products are added at once."""
+_CONVERTED = 512
+"""Tokens in 16 bits that are converted at a time, on CPUs: caches hold them until they are multiplied."""
 _HALVES = (torch.float16, torch.bfloat16)
+_PRECISION = threading.Lock()
+"""Held by the thread that has changed the precision of torch's matrix products."""
 
 
 class Statistic(ABC):
@@ -137,6 +143,10 @@ class _Moment(Statistic):
 
     _products: _Products
 
+    def matrix(self) -> Tensor:
+        """Return the accumulated tensor itself, symmetric in a Hessian, which must not be changed."""
+        return self._products.total()
+
     def flush(self) -> None:
         if self.tokens:
             self._products.total()
@@ -154,8 +164,8 @@ class Hessian(_Moment):
     """The Hessian ``H = Σ x xᵀ [K, K]`` of the layer's input, an unnormalized sum in float32.
 
     H is the uncentred second moment of the input: the Hessian of the layer's squared output error up to a
-    factor. On GPUs, 16-bit inputs are multiplied without conversion and summed in float32, which loses
-    nothing: the product of two such numbers is exact in float32.
+    factor. 16-bit inputs stay 16-bit until they are multiplied, and products are summed in float32, which
+    loses nothing: the product of two such numbers is exact in float32.
     """
 
     master: ClassVar[torch.dtype] = torch.float32
@@ -167,23 +177,13 @@ class Hessian(_Moment):
     def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
         # Copied, since layers may change their input in place before the product is computed.
         with coarsely(x.numel(), x.device):
-            x = x.to(torch.float32, copy=True) if x.device.type == "cpu" else x if x.dtype in _HALVES else x.float()
+            x = x.to(x.dtype if x.dtype in _HALVES else torch.float32, copy=x.device.type == "cpu")
         self._products.add(x, x)
 
     @property
     def flops(self) -> int:
         """A multiplication and an addition for each token and each entry of H on and above its diagonal."""
         return self.tokens * self.columns * (self.columns + 1)
-
-    def matrix(self) -> Tensor:
-        """Return H, symmetric; the accumulated tensor itself, which must not be changed."""
-        return self._products.total()
-
-    def _fourth(self) -> Tensor:
-        """Return `_fourth_moments` of all tokens."""
-        self._products.total()
-        assert self._products.others is not None  # there are tokens
-        return self._products.others
 
     def shrinkage(self) -> tuple[float, float]:
         """Return the Ledoit–Wolf shrinkage intensities of H, from 0 to 1.
@@ -198,7 +198,7 @@ class Hessian(_Moment):
         h = self.matrix()
         diagonal = h.diagonal().double() / self.tokens
         squares = diagonal.square().sum()
-        fourth, of_channels = self._fourth() / self.tokens
+        fourth, of_channels = self._products.others / self.tokens
         alive = diagonal > 0
         mean = torch.where(alive, diagonal, 0).sum() / alive.sum()
         spread = torch.where(alive, diagonal - mean, 0).square().sum()
@@ -235,10 +235,6 @@ class CrossMoment(_Moment):
     def flops(self) -> int:
         """A multiplication and an addition for each token and each entry of D."""
         return 2 * self.tokens * self.columns**2
-
-    def matrix(self) -> Tensor:
-        """Return D; the accumulated tensor itself, which must not be changed."""
-        return self._products.total()
 
 
 class AbsMax(Statistic):
@@ -297,7 +293,7 @@ class _Products:
         self._is_symmetric = is_symmetric
         self._is_mirrored = True
         self._also = also
-        self.others: Tensor | None = None
+        self.others = torch.zeros((), dtype=torch.float64, device=device)
         self._waiting: list[tuple[Tensor, Tensor]] = []
 
     def add(self, a: Tensor, b: Tensor) -> None:
@@ -310,7 +306,7 @@ class _Products:
         """Add another sum of the same kind."""
         self._sum_up()
         self._sum += other.total()
-        self._add_others([] if other.others is None else [other.others])
+        self.others = self.others + other.others
 
     def sum_over(self, ranks: Ranks) -> None:
         """Add the sums of all other ranks; of a symmetric sum a triangle is exchanged."""
@@ -318,18 +314,15 @@ class _Products:
             return
         self._sum_up()
         if self._is_symmetric:
-            strips = row_slices(len(self._sum), 1, _STRIP)
-            triangle = torch.cat([self._sum[rows, rows.start :].reshape(-1) for rows in strips])
+            strips = [self._sum[rows, rows.start :] for rows in row_slices(len(self._sum), 1, _STRIP)]
+            triangle = torch.cat([strip.reshape(-1) for strip in strips])
             ranks.sum_(triangle)
-            sizes = [(rows.stop - rows.start) * (len(self._sum) - rows.start) for rows in strips]
-            for rows, part in zip(strips, triangle.split(sizes), strict=True):
-                self._sum[rows, rows.start :] = part.view(rows.stop - rows.start, -1)
+            for strip, part in zip(strips, triangle.split([strip.numel() for strip in strips]), strict=True):
+                strip.copy_(part.view_as(strip))
             self._is_mirrored = False
         else:
             ranks.sum_(self._sum)
-        others = [other for other in ranks.gather(self.others) if other is not None]
-        self.others = None
-        self._add_others(others)
+        self.others = sum(ranks.gather(self.others), start=torch.zeros_like(self.others))
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for other ranks: the sum, and no batch that has still to be added."""
@@ -359,12 +352,9 @@ class _Products:
         work: list[Callable[[], Tensor | None]] = [partial(add_to, rows) for rows in strips]
         if self._also is not None:
             work += [partial(self._also, a) for a, _ in batches]
-        results = parallel_map(call, work, device)
-        self._add_others([other for other in results if other is not None])
-
-    def _add_others(self, others: Sequence[Tensor]) -> None:
-        for other in others:
-            self.others = other.clone() if self.others is None else self.others.add_(other)
+        with _multiplied_as_bfloat16() if all(a.dtype is torch.bfloat16 for a, _ in batches) else nullcontext():
+            results = parallel_map(call, work, device)
+        self.others = sum((other for other in results if other is not None), start=self.others)
 
 
 def _fourth_moments(x: Tensor) -> Tensor:
@@ -384,9 +374,29 @@ def _mirror_upper_(h: Tensor) -> None:
     parallel_map(mirror, row_slices(len(h), 1, _STRIP), h.device)
 
 
+@contextmanager
+def _multiplied_as_bfloat16() -> Iterator[None]:
+    """Let CPUs multiply float32 matrices, all of whose values are bfloat16, as bfloat16 while the body runs.
+
+    Products and sums stay float32. oneDNN multiplies them, with AMX where there is one; without AMX it makes
+    full use of AVX-512 on every processor, and MKL, which torch uses otherwise, only on Intel's. The setting
+    is the process's, so that one thread at a time borrows it.
+    """
+    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # set when torch replaces the module
+    with _PRECISION:
+        before, matmul.fp32_precision = matmul.fp32_precision, "bf16"
+        try:
+            yield
+        finally:
+            matmul.fp32_precision = before
+
+
 def _add_product(target: Tensor, a: Tensor, b: Tensor) -> None:
     """Add ``aᵀ b`` to ``target`` in place: float32 within a batch, the target's precision over batches."""
-    if a.dtype in _HALVES:
+    if a.dtype in _HALVES and a.device.type == "cpu":
+        for tokens in zip(a.split(_CONVERTED), b.split(_CONVERTED), strict=True):
+            _add_product(target, *(part.float() for part in tokens))
+    elif a.dtype in _HALVES:
         target += torch.mm(a.t(), b, out_dtype=torch.float32)
     elif target.dtype is torch.float32:
         target.addmm_(a.t(), b)

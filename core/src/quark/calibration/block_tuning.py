@@ -111,7 +111,7 @@ class BlockTuning:
             return  # no forward passes the block, as those without images pass none of cross-attention
         state, before = _State.of(block), self._error(block, self._outputs)
         with self._clock.phase("tune"):
-            metrics = {self._full(layer): dict(values) for layer, values in tuning.tune(block).items()}
+            metrics = {f"{self._block.prefix}{layer}" if layer else self._block.name: {**own} for layer, own in tuning.tune(block).items()}
         outputs = self._computed()
         validation = validated([before], [self._error(block, outputs)])
         if validation.is_improvement:
@@ -121,9 +121,6 @@ class BlockTuning:
         metrics.setdefault(self._block.name, {}).update(applied=validation.is_improvement, **validation.metrics())
         for layer, values in metrics.items():
             self.metrics.setdefault(layer, {})[name] = values
-
-    def _full(self, name: str) -> str:
-        return f"{self._block.prefix}{name}" if name else self._block.name
 
     def _rounded_block(self, tuning: Tuning) -> RoundedBlock:
         prefix = self._block.prefix

@@ -99,8 +99,9 @@ class LayerFigures:
                 continue
             weight = linear_weight(floats[name]).detach()
             with one_thread(weight.device):
-                compared[name] = _compared(weight, layer, layer.weight_quantizer)
-                sums += [_sums(*compared[name]), _scale_sizes(layer.weight_quantizer.qparams, weight.device)]
+                values, rounded = compared[name] = _compared(weight, layer, layer.weight_quantizer)
+                sums += [torch.cat([_extent(values), (values - rounded).square_().sum()[None]])]
+                sums += [_scale_sizes(layer.weight_quantizer.qparams, weight.device)]
                 sums += [inputs[name].extent] if name in inputs else []
         if not compared:
             return
@@ -195,11 +196,6 @@ def _on_host(vectors: Sequence[Tensor]) -> list[list[float]]:
 def _extent(values: Tensor) -> Tensor:
     """Return the squared sum, the smallest and the largest of values, float32, ``[3]``."""
     return torch.stack([values.square().sum(), *torch.aminmax(values)])
-
-
-def _sums(values: Tensor, rounded: Tensor) -> Tensor:
-    """Return `_extent` of values, and the squared sum of their rounding errors, ``[4]``."""
-    return torch.cat([_extent(values), (values - rounded).square_().sum()[None]])
 
 
 def _peak_to_rms(elements: int, square_sum: float, low: float, high: float) -> float:

@@ -128,10 +128,6 @@ def _name(row: Row) -> str:
     return row["name"] if row["status"] == "active" else f"{row['source']['distribution']}:{row['name']}"
 
 
-def _origin(row: Row) -> str:
-    return f"{row['source']['distribution']} {row['source']['version']}".strip()
-
-
 def _remarks(row: Row) -> str:
     remarks = [row["status"] if row["status"] != "active" else "", row["stability"] if row["stability"] != "stable" else ""]
     return "; ".join(filter(None, [*remarks, row.get("error", "")]))
@@ -140,7 +136,7 @@ def _remarks(row: Row) -> str:
 _COMMON: tuple[Column, ...] = (
     ("remarks", _remarks),
     ("summary", _text("summary")),
-    ("from", _origin),
+    ("from", lambda row: f"{row['source']['distribution']} {row['source']['version']}".strip()),
     ("aliases", _joined("aliases")),
 )
 _ALONE: tuple[Column, ...] = (
