@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from quark.algorithms import BlockContext, Metrics, OutputError, Statistic
 from quark.calibration.forwards import Forward, current_forward
 from quark.calibration.input_groups import InputGroups, common_groups
-from quark.calibration.lockstep import BlockRun
+from quark.calibration.lockstep import BlockRun, EndOfBlock
 from quark.calibration.output_error import as_rounded, configs_of, tensor_of
 from quark.calibration.pause_points import tokens_of
 from quark.calibration.plugin_checks import StartedTransform
@@ -59,6 +59,7 @@ class BlockTransforms:
         self._statistics: dict[str, dict[type[Statistic], Statistic]] = {}
         self._leaders: dict[str, str] = {}
         self._sums: dict[str, Sums] = {}
+        self._called: dict[Forward, list[str]] = {}
         self._input_groups = InputGroups()
         # Where no token is held out, statistics and validation both see all of them: better than no
         # validation.
@@ -135,6 +136,7 @@ class BlockTransforms:
             forward = current_forward()
             if forward is None:
                 return
+            self._called.setdefault(forward, []).append(name)
             x = tokens_of(args[0].detach(), forward.call, held_out=self._for_statistics)
             if not len(x):
                 return
@@ -144,8 +146,20 @@ class BlockTransforms:
                 self._sums[leader] = Sums(self._kinds, x.shape[-1], x.device, block_run.grid)
             if is_new:
                 self._sums[leader].update(x, None, forward.number)
+            if self._is_done(forward):
+                raise EndOfBlock
 
         return hook
+
+    def _is_done(self, forward: Forward) -> bool:
+        """Return whether nothing of the block is needed behind the layers that a forward has called.
+
+        Its output is not compared, and it has called every layer once, as the first forward has by its end.
+        """
+        if not self._for_validation or forward.call.held_out is not None:
+            return False
+        first, called = next(iter(self._called.values())), self._called[forward]
+        return first is not called and len(first) == len(called) == len(self._configs) and set(first) == set(called)
 
     def _validation_tokens(self, forward: Forward, output: Any) -> Tensor:
         return tokens_of(tensor_of(output), forward.call, held_out=self._for_validation)

@@ -33,7 +33,7 @@ from quark.calibration.forwards import Forward, current_forward, replaced_forwar
 from quark.calibration.sample_grid import SampleGrid
 from quark.calibration.spilled_inputs import SpilledInputs
 
-__all__ = ["BlockRun", "LockStep", "T"]
+__all__ = ["BlockRun", "EndOfBlock", "LockStep", "T"]
 
 T = TypeVar("T")
 
@@ -185,6 +185,10 @@ class LockStep:
                 self._parent.switch()
 
         return pause
+
+
+class EndOfBlock(Exception):
+    """Raised in a block by a hook, to end its replay there: the forward waits at the entry, and nothing of it is kept."""
 
 
 class BlockRun:
@@ -347,6 +351,8 @@ class BlockRun:
             with torch.set_grad_enabled(self._has_gradients):
                 try:
                     self._keep(current, self._plain(plain, *args, **kwargs))
+                except EndOfBlock:
+                    pass
                 except Exception as error:
                     if self._has_entered:
                         raise

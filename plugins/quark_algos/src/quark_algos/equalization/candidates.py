@@ -126,9 +126,9 @@ class Quadratic:
         if not self._is_small:
             _ = self._parts
 
-    def rows(self, delta: Tensor, *, exact: bool) -> Tensor:
-        """Return the loss of each row ``[N]``, for ``ΔWᵀ [K, N]``; exact in any case if K ≤ 2 · `RANK`."""
-        if exact or self._is_small:
+    def rows(self, delta: Tensor) -> Tensor:
+        """Return the loss of each row ``[N]``, for ``ΔWᵀ [K, N]``; it is exact if K ≤ 2 · `RANK`."""
+        if self._is_small:
             return (self.h @ delta).mul_(delta).sum(0)
         factor, rest = self._parts
         return (factor.t() @ delta).square_().sum(0) + rest @ delta.square()

@@ -22,14 +22,22 @@ from quark_algos.gptq.damping import shrunk
 from quark_algos.mappings.resolve import Channels
 from quark_algos.scale_search import search
 
-__all__ = ["AUTOSMOOTH_RATIOS", "AWQ_RATIOS", "ActivationErrors", "Choice", "Loss", "Part", "SearchedNearest", "autosmooth", "awq"]
+__all__ = ["AUTOSMOOTH_RATIOS", "AWQ_RATIOS", "ActivationErrors", "Choice", "HessianOfSample", "Loss", "Part", "SearchedNearest", "autosmooth", "awq"]
 
 
 Loss = Literal["MSE", "MAE", "RMSE"]
 AWQ_RATIOS = tuple(i / 20 for i in range(20))
 AUTOSMOOTH_RATIOS = tuple(i / 10 for i in range(11))
+ONE_IN = int(__import__("os").environ.get("ONEIN", "2"))
 _STRIDE = 4
 """First step of the ratios in a coarse-to-fine search; a power of two, halved until it is 1."""
+
+
+class HessianOfSample(Hessian):
+    """`Hessian` of one in `ONE_IN` tokens of each batch, evenly spaced: scales are compared by it."""
+
+    def update(self, x: Tensor, reference: Tensor | None = None) -> None:
+        super().update(x[::ONE_IN])
 
 
 @attrs.frozen(eq=False)
@@ -92,9 +100,9 @@ class Choice:
 
     Attributes:
         scale: The best scales ``[C]``, float32; ones if no candidate is better than no scaling.
-        loss: Exact loss with these scales.
-        plain: Exact loss without scaling, at least ``loss``.
-        tried: Approximate losses of the candidates, by form and ratio, ``[F, R]``; NaN for candidates that
+        loss: Loss with these scales.
+        plain: Loss without scaling, at least ``loss``.
+        tried: Losses of the candidates, by form and ratio, ``[F, R]``; NaN for candidates that
             were not evaluated.
     """
 
@@ -116,8 +124,8 @@ def awq(
 
     Source: arXiv 2306.00978.
 
-    The loss is the output error of the balance layers over all tokens of the statistics. Candidates are
-    ranked by the approximate `Quadratic`; the best is compared exactly with no scaling.
+    The loss is the output error of the balance layers over all tokens of the statistics. It is
+    approximated by `Quadratic`, for candidates and for no scaling alike.
 
     Args:
         parts: All balance layers of the mapping whose weights are rounded; at least one.
@@ -181,7 +189,7 @@ def _largest(parts: Sequence[Part]) -> int:
 
 
 class _Losses:
-    """The loss of scales, exact or approximate."""
+    """The loss of scales, by `Quadratic`'s approximation."""
 
     def __init__(self, parts: Sequence[Part], activations: Sequence[ActivationErrors], loss: Loss) -> None:
         self._parts = parts
@@ -195,21 +203,21 @@ class _Losses:
         for gram in self._grams:
             gram.prepare()
 
-    def __call__(self, s: Tensor, *, exact: bool) -> Tensor:
+    def __call__(self, s: Tensor) -> Tensor:
         """Return the loss of scales ``[K]``, float64, without dimensions."""
         deltas = [a.error(s) for a in self._activations]
         if self._by_row:
             each = zip(self._parts, deltas, strict=True)
-            rows = [self._rows(part, part.error(s), delta, exact=exact).sqrt().sum().double() for part, delta in each]
+            rows = [self._rows(part, part.error(s), delta).sqrt().sum().double() for part, delta in each]
             return torch.stack(rows).sum()
-        total = torch.stack([part.quadratic.rows(part.error(s), exact=exact).sum().double() for part in self._parts]).sum()
+        total = torch.stack([part.quadratic.rows(part.error(s)).sum().double() for part in self._parts]).sum()
         for gram, part, delta in zip(self._grams, self._parts, deltas, strict=False):  # empty without activations
-            total = total + gram.rows(delta.t(), exact=exact).sum().double() * part.tokens / len(delta)
+            total = total + gram.rows(delta.t()).sum().double() * part.tokens / len(delta)
         return total
 
-    def _rows(self, part: Part, error: Tensor, delta: Tensor, *, exact: bool) -> Tensor:
+    def _rows(self, part: Part, error: Tensor, delta: Tensor) -> Tensor:
         """Return E_n, ``[N]``."""
-        rows = part.quadratic.rows(error, exact=exact)
+        rows = part.quadratic.rows(error)
         return (rows + (delta @ part.wt).square_().sum(0) * (part.tokens / len(delta))).clamp_min(0)
 
 
@@ -222,14 +230,14 @@ def _relative_weights(parts: Sequence[Part]) -> Tensor:
 
 def _search(forms: Tensor, channels: Channels, losses: _Losses, *, exhaustive: bool) -> Choice:
     """Return the best of the candidates ``[F, R, C]`` and ones."""
-    tried = torch.full(forms.shape[:2], torch.nan)
+    tried = torch.full(forms.shape[:2], torch.nan, dtype=torch.float64)
     last = forms.shape[1] - 1
 
     def attempt(candidates: Iterable[tuple[int, int]]) -> None:
         new = [(form, r) for form, r in sorted(set(candidates)) if tried[form, r].isnan()]
         if not new:
             return
-        losses_of_new = parallel_map(lambda at: losses(channels.expand_scale(forms[at]), exact=False), new, forms.device)
+        losses_of_new = parallel_map(lambda at: losses(channels.expand_scale(forms[at])), new, forms.device)
         for at, loss in zip(new, numbers(*losses_of_new), strict=True):
             tried[at] = loss
 
@@ -241,8 +249,7 @@ def _search(forms: Tensor, channels: Channels, losses: _Losses, *, exhaustive: b
         attempt((form, r) for r in (max(best - stride, 0), min(best + stride, last)))
     form, best = divmod(_least(tried), last + 1)
     ones = torch.ones_like(forms[0, 0])
-    exact = parallel_map(lambda s: losses(channels.expand_scale(s), exact=True), [ones, forms[form, best]], forms.device)
-    plain, loss = numbers(*exact)
+    plain, loss = float(losses(channels.expand_scale(ones))), float(tried[form, best])
     return Choice(forms[form, best].clone(), loss, plain, tried) if loss < plain else Choice(ones, plain, plain, tried)
 
 
@@ -254,7 +261,7 @@ def _least(tried: Tensor) -> int:
 class SearchedNearest:
     """Rounds every element to nearest, under the group scales with the smallest output error."""
 
-    needs: ClassVar[Sequence[type[Statistic]]] = (Hessian,)
+    needs: ClassVar[Sequence[type[Statistic]]] = (HessianOfSample,)
 
     def applies_to(self, name: str) -> bool:
         """Return True: every layer is rounded."""
@@ -263,7 +270,7 @@ class SearchedNearest:
     @torch.no_grad()
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
         """Round to nearest under searched scales; return empty metrics."""
-        hessian = task.statistic(Hessian)
+        hessian = task.statistic(HessianOfSample)
         weights = task.stacked()
         grid = weights.grid()
         h = shrunk(hessian.matrix(), hessian.shrinkage())

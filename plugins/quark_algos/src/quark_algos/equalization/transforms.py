@@ -15,7 +15,6 @@ from quark.algorithms import (
     AbsMax,
     AbsMean,
     BlockContext,
-    Hessian,
     Metrics,
     ResolvedSettings,
     Rounding,
@@ -35,7 +34,7 @@ from quark.numbers import WeightGrid, quantizer_for
 from quark_algos.equalization.candidates import Quadratic, smoothquant
 from quark_algos.equalization.config import AutoSmoothQuantConfig, AWQConfig, SmoothQuantConfig
 from quark_algos.equalization.inputs import ChannelRanges, TokenSample, errors_of_inputs
-from quark_algos.equalization.search import Loss, Part, SearchedNearest, autosmooth, awq
+from quark_algos.equalization.search import HessianOfSample, Loss, Part, SearchedNearest, autosmooth, awq
 from quark_algos.gptq.damping import shrunk
 from quark_algos.mappings.fold import SavedParameters, allowed, fold, holds, probe
 from quark_algos.mappings.mapping import LayerMapping, mappings_of
@@ -281,7 +280,7 @@ class _Searched(Equalization):
         quadratics: dict[int, Quadratic] = {}
         parts = {}
         for (key, _), names in groups.items():
-            hessian = cast("Hessian", block.statistic(names[0], Hessian))
+            hessian = cast("HessianOfSample", block.statistic(names[0], HessianOfSample))
             quadratic = quadratics.setdefault(key, Quadratic(shrunk(hessian.matrix(), hessian.shrinkage())))
             parts[names[0]] = _part([modules.balance_layers[n] for n in names], block.configs[names[0]], quadratic, hessian.tokens)
         return parts
@@ -308,7 +307,7 @@ class Awq(_Searched):
     Its clipping is the default rounding.
     """
 
-    needs = (Hessian, AbsMean)
+    needs = (HessianOfSample, AbsMean)
 
     def rounding(self) -> Rounding | None:
         """Return AWQ's clipping: round-to-nearest under scales searched by the output error."""
@@ -327,7 +326,7 @@ class AutoSmoothQuant(_Searched):
     The loss is the output error from rounding weights and activations.
     """
 
-    needs = (Hessian, ChannelRanges, TokenSample)
+    needs = (HessianOfSample, ChannelRanges, TokenSample)
 
     def __init__(self, settings: AlgoConfig) -> None:
         super().__init__(settings)
