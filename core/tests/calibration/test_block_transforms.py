@@ -123,6 +123,29 @@ def test_without_statistics_no_forward_is_run() -> None:
     assert report.transformed["model.layers.1"] == {"scaled": True}
 
 
+@pytest.mark.parametrize("is_called_twice", [False, True])
+def test_forwards_that_are_not_compared_end_where_all_inputs_have_been_seen(is_called_twice: bool) -> None:
+    """Products of the last layer are counted.
+
+    A layer that is called twice may be called again behind the last one.
+    """
+    model, transform, data = tiny.tiny_model(), Scaling(), tiny.calibration_batches(8, 16)
+    block = model.model.layers[0]
+    products = 0
+
+    def count(*_: Any) -> None:
+        nonlocal products
+        products += not transform.shown
+
+    block.mlp.down_proj.register_forward_hook(count)
+    if is_called_twice:
+        once = block.mlp.forward
+        block.mlp.forward = lambda x: once(x) + 0 * block.mlp.gate_proj(x).sum()
+    quantized(model, config("int4_wo_32"), transform, data)
+    assert products == (8 if is_called_twice else 3)  # of the first and of the two that are held out
+    assert [s.tokens for s in (transform.shown["model.layers.0"].statistics["mlp.down_proj"][Inputs],)] == [6 * 16]
+
+
 def test_harm_tells_what_a_transform_spoils() -> None:
     good, bad = Scaling(), Scaling(spoil=0.3)
     quantized(tiny.tiny_model(), config("mxfp6_e2m3"), good)

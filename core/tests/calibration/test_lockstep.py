@@ -11,7 +11,7 @@ from torch import nn
 
 from quark.calibration.batches import Call
 from quark.calibration.forwards import Forward, without_cache
-from quark.calibration.lockstep import LockStep
+from quark.calibration.lockstep import EndOfBlock, LockStep
 
 
 class Counting(nn.Module):
@@ -161,6 +161,26 @@ def test_forwards_outlive_a_replay_that_fails() -> None:
         with pytest.raises(ArithmeticError, match=r"^0$"):
             block_run.replay(fail, block_run.forwards)
         assert len(block_run.replay(lambda _, output: output, block_run.forwards)) == 3
+        block_run.enter()
+        steps.at(1).enter()
+        assert steps.finished == 3
+
+
+def test_a_replay_that_is_ended_early_gives_nothing_and_the_forward_waits_as_before() -> None:
+    model = Model(2)
+
+    def end_the_second(plain: Any, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        if x.item() == 1:
+            raise EndOfBlock
+        return plain(x, **kwargs)
+
+    with LockStep(model, list(model.blocks), [Call((torch.full((1,), float(n)),)) for n in range(3)]) as steps:
+        steps.advance(-1)
+        block_run = steps.at(0)
+        with block_run.standing_in(end_the_second):
+            outputs = block_run.replay(lambda forward, output: (forward.number, output.item()), block_run.forwards)
+        assert list(outputs.values()) == [(0, 1.0), (2, 3.0)]
+        assert [forward.number for forward in block_run.forwards] == [0, 1, 2]
         block_run.enter()
         steps.at(1).enter()
         assert steps.finished == 3

@@ -187,8 +187,11 @@ class LockStep:
         return pause
 
 
-class EndOfBlock(Exception):
-    """Raised in a block by a hook, to end its replay there: the forward waits at the entry, and nothing of it is kept."""
+class EndOfBlock(Exception):  # noqa: N818 - no error: it ends a forward early
+    """Raised by a hook inside a block to end its replay there.
+
+    The forward waits at the entry again, and nothing of it is kept.
+    """
 
 
 class BlockRun:

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 import quark
+from quark.algorithms import Hessian
 from quark.config.layer import TensorSpec
 from quark.numbers import WeightGrid, quantizer_for
 from quark_algos.equalization.candidates import RANK, Quadratic, by_activations, by_both, relative_weights, smoothquant
 from quark_algos.equalization.inputs import ChannelRanges, rounding_of_inputs
-from quark_algos.equalization.search import AWQ_RATIOS, ActivationErrors, Part, autosmooth, awq
+from quark_algos.equalization.search import AWQ_RATIOS, ActivationErrors, HessianOfSample, Part, autosmooth, awq
 from quark_algos.mappings.resolve import Channels
 
 INT4_BY_32: TensorSpec = quark.schemes().load_config("int4_wo_32")().weight
@@ -91,6 +92,17 @@ def test_a_screening_of_a_moment_of_low_rank_is_exact(rank: int, dtype: torch.dt
     x = torch.randn(rank, 4 * RANK, generator=torch.Generator().manual_seed(0), dtype=dtype)
     quadratic, delta = Quadratic(x.t() @ x), weight(columns=4 * RANK).to(dtype)
     torch.testing.assert_close(quadratic.rows(delta).sum(), (x @ delta).square().sum(), rtol=tolerance, atol=1e-12)
+
+
+def test_a_sample_of_the_tokens_tells_the_hessian_of_all_of_them() -> None:
+    x = inputs().float()
+    of_some, of_all = (kind(K, x.device) for kind in (HessianOfSample, Hessian))
+    for statistic in (of_some, of_all):
+        for batch in x.split(100):
+            statistic.update(batch)
+    assert (of_some.tokens, of_all.tokens) == (T // 2, T)
+    every_other = torch.cat([batch[::2] for batch in x.split(100)])
+    torch.testing.assert_close(of_some.matrix(), every_other.t() @ every_other, rtol=1e-4, atol=T * 1e-4)
 
 
 def test_awq_protects_loud_channels_and_tells_the_exact_error() -> None:

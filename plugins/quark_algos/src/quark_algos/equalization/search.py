@@ -22,13 +22,25 @@ from quark_algos.gptq.damping import shrunk
 from quark_algos.mappings.resolve import Channels
 from quark_algos.scale_search import search
 
-__all__ = ["AUTOSMOOTH_RATIOS", "AWQ_RATIOS", "ActivationErrors", "Choice", "HessianOfSample", "Loss", "Part", "SearchedNearest", "autosmooth", "awq"]
+__all__ = [
+    "AUTOSMOOTH_RATIOS",
+    "AWQ_RATIOS",
+    "ActivationErrors",
+    "Choice",
+    "HessianOfSample",
+    "Loss",
+    "Part",
+    "SearchedNearest",
+    "autosmooth",
+    "awq",
+]
 
 
 Loss = Literal["MSE", "MAE", "RMSE"]
 AWQ_RATIOS = tuple(i / 20 for i in range(20))
 AUTOSMOOTH_RATIOS = tuple(i / 10 for i in range(11))
-ONE_IN = int(__import__("os").environ.get("ONEIN", "2"))
+ONE_IN = 2
+"""Of so many tokens, one is in the `HessianOfSample`: scales need fewer than codes."""
 _STRIDE = 4
 """First step of the ratios in a coarse-to-fine search; a power of two, halved until it is 1."""
 
