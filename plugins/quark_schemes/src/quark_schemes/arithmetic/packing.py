@@ -132,12 +132,13 @@ def unpack_nibbles_across(words: Tensor, order: str, rows: int, *, signed: bool)
     lines = words.t().contiguous()
     codes = torch.empty(lines.shape[0], _WORD, lines.shape[1], dtype=torch.int8 if signed else torch.uint8, device=words.device)
 
+    # Up to the sign bit, and down again: the second shift spreads the sign.
+    places = sorted((row, 28 - 8 * byte - 4 * high) for byte, pair in enumerate(_BYTES[order]) for high, row in enumerate(pair))
+    shifts = torch.tensor([shift for _, shift in places], dtype=torch.int32, device=words.device)[:, None]
+
     def unpack(part: slice) -> None:
-        for byte, pair in enumerate(_BYTES[order]):
-            for high, row in enumerate(pair):
-                # Up to the sign bit, and down again: the shift spreads the sign.
-                nibble = lines[part].bitwise_left_shift(28 - 8 * byte - 4 * high).bitwise_right_shift_(28)
-                codes[part, row] = nibble if signed else nibble.bitwise_and_(0xF)
+        nibbles = lines[part, None].bitwise_left_shift(shifts).bitwise_right_shift_(28)
+        codes[part] = nibbles if signed else nibbles.bitwise_and_(0xF)
 
     _by_parts(unpack, lines.shape[0], _WORD * lines.shape[1], words.device)
     return codes.view(-1, lines.shape[1])[:rows]
