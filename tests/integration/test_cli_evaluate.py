@@ -11,7 +11,10 @@ import typer
 from typer.testing import CliRunner
 
 from quark.errors import QuarkError
-from quark_tiny_model import tiny_model_dir
+from quark.models.hf.loading import load_model
+from quark.models.layers.packed_weight import PackedWeight
+from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
+from quark_tiny_model import tiny_model_dir, tiny_tokenizer
 from quark_workbench.commands import evaluate, quantize
 
 app = typer.Typer()
@@ -48,6 +51,21 @@ def test_a_quantized_checkpoint_is_read_and_differs_from_its_reference(tmp_path:
     found = run(tmp_path / "q", "--reference", tiny_model_dir(), *SHORT)
     assert 0 < found["mean_kl"] < found["p99_kl"] < 1
     assert 0.8 < found["top1_agreement"] < 1
+
+
+@pytest.mark.parametrize("how", [[], ["--by-block"]])
+def test_a_checkpoint_that_runs_from_codes_has_the_same_figures(how: list[str], tmp_path: Path):
+    config = LLMTemplate.get("llama").get_config(scheme="int4_wo_32")
+    export_safetensors(ModelQuantizer(config).quantize_model(load_model(tiny_model_dir())), tmp_path / "q")
+    tiny_tokenizer().save_pretrained(tmp_path / "q")
+    before = PackedWeight.values
+    unpacked: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PackedWeight, "values", lambda self, out=None: unpacked.append(self.name) or before(self, out))
+        packed = run(tmp_path / "q", *SHORT, "--packed", *how)
+    plain = run(tmp_path / "q", *SHORT, *how)
+    assert "model.layers.0.mlp.up_proj" in unpacked, "it does run from codes"
+    assert (packed["perplexity"], packed["tokens"]) == (plain["perplexity"], plain["tokens"])
 
 
 def test_a_window_with_more_tokens_than_a_batch_is_a_batch(monkeypatch: pytest.MonkeyPatch):

@@ -36,7 +36,7 @@ TESTS = {
 }
 """Calls that test a name, by method or function."""
 INFERENCE = "models/plan/inferred_architecture.py"
-OTHER_NAMES = {"inputs_embeds", "attention_mask", "num_attention_heads", "layer|expert|depth"}
+OTHER_NAMES = {"inputs_embeds", "attention_mask", "num_attention_heads", "layer|expert|depth", "max_norm"}
 """Arguments of forwards and keys of config.json, which transformers defines, not a model family."""
 ALLOWED = {
     "torch/default_templates.py": "AMD Quark's guess at a projection's configuration, offered under AMD Quark's name, used by nothing else",

@@ -17,6 +17,7 @@ from quark.checkpoint.storage_reader import StorageReader
 from quark.checkpoint.transformers_loading import register_layouts
 from quark.config.slot import Slot
 from quark.models.hf.dequantizer import Dequantizer, FloatTensor, LayerCodes
+from quark.models.hf.loading import running_from_codes, unpack_model
 from quark.models.layers.coded_layer import CodedLayer
 from quark.models.layers.packed_layers import stored_tensors
 
@@ -44,6 +45,8 @@ __all__ = [
     "map_to_quark",
     "pack_model",
     "register_layouts",
+    "running_from_codes",
     "save_companions",
     "stored_tensors",
+    "unpack_model",
 ]

@@ -33,6 +33,7 @@ class QuantizedCheckpoint:
         directory: The checkpoint.
         device: The device that tensors are read to.
         trust_remote_code: Whether code that comes with the checkpoint may run.
+        packed: Whether layers run from codes.
 
     Attributes:
         model: The model; what has not been loaded has memory that nothing has been written to.
@@ -43,8 +44,8 @@ class QuantizedCheckpoint:
         UnsupportedError: Its tensors are in files of the layout's own, which are read as a whole.
     """
 
-    def __init__(self, directory: Path, device: torch.device, *, trust_remote_code: bool = False) -> None:
-        self._directory, self._device = directory, device
+    def __init__(self, directory: Path, device: torch.device, *, trust_remote_code: bool = False, packed: bool = False) -> None:
+        self._directory, self._device, self._keeps_codes = directory, device, packed
         block = quantization_block(directory)
         layout = layout_for(block, directory / "config.json")
         reader = reader_of(layout)
@@ -75,12 +76,12 @@ class QuantizedCheckpoint:
         if block is None:
             tie(self.model, {target for _, _, target in entries})
             self._refuse_incomplete()
-            unpack_all(self.model, self._directory, self._is_outside)
+            unpack_all(self.model, self._directory, self._is_outside, keeps_codes=self._keeps_codes)
             for name, module in self.model.named_modules():
                 if self._is_outside(name):
                     module._apply(lambda tensor: tensor.to(self._device), recurse=False)
         else:
-            unpack_all(block.module, self._directory)
+            unpack_all(block.module, self._directory, keeps_codes=self._keeps_codes)
             block.module.to(self._device)
 
     def release(self, block: Block) -> None:

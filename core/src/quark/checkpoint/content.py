@@ -10,8 +10,10 @@ from typing import Any
 import attrs
 from torch import nn
 
+from quark.base.names import folded
 from quark.config.model import QConfig
 from quark.errors import ConfigError
+from quark.models.layers.packed_layers import Packed
 from quark.models.plan.quant_plan import QuantPlan
 
 __all__ = ["CheckpointContent", "content_of", "set_results"]
@@ -40,10 +42,12 @@ def content_of(model: Any) -> CheckpointContent:
     `quark.runs.ModelQuantizer` and `set_results` set them.
 
     Raises:
-        ConfigError: (a ValueError) The model has not been quantized.
+        ConfigError: (a ValueError) The model has not been quantized, or runs from codes.
     """
     if not getattr(model, "quark_quantized", False):
         raise ConfigError("this model has not been quantized: call ModelQuantizer(config).quantize_model(model) first, then export")
+    if packed := [name for name, layer in model.named_modules() if isinstance(layer, Packed)]:
+        raise ConfigError(f"this model runs from codes ({folded(packed)}): call quark.checkpoint.unpack_model(model) first, then export")
     return CheckpointContent(model, model.quant_config, model.quark_plan)
 
 

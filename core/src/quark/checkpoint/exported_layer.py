@@ -16,10 +16,10 @@ from quark.config.slot import ACTIVATIONS, Slot
 from quark.models.layers import QuantizedLayer, QuantizerModule
 from quark.models.layers.coded_layer import CodedLayer
 from quark.models.layers.layer_shape import LayerShape
-from quark.models.layers.packed_layers import checked_codes, packed_meta, stored_tensors
+from quark.models.layers.packed_layers import as_parameter, checked_codes, packed_meta, restore, stored_tensors
 from quark.models.plan.kv_scales import kv_scale_groups, merge_kv_scales
 from quark.models.plan.quant_plan import QuantPlan
-from quark.numbers import QParams, cast_finite
+from quark.numbers import QParams
 
 __all__ = ["ExportedLayer", "exported_layers"]
 
@@ -125,23 +125,19 @@ class ExportedLayer:
         if slot in ACTIVATIONS:
             if quantizer is not None and quantizer.is_static:
                 shape = LayerShape.of(self.layer).of_slot(slot)
-                quantizer.set_qparams(quantizer.quantizer.unpack_qparams(dict(tensors), shape, order=order))
+                restore(quantizer, slot, tensors, shape, self.layer.weight.dtype, order, self.name)  # type: ignore[arg-type]
             return
         parameter: Tensor | None = getattr(self.layer, slot)
         if parameter is None:
             return
         stored = {suffix: tensor.to(parameter.device) for suffix, tensor in tensors.items()}
         stored[""] = self.layer.as_stored(stored[""])
-        if quantizer is None or quantizer.quantizer.is_float:
-            values = stored[""].to(parameter.dtype)
-        elif self.options.stores_values:
-            values = stored.pop("")
-            quantizer.set_qparams(quantizer.quantizer.unpack_qparams(stored, tuple(parameter.shape), order=order))
-        else:
-            codes, qparams = quantizer.quantizer.unpack(stored, tuple(parameter.shape), order=order)
-            values = cast_finite(quantizer.quantizer.dequantize(codes, qparams), parameter.dtype)
-            quantizer.set_qparams(qparams)
-        self.layer._parameters[slot] = nn.Parameter(values, requires_grad=False)
+        if quantizer is None:
+            self.layer._parameters[slot] = as_parameter(stored[""].to(parameter.dtype))
+            return
+        shape, holds_values = tuple(parameter.shape), self.options.stores_values
+        restored = restore(quantizer, slot, stored, shape, parameter.dtype, order, self.name, holds_values=holds_values)
+        self.layer._parameters |= restored
 
     def coded(self) -> CodedLayer:
         """Return the codes and scales of a linear layer with a quantized weight.

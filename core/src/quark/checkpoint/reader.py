@@ -18,7 +18,7 @@ from quark.checkpoint.provenance import refuse_unreadable
 from quark.checkpoint.restorers import missing_algorithms, restorers_of
 from quark.config.model import QConfig
 from quark.errors import AmbiguousNameError, CheckpointError, ConfigError, QuarkError, UnknownNameError, UnsupportedError
-from quark.models.hf.loading import unpack_all
+from quark.models.hf.loading import keeps_codes, unpack_all
 from quark.models.hf.placing import left_out_by, module_at, put_tensor, without_source
 from quark.models.hf.shards import Shard, check_shards
 from quark.models.hf.skeleton import empty_model
@@ -42,6 +42,8 @@ def import_model_from_safetensors(
     attn_implementation: str | None = None,
     device: str = "cuda",
     multi_gpu: bool = False,
+    *,
+    packed: bool = False,
 ) -> nn.Module:
     """Return the model of an export.
 
@@ -57,6 +59,9 @@ def import_model_from_safetensors(
             is transformers' default.
         device: Device to load to; "cuda" means the CPU on a machine without CUDA.
         multi_gpu: Part of AMD Quark's public API; without effect.
+        packed: Whether weights stay as they are stored, mapped from the files, and each forward unpacks
+            them: the model takes the memory of its files, computes the same, and more slowly.
+            `quark.checkpoint.unpack_model` goes back.
 
     Returns:
         The model in evaluation mode, with the same layers as after `ModelQuantizer.quantize_model`.
@@ -78,7 +83,7 @@ def import_model_from_safetensors(
     float_model = empty_model(directory, attn_implementation, trust_remote_code=trust_remote_code) if model is None else model
     _refuse_lost_buffers(float_model)
     content = _packed_content(float_model, directory)
-    unpack_all(content.model, directory)
+    unpack_all(content.model, directory, keeps_codes=packed)
     set_results(content)
     put_back(content.model, float_model)
     return float_model.eval().to(device if device != "cuda" or torch.cuda.is_available() else "cpu")
@@ -169,6 +174,9 @@ def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "re
     except CheckpointError as error:
         raise UnsupportedError(f"checkpoints of custom_mode '{custom_mode}' are not read here: {error}") from error
     reader_of(layout).prepare(model, StoredConfig(config=quant_config, pack_method=pack_method))
+    for layer in model.modules():
+        if isinstance(layer, PackedLayer):
+            layer.keeps_codes = keeps_codes()
     return model
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 from torch import Tensor, nn
 
@@ -24,9 +25,12 @@ from quark.errors import CheckpointError
 from quark.models.hf.shards import check_shards
 from quark.models.layers import QuantizedLayer, quantized_class
 from quark.models.layers.coded_layer import CodedLayer
-from quark.models.layers.packed_layers import Packed, without_weights
+from quark.models.layers.layers_from_codes import Packed, runs_from_codes
+from quark.models.layers.packed_layers import without_weights
+from quark.models.layers.packed_weight import PackedWeight
 from quark.models.layers.quantized_layers import linear_weight
 from quark.models.plan.quant_plan import QuantPlan
+from quark.numbers import QParams, TensorQuantizer, quantizer_for
 
 __all__ = ["StorageReader", "StoredLayer", "by_pattern"]
 
@@ -128,18 +132,63 @@ class StoredLayer(Packed):
         Raises:
             CheckpointError: A scale is not valid.
         """
+        return self._restored(keeps_tensors=False)
+
+    @torch.no_grad()
+    def from_codes(self) -> QuantizedLayer:
+        """Return a layer that computes the same and keeps the stored tensors of its weight.
+
+        Raises:
+            CheckpointError: A scale is not valid.
+        """
+        return self._restored(keeps_tensors=True)
+
+    def _restored(self, *, keeps_tensors: bool) -> QuantizedLayer:
         layer = self._quantized[0]
         layer._parameters["bias"] = self._parameters["bias"]
         if self._config.weight is None:
             layer._parameters["weight"] = self._parameters["weight"]
             return layer.train(self.training)
-        coded = self._storage.restored(self._config, self._shape, {leaf: self.get_buffer(leaf) for leaf in self._leaves})
-        coded.put_into(layer, self._name, keeps_codes=False)
-        return layer.train(self.training)
+        tensors = {leaf: self.get_buffer(leaf) for leaf in self._leaves}
+        coded, dtype = self._storage.restored(self._config, self._shape, tensors), layer.weight.dtype
+        if not keeps_tensors:
+            coded.put_into(layer, self._name, keeps_codes=False)
+            return layer.train(self.training)
+        coded.set_input(layer, self._name)
+        weight = PackedWeight(StoragePacking(self._storage, self._config), tensors, self._shape, dtype, self._name)  # type: ignore[arg-type]
+        return runs_from_codes(layer, weight).train(self.training)
 
     def extra_repr(self) -> str:
         """Return the shape of the weight and the names of the stored tensors, for ``repr``."""
         return f"weight {list(self._shape)}, stored as {', '.join(self._leaves) or 'weight'}"
+
+
+@attrs.frozen
+class StoragePacking:
+    """Packs a weight as a `LayerStorage` does, as `quark.models.layers.packed_weight.WeightPacking`.
+
+    Attributes:
+        storage: Of the layout.
+        config: The quantization of the layer.
+    """
+
+    storage: LayerStorage
+    config: QLayerConfig = attrs.field(hash=False)
+
+    @property
+    def quantizer(self) -> TensorQuantizer:
+        assert self.config.weight is not None
+        return quantizer_for(self.config.weight, activation=False)
+
+    def pack(self, codes: Tensor, qparams: QParams) -> dict[str, Tensor]:
+        return self.storage.stored(CodedLayer(self.config, codes, qparams))
+
+    def unpack(self, tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> tuple[Tensor, QParams]:
+        coded = self.storage.restored(self.config, shape, tensors)
+        return coded.codes, coded.qparams
+
+    def qparams(self, tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> QParams:
+        return self.unpack(tensors, shape)[1]
 
 
 def by_pattern(layers: Mapping[str, QLayerConfig], others: Iterable[str]) -> dict[str, QLayerConfig]:

@@ -14,7 +14,7 @@ from typing import Any
 from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, RenamesTensors, layout_for, reader_of
 from quark.checkpoint.provenance import refuse_unreadable
 from quark.models.hf.internals import source_of
-from quark.models.hf.loading import unpack_all
+from quark.models.hf.loading import keeps_codes, unpack_all
 from quark.plugins import exporters
 
 __all__ = ["is_read_here", "register_layouts"]
@@ -96,7 +96,7 @@ def _quantizer_class() -> type[Any]:
             return model
 
         def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
-            unpack_all(model, Path(source_of(model.config)))
+            unpack_all(model, Path(source_of(model.config)), keeps_codes=keeps_codes())
             return model
 
         def get_weight_conversions(self) -> list[Any]:

@@ -96,7 +96,7 @@ class TaskChoices:
         list[str] | None, typer.Option(help="KEY=VALUE for the engine of vllm, such as max_model_len=4096 or enforce_eager=true.")
     ] = None
 
-    def scores(self, model: Path, limit: int | None, device: str, dtype: str) -> dict[str, Any]:
+    def scores(self, model: Path, limit: int | None, device: str, dtype: str, packed: bool) -> dict[str, Any]:
         """Return the scores of a checkpoint, float or quantized, as plain data.
 
         Raises:
@@ -134,7 +134,7 @@ class TaskChoices:
             if tokenizer is None:
                 raise ConfigError(f"'{model}' has no tokenizer, so no question can be put: copy tokenizer.json into it")
             register_layouts()
-            scores = evaluate_tasks(load_model(model, dtype, device), tokenizer, options, manager)
+            scores = evaluate_tasks(load_model(model, dtype, device, packed=packed), tokenizer, options, manager)
         return {"model": str(model), "backend": self.backend, "tasks": {name: attrs.asdict(score) for name, score in scores.items()}}
 
 
@@ -152,6 +152,10 @@ def evaluate(
         bool,
         typer.Option("--by-block", help="Read the checkpoints block by block, for models larger than memory; the figures are the same."),
     ] = False,
+    packed: Annotated[
+        bool,
+        typer.Option("--packed", help="Keep weights as the checkpoint stores them and unpack them in each forward: less memory, slower."),
+    ] = False,
     tasks: TaskChoices,
     device: Annotated[str, typer.Option(help="Torch device to work on.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto: as the checkpoint says.")] = "auto",
@@ -163,11 +167,11 @@ def evaluate(
     # Torch and transformers are imported in functions, not above: `quark --help` does without them.
     started = time.perf_counter()
     if tasks.tasks is not None:
-        result = tasks.scores(model, limit, device, dtype)
+        result = tasks.scores(model, limit, device, dtype, packed)
     else:
         protocol, windows = text.windows(model, limit, trust_remote_code)
         result = {"model": str(model), "protocol": attrs.asdict(protocol), "windows": len(windows), "seq_len": protocol.seq_len}
-        where = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
+        where = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code, "packed": packed}
         result |= _measured((model, reference), windows, metric or [], where, by_block)
     result["seconds"] = round(time.perf_counter() - started, 3)
     lines = result_lines if tasks.tasks is None else task_lines

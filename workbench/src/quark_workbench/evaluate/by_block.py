@@ -61,8 +61,8 @@ def likelihood_by_block(checkpoint: Path, batches: Iterable[Windows], metrics: S
         checkpoint: Directory of a checkpoint, float or quantized.
         batches: Windows of tokens.
         metrics: Names of `quark.metrics`.
-        where: ``device``, ``dtype`` and ``trust_remote_code``, as of `quark.models.hf.loading.load_model`; a
-            quantized checkpoint has its own dtype.
+        where: ``device``, ``dtype``, ``trust_remote_code`` and ``packed``, as of
+            `quark.models.hf.loading.load_model`; a quantized checkpoint has its own dtype.
 
     Raises:
         CheckpointError, ConfigError: A checkpoint is damaged, or an argument cannot be used.
@@ -120,7 +120,7 @@ def _before_the_head(path: Path, windows: Sequence[Windows], events: RunEvents, 
 
 
 def _opened(
-    path: Path, device: str = "cpu", dtype: str = "auto", trust_remote_code: bool = False
+    path: Path, device: str = "cpu", dtype: str = "auto", trust_remote_code: bool = False, packed: bool = False
 ) -> tuple[nn.Module, Sequence[Block], BlockSource]:
     """Return the model of a checkpoint, its blocks and their source; only headers have been read."""
     target = torch_device(device)
@@ -128,7 +128,7 @@ def _opened(
     if getattr(config, "quantization_config", None) is not None:
         if torch_dtype(dtype) not in (None, config.dtype):
             raise UnsupportedError(f"'{path}' is quantized, and block by block it has its own dtype, {config.dtype}: use --dtype auto")
-        quantized = QuantizedCheckpoint(path, target, trust_remote_code=trust_remote_code)
+        quantized = QuantizedCheckpoint(path, target, trust_remote_code=trust_remote_code, packed=packed)
         return quantized.model, quantized.blocks, quantized
     _, stored = opened_checkpoint(path, device, dtype, trust_remote_code=trust_remote_code)
     plan = make_plan(stored.model, QConfig(global_quant_config=QLayerConfig()), architecture_of(stored.model))

@@ -8,7 +8,9 @@ pay for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 import torch
@@ -21,7 +23,7 @@ from quark.models.hf.placing import refuse_missing
 from quark.models.hf.shards import DTYPES, check_shards, refuse_codes
 from quark.models.layers.packed_layers import Packed
 
-__all__ = ["first_dtype", "load_model", "torch_device", "torch_dtype", "unpack_all"]
+__all__ = ["first_dtype", "keeps_codes", "load_model", "running_from_codes", "torch_device", "torch_dtype", "unpack_all", "unpack_model"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -49,7 +51,29 @@ def first_dtype(path: Path) -> torch.dtype:
     return next((dtype for dtype in stored if dtype.is_floating_point and dtype.itemsize > 1), torch.float32)
 
 
-def load_model(path: Path, dtype: str = "auto", device: str = "cpu", *, trust_remote_code: bool = False) -> nn.Module:
+_KEEPS_CODES = ContextVar("keeps_codes", default=False)
+
+
+@contextmanager
+def running_from_codes(wanted: bool = True) -> Iterator[None]:
+    """Let models that ``from_pretrained`` of transformers loads in the body keep their weights as stored.
+
+    transformers has no option that reaches a quantizer, so this holds for the body, if ``wanted``. Such
+    models run from codes, as those of ``import_model_from_safetensors(…, packed=True)``.
+    """
+    token = _KEEPS_CODES.set(wanted)
+    try:
+        yield
+    finally:
+        _KEEPS_CODES.reset(token)
+
+
+def keeps_codes() -> bool:
+    """Return whether the body of `running_from_codes` runs."""
+    return _KEEPS_CODES.get()
+
+
+def load_model(path: Path, dtype: str = "auto", device: str = "cpu", *, trust_remote_code: bool = False, packed: bool = False) -> nn.Module:
     """Return the model of a checkpoint, float or quantized, in evaluation mode.
 
     Args:
@@ -57,6 +81,7 @@ def load_model(path: Path, dtype: str = "auto", device: str = "cpu", *, trust_re
         dtype: A key of float32, bfloat16, float16; ``auto`` takes what the checkpoint says.
         device: Torch device.
         trust_remote_code: Whether code that comes with the checkpoint may run.
+        packed: Whether layers of a quantized checkpoint run from codes, where a reader here loads it.
 
     Raises:
         ConfigError: An unknown dtype or device.
@@ -71,27 +96,42 @@ def load_model(path: Path, dtype: str = "auto", device: str = "cpu", *, trust_re
     target = torch_device(device)
     if (path / "generation_config.json").is_file():
         read_json(path / "generation_config.json")  # transformers reads it without bounds, and passes over a damaged one
-    with reading(path, "weights and config.json do not belong together, or are damaged; fetch the checkpoint again"):
+    with (
+        running_from_codes(packed),
+        reading(path, "weights and config.json do not belong together, or are damaged; fetch the checkpoint again"),
+    ):
         model, report = auto_class(config).from_pretrained(
             path, dtype=model_dtype, trust_remote_code=trust_remote_code, local_files_only=True, output_loading_info=True
         )
     refuse_missing(sorted(report["missing_keys"]), model, path)  # transformers fills them with random numbers, and warns
     loaded: nn.Module = model.eval().to(target)
-    unpack_all(loaded, path)
+    unpack_all(loaded, path, keeps_codes=packed)
     return loaded
 
 
-def unpack_all(model: nn.Module, directory: Path, chosen: Callable[[str], bool] = lambda _: True) -> None:
+def unpack_model(model: nn.Module) -> nn.Module:
+    """Return ``model``, changed in place: layers that run from codes get their weights in memory."""
+    unpack_all(model, Path())
+    return model
+
+
+def unpack_all(model: nn.Module, directory: Path, chosen: Callable[[str], bool] = lambda _: True, *, keeps_codes: bool = False) -> None:
     """Replace every `Packed` module of a model by its quantized module, in place.
 
-    Only modules with a chosen name are replaced.
+    Args:
+        model: The model.
+        directory: Its checkpoint, for messages.
+        chosen: Whether a module of that name is replaced.
+        keeps_codes: Whether weights stay as they are stored, and layers run from codes.
 
     Raises:
         CheckpointError: A stored scale is not valid; the message names the directory and the layer.
     """
+    last = "."
     for name, layer in list(model.named_modules()):
-        if isinstance(layer, Packed) and chosen(name):
+        if isinstance(layer, Packed) and chosen(name) and not name.startswith(f"{last}."):
+            last = name
             try:
-                model.set_submodule(name, layer.unpack())
+                model.set_submodule(name, layer.from_codes() if keeps_codes else layer.unpack())
             except CheckpointError as error:
                 raise CheckpointError(f"'{directory}' cannot be used: {error}") from error

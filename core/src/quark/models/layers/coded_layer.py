@@ -13,9 +13,10 @@ from quark.base.log import get_logger
 from quark.config.layer import QLayerConfig
 from quark.errors import CheckpointError
 from quark.models.layers.quantized_layers import QuantizedLayer
+from quark.models.layers.quantizer_module import QuantizerModule
 from quark.numbers import QParams, cast_finite, quantizer_for
 
-__all__ = ["CodedLayer", "refuse_bad_scales"]
+__all__ = ["CodedLayer", "refuse_bad_scales", "restored_parameter"]
 
 
 @attrs.frozen(eq=False)
@@ -60,13 +61,23 @@ class CodedLayer:
         quantizer = layer.weight_quantizer
         assert quantizer is not None
         refuse_bad_scales(self.qparams, f"the weight of '{name}'", activation=False)
-        quantizer.set_qparams(self.qparams, codes=self.codes if keeps_codes else None)
-        values = cast_finite(quantizer.quantizer.dequantize(self.codes, self.qparams), layer.weight.dtype)  # type: ignore[arg-type]
-        layer._parameters["weight"] = nn.Parameter(values, requires_grad=False)
+        values = restored_parameter(quantizer, self.codes, self.qparams, layer.weight.dtype)  # type: ignore[arg-type]
+        layer._parameters["weight"] = values
+        quantizer.codes = self.codes if keeps_codes else None
+        self.set_input(layer, name)
+
+    def set_input(self, layer: QuantizedLayer, name: str) -> None:
+        """Set the scale of the input of a layer where it is static. Raises as `put_into`."""
         if self.input is not None and layer.input_quantizer is not None:
             qparams = self.input.map(lambda scale: scale.reshape(()))
             refuse_bad_scales(qparams, f"the input of '{name}'", activation=True)
             layer.input_quantizer.set_qparams(qparams)
+
+
+def restored_parameter(quantizer: QuantizerModule, codes: Tensor, qparams: QParams, dtype: torch.dtype) -> nn.Parameter:
+    """Return the values of codes as a parameter in that dtype, and set the quantizer to their scales."""
+    quantizer.set_qparams(qparams)
+    return nn.Parameter(cast_finite(quantizer.quantizer.dequantize(codes, qparams), dtype), requires_grad=False)
 
 
 def refuse_bad_scales(qparams: QParams, of: str, *, activation: bool) -> None:

@@ -9,7 +9,7 @@ shapes and dtypes come from packing meta tensors, so that they always agree with
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -19,31 +19,28 @@ from torch import Tensor, nn
 from quark.config.layer import QLayerConfig, TensorSpec, levels
 from quark.config.slot import ACTIVATIONS, PARAMETERS, Slot
 from quark.errors import CheckpointError, ConfigError
-from quark.models.layers.coded_layer import refuse_bad_scales
+from quark.models.layers.coded_layer import refuse_bad_scales, restored_parameter
 from quark.models.layers.layer_shape import LayerShape
+from quark.models.layers.layers_from_codes import Packed, runs_from_codes
+from quark.models.layers.packed_weight import FormatPacking, PackedWeight
 from quark.models.layers.quantized_layers import QuantizedLayer, linear_weight, quantized_class
 from quark.models.layers.quantizer_module import QuantizerModule
-from quark.numbers import cast_finite
 from quark.numbers.on_grid import LOSSY, codes_error
 from quark.numbers.tensor_quantizer import TensorQuantizer
 from quark.plugins.attribution import origin
 
-__all__ = ["Packed", "PackedLayer", "PackedScales", "checked_codes", "packed_meta", "packed_scales", "stored_tensors", "without_weights"]
-
-
-class Packed(nn.Module):
-    """Base of modules that replace other modules while a checkpoint is loaded.
-
-    Loaders fill their tensors, then `unpack` is called once.
-    """
-
-    def unpack(self) -> nn.Module:
-        """Return the module that replaces this one, on the device of its tensors.
-
-        Raises:
-            CheckpointError: The tensors cannot be used.
-        """
-        raise NotImplementedError
+__all__ = [
+    "Packed",
+    "PackedLayer",
+    "PackedScales",
+    "as_parameter",
+    "checked_codes",
+    "packed_meta",
+    "packed_scales",
+    "restore",
+    "stored_tensors",
+    "without_weights",
+]
 
 
 class PackedScales(nn.Module):
@@ -82,6 +79,9 @@ class PackedLayer(Packed):
         is_beside_weight: Whether a stored scale with a given suffix is a buffer of this module
             (``weight_scale_2``), and not of a submodule (``weight_quantizer.scale_2``), because its loader
             looks for it there.
+
+    Attributes:
+        keeps_codes: Whether the first forward is that of `from_codes`, and not of `unpack`.
     """
 
     def __init__(
@@ -117,6 +117,7 @@ class PackedLayer(Packed):
         self._others = [n for n in (*layer._parameters, *layer._buffers) if n not in PARAMETERS]
         self._register_others(layer)
         self._ready: QuantizedLayer | None = None
+        self.keeps_codes = False
 
     def _register_others(self, layer: nn.Module) -> None:
         """Register the layer's other tensors, as checkpoints hold them; its submodules are shared."""
@@ -177,45 +178,55 @@ class PackedLayer(Packed):
         Raises:
             CheckpointError: A scale is not valid.
         """
+        if self._ready is not None:
+            return self._ready.unpack() if isinstance(self._ready, Packed) else self._ready  # type: ignore[return-value]
+        return self._quantized(PARAMETERS)
+
+    @torch.no_grad()
+    def from_codes(self) -> QuantizedLayer:
+        """Return a layer that computes the same and keeps the stored tensors of its weight.
+
+        Where the checkpoint holds values, `unpack`.
+
+        Raises:
+            CheckpointError: A scale is not valid.
+        """
+        if self.layer_config.weight is None or self._holds_values:
+            return self.unpack()
+        packing = FormatPacking(self._quantizer_of(Slot.weight, self.layer_config.weight, self._shapes), self.order, self._as_stored)
+        tensors = {"": self.get_buffer(Slot.weight), **self._stored(Slot.weight)}
+        weight = PackedWeight(packing, tensors, self.weight_shape, self.dtype, self._name)
+        return runs_from_codes(self._quantized((Slot.bias,)), weight)
+
+    def _quantized(self, parameters: Iterable[Slot]) -> QuantizedLayer:
+        """Return the quantized layer with some of its parameters, and all other tensors."""
         layer = self._float[0]
         quantized = quantized_class(layer).from_float(layer, self.layer_config)
         quantized._parameters, quantized._buffers = dict(quantized._parameters), dict(quantized._buffers)
-        for slot in PARAMETERS:
-            quantized._parameters[slot] = self._values(slot, getattr(quantized, slot.quantizer_attribute))
-        for slot in ACTIVATIONS:
-            target, stored = getattr(quantized, slot.quantizer_attribute), self._stored(slot)
-            if target is not None and stored:
-                qparams = target.quantizer.unpack_qparams(stored, self._shapes.of_slot(slot), order=self.order)
-                refuse_bad_scales(qparams, f"the {slot.label} of '{self._name}'", activation=True)
-                target.set_qparams(qparams)
+        shapes = {Slot.weight: self.weight_shape, Slot.bias: self._bias_shape}
+        quantized._parameters |= dict.fromkeys(parameters)
+        for slot in (*parameters, *ACTIVATIONS):
+            tensors = self._stored(slot)
+            if not slot.is_activation and (stored := getattr(self, slot)) is not None:
+                tensors[""] = self._as_stored(stored)
+            if tensors and (target := getattr(quantized, slot.quantizer_attribute)) is not None:
+                shape = shapes[slot] if slot in shapes else self._shapes.of_slot(slot)
+                restored = restore(target, slot, tensors, shape, self.dtype, self.order, self._name, holds_values=self._holds_values)
+                quantized._parameters |= restored
+            elif "" in tensors:
+                quantized._parameters[slot] = as_parameter(tensors[""])
         for name in self._others:
-            tensors: dict[str, Any] = self._parameters if name in self._parameters else self._buffers
-            (quantized._parameters if name in self._parameters else quantized._buffers)[name] = tensors[name]
+            others: dict[str, Any] = self._parameters if name in self._parameters else self._buffers
+            (quantized._parameters if name in self._parameters else quantized._buffers)[name] = others[name]
         return quantized.train(self.training)
 
-    def _values(self, slot: Slot, target: QuantizerModule | None) -> nn.Parameter | None:
-        stored = getattr(self, slot)
-        if stored is None:
-            return None
-        matrix = self._as_stored(stored)
-        if target is None:
-            return matrix if isinstance(matrix, nn.Parameter) else nn.Parameter(matrix, requires_grad=False)
-        shape = self.weight_shape if slot is Slot.weight else self._bias_shape
-        if self._holds_values:
-            target.set_qparams(target.quantizer.unpack_qparams(self._stored(slot), shape, order=self.order))
-            return nn.Parameter(matrix, requires_grad=False)
-        tensors = {"": matrix, **self._stored(slot)}
-        codes, qparams = target.quantizer.unpack(tensors, shape, order=self.order)
-        if tuple(codes.shape) != shape:
-            raise CheckpointError(f"the {slot} of '{self._name}' unpacks to {list(codes.shape)} where {list(shape)} is expected")
-        refuse_bad_scales(qparams, f"the {slot} of '{self._name}'", activation=False)
-        target.set_qparams(qparams)
-        return nn.Parameter(cast_finite(target.quantizer.dequantize(codes, qparams), self.dtype), requires_grad=False)
-
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the quantized layer's output; the first call unpacks, and frees the packed tensors."""
+        """Return the quantized layer's output; the first call unpacks, and frees the packed tensors.
+
+        With ``keeps_codes`` it runs `from_codes` instead.
+        """
         if self._ready is None:
-            self._ready = self.unpack()
+            self._ready = self.from_codes() if self.keeps_codes else self.unpack()
             for name in ("weight", "bias", *(slot.quantizer_attribute for slot in Slot), *self._flat):
                 if name in self._buffers or name in self._parameters or name in self._modules:
                     delattr(self, name)
@@ -225,6 +236,53 @@ class PackedLayer(Packed):
     def extra_repr(self) -> str:
         """Return the class of the float layer and the shape of its weight, for ``repr``."""
         return f"{type(self._float[0]).__name__}, weight {list(self.weight_shape)}"
+
+
+def restore(
+    quantizer: QuantizerModule,
+    slot: Slot,
+    tensors: Mapping[str, Tensor],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    order: str,
+    name: str,
+    *,
+    holds_values: bool = False,
+) -> dict[str, nn.Parameter]:
+    """Set a quantizer to stored scales, and return the parameter by its name; of an activation nothing.
+
+    The inverse of `stored_tensors`.
+
+    Args:
+        quantizer: Of a tensor of a layer.
+        slot: The tensor.
+        tensors: By suffix; codes or values in the layout of the layer.
+        shape: Of the tensor, as its quantizer sees it.
+        dtype: Of the parameter.
+        order: Order of 4-bit codes in a word.
+        name: Full name of the layer, for messages.
+        holds_values: Whether parameters are stored as values and not as codes.
+
+    Raises:
+        CheckpointError: A scale is not valid, or the codes are of another shape.
+    """
+    inner, stored = quantizer.quantizer, dict(tensors)
+    if slot.is_activation or holds_values:
+        qparams = inner.unpack_qparams(stored, shape, order=order)
+        if slot.is_activation:
+            refuse_bad_scales(qparams, f"the {slot.label} of '{name}'", activation=True)
+        quantizer.set_qparams(qparams)
+        return {} if slot.is_activation else {slot: as_parameter(stored[""])}
+    codes, qparams = inner.unpack(stored, shape, order=order)
+    if tuple(codes.shape) != shape:
+        raise CheckpointError(f"the {slot} of '{name}' unpacks to {list(codes.shape)} where {list(shape)} is expected")
+    refuse_bad_scales(qparams, f"the {slot} of '{name}'", activation=False)
+    return {slot: restored_parameter(quantizer, codes, qparams, dtype)}
+
+
+def as_parameter(tensor: Tensor) -> nn.Parameter:
+    """Return a tensor as a parameter without gradient; a parameter itself."""
+    return tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
 
 
 def without_weights(layer: nn.Module) -> nn.Module:

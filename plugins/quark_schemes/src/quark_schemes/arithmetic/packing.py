@@ -27,6 +27,7 @@ __all__ = [
     "unpack_bits",
     "unpack_flags",
     "unpack_nibbles",
+    "unpack_nibbles_across",
 ]
 
 ORDERS = ("reorder", "order")
@@ -127,6 +128,25 @@ def unpack_nibbles(words: Tensor, order: str, length: int, *, signed: bool) -> T
         return nibbles.contiguous()
     # Bit 3 is the sign: move it to bit 7 and let the arithmetic shift spread it.
     return (nibbles << 4).view(torch.int8) >> 4
+
+
+def unpack_nibbles_across(words: Tensor, order: str, rows: int, *, signed: bool) -> Tensor:
+    """Undo `pack_nibbles_across`: return codes ``[rows, I]`` of words ``[I, ceil(rows / 8)]``."""
+    check_order(order)
+    # The words change places, an eighth as many as codes; each then gives one code to each of eight rows.
+    lines = words.t().contiguous()
+    codes = torch.empty(lines.shape[0], _WORD, lines.shape[1], dtype=torch.int8 if signed else torch.uint8, device=words.device)
+
+    # Up to the sign bit, and down again: the second shift spreads the sign.
+    places = sorted((row, 28 - 8 * byte - 4 * high) for byte, pair in enumerate(_BYTES[order]) for high, row in enumerate(pair))
+    shifts = torch.tensor([shift for _, shift in places], dtype=torch.int32, device=words.device)[:, None]
+
+    def unpack(part: slice) -> None:
+        nibbles = lines[part, None].bitwise_left_shift(shifts).bitwise_right_shift_(28)
+        codes[part] = nibbles if signed else nibbles.bitwise_and_(0xF)
+
+    _by_parts(unpack, lines.shape[0], _WORD * lines.shape[1], words.device)
+    return codes.view(-1, lines.shape[1])[:rows]
 
 
 def pack_two(codes: Tensor) -> Tensor:

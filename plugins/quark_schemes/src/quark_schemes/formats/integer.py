@@ -18,7 +18,14 @@ from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
 from quark.numbers import Granularity, NumberFormat, Packing, PerGroup, QParams, Spacing
 from quark.numbers.kernels import DeviceCode
-from quark_schemes.arithmetic.packing import pack_bits, pack_nibbles, pack_nibbles_across, unpack_bits, unpack_nibbles
+from quark_schemes.arithmetic.packing import (
+    pack_bits,
+    pack_nibbles,
+    pack_nibbles_across,
+    unpack_bits,
+    unpack_nibbles,
+    unpack_nibbles_across,
+)
 from quark_schemes.arithmetic.small_float import WHOLE_ROUNDINGS
 from quark_schemes.scale_formats import SMALLEST_SCALE, scale_error, scale_format_of, with_outer_scale
 
@@ -43,6 +50,8 @@ class IntegerPacking(Packing):
         return self._pack(_laid_out(codes, granularity).contiguous(), order)
 
     def unpack(self, packed: Tensor, granularity: Granularity, order: str, shape: tuple[int, ...]) -> Tensor:
+        if self.bits == 4 and isinstance(granularity, PerGroup) and len(shape) == 2 and not packed.is_meta:
+            return unpack_nibbles_across(packed, order, shape[0], signed=self.signed)
         stored = (shape[1], shape[0]) if isinstance(granularity, PerGroup) and len(shape) == 2 else shape
         return _laid_out(self._unpack(packed, order, stored[-1]), granularity).contiguous()
 

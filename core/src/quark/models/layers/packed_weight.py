@@ -1,0 +1,257 @@
+"""PackedWeight: a weight as its checkpoint stores it, whose values are computed anew for each use.
+
+Nothing here knows a number format or a layout: tensors are unpacked by whatever packed them. Which rows of a
+stored tensor hold which rows of the weight follows from the shapes of packed meta tensors, and is tried once
+with numbers; a weight that cannot be cut is unpacked whole. A part of a weight, of a rank in tensor
+parallelism for instance, is a `PackedWeight` of that part's tensors and shape.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from functools import lru_cache
+from typing import Protocol
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.base.parallel import parallel_map, row_slices
+from quark.models.layers.coded_layer import refuse_bad_scales
+from quark.numbers import QParams, TensorQuantizer, cast_finite
+
+__all__ = ["FormatPacking", "PackedWeight", "RowCuts", "WeightPacking", "row_cuts", "weight_room"]
+
+SLICE_ELEMENTS = 1 << 18
+"""Elements of a weight that one thread unpacks at a time: as float32 with their codes they fit into a
+second-level cache of 2 MiB.
+"""
+
+
+class WeightPacking(Protocol):
+    """Packs codes and scales of a weight to stored tensors, and unpacks them.
+
+    A value: equal packings are equal and have one hash.
+    """
+
+    def __hash__(self) -> int: ...
+
+    @property
+    def quantizer(self) -> TensorQuantizer:
+        """The quantizer of the weight."""
+
+    def pack(self, codes: Tensor, qparams: QParams) -> dict[str, Tensor]:
+        """Return the stored tensors by name, also of meta tensors."""
+
+    def unpack(self, tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> tuple[Tensor, QParams]:
+        """Undo `pack` for a weight of that shape."""
+
+    def qparams(self, tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> QParams:
+        """Return the scales alone."""
+
+
+@attrs.frozen
+class FormatPacking:
+    """Packs as number formats say, as `WeightPacking`; names are the suffixes, ``""`` that of the codes.
+
+    Attributes:
+        quantizer: Of the weight.
+        order: Order of 4-bit codes in a word.
+        as_stored: Returns codes in the layout of checkpoints, or back
+            (`quark.models.layers.QuantizedLayer.as_stored`).
+    """
+
+    quantizer: TensorQuantizer
+    order: str
+    as_stored: Callable[[Tensor], Tensor]
+
+    def pack(self, codes: Tensor, qparams: QParams) -> dict[str, Tensor]:
+        tensors = self.quantizer.pack(codes, qparams, order=self.order)
+        return {**tensors, "": self.as_stored(tensors[""])}
+
+    def unpack(self, tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> tuple[Tensor, QParams]:
+        return self.quantizer.unpack({**tensors, "": self.as_stored(tensors[""])}, shape, order=self.order)
+
+    def qparams(self, tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> QParams:
+        return self.quantizer.unpack_qparams(dict(tensors), shape, order=self.order)
+
+
+@attrs.frozen
+class RowCuts:
+    """The places of a weight's rows in its stored tensors.
+
+    Attributes:
+        multiple: A cut may lie before each row whose number is a multiple of it.
+        axes: Of each stored tensor that has rows, by name: their axis, and its elements for a row.
+    """
+
+    multiple: int
+    axes: Mapping[str, tuple[int, Fraction]] = attrs.field(eq=False)
+
+    def rows(self, tensors: Mapping[str, Tensor], rows: slice) -> dict[str, Tensor]:
+        """Return the tensors of a slice of rows that begins at a `multiple`; contiguous, as stored ones."""
+        cut = dict(tensors)
+        for name, (axis, ratio) in self.axes.items():
+            first, last = int(rows.start * ratio), math.ceil(rows.stop * ratio)
+            cut[name] = tensors[name].narrow(axis, first, last - first).contiguous()
+        return cut
+
+    def chosen(self, tensors: Mapping[str, Tensor], parts: Tensor) -> dict[str, Tensor]:
+        """Return the tensors of some parts of `multiple` rows, by their numbers, int64."""
+        cut = dict(tensors)
+        for name, (axis, ratio) in self.axes.items():
+            size = int(self.multiple * ratio)
+            places = parts[:, None] * size + torch.arange(size, device=parts.device)
+            # The last part may be shorter; what is repeated in its place belongs to no row of the weight.
+            cut[name] = tensors[name].index_select(axis, places.flatten().clamp_(max=tensors[name].shape[axis] - 1))
+        return cut
+
+
+_PROBE = 1024
+"""Rows of the weight by whose packed meta tensors cuts are found; a multiple of the rows in any word."""
+
+
+@lru_cache(maxsize=1024)
+def row_cuts(packing: WeightPacking, columns: int) -> RowCuts | None:
+    """Return where a packed weight with that number of columns can be cut; None where it cannot be."""
+    quantizer = packing.quantizer
+    probe = _PROBE * quantizer.granularity.rows_per_scale
+    small, large = (_packed_meta(packing, (rows, columns)) for rows in (probe, 2 * probe))
+    axes: dict[str, tuple[int, Fraction]] = {}
+    for name, tensor in small.items():
+        other = large[name]
+        grown = [i for i, (a, b) in enumerate(zip(tensor.shape, other.shape, strict=True)) if a != b]
+        if len(grown) > 1 or any(other.shape[i] != 2 * tensor.shape[i] for i in grown):
+            return None
+        if grown:
+            axes[name] = grown[0], Fraction(tensor.shape[grown[0]], probe)
+    cuts = RowCuts(math.lcm(*(ratio.denominator for _, ratio in axes.values())), axes)
+    return cuts if axes and _cuts_agree(packing, cuts, columns) else None
+
+
+def _packed_meta(packing: WeightPacking, shape: tuple[int, int]) -> dict[str, Tensor]:
+    quantizer = packing.quantizer
+    qparams = quantizer.empty_qparams(shape, "meta")
+    return packing.pack(quantizer.quantize(torch.empty(shape, dtype=torch.float32, device="meta"), qparams), qparams)
+
+
+@torch.no_grad()
+def _cuts_agree(packing: WeightPacking, cuts: RowCuts, columns: int) -> bool:
+    """Return whether the parts of a packed matrix unpack to the parts of its values."""
+    rows = cuts.multiple * max(3, 64 // cuts.multiple)
+    with torch.device("cpu"), torch.inference_mode(False):
+        weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
+        quantizer = packing.quantizer
+        qparams = quantizer.find_qparams(weight)
+        tensors = packing.pack(quantizer.quantize(weight, qparams), qparams)
+        expected = quantizer.dequantize(*packing.unpack(tensors, (rows, columns)))
+        for start in range(0, rows, cuts.multiple):
+            part = slice(start, start + cuts.multiple)
+            try:
+                values = quantizer.dequantize(*packing.unpack(cuts.rows(tensors, part), (cuts.multiple, columns)))
+            except Exception:  # whatever a layout does that stores more than rows, such as the shape of a weight
+                return False
+            if not torch.equal(values, expected[part]):
+                return False
+    return True
+
+
+@attrs.frozen(eq=False)
+class PackedWeight:
+    """A weight of which only the stored tensors are in memory.
+
+    Attributes:
+        packing: How its tensors are packed.
+        tensors: The stored tensors by name, on one device.
+        shape: Of the weight, ``[out, in]`` for linear layers.
+        dtype: Of its values, those that the unpacked layer has.
+        name: Full name, for messages.
+    """
+
+    packing: WeightPacking
+    tensors: Mapping[str, Tensor]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    name: str = "a weight"
+
+    @property
+    def cuts(self) -> RowCuts | None:
+        """Where it can be cut; None where it is only unpacked whole."""
+        return row_cuts(self.packing, self.shape[1]) if len(self.shape) == 2 else None
+
+    @property
+    def device(self) -> torch.device:
+        """The device of its tensors."""
+        return next(iter(self.tensors.values())).device
+
+    def check(self) -> None:
+        """Raise CheckpointError unless its scales are valid."""
+        refuse_bad_scales(self.packing.qparams(self.tensors, self.shape), f"the weight of '{self.name}'", activation=False)
+
+    def codes(self) -> tuple[Tensor, QParams]:
+        """Return codes and scales."""
+        return self.packing.unpack(self.tensors, self.shape)
+
+    def row_slices(self, elements: int) -> list[slice]:
+        """Return slices of its rows, cut where that is possible, of up to that number of elements each."""
+        rows, cuts = self.shape[0], self.cuts
+        if cuts is None:
+            return [slice(0, rows)]
+        parts = row_slices(-(-rows // cuts.multiple), cuts.multiple * self.shape[1], elements)
+        return [slice(p.start * cuts.multiple, min(p.stop * cuts.multiple, rows)) for p in parts]
+
+    def part(self, rows: slice) -> PackedWeight:
+        """Return a slice of its rows, one of `row_slices`."""
+        if rows == slice(0, self.shape[0]) or self.cuts is None:
+            return self
+        shape = (rows.stop - rows.start, *self.shape[1:])
+        return attrs.evolve(self, tensors=self.cuts.rows(self.tensors, rows), shape=shape)
+
+    @torch.no_grad()
+    def values(self, out: Tensor | None = None) -> Tensor:
+        """Return the values; each equals that of the unpacked layer, to the bit.
+
+        Args:
+            out: Where they are written, of its shape and dtype; None is fresh memory.
+        """
+        result = torch.empty(self.shape, dtype=self.dtype, device=self.device) if out is None else out
+
+        def unpack(rows: slice) -> None:
+            values = self.packing.quantizer.dequantize(*self.part(rows).codes())
+            result[rows].copy_(cast_finite(values, self.dtype))
+
+        parallel_map(unpack, self.row_slices(SLICE_ELEMENTS), self.device)
+        return result
+
+    @torch.no_grad()
+    def looked_up(self, indices: Tensor) -> Tensor:
+        """Return some rows, ``[*indices.shape, in]``: each is unpacked once, and nothing else is."""
+        cuts = self.cuts
+        if cuts is None:
+            return self.values()[indices]
+        indices = indices.long()
+        parts, place = (indices // cuts.multiple).unique(return_inverse=True)
+        shape = (len(parts) * cuts.multiple, *self.shape[1:])
+        rows = attrs.evolve(self, tensors=cuts.chosen(self.tensors, parts), shape=shape).values()
+        return rows[place * cuts.multiple + indices % cuts.multiple]
+
+
+_LOCAL = threading.local()
+
+
+def weight_room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return uninitialized memory for the values of a weight, which all layers on a device share.
+
+    It holds until the thread asks again: a layer computes with it before the next layer is called.
+    """
+    rooms: dict[torch.device, Tensor] = _LOCAL.__dict__.setdefault("rooms", {})
+    size = math.prod(shape) * dtype.itemsize
+    room = rooms.get(device)
+    if room is None or room.numel() < size:
+        rooms.pop(device, None)
+        with torch.inference_mode(False):  # memory of inference mode could not be written to outside of it
+            rooms[device] = room = torch.empty(size, dtype=torch.uint8, device=device)
+    return room[:size].view(dtype).view(shape)
