@@ -8,6 +8,7 @@ needs no code of its own for it.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -31,19 +32,19 @@ _LOCAL = threading.local()
 _PREFIX = "packed_"
 
 
-class Packed(nn.Module):
+class Packed(nn.Module, ABC):
     """Base of modules that hold the tensors of a checkpoint as they are stored.
 
     While a checkpoint is loaded they stand in for other modules: loaders fill their tensors.
     """
 
+    @abstractmethod
     def unpack(self) -> nn.Module:
         """Return the module that replaces this one, on the device of its tensors.
 
         Raises:
             CheckpointError: The tensors cannot be used.
         """
-        raise NotImplementedError
 
     def from_codes(self) -> nn.Module:
         """Return the module that computes the same and keeps the weight as it is stored.
