@@ -127,16 +127,17 @@ class ServedEmbedding(QuantizeMethodBase):
 
     Args:
         served: The checkpoint.
-        embedding: The embedding; None for a layer that is an output head alone.
+        is_embedding: Whether tokens are looked up in it; models whose head is tied ask an embedding for logits
+            too, and get those of the checkpoint's head.
     """
 
-    def __init__(self, served: ServedModel, embedding: nn.Module | None) -> None:
-        self._served, self._embedding = served, embedding
+    def __init__(self, served: ServedModel, *, is_embedding: bool) -> None:
+        self._served, self._is_embedding = served, is_embedding
+        self._name = served.name_of(served.embedding if is_embedding else served.head)
 
     def create_weights(self, layer: nn.Module, *_: Any, params_dtype: torch.dtype, **__: Any) -> None:
         self._dtype = params_dtype
-        name = layer.prefix if self._embedding is not None or layer.prefix in self._served.stored else "lm_head"
-        _stand_in(layer, {k: dtype for k, dtype in self._served.stored.get(name, {}).items() if k != "bias"})
+        _stand_in(layer, {k: dtype for k, dtype in self._served.stored.get(self._name, {}).items() if k != "bias"})
 
     def tie_weights(self, layer: nn.Module, embed_tokens: nn.Module) -> nn.Module:
         """Return the layer as it is: the checkpoint says what is tied."""
@@ -145,25 +146,23 @@ class ServedEmbedding(QuantizeMethodBase):
     def process_weights_after_loading(self, layer: Any) -> None:
         device, shard, rows = _without_stand_ins(layer), layer.shard_indices, layer.num_embeddings_per_partition
         options: Any = {"keeps_codes": self._served.keeps_codes, "dtype": self._dtype, "device": device}
-        own = slice(shard.org_vocab_start_index, shard.org_vocab_end_index)
-        head = self._served.head
-        if self._embedding is not None:
-            layer.quark_lookup = cut_layer(self._embedding, own, slice(0, layer.embedding_dim), **options)
+        own = slice(shard.org_vocab_start_index, shard.org_vocab_end_index), slice(0, layer.embedding_dim)
+        if self._is_embedding:
+            layer.quark_lookup = cut_layer(self._served.embedding, *own, **options)
             self._lookup = Operation(layer.quark_lookup, layer.embedding_dim, self._dtype, adds_axis=True)
-            announce(f"{layer.prefix} as embedding", self._lookup)
-        layer.quark_head = cut_layer(head, own, slice(0, layer.embedding_dim), **options)
-        padding = rows - (own.stop - own.start)
+            announce(f"{self._name} as embedding", self._lookup)
+        layer.quark_head = cut_layer(self._served.head, *own, **options)
+        padding = rows - (own[0].stop - own[0].start)
         self._head = Operation(lambda x: functional.pad(layer.quark_head(x), (0, padding)), rows, self._dtype)
-        announce(f"{layer.prefix} as head", self._head)
+        announce(f"{self._name} as head", self._head)
 
     def embedding(self, layer: Any, ids: Tensor) -> Tensor:
         """Return the rows of tokens."""
-        return call(f"{layer.prefix} as embedding", ids)
+        return call(f"{self._name} as embedding", ids)
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return logits."""
-        y = call(f"{layer.prefix} as head", x)
-        return y if bias is None else y + bias
+        return call(f"{self._name} as head", x)
 
 
 class ServedExperts(FusedMoEMethodBase):

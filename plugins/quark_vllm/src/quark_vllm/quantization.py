@@ -95,9 +95,8 @@ class QuarkSimulate(QuantizationConfig):
             states = self.served.states(prefix.rpartition(".")[0])
             return None if states is None else ServedAttention(self, states)
         if isinstance(layer, VocabParallelEmbedding):
-            embedding = None if isinstance(layer, ParallelLMHead) else self.served.model.get_input_embeddings()
-            is_ours = any(isinstance(m, Packed) for m in (embedding, self.served.head))
-            return ServedEmbedding(self.served, embedding) if is_ours else None
+            is_ours = any(isinstance(m, Packed) for m in (self.served.embedding, self.served.head))
+            return ServedEmbedding(self.served, is_embedding=not isinstance(layer, ParallelLMHead)) if is_ours else None
         return None
 
 

@@ -101,9 +101,18 @@ class ServedModel:
         return mixture if mixture is not None and any(isinstance(m, Packed) for m in mixture.modules()) else None
 
     @property
+    def embedding(self) -> nn.Module:
+        """The embedding of tokens."""
+        return self.model.get_input_embeddings()  # type: ignore[no-any-return]
+
+    @property
     def head(self) -> nn.Module:
         """The output head."""
-        return self.model.get_output_embeddings()
+        return self.model.get_output_embeddings()  # type: ignore[no-any-return]
+
+    def name_of(self, module: nn.Module) -> str:
+        """Return the runtime's name of a module of the model."""
+        return next(name for name, other in self._modules.items() if other is module)
 
     def unread(self) -> Iterator[str]:
         """Yield the names of stored tensors for which a runtime has no place: matrices of rotations, scales in attention."""
