@@ -91,7 +91,7 @@ tasks:  ## the tests that need the extras: tasks of lm-evaluation-harness, Parqu
 	OMP_NUM_THREADS=1 $(VENV)-tasks/bin/python -m pytest workbench/tests/evaluate core/tests/calibration/data $(PYTEST_ARGS)
 
 # Where there is a GPU, kernels are compiled, and measured beside a copy; else Triton's interpreter runs them on the CPU.
-KERNELS = core/tests/numbers/kernels plugins/quark_schemes/tests/kernels plugins/quark_algos/tests/gptq/test_column_kernel.py tests/integration/test_compiled_kernels.py
+KERNELS = core/tests/numbers/kernels plugins/quark_schemes/tests/kernels plugins/quark_algos/tests/gptq/test_column_kernel.py tests/integration/test_compiled_kernels.py tests/test_costs.py::test_runs_by_kernels_cost_what_was_recorded
 kernels:  ## the Triton kernels beside torch's operations, bit for bit, and compiled for GPUs; with a GPU, their bandwidth
 	$(PYTHON) -m venv $(VENV)-kernels
 	$(VENV)-kernels/bin/python -m pip install --quiet -r requirements-dev.txt
