@@ -1,4 +1,4 @@
-"""counted_kernels: counts launches of Triton kernels, and the bytes that they read and write, in Triton's interpreter."""
+"""counted_kernels: counts launches of Triton kernels, and the bytes that they move, in its interpreter."""
 
 from __future__ import annotations
 
