@@ -1,4 +1,4 @@
-"""Models in acme_nf3_g64 run from codes, in quark's layout and in one of Acme's own, without a line of Acme for it."""
+"""Models in acme_nf3_g64 run from codes, in quark's layout and in one of Acme's own, with no line for it."""
 
 from __future__ import annotations
 

@@ -87,8 +87,8 @@ def simulates_what_it_exports(case: Case) -> None:
 
 @check("format", since=2, each=weight_cases)
 def unpacks_by_parts(case: Case) -> None:
-    """A weight that stays packed has the rounded values, to the bit and whenever it is asked: whole, by slices
-    of its rows, and of single rows."""
+    """A weight that stays packed has the rounded values, to the bit and each time: whole, by slices of its
+    rows, and of single rows."""
     values, qparams = case.quantizer.round_to_nearest(_data())
     packing = FormatPacking(case.quantizer, "reorder", QuantLinear.as_stored)
     tensors = packing.pack(case.quantizer.codes_of(values, qparams), qparams)
