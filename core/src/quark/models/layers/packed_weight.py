@@ -53,6 +53,12 @@ class WeightPacking(Protocol):
         """Return the scales alone."""
 
 
+_CHECKED = 1 << 20
+"""Elements of a weight whose scales are checked at a time. Memory that is freed between the objects of two
+layers is not used again for larger tensors, so small ones are taken.
+"""
+
+
 @attrs.frozen
 class FormatPacking:
     """Packs as number formats say, as `WeightPacking`; names are the suffixes, ``""`` that of the codes.
@@ -188,8 +194,20 @@ class PackedWeight:
         return next(iter(self.tensors.values())).device
 
     def check(self) -> None:
-        """Raise CheckpointError unless its scales are valid."""
-        refuse_bad_scales(self.packing.qparams(self.tensors, self.shape), f"the weight of '{self.name}'", activation=False)
+        """Raise CheckpointError unless its scales are valid; codes are not read where scales are stored apart."""
+        if not all(map(self._has_valid_scales, self.row_slices(_CHECKED))):
+            refuse_bad_scales(self.packing.qparams(self.tensors, self.shape), f"the weight of '{self.name}'", activation=False)
+
+    def _has_valid_scales(self, rows: slice) -> bool:
+        """Return whether the scales of some rows are positive and finite; False also where codes are needed to tell."""
+        codes = max(self.tensors, key=lambda name: self.tensors[name].nbytes)
+        part = attrs.evolve(self, tensors={**self.tensors, codes: self.tensors[codes].to("meta")}).part(rows)
+        try:
+            qparams = self.packing.qparams(part.tensors, part.shape)
+            ends = [scale.float().aminmax() for scale in (qparams.scale, qparams.outer_scale) if scale is not None and scale.numel()]
+            return all(float(low) > 0 and float(high) < math.inf for low, high in ends)
+        except Exception:  # whatever a layout does with codes on another device than scales, and a number without data
+            return False
 
     def codes(self) -> tuple[Tensor, QParams]:
         """Return codes and scales."""
