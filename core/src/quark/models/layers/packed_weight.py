@@ -194,12 +194,18 @@ class PackedWeight:
         return next(iter(self.tensors.values())).device
 
     def check(self) -> None:
-        """Raise CheckpointError unless its scales are valid; codes are not read where scales are stored apart."""
+        """Raise CheckpointError unless its scales are valid.
+
+        Codes are not read where scales are stored apart.
+        """
         if not all(map(self._has_valid_scales, self.row_slices(_CHECKED))):
             refuse_bad_scales(self.packing.qparams(self.tensors, self.shape), f"the weight of '{self.name}'", activation=False)
 
     def _has_valid_scales(self, rows: slice) -> bool:
-        """Return whether the scales of some rows are positive and finite; False also where codes are needed to tell."""
+        """Return whether the scales of some rows are positive and finite.
+
+        False also where codes are needed to tell.
+        """
         codes = max(self.tensors, key=lambda name: self.tensors[name].nbytes)
         part = attrs.evolve(self, tensors={**self.tensors, codes: self.tensors[codes].to("meta")}).part(rows)
         try:
