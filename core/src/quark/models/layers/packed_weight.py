@@ -21,7 +21,7 @@ from torch import Tensor
 
 from quark.base.parallel import parallel_map, row_slices
 from quark.models.layers.coded_layer import refuse_bad_scales
-from quark.numbers import QParams, TensorQuantizer, cast_finite
+from quark.numbers import QParams, TensorQuantizer
 
 __all__ = ["FormatPacking", "PackedWeight", "RowCuts", "WeightPacking", "row_cuts", "weight_room"]
 
@@ -244,8 +244,7 @@ class PackedWeight:
         result = torch.empty(self.shape, dtype=self.dtype, device=self.device) if out is None else out
 
         def unpack(rows: slice) -> None:
-            values = self.packing.quantizer.dequantize(*self.part(rows).codes())
-            result[rows].copy_(cast_finite(values, self.dtype))
+            self.packing.quantizer.dequantize_to(*self.part(rows).codes(), result[rows])
 
         parallel_map(unpack, self.row_slices(SLICE_ELEMENTS), self.device)
         return result
