@@ -152,7 +152,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     model: Any = KINDS[options.kind](recipe)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokens):,} tokens to train on", flush=True)
     train(model, tokens, recipe)
-    model.config.output_router_logits = False
+    if options.kind == "mixture":
+        model.config.output_router_logits = False
     with tempfile.TemporaryDirectory() as scratch:
         made = Path(scratch) / "tiny"
         save(made, model, tokenizer, held_out)
