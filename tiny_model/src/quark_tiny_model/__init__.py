@@ -49,7 +49,8 @@ def tiny_model(dtype: torch.dtype | None = None, blocks: int | None = None, kind
 
     model: Any = AutoModelForCausalLM.from_pretrained(tiny_model_dir(kind), dtype=dtype or torch.float32, local_files_only=True)
     if blocks is not None:
-        del model.get_submodule(tiny_template(kind).architecture.decoder_blocks)[blocks:]
+        facts: Any = tiny_template(kind).architecture
+        del model.get_submodule(facts.decoder_blocks)[blocks:]
         model.config.num_hidden_layers = blocks
     whole: nn.Module = model.eval()
     return whole
