@@ -30,12 +30,12 @@ import importlib
 import json
 import logging
 import math
-import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -59,7 +59,6 @@ from quark_workbench.evaluate.predictions import Predictions
 from quark_workbench.evaluate.windows import Windows
 
 BUNDLED = Path(quark_tiny_model.__file__).parent
-_COMMA = re.compile(r",(?![^\[]*\])")
 
 
 @attrs.frozen
@@ -90,7 +89,7 @@ class Setting:
         if not name or not algorithms:
             raise ValueError(f"{text!r} is no setting: write NAME=ALGORITHMS[:OPTION=VALUE,…]")
         values = {}
-        for option in filter(None, _COMMA.split(options)):
+        for option in filter(None, _options(options)):
             key, is_given, value = option.partition("=")
             if not is_given:
                 raise ValueError(f"the option {option!r} of {name!r} has no value: write {option}=VALUE")
@@ -133,6 +132,12 @@ class Setting:
             yield
         finally:
             mock.patch.stopall()
+
+
+def _options(text: str) -> list[str]:
+    """Return the parts of a text between commas, of which those in brackets divide nothing."""
+    depths = list(accumulate((character in "[{") - (character in "]}") for character in text))
+    return "".join("\n" if character == "," and not depth else character for character, depth in zip(text, depths, strict=True)).split("\n")
 
 
 def _value(text: str) -> Any:

@@ -110,6 +110,8 @@ def test_a_function_is_replaced_by_one_that_returns_the_value() -> None:
 
     with setting.replacing():
         assert Hessian(4, torch.device("cpu")).shrinkage() == (0.0, 0.5)
+    both = Setting.parse('x=gptq:a.b.c={"d":[1,2],"e":3},f=[4,5]')
+    assert (both.replaced, both.options) == ({"a.b.c": {"d": [1, 2], "e": 3}}, {"f": (4, 5)})
     assert Hessian(4, torch.device("cpu")).shrinkage() == (1.0, 1.0)
 
 
