@@ -95,12 +95,16 @@ def test_compiled_models_compute_the_same(tmp_path: Path, vllm_with_quark: Clien
     is_computed_by_vllm(vllm_with_quark, tmp_path / "out", "auto", torch.bfloat16, own_layers=True, enforce_eager=False)
 
 
-def test_a_checkpoint_of_another_layout_is_served_where_that_is_asked_for(tmp_path: Path, vllm_with_quark: ClientProcess) -> None:
-    export_safetensors(quantized_tiny_model("fp8", torch.bfloat16), tmp_path / "out", "compressed_tensors")
-    tiny_tokenizer().save_pretrained(tmp_path / "out")
-    with pytest.raises(ClientError, match="static_scaled_fp8_quant"):
-        generate(vllm_with_quark, tmp_path / "out", "auto", torch.bfloat16)
-    is_computed_by_vllm(vllm_with_quark, tmp_path / "out", "auto", torch.bfloat16, own_layers=True, quantization="quark_simulate")
+def test_checkpoints_of_other_layouts_are_served_where_that_is_asked_for(tmp_path: Path, vllm_with_quark: ClientProcess) -> None:
+    for scheme, layout in (("fp8", "compressed_tensors"), ("int4_wo_32", "compressed_tensors"), ("uint4_wo_32", "awq")):
+        out = tmp_path / f"{scheme} {layout}"
+        export_safetensors(quantized_tiny_model(scheme, torch.bfloat16), out, layout)
+        tiny_tokenizer().save_pretrained(out)
+        if scheme == "fp8":
+            with pytest.raises(ClientError, match="static_scaled_fp8_quant"):
+                generate(vllm_with_quark, out, "auto", torch.bfloat16)
+        for method in ("quark_simulate", "quark_packed"):
+            is_computed_by_vllm(vllm_with_quark, out, "auto", torch.bfloat16, own_layers=True, quantization=method)
 
 
 def test_a_third_partys_scheme_is_served_where_its_distribution_is_installed(

@@ -123,7 +123,8 @@ def _stacked(layer: Any, parts: list[nn.Module], sizes: list[int]) -> tuple[list
 
 def _everything(layer: Any) -> tuple[slice, slice]:
     """Return all rows and columns of the weight of a layer, `Packed` or not."""
-    rows, columns = layer.weight_shape if isinstance(layer, Packed) else layer.weight.shape
+    shape: Any = layer.weight_shape if isinstance(layer, Packed) else layer.weight.shape
+    rows, columns = shape
     return slice(0, rows), slice(0, columns)
 
 
