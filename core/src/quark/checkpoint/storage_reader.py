@@ -111,7 +111,7 @@ class StoredLayer(Packed):
     def __init__(self, layer: nn.Module, config: QLayerConfig, name: str, storage: LayerStorage) -> None:
         super().__init__()
         weight = linear_weight(layer)
-        self.weight_shape = tuple(weight.shape)
+        self._shape = tuple(weight.shape)
         self._config, self._name, self._storage = config, name, storage
         self._quantized = (quantized_class(layer).from_float(without_weights(layer), config),)  # in a tuple: not a submodule
         self._leaves: tuple[str, ...] = ()
@@ -120,7 +120,7 @@ class StoredLayer(Packed):
         if config.weight is None:
             self.register_parameter("weight", _empty(weight))
             return
-        stored = meta_tensors(storage, config, self.weight_shape)
+        stored = meta_tensors(storage, config, self._shape)
         self._leaves = tuple(stored)
         for leaf, tensor in stored.items():
             self.register_buffer(leaf, torch.empty_like(tensor))
@@ -150,17 +150,17 @@ class StoredLayer(Packed):
             layer._parameters["weight"] = self._parameters["weight"]
             return layer.train(self.training)
         tensors = {leaf: self.get_buffer(leaf) for leaf in self._leaves}
-        coded, dtype = self._storage.restored(self._config, self.weight_shape, tensors), layer.weight.dtype
+        coded, dtype = self._storage.restored(self._config, self._shape, tensors), layer.weight.dtype
         if not keeps_tensors:
             coded.put_into(layer, self._name, keeps_codes=False)
             return layer.train(self.training)
         coded.set_input(layer, self._name)
-        weight = PackedWeight(StoragePacking(self._storage, self._config), tensors, self.weight_shape, dtype, self._name)  # type: ignore[arg-type]
+        weight = PackedWeight(StoragePacking(self._storage, self._config), tensors, self._shape, dtype, self._name)  # type: ignore[arg-type]
         return runs_from_codes(layer, weight).train(self.training)
 
     def extra_repr(self) -> str:
         """Return the shape of the weight and the names of the stored tensors, for ``repr``."""
-        return f"weight {list(self.weight_shape)}, stored as {', '.join(self._leaves) or 'weight'}"
+        return f"weight {list(self._shape)}, stored as {', '.join(self._leaves) or 'weight'}"
 
 
 @attrs.frozen

@@ -20,7 +20,7 @@ from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBa
 from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
 
 from quark.errors import UnsupportedError
-from quark.models.layers.layers_from_codes import Packed
+from quark.models.layers.packed_layers import Packed, PackedLayer
 from quark_vllm.operator import Operation, announce, call
 from quark_vllm.parts import cut_layer, reads_whole_input, rows_of_rank
 from quark_vllm.served_model import CachedStates, ServedModel
@@ -123,7 +123,10 @@ def _stacked(layer: Any, parts: list[nn.Module], sizes: list[int]) -> tuple[list
 
 def _everything(layer: Any) -> tuple[slice, slice]:
     """Return all rows and columns of the weight of a layer, `Packed` or not."""
-    shape: Any = layer.weight_shape if isinstance(layer, Packed) else layer.weight.shape
+    if isinstance(layer, PackedLayer):
+        shape: Any = layer.weight_shape
+    else:
+        shape = (layer.unpack() if isinstance(layer, Packed) else layer).weight.shape
     rows, columns = shape
     return slice(0, rows), slice(0, columns)
 
