@@ -57,6 +57,7 @@ def test_a_runtime_may_have_other_names(plain: ServedModel) -> None:
     renamed = ServedModel(plain.directory, False, lambda name: name.replace("model.", "language_model.model."), FUSED)
     assert list(renamed.parts("language_model.model.layers.2.mlp.down_proj")) == ["language_model.model.layers.2.mlp.down_proj"]
     assert set(renamed.stored["language_model.model.layers.2.mlp.down_proj"]) >= {"weight", "weight_scale", "input_scale"}
+    assert list(renamed.unread()) == [], "stored tensors keep their names"
     assert renamed.name_of(renamed.embedding) == "language_model.model.embed_tokens"
 
 
@@ -72,6 +73,7 @@ def test_matrices_of_rotations_have_no_place_in_a_runtime_and_rotate_inputs(tmp_
     rotation.r4, rotation.r3, rotation.preset = True, True, "reference"  # type: ignore[attr-defined]
     model = served(tmp_path / "out", quant_config)
     assert list(model.unread()) == ["shared_input_rotation_384"]
+    assert list(ServedModel(model.directory, False, "vllm.{}".format).unread()) == ["shared_input_rotation_384"]
     assert list(plain.unread()) == []
     (layer,) = model.parts("model.layers.0.mlp.down_proj").values()
     assert isinstance(layer, Packed)

@@ -70,11 +70,15 @@ class ServedModel:
     def stored(self) -> dict[str, dict[str, torch.dtype]]:
         """The last part of the name of each stored tensor and its dtype, by the rest of the name."""
         owners: dict[str, dict[str, torch.dtype]] = {}
-        for shard in check_shards(self.directory):
-            for name, (dtype, _) in shard.tensors.items():
-                owner, _, leaf = name.rpartition(".")
-                owners.setdefault(self.renamed(owner), {})[leaf] = DTYPES[dtype]
+        for name, dtype in self._tensors.items():
+            owner, _, leaf = name.rpartition(".")
+            owners.setdefault(self.renamed(owner), {})[leaf] = dtype
         return owners
+
+    @cached_property
+    def _tensors(self) -> dict[str, torch.dtype]:
+        """The dtype of each stored tensor, by its name in the checkpoint."""
+        return {name: DTYPES[dtype] for shard in check_shards(self.directory) for name, (dtype, _) in shard.tensors.items()}
 
     def parts(self, name: str) -> dict[str, nn.Module]:
         """Return the layers that a layer of the runtime consists of, by name, in its order.
@@ -108,11 +112,11 @@ class ServedModel:
 
     def unread(self) -> Iterator[str]:
         """Yield the names of stored tensors without a place in a runtime, such as matrices of rotations."""
-        state = self.model.state_dict(keep_vars=True)
-        for owner, leaves in self.stored.items():
-            if not isinstance(self._modules.get(owner), Packed):
-                names = (f"{owner}.{leaf}" if owner else leaf for leaf in leaves)
-                yield from (name for name in names if name not in state or owner == "")
+        modules, state = dict(self.model.named_modules()), self.model.state_dict(keep_vars=True)
+        for name in self._tensors:
+            owner = name.rpartition(".")[0]
+            if not isinstance(modules.get(owner), Packed) and (name not in state or not owner):
+                yield name
 
     def states(self, attention: str) -> CachedStates | None:
         """Return what attention does to queries, keys and values; None where that is nothing."""
