@@ -13,6 +13,7 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 DISTRIBUTIONS = [
@@ -110,7 +111,7 @@ def test_each_wheel_depends_only_on_wheels_of_this_repository_and_the_core_on_no
         folder: [r for r in metadata(wheel).get_all("Requires-Dist") or [] if "extra ==" not in r] for folder, wheel in wheels.items()
     }
     assert not any(requirement.startswith("quark-") for requirement in required["core"])
-    own = {folder: [r.partition("=")[0] for r in texts if r.startswith("quark-")] for folder, texts in required.items()}
+    own = {folder: [Requirement(r).name for r in texts if r.startswith("quark-")] for folder, texts in required.items()}
     assert own["workbench"] == ["quark-core"]
     assert own["tiny_model"] == ["quark-core", "quark-workbench"]
     assert own["devkit"] == ["quark-core", "quark-tiny-model", "quark-workbench"]
