@@ -3,7 +3,7 @@
     python -m benchmarks.from_codes [MODEL] [--shape 1b] [--schemes int4_wo_32,fp8] [--prompt 512]
 
 MODEL is a float checkpoint; without one a random Llama of that shape is written, and memory alone measured.
-Its weights, the head included, are rounded to nearest; the checkpoints are removed afterwards.
+Its weights, the head of MODEL included, are rounded to nearest; the checkpoints are removed afterwards.
 
 Memory: the most resident bytes of a fresh process beyond its imports (VmHWM, Linux), pages of mapped files
 included, while it loads a checkpoint and computes the logits of 64 tokens, in the checkpoint's dtype; in
@@ -118,13 +118,13 @@ def _least_unpacking(model: nn.Module) -> None:
         values.mul_(scales)
 
 
-def checkpoints(source: Path, schemes: str, directory: Path) -> Iterator[tuple[str, Path]]:
+def checkpoints(source: Path, schemes: str, directory: Path, *, with_head: bool) -> Iterator[tuple[str, Path]]:
     """Yield each scheme with a checkpoint in it, which is there until the next one."""
     model_type = read_json(source / "config.json")["model_type"]
     for scheme in schemes.split(","):
         with tempfile.TemporaryDirectory(dir=directory) as out:
-            config = replace(weights_only(scheme)(model_type), exclude=[])
-            quantize_checkpoint(source, Path(out) / "out", config)
+            config = weights_only(scheme)(model_type)
+            quantize_checkpoint(source, Path(out) / "out", replace(config, exclude=[]) if with_head else config)
             yield scheme, Path(out) / "out"
 
 
@@ -146,7 +146,7 @@ def main(arguments: list[str] | None = None) -> list[Measurement]:
     with tempfile.TemporaryDirectory(dir=args.directory) as temporary:
         source = args.model or write_random_llama(Path(temporary) / "source", args.shape)
         name = args.shape if args.model is None else source.name
-        for scheme, checkpoint in checkpoints(source, args.schemes, Path(temporary)):
+        for scheme, checkpoint in checkpoints(source, args.schemes, Path(temporary), with_head=args.model is not None):
             rows = [*memory(checkpoint, scheme, name)]
             rows += [] if args.model is None else speed(checkpoint, scheme, name, args.prompt)
             for row in rows:
