@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGES := core plugins/quark_schemes plugins/quark_algos plugins/quark_templates plugins/quark_exporters workbench tiny_model devkit
+PACKAGES := core plugins/quark_schemes plugins/quark_algos plugins/quark_templates plugins/quark_exporters plugins/quark_vllm workbench tiny_model devkit
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
 # Processes that share the tests (pytest-xdist): a number, or auto for one per core. Each uses one thread: the tests are small, and
@@ -48,7 +48,7 @@ coverage: install  ## lines of the core that its tests and the integration tests
 
 docs: install  ## the site of docs/ in site/, warnings are errors; tests of its pages, of docstrings, READMEs and CONTRIBUTING.md
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
-	$(PYTEST) $(DOCUMENTS) -m "one_in or not slow" $(PYTEST_ARGS)
+	$(PYTEST) $(DOCUMENTS) -m "documents or not slow" $(PYTEST_ARGS)
 
 slow: install  ## the tests that take minutes: every algorithm and every family with every scheme
 	$(PYTEST) -m slow --timeout 3600 $(PYTEST_ARGS)
@@ -73,8 +73,8 @@ types: install  ## mypy, strict on core
 imports: install  ## import-linter: imports go down, plugins never meet
 	$(BIN)/lint-imports
 
-# The tests build the documentation strictly, run its code, and test examples/acme_quant with the conformance suite.
-check: lint types imports test numeric  ## everything that continuous integration checks
+# The tests run those of examples/acme_quant, the conformance suite among them.
+check: lint types imports test numeric docs  ## everything that continuous integration checks
 
 # A fresh environment with the wheels and what they ask for, nothing else: the demo does the main job there.
 wheels: install  ## build all wheels into dist/, and run the demo in a fresh environment that has only them
@@ -91,7 +91,7 @@ tasks:  ## the tests that need the extras: tasks of lm-evaluation-harness, Parqu
 	OMP_NUM_THREADS=1 $(VENV)-tasks/bin/python -m pytest workbench/tests/evaluate core/tests/calibration/data $(PYTEST_ARGS)
 
 # Where there is a GPU, kernels are compiled, and measured beside a copy; else Triton's interpreter runs them on the CPU.
-KERNELS = core/tests/numbers/kernels plugins/quark_schemes/tests/kernels plugins/quark_algos/tests/gptq/test_column_kernel.py tests/integration/test_compiled_kernels.py
+KERNELS = core/tests/numbers/kernels plugins/quark_schemes/tests/kernels plugins/quark_algos/tests/gptq/test_column_kernel.py tests/integration/test_compiled_kernels.py tests/test_costs.py::test_runs_by_kernels_cost_what_was_recorded
 kernels:  ## the Triton kernels beside torch's operations, bit for bit, and compiled for GPUs; with a GPU, their bandwidth
 	$(PYTHON) -m venv $(VENV)-kernels
 	$(VENV)-kernels/bin/python -m pip install --quiet -r requirements-dev.txt

@@ -3,6 +3,7 @@ changes."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -22,10 +23,22 @@ ROOT = Path(__file__).resolve().parents[1]
 def test_runs_cost_what_was_recorded() -> None:
     """In a fresh process, where no other test has filled a cache, and where built-in roundings are trusted. A
     cost that falls is to be recorded too, so that what was won is not lost again unseen."""
-    environment = {name: value for name, value in os.environ.items() if name != "QUARK_STRICT_PLUGINS"}
-    done = subprocess.run([sys.executable, "-m", "tools.costs"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = costs_shown(TRITON_INTERPRET="0")
     assert done.returncode == 0, f"{done.stderr[-2000:]}\n{done.stdout}\nparts shows where, record keeps it: python -m tools.costs --help"
     assert recorded.read().keys() == RUNS.keys()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed: make kernels")
+def test_runs_by_kernels_cost_what_was_recorded() -> None:
+    done = costs_shown("show", *(name for name, case in RUNS.items() if case.uses_kernels), TRITON_INTERPRET="1")
+    assert done.returncode == 0, f"{done.stderr[-2000:]}\n{done.stdout}"
+
+
+def costs_shown(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `tools.costs` in a process where built-in roundings are trusted."""
+    environment = {name: value for name, value in os.environ.items() if name != "QUARK_STRICT_PLUGINS"} | variables
+    command = [sys.executable, "-m", "tools.costs", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
 def test_differences_are_those_above_two_percent() -> None:

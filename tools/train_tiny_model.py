@@ -24,7 +24,7 @@ import attrs
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 END = "<|endoftext|>"
 BLOCK = 6000  # characters that stay together, on one side of the split
@@ -116,7 +116,7 @@ def rate(step: int, recipe: Recipe) -> float:
     return recipe.peak_rate * 0.5 * (1 + math.cos(math.pi * done))
 
 
-def train(model: LlamaForCausalLM, tokens: Tensor, recipe: Recipe) -> None:
+def train(model: PreTrainedModel, tokens: Tensor, recipe: Recipe) -> None:
     """Train in place with AdamW; matrices decay, norms do not. Prints the loss now and then."""
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() == 1]
@@ -127,8 +127,10 @@ def train(model: LlamaForCausalLM, tokens: Tensor, recipe: Recipe) -> None:
     for step, windows in zip(range(recipe.steps), batches(tokens, recipe), strict=False):
         for group in optimizer.param_groups:
             group["lr"] = rate(step, recipe)
-        logits = model(input_ids=windows[:, :-1]).logits.flatten(0, 1)
-        loss = torch.nn.functional.cross_entropy(logits, windows[:, 1:].flatten())
+        output = model(input_ids=windows[:, :-1])
+        loss = torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), windows[:, 1:].flatten())
+        if getattr(output, "aux_loss", None) is not None:  # of a mixture: how unevenly its experts are used
+            loss = loss + model.config.router_aux_loss_coef * output.aux_loss
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -141,7 +143,7 @@ def train(model: LlamaForCausalLM, tokens: Tensor, recipe: Recipe) -> None:
 
 
 @torch.inference_mode()
-def perplexity(model: LlamaForCausalLM, tokens: Tensor, length: int) -> float:
+def perplexity(model: PreTrainedModel, tokens: Tensor, length: int) -> float:
     """Held-out perplexity over non-overlapping windows, the tail dropped."""
     windows = tokens.unfold(0, length, length)
     total = sum(
@@ -181,7 +183,7 @@ Perplexity over its tokens, in windows of {recipe.length}: {measured[0]:.2f}; of
 """
 
 
-def save(folder: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, held_out: str) -> None:
+def save(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, held_out: str) -> None:
     """Write the checkpoint in bfloat16, the tokenizer and the held-out text."""
     model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=0, pad_token_id=0, do_sample=False, max_new_tokens=64)
     model.to(torch.bfloat16).save_pretrained(folder)

@@ -98,7 +98,7 @@ def install(page: Path, folder: Path, stack: ExitStack) -> None:
     assert catalog.failures() == ()
 
 
-@pytest.mark.one_in(2)  # make docs runs them all
+@pytest.mark.documents
 @pytest.mark.parametrize("page", RUNNABLE, ids=named)
 def test_the_code_and_the_commands_of_a_page_run_in_order(page: Path, workplace: Path, model: Path) -> None:
     run_page(page, workplace, model)

@@ -29,7 +29,9 @@ def main(arguments: list[str] | None = None) -> str | None:
     args = parser.parse_args(arguments)
     if unknown := [name for name in args.names if name not in RUNS]:
         parser.error(f"no run is named {unknown[0]!r}: the names are {', '.join(RUNS)}")
-    names = args.names or list(RUNS)
+    names = args.names or [name for name, case in RUNS.items() if case.can_be_counted]
+    if uncountable := [name for name in names if not RUNS[name].can_be_counted]:
+        parser.error(f"{', '.join(uncountable)}: kernels are counted in Triton's interpreter: install Triton and set TRITON_INTERPRET=1")
     if args.task == "parts":
         for name in names:
             _show_parts(name)

@@ -78,9 +78,13 @@ class OperationCounter(TorchDispatchMode):
             if any(t.is_meta for t in written):
                 return result  # nothing is computed or moved; versions of torch differ in what they do there
             moved = 0 if func.overloadpacket in _ALLOCATIONS else sum(map(_bytes, read + written))
-            part = self.phase, _module(sys._getframe())
-            self.parts[part] = self.parts.get(part, Counts()) + Counts(_flops(func, args, kwargs, result), moved, 1)
+            self.count(Counts(_flops(func, args, kwargs, result), moved, 1))
         return result
+
+    def count(self, counts: Counts) -> None:
+        """Add counts to the part of the present phase and of the module that asks for the work."""
+        part = self.phase, _module(sys._getframe())
+        self.parts[part] = self.parts.get(part, Counts()) + counts
 
 
 _ALLOCATIONS = {_ATEN.empty, _ATEN.empty_like, _ATEN.empty_strided, _ATEN.new_empty, _ATEN.new_empty_strided}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from quark.runs import ModelQuantizer, quantize_checkpoint
 from quark.torch import LLMTemplate
 from quark_devkit.simulated_device import NAME, simulated_device
 from tools.costs.counter import Counts, OperationCounter
+from tools.costs.kernel_counter import IS_INTERPRETED, counted_kernels
 
 __all__ = ["RUNS", "Cost", "Part", "cost_of", "parts_of"]
 
@@ -37,12 +38,19 @@ class RunCase:
         algorithms: Names of the algorithms, in order.
         settings: Settings by name of the algorithm, where they differ from the defaults.
         is_from_disk: Whether the model goes from a checkpoint to a checkpoint.
+        uses_kernels: Whether Triton's kernels round, in Triton's interpreter; a launch is an operation.
     """
 
     scheme: str
     algorithms: tuple[str, ...] = ()
     settings: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
     is_from_disk: bool = False
+    uses_kernels: bool = False
+
+    @property
+    def can_be_counted(self) -> bool:
+        """Whether this process can count it: kernels need ``TRITON_INTERPRET=1`` and Triton."""
+        return IS_INTERPRETED or not self.uses_kernels
 
 
 RUNS: Mapping[str, RunCase] = {
@@ -61,6 +69,8 @@ RUNS: Mapping[str, RunCase] = {
     "rotation+gptq, mxfp4": RunCase("mxfp4", ("rotation", "gptq")),
     "rotation+smoothquant, int8": RunCase("int8", ("rotation", "smoothquant")),
     "awq+gptq+tuning, one epoch": RunCase("int4_wo_64", ("awq", "gptq", "tuning"), {"tuning": {"epochs": 1}}),
+    "rtn, kernels": RunCase("int4_wo_64", uses_kernels=True),
+    "mxfp4, kernels": RunCase("mxfp4", uses_kernels=True),
 }
 
 
@@ -72,7 +82,8 @@ class Cost:
         flops: FLOPs ÷ those of a float forward of the calibration tokens.
         bytes: Bytes read and written ÷ those of the float weights of the decoder blocks.
         operations: Operations for each block.
-        waits: Times that the host waits for a device, where the run is on one; None from disk.
+        waits: Times that the host waits for a device, where the run is on one; None from disk and with
+            kernels.
     """
 
     flops: float
@@ -104,7 +115,7 @@ def cost_of(case: RunCase) -> Cost:
     """Count a run."""
     forward, weights = _forward_and_weights()
     total = sum(_counted(case).values(), Counts())
-    waits = None if case.is_from_disk else _waits(case)
+    waits = None if case.is_from_disk or case.uses_kernels else _waits(case)
     return Cost(round(total.flops / forward, 3), round(total.bytes / weights, 1), total.operations // BLOCKS, waits)
 
 
@@ -122,7 +133,7 @@ def _counted(case: RunCase) -> dict[tuple[str, str], Counts]:
     """
     config = _config(case)
     _warm_up(RUNS["rtn, from disk"])
-    _warm_up(case)
+    _warm_up(attrs.evolve(case, uses_kernels=False))
     with _one_thread(), _prepared(case, config) as run:
         counter = OperationCounter()
 
@@ -130,7 +141,7 @@ def _counted(case: RunCase) -> dict[tuple[str, str], Counts]:
             if isinstance(event, PhaseStarted):
                 counter.phase = event.phase
 
-        with listening(hear), counter:
+        with listening(hear), counted_kernels(counter) if case.uses_kernels else nullcontext(), counter:
             run()
     return {part: counts for part, counts in counter.parts.items() if part[0] != "plan"}
 

@@ -17,6 +17,7 @@
 ``{{ outcomes }}``        what a check can end in
 ``{{ benchmarks }}``      the page of benchmarks
 ``{{ costs }}``           the counted costs of runs
+``{{ defaults }}``        comparisons of settings on several models
 ``{{ measured }}``        the table of measured accuracy
 ``{{ mixed }}``           the tables of measured choices of mixed precision
 ``{{ peers }}``           the tables of the same work in several programs
@@ -35,6 +36,7 @@ from tools.docs import (
     command_line,
     conformance,
     costs,
+    defaults,
     events,
     manual,
     measured,
@@ -66,6 +68,7 @@ _GENERATORS: dict[str, Callable[[str, str], str]] = {
     "outcomes": lambda _, __: conformance.outcomes(),
     "benchmarks": lambda _, __: benchmark_page.page(),
     "costs": lambda _, __: costs.table(),
+    "defaults": lambda _, __: defaults.page(),
     "measured": lambda _, __: measured.table(),
     "mixed": lambda _, __: mixed.table(),
     "peers": lambda _, __: peers.table(),

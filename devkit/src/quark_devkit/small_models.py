@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,12 @@ def small_model(dtype: torch.dtype = torch.float32, *, is_fused: bool = False) -
     Raises:
         NotApplicableError: No installed template knows its family.
     """
+    small_family(is_fused=is_fused)
+    return copy.deepcopy(_small_model(dtype, is_fused))
+
+
+@lru_cache(maxsize=8)
+def _small_model(dtype: torch.dtype, is_fused: bool) -> nn.Module:
     config, kind = _small_config(is_fused)
     with torch.random.fork_rng(devices=[]):
         whole: Any = kind(config).eval().requires_grad_(False)
@@ -77,13 +85,11 @@ def small_model(dtype: torch.dtype = torch.float32, *, is_fused: bool = False) -
     return whole
 
 
-def _small_config(is_fused: bool = False) -> tuple[Any, Any]:
+def _small_config(is_fused: bool) -> tuple[Any, Any]:
     """Return the configuration and the class of the small model, or of the one with fused projections."""
     from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
 
     config: Any = Phi3Config if is_fused else LlamaConfig
-    is_known = config.model_type in templates()
-    assume(is_known, "no installed template knows the family of the small model: install quark-templates")
     with_biases = {} if is_fused else {"attention_bias": True, "mlp_bias": True}
     sizes = {
         "vocab_size": VOCABULARY,
@@ -155,8 +161,14 @@ def run_config_of(facts: Architecture) -> QConfig:
 
 
 def small_family(*, is_fused: bool = False) -> Architecture:
-    """Return the facts about the family of the small model, or of that with fused projections."""
-    return templates().load_architecture(_small_config(is_fused)[0].model_type)
+    """Return the facts about the family of the small model, or of that with fused projections.
+
+    Raises:
+        NotApplicableError: No installed template knows it.
+    """
+    family = "phi3" if is_fused else "llama"
+    assume(family in templates(), "no installed template knows the family of the small model: install quark-templates")
+    return templates().load_architecture(family)
 
 
 def run_config(scheme: str | QLayerConfig, *algorithms: AlgoConfig, exclude: tuple[str, ...] = ()) -> QConfig:

@@ -60,7 +60,7 @@ def test_a_layer_that_is_made_with_four_sizes_passes(name: str) -> None:
 
 
 @pytest.mark.slow_runs
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("check", all_checks().values(), ids=lambda check: check.id)
 def test_the_check_passes_the_healthy_plugin(check: object) -> None:
     healthy = MODULES[check.kind].HEALTHY  # type: ignore[attr-defined]

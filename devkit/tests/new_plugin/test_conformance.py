@@ -13,6 +13,7 @@ CASES = [(kind, check) for kind in PLUGIN_KINDS for check in checks_of(kind.name
 
 
 @pytest.mark.slow_runs
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("kind", "check"), CASES, ids=[check.id for _, check in CASES])
 def test_the_example_passes(kind: PluginKind, check: Check, installed: Catalog) -> None:
     result = run_check(find_subject(installed, kind.name, f"lumen_{kind.ending}"), check)

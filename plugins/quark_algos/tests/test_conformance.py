@@ -11,6 +11,7 @@ _BASES = {"rounding": RoundingConformance, "transform": TransformConformance, "b
 # two. Runs of all on an accelerator have more asked of them in tests/test_on_an_accelerator.py: the bits.
 _MARKS = {
     "autoround": pytest.mark.slow,
+    "tuning": pytest.mark.slow_runs("works_on_an_accelerator", "tunes_every_format", "heeds_its_options"),  # its own tests do
     **dict.fromkeys(("gptq", "gptaq", "smoothquant", "autosmoothquant"), pytest.mark.slow_runs),
 }
 _ON_AN_ACCELERATOR = pytest.mark.slow_runs("works_on_an_accelerator")

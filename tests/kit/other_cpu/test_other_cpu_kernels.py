@@ -94,6 +94,7 @@ def test_installed():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_the_option_replaces_the_kernels_of_the_tests_and_of_what_they_start(workers: str, tmp_path: Path) -> None:
     root = HERE.parents[2]

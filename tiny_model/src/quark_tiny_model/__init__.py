@@ -1,6 +1,8 @@
 """A Llama of 1.7 million parameters with tokenizer and held-out text, for demonstrations and tests.
 
-Its weights are trained, and need no network.
+Beside it are two smaller models of other kinds: a mixture of experts (Qwen2-MoE: two of eight by a router,
+and a shared one), and a model with LayerNorms, biases and learned positions (OPT). Their weights are trained,
+and need no network.
 
 torch and transformers are imported inside the functions: paths and text do without them.
 """
@@ -18,44 +20,51 @@ if TYPE_CHECKING:
 
     from quark.config.templates import LLMTemplate
 
-__all__ = ["DIRECTORY", "calibration_batches", "held_out_text", "tiny_model", "tiny_model_dir", "tiny_template", "tiny_tokenizer"]
+__all__ = ["DIRECTORY", "KINDS", "calibration_batches", "held_out_text", "tiny_model", "tiny_model_dir", "tiny_template", "tiny_tokenizer"]
 
 DIRECTORY = Path(__file__).with_name("llama")
 """The checkpoint, in Hugging Face form; ``held_out.txt`` and ``PROVENANCE.md`` lie beside it."""
+KINDS = ("llama", "mixture", "layernorm")
+"""The models, by names of directories; all have the tokenizer and the held-out text of the Llama."""
 
 
-def tiny_model_dir() -> Path:
-    """Return the directory of the checkpoint, in Hugging Face form, bfloat16; read it, write elsewhere."""
-    return DIRECTORY
+def tiny_model_dir(kind: str = "llama") -> Path:
+    """Return the directory of a checkpoint, in Hugging Face form, bfloat16; read it, write elsewhere.
+
+    ``kind`` is one of `KINDS`.
+    """
+    return DIRECTORY.with_name(kind)
 
 
-def tiny_model(dtype: torch.dtype | None = None, blocks: int | None = None) -> nn.Module:
-    """Return a fresh copy of the model, in evaluation mode on the CPU.
+def tiny_model(dtype: torch.dtype | None = None, blocks: int | None = None, kind: str = "llama") -> nn.Module:
+    """Return a fresh copy of a model, in evaluation mode on the CPU.
 
     Args:
         dtype: Of its parameters; None for float32.
-        blocks: How many of its decoder blocks it keeps, from the first; None for all three.
+        blocks: How many of its decoder blocks it keeps, from the first; None for all.
+        kind: One of `KINDS`.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(DIRECTORY, dtype=dtype or torch.float32, local_files_only=True)
+    model: Any = AutoModelForCausalLM.from_pretrained(tiny_model_dir(kind), dtype=dtype or torch.float32, local_files_only=True)
     if blocks is not None:
-        del model.model.layers[blocks:]
+        facts: Any = tiny_template(kind).architecture
+        del model.get_submodule(facts.decoder_blocks)[blocks:]
         model.config.num_hidden_layers = blocks
     whole: nn.Module = model.eval()
     return whole
 
 
-def tiny_template() -> LLMTemplate:
-    """Return the registered template of the model's family."""
+def tiny_template(kind: str = "llama") -> LLMTemplate:
+    """Return the registered template of the family of a model, one of `KINDS`."""
     from quark.config.templates import LLMTemplate
 
-    return LLMTemplate.get(json.loads((DIRECTORY / "config.json").read_text(encoding="utf-8"))["model_type"])
+    return LLMTemplate.get(json.loads((tiny_model_dir(kind) / "config.json").read_text(encoding="utf-8"))["model_type"])
 
 
 def tiny_tokenizer() -> Any:
-    """Return the model's tokenizer: byte-level, 1024 tokens, no special tokens added to a text."""
+    """Return the tokenizer of the models: byte-level, 1024 tokens, no special tokens added to a text."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(DIRECTORY, local_files_only=True)

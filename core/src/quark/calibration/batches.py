@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from quark.calibration.held_out import Sequences, held_out
 from quark.errors import CalibrationError
 
-__all__ = ["MOST_BATCHES", "Call", "calls"]
+__all__ = ["MOST_BATCHES", "Call", "calls", "ids_of"]
 
 MOST_BATCHES = 16_384
 """The largest number of batches that is read from data without a length."""
@@ -137,6 +137,19 @@ def _sequences(call: Call) -> Sequences | None:
     rows = next((v for v in (*call.args, *named, *call.kwargs.values()) if isinstance(v, Tensor) and v.ndim > 0), None)
     mask = call.kwargs.get("attention_mask")
     return None if rows is None else Sequences(rows, mask if isinstance(mask, Tensor) else None)
+
+
+def ids_of(call: Call) -> Tensor | None:
+    """Return the token ids ``[batch, tokens]`` of a call that has nothing else but a mask without padding.
+
+    None for another call.
+    """
+    tensors: dict[Any, Any] = {**dict(enumerate(call.args)), **call.kwargs}
+    mask, ids = tensors.pop(_MASK, None), next(iter(tensors.values()), None)
+    is_alone = len(tensors) == 1 and (bool(call.args) or _IDS in tensors)
+    if not is_alone or not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point():
+        return None
+    return ids if mask is None or (isinstance(mask, Tensor) and bool((mask == 1).all())) else None
 
 
 def _with_held_out(parsed: Sequence[Call]) -> list[Call]:

@@ -56,7 +56,7 @@ class DepthError:
     def _hook(self, name: str) -> Any:
         def compare(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
             forward = current_forward()
-            if forward is None or forward.number >= DEPTH_CALLS:
+            if forward is None or forward.is_probe or forward.number >= DEPTH_CALLS:
                 return
             hidden = tokens_of(tensor_of(output), forward.call)
             other = self._left.pop((name, forward.number, not forward.is_float), None)

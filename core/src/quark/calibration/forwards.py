@@ -25,15 +25,17 @@ class Forward(greenlet):
         number: Of the call, among those of all ranks.
         is_float: Whether it is to compute what the float model does, beside one that computes what the
             quantized model does.
+        is_probe: Whether it is a float forward of `quark.calibration.model_error`, which goes on by itself.
         rehearsal: The object for which it computes something now that it will compute again, such as a
             `BlockRun`; else None.
     """
 
-    def __init__(self, call: Call, number: int, is_float: bool, parent: Any) -> None:
+    def __init__(self, call: Call, number: int, is_float: bool, parent: Any, is_probe: bool = False) -> None:
         super().__init__(call.run, parent)
         self.call = call
         self.number = number
         self.is_float = is_float
+        self.is_probe = is_probe
         self.rehearsal: Any = None
 
 

@@ -54,6 +54,8 @@ class LockStep:
         with_float: Whether each call has a second forward, which computes the outputs of the float model.
         spilled: Storage for the tensors of forwards that wait at a block; None leaves them in memory.
         ranks: The processes that share the calls.
+        probed: Arguments of float forwards beside these, which `BlockRun.release` alone lets go on; the rank
+            of the first call has them.
 
     Use it as a context manager: it registers hooks and removes them at the end.
 
@@ -62,6 +64,7 @@ class LockStep:
         holds_out: Whether any of their tokens are held out.
         stopped: Forwards that have called `stop`, with the place they gave; `go_on` takes them out.
         finished: How many forwards have ended.
+        probes: The forwards of ``probed``.
 
     Example:
         >>> from torch import ones
@@ -80,6 +83,7 @@ class LockStep:
     _with_float: bool = attrs.field(default=False, kw_only=True)
     _spilled: SpilledInputs | None = attrs.field(default=None, kw_only=True)
     _ranks: Ranks = attrs.field(default=ALONE, kw_only=True)
+    _probed: Sequence[Call] = attrs.field(default=(), kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         self._released = -1
@@ -89,6 +93,9 @@ class LockStep:
         self.grid = SampleGrid(len(self._calls), self._ranks)
         own = list(enumerate(self._calls))[self.grid.own]
         self._fresh = [Forward(call, i, is_float, self._parent) for i, call in own for is_float in kinds]
+        has_first = bool(own) and own[0][0] == 0
+        self.probes = [Forward(call, len(self._calls) + i, True, self._parent, True) for i, call in enumerate(self._probed) if has_first]
+        self._fresh += self.probes
         self._waiting: dict[Forward, int] = {}
         self._taken_back = ExitStack()
         self.holds_out = any(call.held_out is not None for call in self._calls)
@@ -132,7 +139,7 @@ class LockStep:
 
         Of one call the float forward comes first.
         """
-        waiting = [f for f, at in self._waiting.items() if at <= block]
+        waiting = [f for f, at in self._waiting.items() if at <= block and not f.is_probe]
         waiting += [f for f, place in self.stopped.items() if place is _ENTRY]
         return sorted(waiting, key=lambda f: (f.number, not f.is_float))
 
@@ -238,6 +245,11 @@ class BlockRun:
         return self._steps.at_entry(self._index)
 
     @property
+    def probes(self) -> list[Forward]:
+        """Float forwards beside `forwards`, which wait at the entry until they are released."""
+        return self._steps.probes
+
+    @property
     def stopped(self) -> dict[Forward, Any]:
         """The forwards that wait inside the block, with the place that each gave to `LockStep.stop`."""
         return {forward: place for forward, place in self._steps.stopped.items() if place is not _ENTRY}
@@ -278,7 +290,7 @@ class BlockRun:
         """Let forwards go through the block, and wait at the next one, while the others stay at the entry.
 
         Args:
-            forwards: Some of `forwards`.
+            forwards: Some of `forwards`, or of `probes`.
             keep: Called in each with the block's output.
         """
         self._expect("entry", "released")

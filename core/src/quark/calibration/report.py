@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
@@ -13,10 +14,13 @@ from quark.base.ranks import Ranks
 from quark.calibration.figures import keep_worst
 from quark.calibration.rounding_validation import REASON
 
-__all__ = ["FEW", "CalibrationReport"]
+__all__ = ["FEW", "HARM", "CalibrationReport"]
 
 FEW = 0.05
 """Share of the mean over all layers of experts below which a layer of an expert has few tokens."""
+
+HARM = 2.0
+"""Standard errors of the difference above which a model counts as worse than rounded to nearest."""
 
 
 @attrs.define(eq=False)
@@ -24,6 +28,9 @@ class CalibrationReport:
     """The metrics of a run, as JSON values by full name of the layer.
 
     Attributes:
+        model_error: The relative squared error of the last block's output, on a few tokens: ``error`` as the
+            run rounds, ``nearest_error`` with all layers rounded to nearest, and the ``standard_error`` of
+            their difference. Empty where it was not measured.
         layers: Metrics of each layer that calibrated rounding has rounded: ``tokens``, and the algorithm's
             metrics (damping, errors, …).
         tokens: The number of tokens that reached each layer of an expert.
@@ -44,6 +51,7 @@ class CalibrationReport:
         seconds: Of the whole run by phase.
     """
 
+    model_error: dict[str, Any] = attrs.field(factory=dict)
     layers: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     tokens: dict[str, int] = attrs.field(factory=dict)
     unreached: list[str] = attrs.field(factory=list)
@@ -62,7 +70,7 @@ class CalibrationReport:
         ``blocks`` are all in their order.
         """
         for other in ranks.gather(self):
-            self._update(other, "layers", "tokens", "transformed", "tuned", "applied")
+            self._update(other, "model_error", "layers", "tokens", "transformed", "tuned", "applied")
             self.unreached += [name for name in other.unreached if name not in self.unreached]
             # Of what all ranks have worked on, each keeps its own figures: those of its samples and its time.
             self.weights = other.weights | self.weights
@@ -73,6 +81,8 @@ class CalibrationReport:
 
     def remarks(self) -> Iterator[str]:
         """Yield log lines for the level INFO."""
+        if self.model_error:
+            yield f"{self._compared} ({self.model_error['tokens']} tokens)."
         if self.tokens:
             reached = [count for count in self.tokens.values() if count]
             share = f"{len(reached)} of {len(self.tokens)}" if len(reached) < len(self.tokens) else len(reached)
@@ -85,6 +95,8 @@ class CalibrationReport:
 
         They are reasons for another run with more data or another algorithm.
         """
+        if self.does_harm:
+            yield f"The model is worse than rounded to nearest. {self._compared}. Leave the algorithm out, or use another one or more data."
         few = {n: t for n, t in self.tokens.items() if t * len(self.tokens) < FEW * sum(self.tokens.values())}
         if few:
             worst = min(few, key=lambda n: few[n])
@@ -109,6 +121,23 @@ class CalibrationReport:
                 f"No calibration token reached {len(self.unreached)} layer(s): {folded(self.unreached)}. "
                 "Their weights are rounded to nearest."
             )
+
+    @property
+    def _compared(self) -> str:
+        """The comparison of the last block's output, for messages."""
+        own, nearest = (math.nan if (e := self.model_error[name]) is None else e for name in ("error", "nearest_error"))
+        return (
+            f"The output of the last block differs from that of the float model by {own:.3g} of its energy, and by {nearest:.3g} with all "
+            "layers rounded to nearest"
+        )
+
+    @property
+    def does_harm(self) -> bool:
+        """Whether the model is worse than with all layers rounded to nearest, by more than chance."""
+        error, nearest, deviation = (self.model_error.get(name) for name in ("error", "nearest_error", "standard_error"))
+        if nearest is None:
+            return False
+        return error is None or (deviation is not None and error > nearest + HARM * deviation)
 
     def _validated(self) -> Iterator[str]:
         """Yield log lines on layers that were rounded to nearest instead of by the algorithm."""

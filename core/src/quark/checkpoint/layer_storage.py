@@ -22,7 +22,7 @@ from quark.models.hf.dequantizer import LayerCodes
 from quark.models.layers.coded_layer import CodedLayer
 from quark.numbers import quantizer_for
 
-__all__ = ["LayerStorage", "layer_codes", "tensors_of"]
+__all__ = ["LayerStorage", "layer_codes", "meta_tensors", "tensors_of"]
 
 
 class LayerStorage(Protocol):
@@ -81,8 +81,16 @@ def tensors_of(layer: ExportedLayer, storage: LayerStorage) -> Mapping[str, Tens
     if not layer.is_quantized(Slot.weight):
         return {}
     if layer.is_meta:
-        return _on_meta(storage, _key(layer.config.weight), _key(layer.config.input_tensors), layer.shape)
+        return meta_tensors(storage, layer.config, layer.shape)
     return storage.stored(layer.coded())
+
+
+def meta_tensors(storage: LayerStorage, config: QLayerConfig, shape: tuple[int, ...]) -> Mapping[str, Tensor]:
+    """Return the stored tensors of a layer with a weight of that shape, by name, on the meta device.
+
+    Layers of one shape share them.
+    """
+    return _on_meta(storage, _key(config.weight), _key(config.input_tensors), shape)
 
 
 def _key(spec: TensorSpec | None) -> TensorSpec | None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from quark.base.names import matches, without_numbers
-from quark.checkpoint.layer_storage import LayerStorage
+from quark.checkpoint.layer_storage import LayerStorage, meta_tensors
 from quark.checkpoint.layout_reader import StoredConfig
 from quark.checkpoint.packed_model import pack_model
 from quark.config.layer import QLayerConfig
@@ -120,10 +120,10 @@ class StoredLayer(Packed):
         if config.weight is None:
             self.register_parameter("weight", _empty(weight))
             return
-        stored = storage.stored(CodedLayer.empty(config, self._shape))
+        stored = meta_tensors(storage, config, self._shape)
         self._leaves = tuple(stored)
         for leaf, tensor in stored.items():
-            self.register_buffer(leaf, tensor)
+            self.register_buffer(leaf, torch.empty_like(tensor))
 
     @torch.no_grad()
     def unpack(self) -> QuantizedLayer:

@@ -12,7 +12,10 @@ from torch import nn
 
 from quark.calibration.depth import DepthError
 from quark.calibration.figures import InputSample, LayerFigures
+from quark.calibration.lockstep import BlockRun
+from quark.calibration.model_error import ModelError
 from quark.calibration.phases import PhaseClock
+from quark.calibration.plugin_checks import StartedTransform
 from quark.calibration.report import CalibrationReport
 from quark.models.layers import QuantizedLayer
 from quark.models.plan.decoder_blocks import Block
@@ -36,6 +39,7 @@ class RunFigures:
         streams: Forwards of each sample.
         clock: The time of the run.
         depth: The errors of hidden states.
+        model_error: The error of the last block's output.
         flops: What the statistics of the current block took at least.
     """
 
@@ -44,6 +48,7 @@ class RunFigures:
     streams: int = 1
     clock: PhaseClock = attrs.field(factory=PhaseClock)
     depth: DepthError = attrs.field(factory=DepthError)
+    model_error: ModelError = attrs.field(factory=ModelError)
     flops: int = 0
 
     def add_layers(self, model: nn.Module, layers: Mapping[str, QuantizedLayer], inputs: Mapping[str, InputSample]) -> None:
@@ -51,6 +56,23 @@ class RunFigures:
         with self.clock.phase("report"):
             figures = LayerFigures(self.report.weights, self.report.histograms)
             figures.add({name: model.get_submodule(name) for name in layers}, layers, inputs)
+
+    @contextmanager
+    def compared(
+        self, block_run: BlockRun | None, block: Block, rows: Sequence[PlanRow], transforms: Sequence[StartedTransform]
+    ) -> Iterator[None]:
+        """Let the forwards of `ModelError` pass a block while it is float; the body applies the transforms.
+
+        They pass before it, since transforms by data are part of what is compared with round-to-nearest; and
+        after it where one without data, such as a rotation, may have changed the basis of what enters.
+        """
+        is_before = all(transform.needs for transform in transforms)
+        for is_now in (is_before, not is_before):
+            if is_now:
+                with self.clock.phase("report"):
+                    self.model_error.pass_block(block_run, block, rows)
+            else:
+                yield
 
     def end_block(self, block: Block | None, size: int, passes: int, counts: Mapping[str, int]) -> None:
         """Add the figures of a block that the sink has taken.

@@ -23,6 +23,7 @@ from quark.calibration.figures import InputSample
 from quark.calibration.forwards import without_cache
 from quark.calibration.input_groups import InputGroups
 from quark.calibration.lockstep import BlockRun, LockStep
+from quark.calibration.model_error import ModelError
 from quark.calibration.observation import counting
 from quark.calibration.phases import PhaseClock
 from quark.calibration.plugin_checks import CheckedRounding
@@ -95,6 +96,7 @@ def quantize_blocks(started: StartedRun, sink: BlockSink) -> CalibrationReport:
     with figures.clock.phase("write"):
         sink.end_block(None, BlockResult())
     figures.end_block(None, 0, 0, {})
+    pipeline.report.model_error = figures.model_error.figures()
     pipeline.report.join_with(ranks, [b.name or "model" for b in blocks])
     return pipeline.report
 
@@ -167,7 +169,11 @@ def _forwards(pipeline: BlockPipeline, blocks: Sequence[Block], scales: Activati
         stack.enter_context(scales.watching(model))
         if with_float:
             stack.enter_context(figures.depth.watching(blocks))
+        if run.algorithms.is_sequential and not run.plan.attentions:
+            figures.model_error = ModelError.of(model, blocks, run.data, run.plan.quantized)
+        stack.enter_context(figures.model_error.watching())
         options: Any = {"to_the_end": bool(scales), "with_float": with_float, "spilled": started.spilled, "ranks": run.ranks}
+        options["probed"] = figures.model_error.calls
         steps = stack.enter_context(LockStep(model, modules, run.data, **options))
         with figures.clock.phase("forward"):
             steps.advance(-1)
@@ -191,12 +197,12 @@ def quantize_block(pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow
     size = sum(p.nbytes for p in block.module.parameters())
 
     # Transforms, such as equalization and rotation, validated on held-out tokens.
-    if started.transforms:
-        with phase("transforms"):
+    with figures.compared(block_run, block, rows, started.transforms), phase("transforms"):
+        if started.transforms:
             transforms = BlockTransforms(block_run, block, rows, started.transforms, plan.architecture, text_config(model))
             transforms.apply()
-        report.transformed |= transforms.metrics
-        report.applied.update(transforms.applied)
+            report.transformed |= transforms.metrics
+            report.applied.update(transforms.applied)
 
     # Calibration and rounding: forwards pause at each input group until its statistics are complete and its
     # layers are rounded.
@@ -262,8 +268,9 @@ def pass_finished_block(
     floats = [f for f in block_run.forwards if f.is_float or not is_sequential]
     has_floats = run.ranks.any(bool(floats))
     again = [t for t in started.transforms if has_floats or not t.needs]
-    if again:
-        BlockTransforms(block_run, block, rows, again, plan.architecture, text_config(model)).apply()
+    with pipeline.figures.compared(block_run, block, rows, started.transforms):
+        if again:
+            BlockTransforms(block_run, block, rows, again, plan.architecture, text_config(model)).apply()
     block_run.release(floats)
     if is_sequential:
         layers = quantized_layers(model, rows)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from quark.checkpoint import CheckpointContent, CodedLayer, ExportOptions, FloatTensor
-from quark.checkpoint.layer_storage import layer_codes
+from quark.checkpoint.layer_storage import layer_codes, meta_tensors
 from quark.config.enums import ZeroPointType
 from quark.config.layer import QLayerConfig
 from quark.errors import CheckpointError, ConfigError, UnsupportedError
@@ -229,7 +229,7 @@ def _float_tensor(layer: str, config: QLayerConfig, stored: Mapping[str, Tensor]
     columns, words, *_ = (*stored[names["qweight"]].shape, 0, 0)
     shape = (8 * words, columns)
     fits = quantizer.shape_error(shape) is None and stored[names["qweight"]].ndim == 2
-    expected = storage.stored(CodedLayer.empty(config, shape)) if fits else {}
+    expected = meta_tensors(storage, config, shape) if fits else {}
     if any(leaf not in expected or stored[name].shape != expected[leaf].shape for leaf, name in names.items()):
         shapes = ", ".join(f"{leaf} {list(stored[name].shape)}" for leaf, name in names.items())
         size = getattr(config.weight, "group_size", None) or "whole rows"

@@ -112,6 +112,7 @@ def contents_of(content: CheckpointContent, report: CalibrationReport, directory
         "layers": [_layer(row, report, blocks, bits.get(row.name)) for row in plan.rows if row.config is not None],
         "transforms": list(_transforms(report)),
         "tunings": list(_tunings(report)),
+        "model_error": {**report.model_error, "does_harm": report.does_harm} if report.model_error else None,
         "depth": _depth(report),
         "histograms": _histograms(report),
         "experts": {"tokens": report.tokens},

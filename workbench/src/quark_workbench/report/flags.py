@@ -83,6 +83,16 @@ def flags_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda flag: flag["level"] != RED)
 
 
+def _harm(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    found = report.get("model_error")
+    if found and found["does_harm"]:
+        error = "a number that is not finite" if found["error"] is None else f"{found['error']:.3g}"
+        title = (
+            f"The model is worse than rounded to nearest: the error of its last block's output is {error}, not {found['nearest_error']:.3g}"
+        )
+        yield _flag(RED, "harm", title, "Leave the algorithm out, or use another one or more data. Then compare both by quark evaluate.")
+
+
 def _low_ratio(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     what = {"snr_db": "weights", "output_snr_db": "outputs on held-out tokens"}
     advice = "Exclude these layers (--exclude), or give them more bits (--layer PATTERN=SCHEME, or a smaller group)."
@@ -206,7 +216,20 @@ def _transforms(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str,
         yield _flag(AMBER, "not_held_out", title, "Use more calibration data.")
 
 
-_RULES = (_low_ratio, _depth, _dominant, _unreached, _starved_experts, _given_up, _damped, _dead, _outliers, _few_tokens, _transforms)
+_RULES = (
+    _harm,
+    _low_ratio,
+    _depth,
+    _dominant,
+    _unreached,
+    _starved_experts,
+    _given_up,
+    _damped,
+    _dead,
+    _outliers,
+    _few_tokens,
+    _transforms,
+)
 
 
 def _count(chosen: Sequence[Any], layers: Sequence[Any]) -> str:

@@ -15,6 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from quark.base.names import folded
+from quark.calibration.figures import decibels
 from quark_workbench.report import heat_map, plots, selection_plots, units
 from quark_workbench.report.markup import style_sheet
 
@@ -63,4 +64,5 @@ def _templates() -> Environment:
     environment.globals.update(MOST_ROWS=MOST_ROWS, folded=folded, style_sheet=style_sheet, decibel_text=units.decibel_text)
     environment.filters.update({name: getattr(units, name) for name in units.__all__})
     environment.filters.update(json=partial(json.dumps, ensure_ascii=False), median=statistics.median)
+    environment.filters["error_decibels"] = partial(decibels, 1.0)
     return environment

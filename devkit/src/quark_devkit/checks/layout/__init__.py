@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from quark.checkpoint.export import export_options, export_with, exporter_of
 from quark.checkpoint.shard_layout import ShardLayout
 from quark.errors import ConfigError, QuarkError, UnsupportedError
 from quark.models.plan.decoder_blocks import decoder_blocks
-from quark.plugins import exporters
+from quark.plugins import Catalog, exporters
 from quark.runs.run import plan_run
 from quark.runs.skeleton import quantized_skeleton
 from quark_devkit.check import NotApplicableError, assume, check, raises, require
@@ -86,8 +87,14 @@ def stored_model(subject: Subject) -> Any:
 
 def first_stored(subject: Subject) -> str:
     """Return the first scheme that the layout stores, without trying the others."""
+    return _first_stored(subject.catalog, subject.lookup_name)
+
+
+@lru_cache(maxsize=8)
+def _first_stored(_of: Catalog, layout: str) -> str:
     for scheme in fitting_schemes():
-        with suppress(*REFUSALS), exported(subject, quantized(run_config(scheme))):
+        with suppress(*REFUSALS), temporary() as parent:
+            export_with(layout, quantized(run_config(scheme)), parent / "out")
             return scheme
     raise NotApplicableError("it stores none of the schemes that fit the small model")
 

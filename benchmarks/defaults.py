@@ -1,0 +1,328 @@
+"""A setting against another over model × seed × text × scheme: is it better, worse or equal?
+
+    python -m benchmarks.defaults TEXT_DIR MODEL… --setting now=gptq --setting mse=gptq:scale_search=mse
+                                  [--schemes int4_wo_64,mxfp4] [--seeds 0,1] [--calibrate foldoc]
+                                  [--evaluate foldoc,devil,code,german] [--windows 4] [--length 512]
+                                  [--calibration-windows 8] [--dtype float32]
+                                  [--out docs/data/defaults.json]
+
+A MODEL is a directory, or ``NAME=DIRECTORY``; ``tiny-llama``, ``tiny-mixture`` and ``tiny-layernorm`` are the
+bundled ones. ``--seeds`` rescale its channels by factors that cancel (`benchmarks.rescaled`); 0 leaves them
+as they are. Texts are those of `benchmarks.texts`: calibration sees the first half of a text, evaluation the
+second, and of other texts too. ``--windows 2 --length 128`` is a quick look.
+
+A setting is ``NAME=ALGORITHMS[:OPTION=VALUE,…]``: algorithms joined by ``+``, or ``none`` for
+round-to-nearest; an option is a field of the algorithms' settings (``damp_percent`` of all that have it,
+``gptq.damp_percent`` of one), or the full name of a constant or function, such as
+``quark_algos.gptq.config.BEST_DAMPING``: a function is replaced by one that returns the value. Values are
+JSON. The first setting is what the others are compared with.
+
+A cell is a model, a seed, a scheme, a text of calibration and a text of evaluation. For each, KL divergence
+from the float model and perplexity are printed, their differences with the standard error paired by sequence,
+and a verdict (`benchmarks.paired`); then the verdict over all cells. ``cost`` is CPU seconds of quantization
+÷ those of a float forward over the calibration tokens, of which other work on the machine makes more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import logging
+import math
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+import quark_tiny_model
+from benchmarks.paired import Difference, counts, overall
+from benchmarks.perplexity import forward_seconds
+from benchmarks.pooling import pooled, row_of
+from benchmarks.rescaled import rescale
+from benchmarks.texts import digest, windows
+from quark.base.version import VERSION
+from quark.models.hf.loading import load_model
+from quark.models.hf.tokenizer import load_tokenizer
+from quark.torch import LLMTemplate, ModelQuantizer
+from quark_workbench.evaluate.logits import evaluating, next_token_logits
+from quark_workbench.evaluate.predictions import Predictions
+from quark_workbench.evaluate.windows import Windows
+
+BUNDLED = Path(quark_tiny_model.__file__).parent
+
+
+@attrs.frozen
+class Setting:
+    """Algorithms and what differs from their defaults.
+
+    Attributes:
+        name: Name in the table.
+        algorithms: Names of algorithms, in any order; none for round-to-nearest.
+        options: Fields of their settings.
+        replaced: Values by full name of a constant or function.
+    """
+
+    name: str
+    algorithms: tuple[str, ...]
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+    replaced: Mapping[str, Any] = attrs.field(factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> Setting:
+        """Return the setting that ``NAME=ALGORITHMS[:OPTION=VALUE,…]`` describes.
+
+        Raises:
+            ValueError: It is written in another way.
+        """
+        name, _, rest = text.partition("=")
+        algorithms, _, options = rest.partition(":")
+        if not name or not algorithms:
+            raise ValueError(f"{text!r} is no setting: write NAME=ALGORITHMS[:OPTION=VALUE,…]")
+        values = {}
+        for option in filter(None, _options(options)):
+            key, is_given, value = option.partition("=")
+            if not is_given:
+                raise ValueError(f"the option {option!r} of {name!r} has no value: write {option}=VALUE")
+            values[key] = _value(value)
+        is_option = {key: key.count(".") <= 1 for key in values}
+        return cls(
+            name,
+            () if algorithms == "none" else tuple(algorithms.split("+")),
+            {key: value for key, value in values.items() if is_option[key]},
+            {key: value for key, value in values.items() if not is_option[key]},
+        )
+
+    def config(self, model_type: str, scheme: str) -> Any:
+        """Return the configuration of a run.
+
+        Raises:
+            ValueError: No algorithm of the setting has a field of an option's name.
+        """
+        config = LLMTemplate.get(model_type).get_config(scheme=scheme, algorithm=list(self.algorithms) or None)
+        unused = set(self.options)
+        for i, settings in enumerate(config.algo_config or []):
+            own = {}
+            for key, value in self.options.items():
+                algorithm, _, field = key.rpartition(".")
+                if algorithm in ("", settings.name) and hasattr(settings, field):
+                    own[field] = value
+                    unused.discard(key)
+            config.algo_config[i] = attrs.evolve(settings, **own)
+        if unused:
+            raise ValueError(f"{self.name}: none of {', '.join(self.algorithms) or 'no algorithms'} has {', '.join(sorted(unused))}")
+        return config
+
+    @contextmanager
+    def replacing(self) -> Iterator[None]:
+        """Replace constants and functions in the body."""
+        patches = [mock.patch.object(*_owner(name), _like(name, value)) for name, value in self.replaced.items()]
+        try:
+            for patch in patches:
+                patch.start()
+            yield
+        finally:
+            mock.patch.stopall()
+
+
+def _options(text: str) -> list[str]:
+    """Return the parts of a text between commas, of which those in brackets divide nothing."""
+    depths = list(accumulate((character in "[{") - (character in "]}") for character in text))
+    return "".join("\n" if character == "," and not depth else character for character, depth in zip(text, depths, strict=True)).split("\n")
+
+
+def _value(text: str) -> Any:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        return text
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _owner(name: str) -> tuple[Any, str]:
+    """Return the module or class of a full name, and the name in it.
+
+    Raises:
+        ValueError: There is nothing of this name.
+    """
+    *parts, last = name.split(".")
+    for size in range(len(parts), 0, -1):
+        try:
+            owner: Any = importlib.import_module(".".join(parts[:size]))
+        except ImportError:
+            continue
+        for part in parts[size:]:
+            owner = getattr(owner, part, None)
+        if hasattr(owner, last):
+            return owner, last
+        break
+    raise ValueError(f"there is no {name}: give the full name of a constant or function of a module")
+
+
+def _like(name: str, value: Any) -> Any:
+    """Return the value, or a function that returns it where a function has the name."""
+    owner, last = _owner(name)
+    return (lambda *_, **__: value) if callable(getattr(owner, last)) else value
+
+
+@attrs.frozen
+class Place:
+    """Where settings are compared: model, seed, scheme, and text of calibration."""
+
+    model: str
+    seed: int
+    scheme: str
+    calibration: str
+
+
+def measured(args: argparse.Namespace, name: str, path: Path, seed: int) -> Iterator[dict[str, Any]]:
+    """Yield the cells of one model and seed: values of each sequence by setting."""
+    tokenizer = load_tokenizer(path)
+    float_model = load_model(path, args.dtype)
+    rows = {kind: windows(tokenizer, args.text / f"{kind}.txt", 1, args.windows, args.length) for kind in args.evaluate}
+    rescale(float_model, seed, next(iter(rows.values()))[:1, :64])
+    for calibration in args.calibrate:
+        calib = windows(tokenizer, args.text / f"{calibration}.txt", 0, args.calibration_windows, args.length)
+        for scheme in args.schemes:
+            place = Place(name, seed, scheme, calibration)
+            models, costs = {}, {}
+            for setting in args.setting:
+                models[setting.name], costs[setting.name] = _quantized(args, setting, place, path, rows, calib)
+            for kind, tokens in rows.items():
+                yield attrs.asdict(place) | {"evaluation": kind, "cost": costs, "values": _values(float_model, models, tokens)}
+
+
+def _quantized(
+    args: argparse.Namespace, setting: Setting, place: Place, path: Path, rows: Mapping[str, Tensor], calib: Tensor
+) -> tuple[nn.Module, float]:
+    """Return a fresh copy of the model, quantized, and its cost in forwards."""
+    model = load_model(path, args.dtype)
+    rescale(model, place.seed, next(iter(rows.values()))[:1, :64])
+    forward = forward_seconds(model, calib[:2], time.process_time) * len(calib) / 2
+    config = setting.config(model.config.model_type, place.scheme)
+    start = time.process_time()
+    with setting.replacing():
+        quantized = ModelQuantizer(config).quantize_model(model, list(calib.split(1)))
+    return quantized, round((time.process_time() - start) / forward, 2)
+
+
+def _values(reference: nn.Module, models: Mapping[str, nn.Module], rows: Tensor) -> dict[str, dict[str, list[float]]]:
+    """Return KL divergence and negative log-likelihood, in nats, of each sequence by setting, float too."""
+    values: dict[str, dict[str, list[float]]] = {"float": {"nll": []}} | {name: {"kl": [], "nll": []} for name in models}
+    with evaluating(reference, *models.values()):
+        for row in rows:
+            of_row = Windows(row[None], torch.ones(1, dtype=torch.int64))
+            expected = next_token_logits(reference, of_row)
+            for name, model in models.items():
+                predictions = Predictions()
+                predictions.add(of_row, next_token_logits(model, of_row), expected)
+                values[name]["kl"].append(_mean(predictions, "kl"))
+                values[name]["nll"].append(-_mean(predictions, "log_q"))
+            values["float"]["nll"].append(-_mean(predictions, "log_p"))
+    return values
+
+
+def _mean(predictions: Predictions, column: str) -> float:
+    return float(f"{float(predictions.column(column).mean()):.5g}")
+
+
+def summary(cells: Sequence[Mapping[str, Any]], before: str, after: str) -> str:
+    """Return the line over all cells: how KL divergence changes, the cells, and the verdict."""
+    change, verdicts = pooled(cells, before, after), [row_of(cell, before, after).kl_change.verdict for cell in cells]
+    cells_of = ", ".join(f"{count} {name}" for name, count in counts(verdicts).items())
+    error = "" if change.error is None else f" ± {100 * math.exp(change.mean) * change.error:.1f}"
+    return (
+        f"KL {100 * math.expm1(change.mean):+.1f}{error} % over {change.units} sequences; cells: {cells_of}; verdict: {overall(verdicts)}"
+    )
+
+
+def line(cell: Mapping[str, Any], before: str, after: str) -> str:
+    """Return one cell as a line."""
+    row = row_of(cell, before, after)
+    where = f"{cell['model']} {cell['seed']} {cell['scheme']} {cell['calibration']}→{cell['evaluation']}"
+    kl = f"KL {row.kl:.4f} → {row.kl + row.kl_change.mean:.4f} ({_signed(row.kl_change)})"
+    ppl = f"ppl {row.perplexity:.2f} → {row.perplexity * math.exp(row.nll_change.mean):.2f} (ln {_signed(row.nll_change)})"
+    return f"{where:44} {kl}  {ppl}  cost {cell['cost'][before]} → {cell['cost'][after]}  {row.kl_change.verdict}"
+
+
+def _signed(change: Difference) -> str:
+    return f"{change.mean:+.4f}" + ("" if change.error is None else f" ± {change.error:.4f}")
+
+
+def add_comparison(path: Path, args: argparse.Namespace, cells: Sequence[Mapping[str, Any]]) -> None:
+    """Add a comparison to a file of results, which need not be there yet."""
+    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"comparisons": []}
+    data["comparisons"].append(
+        {
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "versions": {"quark": VERSION, "torch": str(torch.__version__)},
+            "settings": {setting.name: text for setting, text in zip(args.setting, args.setting_texts, strict=True)},
+            "windows": args.windows,
+            "length": args.length,
+            "calibration_windows": args.calibration_windows,
+            "dtype": args.dtype,
+            "texts": {kind: digest(args.text / f"{kind}.txt") for kind in {*args.calibrate, *args.evaluate}},
+            "cells": list(cells),
+        }
+    )
+    path.write_text(json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace('{"model"', '\n{"model"') + "\n", encoding="utf-8")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("text", type=Path)
+    parser.add_argument("models", nargs="+", metavar="MODEL")
+    parser.add_argument("--setting", action="append", required=True, dest="setting_texts", metavar="NAME=ALGORITHMS[:OPTION=VALUE,…]")
+    for name, default in (("schemes", "int4_wo_64"), ("calibrate", "foldoc"), ("evaluate", "foldoc,devil,code,german")):
+        parser.add_argument(f"--{name}", default=default.split(","), type=lambda text: text.split(","))
+    parser.add_argument("--seeds", default=[0], type=lambda text: [int(seed) for seed in text.split(",")])
+    parser.add_argument("--windows", type=int, default=4)
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--calibration-windows", type=int, default=8)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--out", type=Path, help="file of results to which the comparison is added")
+    return parser
+
+
+def places(models: Sequence[str]) -> Iterator[tuple[str, Path]]:
+    """Yield name and directory of each model."""
+    for text in models:
+        name, _, directory = text.rpartition("=")
+        if text.startswith("tiny-"):
+            yield text, BUNDLED / text.removeprefix("tiny-")
+        else:
+            yield name or Path(directory).name, Path(directory)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    args = parser().parse_args(arguments)
+    args.setting = [Setting.parse(text) for text in args.setting_texts]
+    if len(args.setting) < 2 or len({setting.name for setting in args.setting}) < len(args.setting):
+        sys.exit("give at least two settings, each with a name of its own: the others are compared with the first")
+    logging.getLogger("quark").setLevel(logging.ERROR)
+    first, *others = (setting.name for setting in args.setting)
+    cells = []
+    for name, path in places(args.models):
+        for seed in args.seeds:
+            for cell in measured(args, name, path, seed):
+                cells.append(cell)
+                for other in others:
+                    print(f"{other:12} {line(cell, first, other)}", flush=True)
+    for other in others:
+        print(f"{other} against {first}: {summary(cells, first, other)}")
+    if args.out:
+        add_comparison(args.out, args, cells)
+
+
+if __name__ == "__main__":
+    main()

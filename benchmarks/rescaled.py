@@ -1,0 +1,50 @@
+"""Other weights of the same function: channels rescaled by random factors that cancel.
+
+A setting that is better for one set of weights by chance is not better for the others. Every pair of layers
+between which scale can move, such as a norm and its projections, is rescaled by ``exp(0.3 z)`` with standard
+normal z.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from quark.config.templates import LLMTemplate
+from quark.models.plan.decoder_blocks import decoder_blocks
+from quark.models.plan.family import text_config
+from quark_algos.mappings.fold import fold
+from quark_algos.mappings.mapping import mappings_of
+from quark_algos.mappings.resolve import resolve
+
+SPREAD = 0.3
+MOST_CHANGE = 1e-2
+"""Largest change of the logits, relative to their norm, that sums in another order explain."""
+
+
+@torch.no_grad()
+def rescale(model: nn.Module, seed: int, tokens: Tensor) -> int:
+    """Rescale the channels of a float32 model in place; return how many pairs of layers were rescaled.
+
+    Args:
+        model: A model of transformers.
+        seed: Of the factors; 0 leaves the weights as they are.
+        tokens: ``[sequences, tokens]``, on which the function is checked.
+
+    Raises:
+        ValueError: The model computes something else afterwards.
+    """
+    if seed == 0:
+        return 0
+    architecture = LLMTemplate.get(model.config.model_type).architecture  # type: ignore[union-attr, arg-type]
+    generator, before, count = torch.Generator().manual_seed(seed), model(tokens).logits, 0
+    for block in decoder_blocks(model, architecture):
+        for mapping in mappings_of(architecture):
+            resolved = resolve(mapping, block.module, architecture, text_config(model).num_attention_heads)
+            for pair in () if isinstance(resolved, str) else resolved:  # a reason: this block has no such pair
+                fold(pair, torch.exp(SPREAD * torch.randn(pair.channels.count, generator=generator)))
+                count += 1
+    change = float((model(tokens).logits - before).norm() / before.norm())
+    if not change < MOST_CHANGE:
+        raise ValueError(f"rescaling changes the logits by {change:.2g} of their norm: a pair of layers is no pair in this model")
+    return count

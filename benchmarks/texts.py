@@ -1,0 +1,105 @@
+"""Texts of four kinds for calibration and evaluation: ``python -m benchmarks.texts OUT_DIR``.
+
+==========  ==================================================================================================
+file        text
+==========  ==================================================================================================
+foldoc.txt  a dictionary of computing (Debian's ``dict-foldoc``)
+devil.txt   prose: Ambrose Bierce's dictionary (``dict-devil``)
+code.txt    Python: modules of the standard library of this interpreter
+german.txt  another language: the questions and answers on Debian in German (``debian-faq-de``)
+==========  ==================================================================================================
+
+The Debian packages are fetched by apt from the configured mirror. A file that is there already stays. A line
+of digests says whether texts are those of an earlier measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import subprocess
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PACKAGED = {
+    "foldoc": ("dict-foldoc", "usr/share/dictd/foldoc.dict.dz"),
+    "devil": ("dict-devil", "usr/share/dictd/devil.dict.dz"),
+    "german": ("debian-faq-de", "usr/share/doc/debian/FAQ/debian-faq.de.txt.gz"),
+}
+"""Package of each text, and the compressed file in it."""
+MODULES = (
+    "argparse ast asyncio/base_events bdb calendar collections/__init__ configparser csv dataclasses datetime decimal difflib email/message"
+)
+MODULES += " fractions ftplib functools heapq http/client imaplib inspect ipaddress json/decoder locale logging/__init__ mailbox optparse"
+MODULES += " pathlib pickle pstats random shutil smtplib socket statistics subprocess tarfile textwrap threading traceback turtle"
+MODULES += " typing urllib/request uuid weakref zipfile"
+"""Modules of the standard library that are the text of the kind ``code``, in this order."""
+
+
+def fetch(out: Path) -> None:
+    """Write the texts that are missing into a directory."""
+    out.mkdir(parents=True, exist_ok=True)
+    code = out / "code.txt"
+    if not code.exists():
+        library = Path(sysconfig.get_path("stdlib"))
+        sources = [library / f"{name}.py" for name in MODULES.split()]
+        code.write_text("".join(source.read_text(encoding="utf-8") for source in sources if source.exists()), encoding="utf-8")
+    for kind, (package, inside) in PACKAGED.items():
+        target = out / f"{kind}.txt"
+        if not target.exists():
+            with tempfile.TemporaryDirectory() as folder:
+                subprocess.run(["apt-get", "download", "-q", package], cwd=folder, check=True)
+                (archive,) = Path(folder).glob("*.deb")
+                subprocess.run(["dpkg", "-x", str(archive), f"{folder}/unpacked"], check=True)
+                target.write_bytes(gzip.decompress(Path(folder, "unpacked", inside).read_bytes()))
+
+
+def windows(tokenizer: Any, path: Path, half: int, count: int, length: int) -> Tensor:
+    """Return windows of one half of a text, ``[count, length]``, each from the start of a line.
+
+    Each is tokenized by itself, and begins with the tokens that the tokenizer puts before a text.
+
+    Args:
+        tokenizer: A tokenizer of transformers.
+        path: A text.
+        half: 0 for calibration, 1 for evaluation: windows of one half have no character of the other.
+        count: Number of windows.
+        length: Tokens of each.
+
+    Raises:
+        ValueError: The text is too short for that many windows.
+    """
+    text = path.read_text(encoding="utf-8", errors="replace")
+    size = len(text) // 2
+    part = text[half * size : (half + 1) * size]
+    rows = []
+    for i in range(count):
+        start = part.find("\n", i * size // count) + 1
+        tokens = tokenizer(part[start : start + 12 * length], verbose=False)["input_ids"][:length]
+        if len(tokens) < length:
+            raise ValueError(f"{path}: half of it has too few tokens for {count} windows of {length}: give fewer or shorter ones")
+        rows.append(torch.tensor(tokens))
+    return torch.stack(rows)
+
+
+def digest(path: Path) -> str:
+    """Return the first twelve digits of the SHA-256 of a text."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    args = parser.parse_args(arguments)
+    fetch(args.out)
+    print(" ".join(f"{path.stem} {digest(path)}" for path in sorted(args.out.glob("*.txt"))))
+
+
+if __name__ == "__main__":
+    main()
