@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGES := core plugins/quark_schemes plugins/quark_algos plugins/quark_templates plugins/quark_exporters workbench tiny_model devkit
+PACKAGES := core plugins/quark_schemes plugins/quark_algos plugins/quark_templates plugins/quark_exporters plugins/quark_vllm workbench tiny_model devkit
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
 # Processes that share the tests (pytest-xdist): a number, or auto for one per core. Each uses one thread: the tests are small, and

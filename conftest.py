@@ -30,6 +30,7 @@ WHOLE_RUNS = {
     "reloads_to_the_same_logits",
     "resumes",
     "resumes_to_the_same_bytes",
+    "runs_from_codes",
     "stores_or_refuses_every_scheme",
     "streams_to_the_same_bytes",
     "tunes_every_format",

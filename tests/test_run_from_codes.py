@@ -1,5 +1,8 @@
 """A model that runs from codes computes as the unpacked one, bit for bit: every scheme, layout, and kind of layer."""
 
+import copy
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM
 
 import quark
 from quark.checkpoint import register_layouts, running_from_codes, unpack_model
@@ -22,7 +25,7 @@ from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_
 from quark_tiny_model import tiny_model_dir
 
 IDS = torch.arange(3, 40)[None]
-QUICK = ("int4_wo_32", "nvfp4", "mx6", "fp8")
+Way = Callable[[Path, bool], nn.Module]
 
 
 def exported(scheme: str, out: Path, layout: str = "quark", dtype: str = "float32", *, whole: bool = False) -> nn.Module:
@@ -42,24 +45,37 @@ def logits(model: nn.Module, ids: Tensor = IDS) -> Tensor:
     return result.logits
 
 
+def reloaded(directory: Path, packed: bool) -> nn.Module:
+    return import_model_from_safetensors(None, directory, packed=packed)
+
+
+def by_transformers(directory: Path, packed: bool) -> nn.Module:
+    with running_from_codes(packed):
+        model: nn.Module = AutoModelForCausalLM.from_pretrained(directory, dtype="auto")
+    return model
+
+
 def layers_from_codes(model: nn.Module) -> dict[str, Any]:
     return {name: layer for name, layer in model.named_modules() if isinstance(layer, RunsFromCodes)}
 
 
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize("way", [reloaded, by_transformers])
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("scheme", [s if s in QUICK else pytest.param(s, marks=pytest.mark.slow) for s in quark.schemes().names()])
-def test_every_scheme_computes_the_same_from_codes_and_back(scheme: str, dtype: str, whole: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", quark.schemes().names())
+def test_every_scheme_computes_the_same_from_codes_and_back(scheme: str, dtype: str, whole: bool, way: Way, tmp_path: Path) -> None:
     model = exported(scheme, tmp_path / "out", dtype=dtype, whole=whole)
     expected = logits(model)
-    packed = import_model_from_safetensors(None, tmp_path / "out", packed=True)
-    assert len(layers_from_codes(packed)) == (23 if whole else 21)
+    packed = way(tmp_path / "out", True)
     assert torch.equal(logits(packed), expected)
+    assert len(layers_from_codes(packed)) == (23 if whole else 21)
     # The product of one row depends on where a float weight lies in memory: mapped from a file as here.
-    unpacked, one = import_model_from_safetensors(None, tmp_path / "out"), IDS[:, :1]
+    unpacked, one = way(tmp_path / "out", False), IDS[:, :1]
     assert torch.equal(logits(packed, one), logits(unpacked, one)), "decoding, one token at a time"
     assert torch.equal(logits(unpack_model(packed)), expected)
     assert not layers_from_codes(packed)
+    assert not layers_from_codes(unpacked)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +152,70 @@ def test_a_cast_is_one_of_the_values_and_never_of_codes_or_scales(tmp_path: Path
     assert {n: t.dtype for n, t in before.items()} == {n: t.dtype for n, t in after.items()}
     assert layer.weight.dtype is torch.float64
     assert torch.equal(logits(packed), expected)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_copy_that_is_pickled_or_deep_runs_from_codes_too(whole: bool, tmp_path: Path) -> None:
+    exported("int4_wo_32", tmp_path / "out", whole=whole)
+    packed = reloaded(tmp_path / "out", True)
+    expected = logits(packed)
+    layer = copy.deepcopy(packed).get_submodule("model.layers.0.mlp.up_proj")
+    for copied in (pickle.loads(pickle.dumps(packed)), copy.deepcopy(packed)):
+        assert layers_from_codes(copied).keys() == layers_from_codes(packed).keys()
+        assert type(copied.get_submodule("model.layers.0.mlp.up_proj")) is type(layer)
+        assert torch.equal(logits(copied), expected)
+        assert torch.equal(logits(unpack_model(copied)), expected)
+    assert len(layers_from_codes(packed)) > 0, "the copies were unpacked, and not the model"
+
+
+def test_the_state_of_a_packed_model_is_its_stored_tensors_and_is_taken_by_another(tmp_path: Path) -> None:
+    exported("int4_wo_32", tmp_path / "out")
+    packed = reloaded(tmp_path / "out", True)
+    state, expected = packed.state_dict(), logits(packed)
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    for name, tensor in stored.items():
+        if name.endswith("_proj.weight"):
+            assert state[name.removesuffix("weight") + "packed_"].equal(tensor)
+            assert state[name.removesuffix("weight") + "packed_scale"].equal(stored[f"{name}_scale"])
+    other = reloaded(tmp_path / "out", True)
+    for layer in layers_from_codes(other).values():
+        for tensor in layer.packed_weight.tensors.values():
+            tensor.zero_()
+    assert not torch.equal(logits(other), expected)
+    other.load_state_dict(state)
+    assert torch.equal(logits(other), expected)
+
+
+def test_of_a_mixture_the_experts_with_tokens_are_unpacked_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
+    model = MixtralForCausalLM(MixtralConfig(**sizes, num_hidden_layers=1, num_local_experts=8, num_experts_per_tok=2)).eval()
+    ModelQuantizer(LLMTemplate.get("mixtral").get_config(scheme="int4_wo_32")).quantize_model(model)
+    export_safetensors(model, tmp_path / "out")
+    packed, unpacked = both = [reloaded(tmp_path / "out", is_packed) for is_packed in (True, False)]
+    experts, token = {name for name in layers_from_codes(packed) if ".experts." in name}, IDS[:, :1]
+    assert len(experts) == 8 * 3
+    names, values = [], PackedWeight.values
+    monkeypatch.setattr(PackedWeight, "values", lambda self, out=None: names.append(self.name) or values(self, out))
+    found = logits(packed, token)
+    assert len(experts & set(names)) == 2 * 3, "a token has two experts"
+    assert torch.equal(found, logits(unpacked, token))
+    assert torch.equal(*(logits(each, IDS) for each in both))
+    assert experts <= set(names), "37 tokens have them all"
+
+
+def test_a_tied_head_stays_tied_or_has_codes_of_its_own(tmp_path: Path) -> None:
+    model = load_model(tiny_model_dir())
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    float_head, config = copy.deepcopy(model), LLMTemplate.get("llama").get_config(scheme="int4_wo_32")
+    for name, each, exclude in (("float", float_head, config.exclude), ("quantized", model, [])):
+        quantized = ModelQuantizer(attrs.evolve(config, exclude=exclude)).quantize_model(each)
+        export_safetensors(quantized, tmp_path / name)
+        packed = reloaded(tmp_path / name, True)
+        assert (packed.lm_head.weight is packed.model.embed_tokens.weight) == (name == "float")
+        assert ("lm_head" in layers_from_codes(packed)) == (name == "quantized")
+        assert torch.equal(logits(packed), logits(quantized))
 
 
 def test_fake_quantized_weights_are_values_and_stay_so(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 
 __all__ = ["shown_packages"]
 
-_OURS = ("quark-core", "quark-schemes", "quark-algos", "quark-templates", "quark-exporters")
+_OURS = ("quark-core", "quark-schemes", "quark-algos", "quark-templates", "quark-exporters", "quark-vllm")
 _NEEDED = ("pluggy", "importlib-metadata")
 """Packages that finding plugins needs and vLLM does not bring."""
 

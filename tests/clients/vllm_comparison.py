@@ -10,6 +10,7 @@ decides which code is taken. How much is measured on the simulation alone, in bf
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +32,10 @@ SURE = 4 * 2**0.5
 """Choices are compared where the best token leads by that many times the root mean square of the differences between the simulation in
 bfloat16 and in float32: a difference of two log-probabilities has √2 times their error, and four times that is beyond 95 positions."""
 
+CHOSEN_IN_ANY_SCHEME = 0.1
+"""Share of positions at which the best token has to lead so far, in schemes that vLLM has no kernel for: inputs of 4 bits change their
+codes so often that the smallest share seen is 0.11 (int4_wa_64)."""
+
 
 def dtype_for(scheme: str) -> torch.dtype:
     """Return the dtype in which vLLM runs a scheme: in bfloat16 its 4-bit kernel for CPUs with AMX would round the activations too."""
@@ -39,7 +44,9 @@ def dtype_for(scheme: str) -> torch.dtype:
     return torch.float16 if is_four_bit else torch.bfloat16
 
 
-def is_computed_by_vllm(vllm: ClientProcess, directory: Path, cache: str, dtype: torch.dtype) -> Texts:
+def is_computed_by_vllm(
+    vllm: ClientProcess, directory: Path, cache: str, dtype: torch.dtype, *, own_layers: bool = False, **options: Any
+) -> Texts:
     """Compare vLLM with the simulation of an export, over texts that vLLM continues; return these texts.
 
     Args:
@@ -47,14 +54,17 @@ def is_computed_by_vllm(vllm: ClientProcess, directory: Path, cache: str, dtype:
         directory: The export.
         cache: vLLM's ``kv_cache_dtype``.
         dtype: Of vLLM's activations.
+        own_layers: Whether vLLM computes the layers by quark's own, of whichever scheme.
+        **options: More arguments of vLLM's ``LLM``.
     """
-    texts = generate(vllm, directory, cache, dtype)
-    exact, coarse = (simulated(directory, texts, precision, dtype) for precision in (torch.float32, torch.bfloat16))
+    texts = generate(vllm, directory, cache, dtype, **options)
+    of_vllm: Any = {"cache": cache, "own_layers": own_layers} if own_layers else {}
+    exact, coarse = (simulated(directory, texts, precision, dtype, **of_vllm) for precision in (torch.float32, torch.bfloat16))
     distance, of_bfloat16 = divergence(texts.logprobs, exact), divergence(coarse, exact)
     assert distance <= FARTHER * of_bfloat16
     best, second = exact.topk(2, dim=-1).values.T
     sure = best - second > SURE * (coarse - exact).square().mean().sqrt()
-    assert sure.sum() > len(sure) / 4
+    assert sure.sum() > len(sure) * (CHOSEN_IN_ANY_SCHEME if own_layers else 1 / 4)
     assert torch.equal(texts.logprobs.argmax(-1)[sure], exact.argmax(-1)[sure])
     return texts
 

@@ -17,6 +17,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -40,7 +41,7 @@ PROMPTS = ["And God said, Let there be", "In the beginning", "PATIENCE, n."]
 _GENERATE = """
 import os
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # an error is that of the model, and not of a process that has ended
-def serve(folder, cache, dtype, out, prompts):
+def serve(folder, cache, dtype, out, prompts, options={}):
     import gc, importlib.metadata, torch
     from safetensors.torch import save_file
     from vllm import LLM, SamplingParams
@@ -50,7 +51,8 @@ def serve(folder, cache, dtype, out, prompts):
         return versions
     llm = None
     try:
-        llm = LLM(model=folder, dtype=dtype, kv_cache_dtype=cache, enforce_eager=True, max_model_len=256, max_logprobs=-1,
+        defaults = {"enforce_eager": True, "max_model_len": 256, "max_logprobs": -1}
+        llm = LLM(model=folder, dtype=dtype, kv_cache_dtype=cache, **{**defaults, **options},
                   model_loader_extra_config={"enable_weights_track": True})
         sampling = SamplingParams(temperature=0, max_tokens=24, logprobs=-1, prompt_logprobs=-1)
         tensors = {}
@@ -114,7 +116,7 @@ def vllm_process(folder: Path, **variables: str) -> Iterator[ClientProcess]:
         yield client
 
 
-def generate(vllm: ClientProcess, directory: Path, cache: str, dtype: torch.dtype) -> Texts:
+def generate(vllm: ClientProcess, directory: Path, cache: str, dtype: torch.dtype, **options: Any) -> Texts:
     """Continue `PROMPTS` with vLLM, which loads a checkpoint with its strict check for missing tensors.
 
     Args:
@@ -122,20 +124,23 @@ def generate(vllm: ClientProcess, directory: Path, cache: str, dtype: torch.dtyp
         directory: The checkpoint; what vLLM gives is written beside it.
         cache: vLLM's ``kv_cache_dtype``.
         dtype: Of the activations.
+        **options: More arguments of vLLM's ``LLM``.
 
     Raises:
         ClientError: vLLM does not load or run it.
     """
     out = directory.parent / "texts.safetensors"
-    versions = vllm.ask(
-        folder=str(directory), cache=cache, dtype=str(dtype).removeprefix("torch."), out=str(out), prompts=[*PROMPTS, held_out_text()[:400]]
-    )
+    prompts = [*PROMPTS, held_out_text()[:400]]
+    names = {"folder": str(directory), "cache": cache, "dtype": str(dtype).removeprefix("torch."), "out": str(out)}
+    versions = vllm.ask(**names, prompts=prompts, options=options)
     found = load_file(out)
     numbers = range(len(PROMPTS) + 1)
     return Texts([found[f"{i}.tokens"] for i in numbers], torch.cat([found[f"{i}.logprobs"] for i in numbers]), versions)
 
 
-def simulated(directory: Path, texts: Texts, dtype: torch.dtype, held: torch.dtype) -> Tensor:
+def simulated(
+    directory: Path, texts: Texts, dtype: torch.dtype, held: torch.dtype, *, cache: str = "fp8", own_layers: bool = False
+) -> Tensor:
     """Return the log-probabilities of a checkpoint's model at the positions of ``texts.logprobs``, as vLLM's CPU kernels compute them.
 
     Args:
@@ -143,15 +148,17 @@ def simulated(directory: Path, texts: Texts, dtype: torch.dtype, held: torch.dty
         texts: What is read.
         dtype: Of the simulation.
         held: The dtype in which vLLM runs, and in which it holds scales of the cache.
+        cache: vLLM's ``kv_cache_dtype``; in other dtypes than FP8 it caches what it is given.
+        own_layers: Whether vLLM computes the layers by quark's own, and not by its kernels.
     """
     model = import_model_from_safetensors(None, directory)
     for module in list(model.modules()):
         for state in (KEY, VALUE):
             quantizer = getattr(module, state, None)
-            if isinstance(quantizer, QuantizerModule):
+            if isinstance(quantizer, QuantizerModule) and cache == "fp8":
                 assert quantizer.scale is not None
                 setattr(module, state, _TowardZero(quantizer.scale.to(held).float()))
-        if isinstance(module, QuantizedLayer) and _is_rounded_anew(module):
+        if isinstance(module, QuantizedLayer) and not own_layers and _is_rounded_anew(module):
             module.input_quantizer = _Int8OfEachToken()  # type: ignore[assignment]
     model.to(dtype)
     with torch.no_grad():

@@ -30,6 +30,7 @@ class TestInputGain(TransformConformance):
     subject = "input_gain"
 
 
+@pytest.mark.slow_runs("runs_from_codes")  # the tests of quark-exporters make it
 class TestBox(LayoutConformance):
     subject = "box"
 

@@ -29,6 +29,16 @@ class Nibbles(Packing):
         return ((pairs ^ 8).view(torch.int8) - 8).contiguous()
 
 
+class UnmasksInPlace(Nibbles):
+    """Turns all bits of stored codes around, and back in their own memory."""
+
+    def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
+        return super().pack(codes, granularity, order).bitwise_not_()
+
+    def unpack(self, packed: Tensor, granularity: Granularity, order: str, shape: tuple[int, ...]) -> Tensor:
+        return super().unpack(packed.bitwise_not_(), granularity, order, shape)
+
+
 class Plain(NumberFormat):
     """Four-bit integers, with zero points: the healthy format from which the mutants differ in one thing."""
 

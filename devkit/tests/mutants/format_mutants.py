@@ -114,6 +114,7 @@ MUTANTS = (
     mutant("works_on_an_accelerator", "decodes by a table that lies on the CPU", broken_formats.DecodesByTable()),
     mutant("simulates_what_it_exports", "decodes its largest code to another value", broken_formats.DecodesElse()),
     mutant("simulates_what_it_exports", "stores scales with fewer bits", with_packing(broken_formats.PacksElse())),
+    mutant("unpacks_by_parts", "unpacks in the memory of the stored codes", with_packing(broken_formats.UnmasksInPlace())),
     mutant("knows_which_codes_survive", "has a spacing, and shrinks what it rounds", broken_formats.Creeps()),
     mutant("serves_a_vector", "reads vectors backwards", with_packing(broken_formats.BreaksVectors())),
     mutant("does_not_change_the_tensor", "clips the tensor in place", broken_quantizers.OwnQuantizer()),

@@ -17,6 +17,9 @@ from quark.base.lazy import ObjectRef
 from quark.checkpoint import BlockStream, CheckpointContent, ExportOptions, FloatTensor, StoredConfig
 from quark.checkpoint.inspection import RuntimeSupport
 from quark.errors import UnsupportedError
+from quark.models.layers import QuantizedLayer
+from quark.models.layers.packed_layers import PackedLayer
+from quark.models.plan.quant_plan import QuantPlan
 
 from .healthy_layouts import Announcing, Dequantizer, Plain, Reader, Resuming, Sharing, Streaming, changed_json, record_of
 from .mutant import Mutant
@@ -259,6 +262,22 @@ class FailsInTransformers(Reader):
         return super().configuration(block, directory)
 
 
+class DropsItsBias(PackedLayer):
+    def from_codes(self) -> QuantizedLayer:
+        layer = super().from_codes()
+        layer.bias = None
+        return layer
+
+
+class DropsBiasesOfWhatStaysPacked(Reader):
+    def prepare(self, model: nn.Module, stored: StoredConfig) -> QuantPlan:
+        plan = super().prepare(model, stored)
+        for layer in model.modules():
+            if isinstance(layer, PackedLayer):
+                layer.__class__ = DropsItsBias
+        return plan
+
+
 class ForgetsSizes(Plain):
     def named(self, out: Path) -> None:
         super().named(out)
@@ -334,6 +353,7 @@ MUTANTS = (
     _mutant("reloads_to_the_same_logits", "drops biases", DropsBiases),
     _mutant("reloads_to_the_same_logits", "takes every head for a tied one", TakesTheHeadForTied),
     _mutant("reloads_to_the_same_logits", "says that codes lie in another order", ForgetsTheOrder),
+    _mutant("runs_from_codes", "drops biases of layers whose weights stay packed", reader=ObjectRef(DropsBiasesOfWhatStaysPacked)),
     _mutant("keeps_codes_and_rounds_scales", "halves the embedding", HalvesTheEmbedding, capabilities={"rounds_scales", "streaming"}),
     _mutant("dequantizes_what_it_wrote", "dequantizes without the scales", dequantizer=ObjectRef(ForgetsTheScales)),
     _mutant("dequantizes_what_it_wrote", "dequantizes to other names", dequantizer=ObjectRef(RenamesWhatItMakes)),

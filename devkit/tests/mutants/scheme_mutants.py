@@ -190,6 +190,9 @@ MUTANTS = (
     mutant("shares_global_scales_that_are_there", "has no scale to share", shares_global_scale=True),
     mutant("quantizes_a_model", "quantizes biases alone, of which the model has none", _biases),
     with_format("loads_to_the_same_logits", "loses the last code of long rows", format_mutants.with_packing(LosesLongRows())),
+    with_format(
+        "computes_from_codes", "unpacks in the memory of the stored codes", format_mutants.with_packing(broken_formats.UnmasksInPlace())
+    ),
     mutant("streams_to_the_same_bytes", "builds another configuration each time", _alternating),
     with_format("stores_its_effective_bits", "stores a byte for four bits", format_mutants.with_packing(Packing())),
     Mutant(

@@ -191,13 +191,23 @@ class SingleLevelQuantizer(TensorQuantizer):
         if self.is_float:
             return self.format.decode(codes)
         result = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
+        self.dequantize_to(codes, qparams, result)
+        return result
+
+    def dequantize_to(self, codes: Tensor, qparams: QParams, out: Tensor) -> None:
+        if self.is_float:
+            super().dequantize_to(codes, qparams, out)
+            return
 
         def work(tiles: Sequence[Tile]) -> None:
             for source, place, scale, _, zero in tiles:
                 t = self.format.decode(source)
-                torch.mul(t if zero is None else t - zero, scale, out=place)
+                is_room = place.dtype is torch.float32 and place.is_contiguous()
+                values = torch.mul(t if zero is None else t - zero, scale, out=place if is_room else _room(source))
+                if not is_room:
+                    keep_finite_(place.copy_(values))
 
-        return self._filled(codes, result, qparams, work)
+        self._filled(codes, out, qparams, work)
 
     def pack_qparams(self, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
         return {} if self.is_float else self.format.packing.pack_qparams(qparams, self.spec, self.granularity, order)

@@ -158,6 +158,13 @@ class TensorQuantizer(Protocol):
     def dequantize(self, codes: Tensor, qparams: QParams) -> Tensor:
         """Return float32 values of codes."""
 
+    def dequantize_to(self, codes: Tensor, qparams: QParams, out: Tensor) -> None:
+        """Write the values of codes to ``out``, of their shape and any floating dtype.
+
+        They are those of `dequantize`, in that dtype as `quark.numbers.cast_finite` casts them.
+        """
+        out.copy_(cast_finite(self.dequantize(codes, qparams), out.dtype))
+
     def pack(self, codes: Tensor, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
         """Return checkpoint tensors by suffix, also of meta tensors.
 

@@ -133,6 +133,9 @@ class TwoLevelQuantizer(MultiLevelQuantizer):
     def dequantize(self, codes: Tensor, qparams: QParams) -> Tensor:
         return self.element_level.dequantize(codes, qparams)
 
+    def dequantize_to(self, codes: Tensor, qparams: QParams, out: Tensor) -> None:
+        self.element_level.dequantize_to(codes, qparams, out)
+
     def pack_qparams(self, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
         if qparams.outer_scale is None:
             return {"scale_2": qparams.scale}

@@ -49,8 +49,8 @@ def support_of(inspection: Inspection, runtime: str = "vllm_cuda") -> RuntimeSup
 def test_runtimes_load_what_their_rules_say(layout: str, scheme: str, tmp_path: Path) -> None:
     inspection = inspect_checkpoint(exported(run_config(scheme), tmp_path, layout))
     assert (inspection.layout, inspection.damage) == (layout, ())
-    assert {support.runtime for support in inspection.runtimes if support.loads} == LOADED_BY[layout, scheme]
-    assert {support.runtime for support in inspection.runtimes} == set(rules().runtimes)
+    assert {support.runtime for support in inspection.runtimes if support.loads} == LOADED_BY[layout, scheme] | {"quark_vllm"}
+    assert {support.runtime for support in inspection.runtimes} == set(rules().runtimes) | {"quark_vllm"}
 
 
 METHODS = {
@@ -216,6 +216,17 @@ def test_damage_is_named(layout: str, damage: str, tmp_path: Path) -> None:
     wanted = {"missing": "lacks 1 tensor", "shape": "has the shape", "nan": "NaN", "strange": "no place"}[damage]
     assert [what for what in inspection.damage if wanted in what]
     assert inspection.runtimes == ()
+
+
+def test_the_plugin_of_vllm_serves_what_vllm_alone_refuses_but_no_probabilities(tmp_path: Path) -> None:
+    served = inspect_checkpoint(exported(head(run_config("mx6")), tmp_path / "whole"))
+    assert [one.runtime for one in served.runtimes if one.loads] == ["quark_vllm"]
+    ((method, names),) = support_of(served, "quark_vllm").methods.items()
+    assert method == "quark_simulate: where vLLM itself does not load it; or --quantization quark_packed"
+    assert names.endswith("and 5 more"), "of the blocks and the head"
+    probabilities = LLMTemplate.get("llama").get_config("fp8", attention_scheme="fp8")
+    refused = support_of(inspect_checkpoint(exported(probabilities, tmp_path / "refused")), "quark_vllm")
+    assert refused.refusals == ("it quantizes probabilities of attention, which fused kernels never hold",)
 
 
 def test_the_program_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -132,6 +132,10 @@ class RunsFromCodes(Packed):
         """Return this module."""
         return self
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Its class is made when it is wanted: there is no place from which it could be imported.
+        return _bare, (type(self).__bases__[1],), self.__dict__
+
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         nn.Module._save_to_state_dict(self, destination, prefix, keep_vars)  # codes are as they are stored already
 
@@ -171,6 +175,12 @@ def _copied(layer: nn.Module, kind: type[Any]) -> Any:
     copied: Any = kind.__new__(kind)  # type: ignore[call-overload]
     copied.__dict__.update({k: dict(v) if type(v) is dict else v for k, v in layer.__dict__.items()})
     return copied
+
+
+def _bare(quantized: type[QuantizedLayer]) -> Any:
+    """Return a layer that runs from codes, without attributes."""
+    kind: Any = _class_from_codes(quantized)  # type: ignore[arg-type]  # classes are hashed by identity
+    return kind.__new__(kind)
 
 
 @lru_cache(maxsize=1024)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from quark.base.parallel import parallel_map, row_slices
 from quark.models.layers.coded_layer import refuse_bad_scales
-from quark.numbers import QParams, TensorQuantizer, cast_finite
+from quark.numbers import QParams, TensorQuantizer
 
 __all__ = ["FormatPacking", "PackedWeight", "RowCuts", "WeightPacking", "row_cuts", "weight_room"]
 
@@ -51,6 +51,12 @@ class WeightPacking(Protocol):
 
     def qparams(self, tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> QParams:
         """Return the scales alone."""
+
+
+_CHECKED = 1 << 20
+"""Elements of a weight whose scales are checked at a time. Memory that is freed between the objects of two
+layers is not used again for larger tensors, so small ones are taken.
+"""
 
 
 @attrs.frozen
@@ -188,8 +194,26 @@ class PackedWeight:
         return next(iter(self.tensors.values())).device
 
     def check(self) -> None:
-        """Raise CheckpointError unless its scales are valid."""
-        refuse_bad_scales(self.packing.qparams(self.tensors, self.shape), f"the weight of '{self.name}'", activation=False)
+        """Raise CheckpointError unless its scales are valid.
+
+        Codes are not read where scales are stored apart.
+        """
+        if not all(map(self._has_valid_scales, self.row_slices(_CHECKED))):
+            refuse_bad_scales(self.packing.qparams(self.tensors, self.shape), f"the weight of '{self.name}'", activation=False)
+
+    def _has_valid_scales(self, rows: slice) -> bool:
+        """Return whether the scales of some rows are positive and finite.
+
+        False also where codes are needed to tell.
+        """
+        codes = max(self.tensors, key=lambda name: self.tensors[name].nbytes)
+        part = attrs.evolve(self, tensors={**self.tensors, codes: self.tensors[codes].to("meta")}).part(rows)
+        try:
+            qparams = self.packing.qparams(part.tensors, part.shape)
+            ends = [scale.float().aminmax() for scale in (qparams.scale, qparams.outer_scale) if scale is not None and scale.numel()]
+            return all(float(low) > 0 and float(high) < math.inf for low, high in ends)
+        except Exception:  # whatever a layout does with codes on another device than scales, and a number without data
+            return False
 
     def codes(self) -> tuple[Tensor, QParams]:
         """Return codes and scales."""
@@ -220,8 +244,7 @@ class PackedWeight:
         result = torch.empty(self.shape, dtype=self.dtype, device=self.device) if out is None else out
 
         def unpack(rows: slice) -> None:
-            values = self.packing.quantizer.dequantize(*self.part(rows).codes())
-            result[rows].copy_(cast_finite(values, self.dtype))
+            self.packing.quantizer.dequantize_to(*self.part(rows).codes(), result[rows])
 
         parallel_map(unpack, self.row_slices(SLICE_ELEMENTS), self.device)
         return result

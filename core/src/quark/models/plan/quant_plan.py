@@ -275,7 +275,7 @@ def _untied(row: PlanRow, owner: PlanRow) -> str:
         return f"'{row.name}' shares its weight with '{owner.name}' and both will be quantized: each gets its own codes, and its own weight"
     return (
         f"'{row.name}' shares its weight with '{owner.name}' and will be quantized: it gets its own weight, '{owner.name}' stays "
-        "float. vLLM cannot load a quantized output head; exclude it unless that is intended"
+        "float. vLLM cannot load a quantized output head without quark-vllm; exclude it unless that is intended"
     )
 
 

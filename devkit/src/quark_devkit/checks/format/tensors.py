@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from quark.config.enums import ScaleType
+from quark.models.layers.packed_weight import FormatPacking, PackedWeight
+from quark.models.layers.quantized_layers import QuantLinear
 from quark.numbers import QParams
 from quark_devkit.algorithm_runs import accelerator
 from quark_devkit.check import CheckFailedError, assume, check, require
@@ -81,6 +83,21 @@ def simulates_what_it_exports(case: Case) -> None:
         read, scales = case.quantizer.unpack(case.quantizer.pack(codes, qparams), SHAPE)
         loaded = case.quantizer.dequantize(read, scales).to(dtype)
         require(torch.equal(loaded, values), f"has other values after export and loading than before, in {dtype}")
+
+
+@check("format", since=2, each=weight_cases)
+def unpacks_by_parts(case: Case) -> None:
+    """A weight that stays packed has the rounded values, to the bit and each time: whole, by slices of its
+    rows, and of single rows."""
+    values, qparams = case.quantizer.round_to_nearest(_data())
+    packing = FormatPacking(case.quantizer, "reorder", QuantLinear.as_stored)
+    tensors = packing.pack(case.quantizer.codes_of(values, qparams), qparams)
+    weight, rows = PackedWeight(packing, tensors, SHAPE, torch.float32), torch.tensor([37, 5, 63, 5])
+    for time in ("first", "second"):
+        parts = torch.cat([weight.part(part).values() for part in weight.row_slices(SHAPE[1])])
+        for how, found in {"by slices": parts, "whole": weight.values(), "row by row": weight.looked_up(rows)}.items():
+            same = torch.equal(found, values[rows] if how == "row by row" else values)
+            require(same, f"has other values than were packed, unpacked {how}, for the {time} time")
 
 
 @check("format")

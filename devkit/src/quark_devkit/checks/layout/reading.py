@@ -18,14 +18,14 @@ from quark.checkpoint.reader import import_model_from_safetensors
 from quark.checkpoint.transformers_loading import is_read_here, register_layouts
 from quark.models.hf.dequantized_tensors import DequantizedTensors
 from quark.models.hf.file_tensors import FileTensors
-from quark.models.hf.loading import load_model
+from quark.models.hf.loading import load_model, unpack_model
 from quark.models.hf.quantized_source import float_tensors_of
 from quark.models.hf.shards import check_shards
 from quark.plugins import exporters
 from quark.runs import ModelQuantizer
 from quark_devkit.check import assume, check, require
 from quark_devkit.checks.layout import REFUSALS, exported, first_stored, stored_exports, stored_model, temporary
-from quark_devkit.small_models import batches, quantized, run_config, saved
+from quark_devkit.small_models import batches, logits, quantized, run_config, saved
 from quark_devkit.subject import Subject
 from quark_devkit.whole_runs import require_reload, require_same_logits
 
@@ -79,6 +79,18 @@ def reloads_to_the_same_logits(subject: Subject) -> None:
     with suppress(*REFUSALS):  # it may refuse a family
         model = _with_scales_as_stored(subject, quantized(run_config(schemes[0]), is_fused=True))
         require_reload(model, subject.lookup_name)
+
+
+@check("layout", since=2)
+def runs_from_codes(subject: Subject) -> None:
+    """A model whose weights stay as they are stored gives the logits of the unpacked one to the bit, in every
+    scheme that it stores."""
+    _with_reader(subject)
+    for scheme, _, out in stored_exports(subject):
+        packed = import_model_from_safetensors(None, out, device="cpu", packed=True)
+        found = logits(packed)
+        same = torch.equal(found, logits(unpack_model(packed)))
+        require(same, f"gives other logits from the codes of a checkpoint in '{scheme}' than unpacked")
 
 
 @check("layout", needs="rounds_scales", level="optional")

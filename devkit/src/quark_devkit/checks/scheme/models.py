@@ -19,6 +19,7 @@ from quark.config.describe import effective_bits
 from quark.config.layer import levels
 from quark.config.model import QConfig
 from quark.errors import CalibrationError
+from quark.models.hf.loading import unpack_model
 from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import QuantPlan, static_activations
 from quark.plugins import Catalog
@@ -120,6 +121,18 @@ def loads_to_the_same_logits(subject: Subject) -> None:
     finished = _finished(subject)
     difference = float((_logits(_loaded(finished.path)) - finished.logits).abs().max())
     require(difference == 0, f"gives logits that differ by {difference:.3g} once the export is loaded")
+
+
+@check("scheme", since=2)
+def computes_from_codes(subject: Subject) -> None:
+    """A float32 model whose weights stay as they are stored gives the logits of the unpacked one to the bit,
+    and again when it is asked again."""
+    packed = import_model_from_safetensors(tiny_model(), _finished(subject).path, device="cpu", packed=True)
+    found = {"first": _logits(packed), "second": _logits(packed)}
+    expected = _logits(unpack_model(packed))
+    for time, logits in found.items():
+        difference = float((logits - expected).abs().max())
+        require(difference == 0, f"gives logits that differ by {difference:.3g} in the {time} forward from codes")
 
 
 @check("scheme")

@@ -40,6 +40,25 @@ class RuntimeInspector:
         found = {name: rule_for(facts.layout, config, experts=_EXPERTS in name) for name, config in coded.items()}
         for runtime, summary in rules().runtimes.items():
             yield _support(runtime, summary, found, common, facts)
+        yield _with_plugin(facts)
+
+
+def _with_plugin(facts: CheckpointFacts) -> RuntimeSupport:
+    """Return the support by vLLM with quark-vllm, which computes layers by those of quark, whatever their scheme."""
+    refusals = []
+    if facts.config.softmax_quant_spec is not None:
+        refusals.append("it quantizes probabilities of attention, which fused kernels never hold")
+    if names := [row.name for row in facts.plan.quantized if not row.is_linear and not row.is_lookup]:
+        refusals.append(f"it has no quantized layer of its type ({folded(names, most=3)})")
+    served = [row.name for row in facts.plan.quantized if row.is_linear or row.is_lookup]
+    asked = "where vLLM itself does not load it" if facts.layout == _QUARK else "with --quantization quark_simulate"
+    return RuntimeSupport(
+        runtime="quark_vllm",
+        summary="vLLM with quark-vllm",
+        methods={f"quark_simulate: {asked}; or --quantization quark_packed": folded(served, most=3)},
+        refusals=tuple(refusals),
+        notes=("pip install quark-vllm, where vLLM is",),
+    )
 
 
 def _support(

@@ -207,20 +207,13 @@ def _folded(codes: Tensor, bits: int) -> Tensor:
 def unpack_bits(data: Tensor, bits: int, length: int, *, signed: bool) -> Tensor:
     """Undo `pack_bits`: return the first ``length`` codes, int8 where ``signed``, else uint8."""
     if bits == 4:
-        unpacked = torch.stack((data & 0xF, data >> 4), dim=-1)
+        # A byte as a number of two: its high half moves to the upper byte.
+        pairs = data.to(torch.int16, memory_format=torch.contiguous_format)
+        unpacked = pairs.bitwise_left_shift(4).bitwise_or_(pairs).bitwise_and_(0x0F0F).view(torch.uint8)
     elif bits == 2:
         unpacked = torch.stack([(data >> shift) & 0x3 for shift in (6, 4, 2, 0)], dim=-1)
     else:
-        period, mask = _PERIODS[bits], (1 << bits) - 1
-        parts = data.reshape(*data.shape[:-1], -1, period * bits // 8).unbind(-1)
-        codes = []
-        for i in range(period):
-            byte, shift = divmod(i * bits, 8)
-            value = parts[byte] >> shift
-            if shift + bits > 8:
-                value = value.bitwise_or_(parts[byte + 1] << (8 - shift))
-            codes.append(value.bitwise_and_(mask))
-        unpacked = torch.stack(codes, dim=-1)
+        unpacked = _unfolded(data, bits)
     unsigned = unpacked.reshape(*data.shape[:-1], -1)[..., :length]
     return (unsigned << (8 - bits)).view(torch.int8) >> (8 - bits) if signed else unsigned
 
@@ -244,5 +237,18 @@ def pack_flags(flags: Tensor) -> Tensor:
 
 def unpack_flags(data: Tensor) -> Tensor:
     """Undo `pack_flags`: return flags, uint8."""
-    places = torch.arange(8, dtype=torch.uint8, device=data.device)
-    return (data.unsqueeze(-1) >> places).bitwise_and_(1).reshape(*data.shape[:-1], -1)
+    return _unfolded(data, 1)
+
+
+def _unfolded(data: Tensor, bits: int) -> Tensor:
+    """Undo `_folded`: return codes, a byte each, eight for every begun group of ``bits`` bytes."""
+    if bits == 1:
+        eights = data.to(torch.int64, memory_format=torch.contiguous_format)
+    else:
+        groups = _whole(data, bits).unflatten(-1, (-1, bits))
+        eights = torch.nn.functional.pad(groups, (0, 8 - bits)).view(torch.int64).squeeze(-1)
+    for width in (32, 16, 8):
+        used = bits * width // 8
+        low = sum(((1 << used) - 1) << place for place in range(0, 64, 2 * width))
+        eights = eights.bitwise_and(low << used).bitwise_left_shift_(width - used).bitwise_or_(eights.bitwise_and(low))
+    return eights.view(torch.uint8)

@@ -177,19 +177,30 @@ def decode_small(codes: Tensor, shape: FloatShape) -> Tensor:
 
     Codes that are no numbers become NaN or Inf.
     """
-    if shape.nan_codes:
-        # A table of 256 values is as fast as arithmetic, and holds the special codes.
-        return torch.index_select(_table(shape, codes.device), 0, codes.reshape(-1).int()).reshape(codes.shape)
+    if shape.nan_codes and _may_be_special(codes, shape):
+        return torch.index_select(_table(shape, codes.device), 0, codes.reshape(-1).long()).reshape(codes.shape)
     return _decode_numbers(codes, shape)
 
 
+def _may_be_special(codes: Tensor, shape: FloatShape) -> bool:
+    """Return whether there may be a code that is no number; True on devices that a question would halt."""
+    if codes.device.type != "cpu" or codes.numel() == 0:
+        return True
+    magnitudes = codes.bitwise_and((1 << (shape.bits - shape.signed)) - 1)
+    return int(magnitudes.amax()) >= min(*shape.nan_codes, *shape.infinite_codes, 1 << shape.bits)
+
+
 def _decode_numbers(codes: Tensor, shape: FloatShape) -> Tensor:
-    bits = codes.to(torch.int32)
-    magnitude_bits = shape.bits - shape.signed
-    magnitude = bits.bitwise_and((1 << magnitude_bits) - 1).bitwise_left_shift_(FLOAT32_MANTISSA - shape.mantissa_bits)
-    if shape.signed:
-        magnitude.bitwise_or_(bits.bitwise_and_(1 << magnitude_bits).bitwise_left_shift_(31 - magnitude_bits))
-    return magnitude.view(torch.float32).mul_(1 / shape.to_own_exponents)
+    bits, place = codes.to(torch.int32), FLOAT32_MANTISSA - shape.mantissa_bits
+    if not shape.signed:
+        bits.bitwise_left_shift_(place)
+    else:
+        # Up to the sign bit, and down again to float32's exponent and mantissa; what the sign spreads to is cleared.
+        magnitude_bits = shape.bits - 1
+        up = 31 - magnitude_bits
+        bits.bitwise_left_shift_(up).bitwise_right_shift_(up - place)
+        bits.bitwise_and_(-(1 << 31) | ((1 << magnitude_bits) - 1) << place)
+    return bits.view(torch.float32).mul_(1 / shape.to_own_exponents)
 
 
 @lru_cache(maxsize=32)

@@ -90,7 +90,7 @@ class MicroexponentPacking(SharedExponentPacking):
         data, pairs = blocks[..., :mantissa_bytes].contiguous(), blocks[..., mantissa_bytes:]
         narrow = self.mantissa_bits < 8
         mantissas = unpack_bits(data, self.mantissa_bits, block, signed=True) if narrow else data.view(torch.int8)
-        flags = unpack_flags(pairs).repeat_interleave(2, dim=-1)
+        flags = unpack_flags(pairs).to(torch.int16).mul_(0x0101).view(torch.int8)  # one for each of a pair
         return mantissas.to(torch.int16).bitwise_left_shift_(1).bitwise_or_(flags).reshape(shape)
 
 

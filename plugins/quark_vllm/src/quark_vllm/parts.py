@@ -1,0 +1,129 @@
+"""Parts of quantized layers: the rows and columns of a weight that one rank of tensor parallelism computes with."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from quark.models.layers.layers_from_codes import Packed, RunsFromCodes, runs_from_codes
+from quark.models.layers.packed_weight import PackedWeight
+
+__all__ = ["cut_layer", "cut_weight", "reads_whole_input", "rows_of_rank"]
+
+
+def rows_of_rank(widths: Sequence[int], sizes: Sequence[int], rank: int, ranks: int) -> list[slice]:
+    """Return the rows of a stacked weight that a rank has, one slice for each of the parts that are stacked.
+
+    Args:
+        widths: Rows of each part on all ranks together.
+        sizes: Rows of each part on one rank. Where they are more than a ``ranks``-th of the part, as many
+            ranks as that takes have the same rows: heads of keys and values are repeated so.
+        rank: The rank.
+        ranks: Their number.
+    """
+    starts = [0, *accumulate(widths)]
+    first = [start + rank * (width // size) // ranks * size for start, width, size in zip(starts, widths, sizes, strict=False)]
+    return [slice(start, start + size) for start, size in zip(first, sizes, strict=True)]
+
+
+def reads_whole_input(layer: nn.Module) -> bool:
+    """Return whether a layer rotates or quantizes its input, whose scales may span all of its channels."""
+    return bool(layer._forward_pre_hooks) or getattr(layer, "input_quantizer", None) is not None
+
+
+@torch.no_grad()
+def cut_layer(layer: nn.Module, rows: slice, columns: slice, *, keeps_codes: bool, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """Return a layer of some rows and columns of the weight of another, which it leaves as it is.
+
+    Its input is whole where `reads_whole_input`, and that of the columns elsewhere.
+
+    Args:
+        layer: A linear layer or an embedding, float, quantized, or `Packed`.
+        rows: Output channels, or tokens of an embedding.
+        columns: Input channels.
+        keeps_codes: Whether the weight stays packed, where it can be cut so.
+        dtype: Of the weight's values and the bias.
+        device: Of the result.
+
+    Raises:
+        CheckpointError: A stored scale is not valid.
+    """
+    whole: Any = (layer.from_codes() if keeps_codes else layer.unpack()) if isinstance(layer, Packed) else layer
+    packed = None
+    if isinstance(whole, RunsFromCodes):
+        packed = cut_weight(whole.packed_weight, rows, columns)
+        whole = whole.unpack()
+    part: Any = copy.copy(whole)
+    for kind in ("_parameters", "_buffers", "_modules", "_forward_pre_hooks"):
+        setattr(part, kind, copy.copy(getattr(part, kind)))
+    if packed is None:
+        part._parameters["weight"] = _parameter(whole.weight[rows, columns], dtype)
+    if getattr(whole, "bias", None) is not None:
+        part._parameters["bias"] = _parameter(whole.bias[rows], dtype)
+    if isinstance(part, nn.Linear):
+        part.out_features, part.in_features = rows.stop - rows.start, columns.stop - columns.start
+        if part.in_features < whole.in_features and reads_whole_input(part):
+            _take_columns(part, columns)
+    if packed is not None:
+        part = runs_from_codes(part, attrs.evolve(packed, dtype=dtype))
+    return part.to(device)
+
+
+def _parameter(values: Tensor, dtype: torch.dtype) -> nn.Parameter:
+    return nn.Parameter(values.detach().to(dtype, memory_format=torch.contiguous_format, copy=True), requires_grad=False)
+
+
+def _take_columns(layer: nn.Module, columns: slice) -> None:
+    """Let a layer multiply some channels of its input, once all of them are rotated and quantized."""
+    quantizer: Any = getattr(layer, "input_quantizer", None)
+    taken = _Columns(columns)
+    if quantizer is not None:
+        layer.input_quantizer = nn.Sequential(quantizer, taken)
+    else:
+        layer.register_forward_pre_hook(lambda _, args: (taken(args[0]), *args[1:]))
+
+
+class _Columns(nn.Module):
+    """Takes some channels of an input."""
+
+    def __init__(self, columns: slice) -> None:
+        super().__init__()
+        self.columns = columns
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[..., self.columns]
+
+
+@torch.no_grad()
+def cut_weight(weight: PackedWeight, rows: slice, columns: slice) -> PackedWeight | None:
+    """Return some rows and columns of a weight, packed; None where its codes or scales cannot be cut there."""
+    if (rows, columns) == (slice(0, weight.shape[0]), slice(0, weight.shape[1])):
+        return weight
+    try:
+        part = _cut_columns(weight.part(rows), columns)
+        return part if torch.equal(part.values(), weight.values()[rows, columns]) else None
+    except Exception:  # whatever a format does with rows or columns that its groups do not divide
+        return None
+
+
+def _cut_columns(weight: PackedWeight, columns: slice) -> PackedWeight:
+    if columns == slice(0, weight.shape[1]):
+        return weight
+    shape, granularity = (weight.shape[0], columns.stop - columns.start), weight.packing.quantizer.granularity
+    codes, qparams = weight.codes()
+    whole, cut = granularity.scale_shape(weight.shape), granularity.scale_shape(shape)
+
+    def cut_scale(scale: Tensor) -> Tensor:
+        for axis, (many, few) in enumerate(zip(whole, cut, strict=True)):
+            if many != few:
+                scale = scale.narrow(axis, columns.start * many // weight.shape[1], few)
+        return scale.contiguous()
+
+    own = attrs.evolve(attrs.evolve(qparams, outer_scale=None).map(cut_scale), outer_scale=qparams.outer_scale)
+    return attrs.evolve(weight, tensors=weight.packing.pack(codes[:, columns].contiguous(), own), shape=shape)

@@ -1,0 +1,116 @@
+"""The quantization configurations of vLLM by which checkpoints of quark are served: ``quark_simulate`` and ``quark_packed``."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.fused_moe import RoutedExperts
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization import register_quantization_config
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.models.utils import WeightsMapper
+from vllm.platforms import current_platform
+
+from quark.checkpoint.inspection import inspect_checkpoint
+from quark.models.layers.layers_from_codes import Packed
+from quark_vllm.methods import ServedAttention, ServedEmbedding, ServedExperts, ServedLinear
+from quark_vllm.served_model import ServedModel, directory_of
+
+__all__ = ["QuarkPacked", "QuarkSimulate"]
+
+
+@register_quantization_config("quark_simulate")
+class QuarkSimulate(QuantizationConfig):
+    """Serves checkpoints whose weights are unpacked once; it takes those of quark that vLLM itself does not load."""
+
+    name: ClassVar[str] = "quark_simulate"
+    keeps_codes: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._served: ServedModel | None = None
+        self._mapper: Any = None
+
+    @classmethod
+    def override_quantization_method(cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None, **_: Any) -> Any:
+        """Return the name of this method for checkpoints that it takes: by its name, or because vLLM does not load them."""
+        if user_quant is None and cls is QuarkSimulate and hf_quant_cfg.get("quant_method") == "quark":
+            return None if _is_loaded_by_vllm(str(hf_config.name_or_path)) else cls.name
+        return cls.name if user_quant == cls.name else None
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> QuarkSimulate:
+        """Return the configuration; the checkpoint is read later."""
+        return cls()
+
+    def get_name(self) -> Any:
+        return self.name
+
+    def get_supported_act_dtypes(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16, torch.float32]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return 0
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        return []
+
+    def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
+        """Remember the checkpoint."""
+        self._served = ServedModel(directory_of(model_name, revision), self.keeps_codes)
+
+    def apply_vllm_mapper(self, hf_to_vllm_mapper: WeightsMapper) -> None:
+        """Remember by which names vLLM knows modules."""
+        self.served.renamed = lambda name: (hf_to_vllm_mapper.apply_list([name]) or [name])[0]
+
+    @property
+    def served(self) -> ServedModel:
+        """The checkpoint."""
+        assert self._served is not None
+        self._served.fused = self.packed_modules_mapping
+        return self._served
+
+    def get_checkpoint_weight_mapper(self) -> WeightsMapper:  # type: ignore[override]
+        """Return what drops tensors for which vLLM has no place."""
+        names = "|".join(map(re.escape, self.served.unread()))
+        return WeightsMapper(orig_to_new_regex={re.compile(f"^(?:{names})$"): None} if names else {})
+
+    def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
+        """Return the method of a layer; one of vLLM's where all of it is float."""
+        if isinstance(layer, LinearBase):
+            parts = self.served.parts(prefix)
+            return ServedLinear(self.served, parts) if parts else UnquantizedLinearMethod()
+        if isinstance(layer, RoutedExperts):
+            mixture = self.served.experts(prefix)
+            return None if mixture is None else ServedExperts(self.served, mixture, layer.moe_config)
+        if isinstance(layer, Attention):
+            states = self.served.states(prefix.rpartition(".")[0])
+            return None if states is None else ServedAttention(self, states)
+        if isinstance(layer, VocabParallelEmbedding):
+            is_ours = any(isinstance(m, Packed) for m in (self.served.embedding, self.served.head))
+            return ServedEmbedding(self.served, is_embedding=not isinstance(layer, ParallelLMHead)) if is_ours else None
+        return None
+
+
+@register_quantization_config("quark_packed")
+class QuarkPacked(QuarkSimulate):
+    """Serves checkpoints whose weights stay packed in memory, and are unpacked by each forward."""
+
+    name = "quark_packed"
+    keeps_codes = True
+
+
+@lru_cache(maxsize=8)
+def _is_loaded_by_vllm(model: str) -> bool:
+    """Return whether vLLM itself loads a checkpoint on this machine, and computes what was exported."""
+    runtime = f"vllm_{'rocm' if current_platform.is_rocm() else 'cuda' if current_platform.is_cuda() else 'cpu'}"
+    inspection = inspect_checkpoint(directory_of(model))
+    return any(support.runtime == runtime and support.loads for support in inspection.runtimes)

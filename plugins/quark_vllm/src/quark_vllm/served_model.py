@@ -1,0 +1,156 @@
+"""ServedModel: the layers of a checkpoint, from which layers of a runtime take their parts.
+
+Quark's own reader reads the checkpoint, whatever its layout: weights are mapped from the files, and a layer
+is unpacked when the runtime asks for it. Nothing here imports a runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from quark.checkpoint.layout_reader import layout_for, quantization_block
+from quark.checkpoint.reader import packed_content
+from quark.errors import UnsupportedError
+from quark.models.hf.shards import check_shards
+from quark.models.layers.attention import BASIS, KEY, PROBABILITIES, QUERY, VALUE
+from quark.models.layers.packed_layers import Packed
+
+__all__ = ["CachedStates", "ServedModel", "directory_of", "is_read_here"]
+
+
+def directory_of(model: str, revision: str | None = None) -> Path:
+    """Return the directory of a checkpoint; one of the Hugging Face Hub is downloaded."""
+    if not Path(model).is_dir():
+        from huggingface_hub import snapshot_download
+
+        model = snapshot_download(model, revision=revision)
+    return Path(model)
+
+
+def is_read_here(directory: Path) -> bool:
+    """Return whether an installed layout reads a checkpoint."""
+    return bool(layout_for(quantization_block(directory), directory / "config.json"))
+
+
+@attrs.define(eq=False)
+class ServedModel:
+    """The layers of a checkpoint, by the names that a runtime has for them.
+
+    Attributes:
+        directory: The checkpoint.
+        keeps_codes: Whether weights stay packed.
+        renamed: Returns the runtime's name of a module, of its name in transformers.
+        fused: The last part of the name of a fused layer → those of its parts.
+    """
+
+    directory: Path
+    keeps_codes: bool
+    renamed: Callable[[str], str] = lambda name: name
+    fused: Mapping[str, Sequence[str]] = attrs.field(factory=dict)
+
+    @cached_property
+    def model(self) -> Any:
+        """The model, its quantized layers `Packed`."""
+        content = packed_content(self.directory)
+        for hook in content.model._forward_pre_hooks.values():
+            hook(content.model, ())  # matrices of rotations arrive
+        if content.config.softmax_quant_spec is not None:
+            raise UnsupportedError(
+                f"'{self.directory}' quantizes the probabilities of attention, which fused kernels never hold: quantize it without "
+                "attention_scheme"
+            )
+        return content.model
+
+    @cached_property
+    def _modules(self) -> dict[str, nn.Module]:
+        return {self.renamed(name): module for name, module in self.model.named_modules() if name}
+
+    @cached_property
+    def stored(self) -> dict[str, dict[str, torch.dtype]]:
+        """The last part of the name of each stored tensor and its dtype, by the rest of the name."""
+        from quark.models.hf.shards import DTYPES
+
+        owners: dict[str, dict[str, torch.dtype]] = {}
+        for shard in check_shards(self.directory):
+            for name, (dtype, _) in shard.tensors.items():
+                owner, _, leaf = name.rpartition(".")
+                owners.setdefault(self.renamed(owner), {})[leaf] = DTYPES[dtype]
+        return owners
+
+    def parts(self, name: str) -> dict[str, nn.Module]:
+        """Return the layers that a layer of the runtime consists of, by name, in its order.
+
+        Empty where all of them are float as they are, or none is known.
+        """
+        holder, dot, last = name.rpartition(".")
+        names = [name] if name in self._modules else [f"{holder}{dot}{part}" for part in self.fused.get(last, ())]
+        layers = {name: self._modules[name] for name in names if name in self._modules}
+        changed = any(isinstance(layer, Packed) or layer._forward_pre_hooks for layer in layers.values())
+        return layers if changed else {}
+
+    def experts(self, name: str) -> nn.Module | None:
+        """Return a mixture of experts; None where all of its layers are float."""
+        mixture = self._modules.get(name)
+        return mixture if mixture is not None and any(isinstance(m, Packed) for m in mixture.modules()) else None
+
+    @property
+    def embedding(self) -> nn.Module:
+        """The embedding of tokens."""
+        return self.model.get_input_embeddings()  # type: ignore[no-any-return]
+
+    @property
+    def head(self) -> nn.Module:
+        """The output head."""
+        return self.model.get_output_embeddings()  # type: ignore[no-any-return]
+
+    def name_of(self, module: nn.Module) -> str:
+        """Return the runtime's name of a module of the model."""
+        return next(name for name, other in self._modules.items() if other is module)
+
+    def unread(self) -> Iterator[str]:
+        """Yield the names of stored tensors for which a runtime has no place: matrices of rotations, scales in attention."""
+        state = self.model.state_dict(keep_vars=True)
+        for owner, leaves in self.stored.items():
+            if not isinstance(self._modules.get(owner), Packed):
+                names = (f"{owner}.{leaf}" if owner else leaf for leaf in leaves)
+                yield from (name for name in names if name not in state or owner == "")
+
+    def states(self, attention: str) -> CachedStates | None:
+        """Return what attention does to queries, keys and values before it caches them; None where that is nothing."""
+        module = self._modules.get(attention)
+        if module is None:
+            return None
+        functions = [getattr(module, state, None) for state in (QUERY, KEY, VALUE)]
+        query, key, value = (f.unpack() if isinstance(f, Packed) else f for f in functions)
+        basis = getattr(module, BASIS, None)
+        return None if query is key is value is basis is None else CachedStates(basis, query, key, value)
+
+
+@attrs.frozen(eq=False)
+class CachedStates:
+    """What attention does to its queries, keys and values, each a callable or None.
+
+    Attributes:
+        basis: Rotates queries and keys of each head.
+        query, key, value: Quantize them, ``[1, heads, tokens, d]``.
+    """
+
+    basis: Callable[[Tensor], Tensor] | None
+    query: Any
+    key: Any
+    value: Any
+
+    def changed(self, x: Tensor, heads: int, state: str) -> Tensor:
+        """Return one of them, ``[tokens, heads · d]`` or ``[tokens, heads, d]``, in its shape."""
+        by_head = x.reshape(len(x), heads, -1).transpose(0, 1)[None]
+        basis = self.basis if state != "value" else None
+        for function in (basis, getattr(self, state)):
+            by_head = by_head if function is None else function(by_head)
+        return by_head[0].transpose(0, 1).reshape(x.shape)
