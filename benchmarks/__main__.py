@@ -12,6 +12,7 @@ kernels     a GPU      rounding and encoding by kernels beside a copy on the GPU
 layers                 peak memory from disk to disk by the number of layers
 copy                   rounding to nearest from disk to disk, beside loading and saving the same shards
 evaluate               peak memory of a comparison of two checkpoints, by block and in memory
+codes       --model    memory and time of models that run from codes, beside weights in memory
 rtn         --model    rounding to nearest from load to finished export, beside a copy
 calibrated  and --text GPTQ, AWQ, Qronos: time in forwards, alone and beside a busy process
 cpu         and --text algorithms: CPU seconds of one thread, in forwards, whatever else the machine does
@@ -23,9 +24,9 @@ peers       and --text the same work in AMD Quark and llm-compressor, where thei
 ==========  =========  ===================================================================================
 
 ``--only tuned`` measures the accuracy of tuned models in MXFP4 and NVFP4, ``--only rotated`` that of a
-rotated one in INT8, ``--only large`` an 8B model (21 GB of disk); these and ``evaluate`` run only where they
-are named. One that fails is reported, and the others go on. The page *Benchmarks* of the documentation is
-made from the file.
+rotated one in INT8, ``--only large`` an 8B model (21 GB of disk), ``--only codes-1b`` the memory of a Llama
+of 1.2 billion weights that runs from codes; these and ``evaluate`` run only where they are named. One that
+fails is reported, and the others go on. The page *Benchmarks* of the documentation is made from the file.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ BENCHMARKS: dict[str, tuple[str, Arguments]] = {
     "layers": ("disk_to_disk:measurements", lambda args: ["layers", "--layers", "8"]),
     "copy": ("disk_to_disk:measurements", lambda args: ["copy", "--runs", "2"]),
     "evaluate": ("disk_to_disk:measurements", lambda args: ["evaluate"]),
+    "codes": ("from_codes:main", _with_model()),
     "rtn": ("rtn:main", _with_model("--runs", "3")),
     "calibrated": ("calibrated:main", _with_text("--runs", INT4, "--busy", "1", "--no-quality")),
     "cpu": ("calibrated:main", _with_text("--runs", ONE_THREAD, "--one-thread", "--no-quality")),
@@ -86,9 +88,10 @@ BENCHMARKS: dict[str, tuple[str, Arguments]] = {
     "tuned": ("calibrated:main", _with_text("--runs", TUNED)),
     "rotated": ("calibrated:main", _with_text(*ROTATED)),
     "large": ("disk_to_disk:measurements", lambda args: ["large"]),
+    "codes-1b": ("from_codes:main", lambda args: []),
 }
 """Function of each benchmark, and what it is given."""
-LONG = ("evaluate", "tuned", "rotated", "large")
+LONG = ("evaluate", "tuned", "rotated", "large", "codes-1b")
 """Benchmarks that run only where they are named."""
 
 

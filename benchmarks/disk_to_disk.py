@@ -51,7 +51,7 @@ SHARE_OF_COPY = 0.5
 RESIDENT = 4 << 30
 
 
-def _status(field: str) -> int:
+def status(field: str) -> int:
     """Bytes, from the status of this process."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
@@ -66,9 +66,9 @@ def child(args: argparse.Namespace) -> None:
         config = LLMTemplate.get("llama").get_config(scheme=args.scheme, algorithm=[args.algorithm])
         draw = torch.Generator().manual_seed(0)
         data = [torch.randint(3, 40_000, (1, args.length), generator=draw) for _ in range(args.samples)]
-    imported, start = _status("VmRSS"), time.perf_counter()
+    imported, start = status("VmRSS"), time.perf_counter()
     quantize_checkpoint(args.source, args.out, config, data)
-    print(json.dumps({"imported": imported, "peak": _status("VmHWM"), "seconds": time.perf_counter() - start}))
+    print(json.dumps({"imported": imported, "peak": status("VmHWM"), "seconds": time.perf_counter() - start}))
 
 
 def comparing(args: argparse.Namespace) -> None:
@@ -83,12 +83,12 @@ def comparing(args: argparse.Namespace) -> None:
     register_layouts()
     tokens = torch.randint(3, 40_000, (4, 65), generator=torch.Generator().manual_seed(0))
     windows = list(Windows(tokens, torch.ones(len(tokens), dtype=torch.int64)).split(4))
-    imported, start = _status("VmRSS"), time.perf_counter()
+    imported, start = status("VmRSS"), time.perf_counter()
     if args.by_block:
         found = compare_by_block(args.out, args.source, windows)
     else:
         found = compare(load_model(args.out), load_model(args.source), windows)
-    took = {"imported": imported, "peak": _status("VmHWM"), "seconds": time.perf_counter() - start}
+    took = {"imported": imported, "peak": status("VmHWM"), "seconds": time.perf_counter() - start}
     print(json.dumps(took | {"kl": found.mean_kl}))
 
 

@@ -100,6 +100,27 @@ def test_a_large_head_computes_its_outputs_in_slices(tmp_path: Path, monkeypatch
     assert torch.equal(logits(packed), expected)
 
 
+def test_slices_of_a_product_have_whole_vectors_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exported("fp8", tmp_path / "out", whole=True)
+    packed, unpacked = (reloaded(tmp_path / "out", is_packed) for is_packed in (True, False))
+    monkeypatch.setattr(layers_from_codes_module, "ROOM_ELEMENTS", 100 * 256)
+    sizes = {x.shape for x in _rooms(packed, monkeypatch)}
+    assert sizes >= {(64, 256)}
+    assert {rows % 64 for rows, _ in sizes} == {0}
+    # A product of one row computes the rows behind the last vector in another order.
+    for token in range(3, 9):
+        assert torch.equal(logits(packed, torch.tensor([[token]])), logits(unpacked, torch.tensor([[token]])))
+
+
+def _rooms(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Return the memory into which layers unpacked their weights in a forward."""
+    rooms, room = [], layers_from_codes_module.weight_room
+    with monkeypatch.context() as patch:
+        patch.setattr(layers_from_codes_module, "weight_room", lambda *args: rooms.append(room(*args)) or rooms[-1])
+        logits(model)
+    return rooms
+
+
 def test_a_lookup_unpacks_the_rows_of_its_tokens_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exported("int4_wo_32", tmp_path / "out", whole=True)
     packed = import_model_from_safetensors(None, tmp_path / "out", packed=True)

@@ -95,12 +95,16 @@ def test_compiled_models_compute_the_same(tmp_path: Path, vllm_with_quark: Clien
     is_computed_by_vllm(vllm_with_quark, tmp_path / "out", "auto", torch.bfloat16, own_layers=True, enforce_eager=False)
 
 
-def test_a_checkpoint_of_another_layout_is_served_where_that_is_asked_for(tmp_path: Path, vllm_with_quark: ClientProcess) -> None:
-    export_safetensors(quantized_tiny_model("fp8", torch.bfloat16), tmp_path / "out", "compressed_tensors")
-    tiny_tokenizer().save_pretrained(tmp_path / "out")
-    with pytest.raises(ClientError, match="static_scaled_fp8_quant"):
-        generate(vllm_with_quark, tmp_path / "out", "auto", torch.bfloat16)
-    is_computed_by_vllm(vllm_with_quark, tmp_path / "out", "auto", torch.bfloat16, own_layers=True, quantization="quark_simulate")
+def test_checkpoints_of_other_layouts_are_served_where_that_is_asked_for(tmp_path: Path, vllm_with_quark: ClientProcess) -> None:
+    for scheme, layout in (("fp8", "compressed_tensors"), ("int4_wo_32", "compressed_tensors"), ("uint4_wo_32", "awq")):
+        out = tmp_path / f"{scheme} {layout}"
+        export_safetensors(quantized_tiny_model(scheme, torch.bfloat16), out, layout)
+        tiny_tokenizer().save_pretrained(out)
+        if scheme == "fp8":
+            with pytest.raises(ClientError, match="static_scaled_fp8_quant"):
+                generate(vllm_with_quark, out, "auto", torch.bfloat16)
+        for method in ("quark_simulate", "quark_packed"):
+            is_computed_by_vllm(vllm_with_quark, out, "auto", torch.bfloat16, own_layers=True, quantization=method)
 
 
 def test_a_third_partys_scheme_is_served_where_its_distribution_is_installed(
@@ -148,11 +152,17 @@ def test_a_damaged_checkpoint_is_refused_in_a_sentence(tmp_path: Path, vllm_with
         generate(vllm_with_quark, out, "auto", torch.bfloat16)
 
 
-def test_two_ranks_compute_what_one_does(tmp_path: Path, vllm_with_quark: ClientProcess) -> None:
-    for kind in ("rotations that run", "embedding and head", "mixture of experts"):
-        out = tmp_path / kind.partition(" ")[0]
-        export_kind(kind, out)
-        is_computed_by_vllm(vllm_with_quark, out, "auto", torch.bfloat16, own_layers=True, tensor_parallel_size=2)
+@pytest.mark.parametrize("method", ["quark_simulate", "quark_packed"])
+def test_two_ranks_compute_what_one_does(method: str, tmp_path: Path, vllm_with_quark: ClientProcess) -> None:
+    cores = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}  # of their own, since vLLM gives each rank a node of memory
+    client = ClientProcess(vllm_with_quark.command, {**vllm_with_quark.environment, **cores}, tmp_path / "log")
+    options: Any = {"own_layers": True, "tensor_parallel_size": 2, "quantization": method}
+    try:
+        for kind in ("rotations that run", "embedding and head", "mixture of experts", "mixed precision"):
+            export_kind(kind, tmp_path / kind)
+            is_computed_by_vllm(client, tmp_path / kind, "auto", torch.bfloat16, **options)
+    finally:
+        client.close()
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +175,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         port = free.getsockname()[1]
     environ = {**os.environ, **environment(folder), "PYTHONPATH": str(shown_packages(folder / "site"))}
     # The program `vllm serve` of the wheels for CPUs looks for the metadata of the wheel for GPUs; this is what it starts.
-    command = [interpreter(), "-m", "vllm.entrypoints.openai.api_server", "--model", str(out), "--port", str(port), "--max-model-len", "256"]
+    options = ["--model", str(out), "--port", str(port), "--max-model-len", "256"]
+    command = [interpreter(), "-m", "vllm.entrypoints.openai.api_server", *options]
     with (folder / "log").open("w") as log, subprocess.Popen(command, env=environ, stdout=log, stderr=log) as process:
         try:
             for _ in range(600):
@@ -185,8 +196,8 @@ def complete(server: str, prompt: str, *, stream: bool = False) -> str:
     body = {"prompt": prompt, "max_tokens": 16, "temperature": 0, "stream": stream}
     with urlopen(Request(server, json.dumps(body).encode(), {"Content-Type": "application/json"})) as answer:
         text = answer.read().decode()
-    pieces: list[Any] = [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: {")] if stream else []
-    return "".join(piece["choices"][0]["text"] for piece in pieces or [json.loads(text)])
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: {")] if stream else [text]
+    return "".join(json.loads(line)["choices"][0]["text"] for line in lines)
 
 
 def test_the_server_answers_several_at_once_as_one_after_the_other(server: str) -> None:

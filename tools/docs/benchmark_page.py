@@ -1,4 +1,4 @@
-"""The page of benchmarks, from the results of ``make bench``: the last run in full, others in a line."""
+"""The page of benchmarks, from the results of ``make bench``: the last of each in full, others in a line."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ RESULTS = ROOT / "docs/data/benchmarks.json"
 
 
 def page(path: Path = RESULTS) -> str:
-    """Return date and machine, a table for each benchmark of the last run, and a line for others."""
+    """Return date and machine, a table for each benchmark of its last run, and a line for other runs."""
     runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
     if not runs:
         return "No run has been recorded yet."
     last = runs[-1]
     parts = [f"Last run: {last['created'][:10]}, {_machine(last)}."]
-    for name, rows in _by_benchmark(last).items():
-        parts += [f"### {cell(name)}", f"Floor: {cell(', '.join(dict.fromkeys(row['floor'] for row in rows)))}.", _table(rows)]
+    newest = {name: (run, rows) for run in runs for name, rows in _by_benchmark(run).items()}
+    for name, (run, rows) in newest.items():
+        when = "" if run is last else f" Measured on {run['created'][:10]}, {_machine(run)}."
+        parts += [f"### {cell(name)}", f"Floor: {cell(', '.join(dict.fromkeys(row['floor'] for row in rows)))}.{when}", _table(rows)]
     if len(runs) > 1:
         parts += ["### Earlier runs", "Geometric means of the ratios of each benchmark.", _history(runs)]
     return "\n\n".join(parts)

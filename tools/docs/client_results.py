@@ -22,6 +22,7 @@ DATA = ROOT / "docs/data/clients.json"
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "transformers": ("safetensors",),
     "vLLM on a CPU": ("safetensors", "compressed_tensors", "awq", "fp8"),
+    "vLLM with quark-vllm": ("safetensors",),
     "llama.cpp": ("gguf",),
     "onnxruntime": ("onnx",),
     "compressed-tensors": ("compressed_tensors",),

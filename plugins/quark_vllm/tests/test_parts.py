@@ -1,4 +1,4 @@
-"""Parts of layers are those of the whole layer, for every scheme, packed or not, however many ranks share it."""
+"""Parts of layers are those of the whole layer, in every scheme, packed or not, on any number of ranks."""
 
 from itertools import pairwise
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import quark
-from quark.models.layers import QuantEmbedding, QuantLinear, QuantizedLayer
+from quark.models.layers import QuantEmbedding, QuantizedLayer, QuantLinear
 from quark.models.layers.layers_from_codes import RunsFromCodes, runs_from_codes
 from quark.models.layers.packed_weight import FormatPacking, PackedWeight
 from quark_vllm.parts import cut_layer, reads_whole_input, rows_of_rank
@@ -90,7 +90,8 @@ def test_a_cast_changes_values_and_no_scale() -> None:
     whole = layer_in("int8")
     scale = whole.input_quantizer.scale
     for keeps_codes in (False, True):
-        part: Any = cut_layer(whole, slice(0, ROWS), slice(0, COLUMNS), keeps_codes=keeps_codes, dtype=torch.bfloat16, device=torch.device("cpu"))
+        options = {**OPTIONS, "dtype": torch.bfloat16, "keeps_codes": keeps_codes}
+        part: Any = cut_layer(whole, slice(0, ROWS), slice(0, COLUMNS), **options)
         assert (part.weight.dtype, part.bias.dtype) == (torch.bfloat16, torch.bfloat16)
         assert torch.equal(part.input_quantizer.scale, scale)
         assert torch.equal(part.weight, whole.weight.bfloat16())

@@ -7,6 +7,7 @@ stand for nothing: the method takes its parts of the `ServedModel`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBa
 from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
 
 from quark.errors import UnsupportedError
-from quark.models.layers.layers_from_codes import Packed
+from quark.models.layers.packed_layers import Packed, PackedLayer
 from quark_vllm.operator import Operation, announce, call
 from quark_vllm.parts import cut_layer, reads_whole_input, rows_of_rank
 from quark_vllm.served_model import CachedStates, ServedModel
@@ -75,12 +76,13 @@ class ServedLinear(LinearMethodBase):
         is_row = isinstance(layer, RowParallelLinear)
         start = layer.tp_rank * self._columns if is_row else 0
         options: Any = {"keeps_codes": self._served.keeps_codes, "dtype": self._dtype, "device": device}
-        layers = [
+        layers: list[Any] = [
             cut_layer(part, rows, slice(start, start + self._columns), **options)
             for part, rows in zip(*_stacked(layer, parts, self._sizes), strict=True)
         ]
         if is_row and layer.tp_size > 1 and any(getattr(part, "output_quantizer", None) is not None for part in layers):
-            raise UnsupportedError(f"the output of '{layer.prefix}' is quantized, and no rank has all of it: serve it without tensor parallelism")
+            name = layer.prefix
+            raise UnsupportedError(f"the output of '{name}' is quantized, and no rank has all of it: serve it without tensor parallelism")
         if layer.bias is not None:
             layer.bias.data = torch.cat([part.bias for part in layers]).data
         if layer.skip_bias_add or (is_row and layer.tp_rank > 0):
@@ -91,7 +93,7 @@ class ServedLinear(LinearMethodBase):
         self._parts = {}
 
         def product(x: Tensor) -> Tensor:
-            outputs = [part(x) for part in layer.quark_parts]
+            outputs = [part(x) for part in layers]
             return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
 
         self._operation = Operation(product, sum(self._sizes), self._dtype)
@@ -104,12 +106,13 @@ class ServedLinear(LinearMethodBase):
 
 def _stacked(layer: Any, parts: list[nn.Module], sizes: list[int]) -> tuple[list[nn.Module], list[slice]]:
     """Return the layer and the rows of each part of a layer of vLLM."""
-    widths = [_rows(part) for part in parts]
+    widths = [_everything(part)[0].stop for part in parts]
     if len(parts) == len(sizes):
         rows = [rows_of_rank([w], [s], layer.tp_rank, layer.tp_size)[0] for w, s in zip(widths, sizes, strict=True)]
         return parts, rows
     if len(parts) > 1:
-        raise UnsupportedError(f"'{layer.prefix}' consists of {len(parts)} layers of the checkpoint and {len(sizes)} of vLLM: it is not served")
+        counts = f"{len(parts)} layers in the checkpoint and {len(sizes)} in vLLM"
+        raise UnsupportedError(f"'{layer.prefix}' is made of {counts}, which cannot be told apart: exclude it from quantization")
     if isinstance(layer, QKVParallelLinear):
         keys = layer.total_num_kv_heads
         full = [layer.total_num_heads * layer.head_size, keys * layer.head_size, keys * layer.v_head_size]
@@ -118,8 +121,14 @@ def _stacked(layer: Any, parts: list[nn.Module], sizes: list[int]) -> tuple[list
     return parts * len(sizes), rows_of_rank(full, sizes, layer.tp_rank, layer.tp_size)
 
 
-def _rows(layer: Any) -> int:
-    return int(layer.weight_shape[0] if hasattr(layer, "weight_shape") else layer.weight.shape[0])
+def _everything(layer: Any) -> tuple[slice, slice]:
+    """Return all rows and columns of the weight of a layer, `Packed` or not."""
+    if isinstance(layer, PackedLayer):
+        shape: Any = layer.weight_shape
+    else:
+        shape = (layer.unpack() if isinstance(layer, Packed) else layer).weight.shape
+    rows, columns = shape
+    return slice(0, rows), slice(0, columns)
 
 
 class ServedEmbedding(QuantizeMethodBase):
@@ -127,8 +136,8 @@ class ServedEmbedding(QuantizeMethodBase):
 
     Args:
         served: The checkpoint.
-        is_embedding: Whether tokens are looked up in it; models whose head is tied ask an embedding for logits
-            too, and get those of the checkpoint's head.
+        is_embedding: Whether tokens are looked up in it. Models whose head is tied ask an embedding for
+            logits too, and get those of the checkpoint's head.
     """
 
     def __init__(self, served: ServedModel, *, is_embedding: bool) -> None:
@@ -195,14 +204,13 @@ class ServedExperts(FusedMoEMethodBase):
         mixture: Any = self._mixture
         ranks, rank = (parallel.ep_size, parallel.ep_rank) if parallel.use_ep else (parallel.tp_size, parallel.tp_rank)
         local = layer.expert_map
+        options: Any = {"keeps_codes": self._served.keeps_codes, "dtype": self._dtype, "device": device}
         for number, expert in list(mixture.named_children()):
             if (int(local[int(number)]) < 0) if local is not None else (int(number) % ranks != rank):
                 delattr(mixture, number)
                 continue
             for name, part in list(expert.named_children()):
-                rows, columns = (slice(0, n) for n in part.weight_shape) if isinstance(part, Packed) else (slice(0, n) for n in part.weight.shape)
-                options: Any = {"keeps_codes": self._served.keeps_codes, "dtype": self._dtype, "device": device}
-                setattr(expert, name, cut_layer(part, rows, columns, **options))
+                setattr(expert, name, cut_layer(part, *_everything(part), **options))
         layer.quark_mixture = mixture
 
     def get_fused_moe_quant_config(self, layer: Any) -> None:
@@ -216,7 +224,9 @@ class ServedExperts(FusedMoEMethodBase):
 
 
 class ServedAttention(BaseKVCacheMethod):
-    """Rotates and quantizes what attention of vLLM caches as quark's does, or hands vLLM the scales of its cache in FP8.
+    """Rotates and quantizes what attention of vLLM caches, as quark's does.
+
+    A cache of vLLM in FP8 gets the scales of the checkpoint.
 
     Args:
         config: vLLM's configuration of the quantization.
@@ -242,7 +252,7 @@ class ServedAttention(BaseKVCacheMethod):
         for state in changed:
             name, count = f"{layer.layer_name} {state}", heads[state]
             width = count * (layer.head_size_v if state == "value" else layer.head_size)
-            operation = Operation(lambda x, s=state, n=count: own.changed(x, n, s), width, torch.get_default_dtype())
+            operation = Operation(partial(own.changed, heads=count, state=state), width, torch.get_default_dtype())
             self._operations[state] = operation
             announce(name, operation)
 

@@ -1,4 +1,4 @@
-"""One operator of torch for all layers: a compiled model calls it as it is, and traces nothing of a number format."""
+"""The operator of torch for all layers: a compiled model calls it, and traces nothing of a number format."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OPERATIONS: WeakValueDictionary[str, Operation] = WeakValueDictionary()
 
 
 def announce(name: str, operation: Operation) -> None:
-    """Let `call` find an operation, as long as somebody holds it, by a name that no other of the model has."""
+    """Let `call` find an operation by a name that no other of the model has, while somebody holds it."""
     _OPERATIONS[name] = operation
 
 

@@ -1,4 +1,4 @@
-"""Parts of quantized layers: the rows and columns of a weight that one rank of tensor parallelism computes with."""
+"""Parts of quantized layers: the rows and columns of a weight with which one rank computes."""
 
 from __future__ import annotations
 
@@ -102,7 +102,10 @@ class _Columns(nn.Module):
 
 @torch.no_grad()
 def cut_weight(weight: PackedWeight, rows: slice, columns: slice) -> PackedWeight | None:
-    """Return some rows and columns of a weight, packed; None where its codes or scales cannot be cut there."""
+    """Return some rows and columns of a weight, packed.
+
+    None where codes or scales cannot be cut there.
+    """
     if (rows, columns) == (slice(0, weight.shape[0]), slice(0, weight.shape[1])):
         return weight
     try:

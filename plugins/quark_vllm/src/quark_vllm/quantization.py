@@ -1,4 +1,4 @@
-"""The quantization configurations of vLLM by which checkpoints of quark are served: ``quark_simulate`` and ``quark_packed``."""
+"""The configurations of vLLM by which checkpoints are served: ``quark_simulate`` and ``quark_packed``."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from vllm.model_executor.models.utils import WeightsMapper
 from vllm.platforms import current_platform
 
 from quark.checkpoint.inspection import inspect_checkpoint
+from quark.checkpoint.layout_reader import quantization_block
+from quark.checkpoint.provenance import KEY as PLUGINS
+from quark.errors import CheckpointError, QuarkError
 from quark.models.layers.layers_from_codes import Packed
 from quark_vllm.methods import ServedAttention, ServedEmbedding, ServedExperts, ServedLinear
 from quark_vllm.served_model import ServedModel, directory_of
@@ -27,7 +30,10 @@ __all__ = ["QuarkPacked", "QuarkSimulate"]
 
 @register_quantization_config("quark_simulate")
 class QuarkSimulate(QuantizationConfig):
-    """Serves checkpoints whose weights are unpacked once; it takes those of quark that vLLM itself does not load."""
+    """Serves checkpoints whose weights are unpacked once.
+
+    Without being asked, it takes those of quark that vLLM itself does not load.
+    """
 
     name: ClassVar[str] = "quark_simulate"
     keeps_codes: ClassVar[bool] = False
@@ -39,7 +45,7 @@ class QuarkSimulate(QuantizationConfig):
 
     @classmethod
     def override_quantization_method(cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None, **_: Any) -> Any:
-        """Return the name of this method for checkpoints that it takes: by its name, or because vLLM does not load them."""
+        """Return the name of this method for checkpoints that it takes, and None for others."""
         if user_quant is None and cls is QuarkSimulate and hf_quant_cfg.get("quant_method") == "quark":
             return None if _is_loaded_by_vllm(str(hf_config.name_or_path)) else cls.name
         return cls.name if user_quant == cls.name else None
@@ -78,7 +84,7 @@ class QuarkSimulate(QuantizationConfig):
         self._served.fused = self.packed_modules_mapping
         return self._served
 
-    def get_checkpoint_weight_mapper(self) -> WeightsMapper:  # type: ignore[override]
+    def get_checkpoint_weight_mapper(self) -> WeightsMapper:
         """Return what drops tensors for which vLLM has no place."""
         names = "|".join(map(re.escape, self.served.unread()))
         return WeightsMapper(orig_to_new_regex={re.compile(f"^(?:{names})$"): None} if names else {})
@@ -110,7 +116,21 @@ class QuarkPacked(QuarkSimulate):
 
 @lru_cache(maxsize=8)
 def _is_loaded_by_vllm(model: str) -> bool:
-    """Return whether vLLM itself loads a checkpoint on this machine, and computes what was exported."""
+    """Return whether vLLM itself loads a checkpoint on this machine, and computes what was exported.
+
+    What is unknown about a checkpoint that quark did not write is left to vLLM.
+
+    Raises:
+        QuarkError: Quark wrote the checkpoint, and it cannot be read: it is damaged, or a plugin is missing.
+    """
     runtime = f"vllm_{'rocm' if current_platform.is_rocm() else 'cuda' if current_platform.is_cuda() else 'cpu'}"
-    inspection = inspect_checkpoint(directory_of(model))
+    directory = directory_of(model)
+    try:
+        inspection = inspect_checkpoint(directory)
+        if inspection.damage:
+            raise CheckpointError(f"the checkpoint is damaged: {'; '.join(inspection.damage)}. Make or fetch it again")
+    except QuarkError:
+        if PLUGINS in quantization_block(directory):
+            raise
+        return True
     return any(support.runtime == runtime and support.loads for support in inspection.runtimes)

@@ -15,14 +15,13 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.checkpoint.layout_reader import layout_for, quantization_block
 from quark.checkpoint.reader import packed_content
 from quark.errors import UnsupportedError
-from quark.models.hf.shards import check_shards
-from quark.models.layers.attention import BASIS, KEY, PROBABILITIES, QUERY, VALUE
+from quark.models.hf.shards import DTYPES, check_shards
+from quark.models.layers.attention import BASIS, KEY, QUERY, VALUE
 from quark.models.layers.packed_layers import Packed
 
-__all__ = ["CachedStates", "ServedModel", "directory_of", "is_read_here"]
+__all__ = ["CachedStates", "ServedModel", "directory_of"]
 
 
 def directory_of(model: str, revision: str | None = None) -> Path:
@@ -32,11 +31,6 @@ def directory_of(model: str, revision: str | None = None) -> Path:
 
         model = snapshot_download(model, revision=revision)
     return Path(model)
-
-
-def is_read_here(directory: Path) -> bool:
-    """Return whether an installed layout reads a checkpoint."""
-    return bool(layout_for(quantization_block(directory), directory / "config.json"))
 
 
 @attrs.define(eq=False)
@@ -52,7 +46,7 @@ class ServedModel:
 
     directory: Path
     keeps_codes: bool
-    renamed: Callable[[str], str] = lambda name: name
+    renamed: Callable[[str], str] = str
     fused: Mapping[str, Sequence[str]] = attrs.field(factory=dict)
 
     @cached_property
@@ -75,8 +69,6 @@ class ServedModel:
     @cached_property
     def stored(self) -> dict[str, dict[str, torch.dtype]]:
         """The last part of the name of each stored tensor and its dtype, by the rest of the name."""
-        from quark.models.hf.shards import DTYPES
-
         owners: dict[str, dict[str, torch.dtype]] = {}
         for shard in check_shards(self.directory):
             for name, (dtype, _) in shard.tensors.items():
@@ -103,19 +95,19 @@ class ServedModel:
     @property
     def embedding(self) -> nn.Module:
         """The embedding of tokens."""
-        return self.model.get_input_embeddings()  # type: ignore[no-any-return]
+        return self.model.get_input_embeddings()
 
     @property
     def head(self) -> nn.Module:
         """The output head."""
-        return self.model.get_output_embeddings()  # type: ignore[no-any-return]
+        return self.model.get_output_embeddings()
 
     def name_of(self, module: nn.Module) -> str:
         """Return the runtime's name of a module of the model."""
         return next(name for name, other in self._modules.items() if other is module)
 
     def unread(self) -> Iterator[str]:
-        """Yield the names of stored tensors for which a runtime has no place: matrices of rotations, scales in attention."""
+        """Yield the names of stored tensors without a place in a runtime, such as matrices of rotations."""
         state = self.model.state_dict(keep_vars=True)
         for owner, leaves in self.stored.items():
             if not isinstance(self._modules.get(owner), Packed):
@@ -123,7 +115,7 @@ class ServedModel:
                 yield from (name for name in names if name not in state or owner == "")
 
     def states(self, attention: str) -> CachedStates | None:
-        """Return what attention does to queries, keys and values before it caches them; None where that is nothing."""
+        """Return what attention does to queries, keys and values; None where that is nothing."""
         module = self._modules.get(attention)
         if module is None:
             return None

@@ -23,9 +23,13 @@ from quark.models.layers.quantized_layers import QuantizedLayer
 
 __all__ = ["ROOM_ELEMENTS", "Packed", "RunsFromCodes", "runs_from_codes"]
 
-ROOM_ELEMENTS = 1 << 24
-"""Elements of a weight up to which a linear layer unpacks it whole; a larger one, that of an output head,
-takes its outputs in slices of that size.
+ROOM_ELEMENTS = 1 << 21
+"""Elements of a weight up to which a linear layer unpacks it whole; a larger one takes its outputs in slices
+of that size, which stay in a third-level cache.
+"""
+_ROWS = 64
+"""Divides the rows of a slice. Products compute their last rows, if there are fewer than they have lanes, in
+another order: a slice then equals the rows of the whole product to the bit.
 """
 
 _LOCAL = threading.local()
@@ -85,7 +89,7 @@ class RunsFromCodes(Packed):
             return quantized.product(x, *args, **kwargs)  # the gradient needs the weight later
         if computes is nn.Embedding.forward and getattr(self, "max_norm", None) is None:
             return packed.looked_up(x)
-        parts = packed.row_slices(ROOM_ELEMENTS) if computes is nn.Linear.forward and packed.shape[0] else []
+        parts = packed.row_slices(ROOM_ELEMENTS, _ROWS) if computes is nn.Linear.forward and packed.shape[0] else []
         if len(parts) > 1:
             return self._linear_in_parts(packed, parts, x)
         values = packed.values(weight_room(packed.shape, packed.dtype, packed.device))

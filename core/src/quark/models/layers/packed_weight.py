@@ -25,9 +25,9 @@ from quark.numbers import QParams, TensorQuantizer
 
 __all__ = ["FormatPacking", "PackedWeight", "RowCuts", "WeightPacking", "row_cuts", "weight_room"]
 
-SLICE_ELEMENTS = 1 << 18
-"""Elements of a weight that one thread unpacks at a time: as float32 with their codes they fit into a
-second-level cache of 2 MiB.
+SLICE_ELEMENTS = 1 << 20
+"""Most elements of a weight that one thread unpacks at a time. Slices that fit into a second-level cache cost
+more calls than they save.
 """
 
 
@@ -219,13 +219,19 @@ class PackedWeight:
         """Return codes and scales."""
         return self.packing.unpack(self.tensors, self.shape)
 
-    def row_slices(self, elements: int) -> list[slice]:
-        """Return slices of its rows, cut where that is possible, of up to that number of elements each."""
+    def row_slices(self, elements: int, multiple: int = 1) -> list[slice]:
+        """Return slices of its rows, cut where that is possible, of up to that number of elements each.
+
+        Args:
+            elements: Of a slice; more where a slice of fewer rows cannot be cut.
+            multiple: Divides the number of rows of each slice but the last.
+        """
         rows, cuts = self.shape[0], self.cuts
         if cuts is None:
             return [slice(0, rows)]
-        parts = row_slices(-(-rows // cuts.multiple), cuts.multiple * self.shape[1], elements)
-        return [slice(p.start * cuts.multiple, min(p.stop * cuts.multiple, rows)) for p in parts]
+        unit = math.lcm(cuts.multiple, multiple)
+        parts = row_slices(-(-rows // unit), unit * self.shape[1], elements)
+        return [slice(p.start * unit, min(p.stop * unit, rows)) for p in parts]
 
     def part(self, rows: slice) -> PackedWeight:
         """Return a slice of its rows, one of `row_slices`."""
@@ -246,7 +252,8 @@ class PackedWeight:
         def unpack(rows: slice) -> None:
             self.packing.quantizer.dequantize_to(*self.part(rows).codes(), result[rows])
 
-        parallel_map(unpack, self.row_slices(SLICE_ELEMENTS), self.device)
+        share = math.prod(self.shape) // (4 * torch.get_num_threads())
+        parallel_map(unpack, self.row_slices(min(SLICE_ELEMENTS, max(share, SLICE_ELEMENTS >> 3))), self.device)
         return result
 
     @torch.no_grad()

@@ -45,8 +45,8 @@ class SafetensorsExporter(CheckpointExporter):
         """
         if names := content.config.run_time_algorithms:
             get_logger(__name__).warning(
-                f"The algorithm {', '.join(names)} runs with this model: this project, transformers with it and vLLM with quark-vllm load the "
-                "export; vLLM alone does not know such algorithms and would compute something else without a word."
+                f"The algorithm {', '.join(names)} runs with this model: this project, transformers with it and vLLM with quark-vllm load "
+                "the export; vLLM alone does not know such algorithms and would compute something else without a word."
             )
         if options.weight_format != "real_quantized":
             get_logger(__name__).warning(

@@ -44,7 +44,7 @@ class RuntimeInspector:
 
 
 def _with_plugin(facts: CheckpointFacts) -> RuntimeSupport:
-    """Return the support by vLLM with quark-vllm, which computes layers by those of quark, whatever their scheme."""
+    """Return the support by vLLM with quark-vllm, which computes layers of any scheme by quark's own."""
     refusals = []
     if facts.config.softmax_quant_spec is not None:
         refusals.append("it quantizes probabilities of attention, which fused kernels never hold")

@@ -1,0 +1,116 @@
+"""A served model has the layers of a checkpoint by the names of a runtime, which fuses some of them."""
+
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import quark_vllm
+from quark.config.model import QConfig
+from quark.errors import UnsupportedError
+from quark.models.layers.layers_from_codes import Packed
+from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
+from quark_tiny_model import calibration_batches, tiny_model
+from quark_vllm.operator import Operation, announce, call
+from quark_vllm.served_model import CachedStates, ServedModel
+
+FUSED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
+
+
+def config(**changes: str) -> QConfig:
+    return LLMTemplate.get("llama").get_config(scheme="int8", kv_cache_scheme="fp8", **changes)
+
+
+def served(where: Path, quant_config: QConfig) -> ServedModel:
+    export_safetensors(ModelQuantizer(quant_config).quantize_model(tiny_model(), calibration_batches(1, 64)), where)
+    return ServedModel(where, keeps_codes=False, fused=FUSED)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
+    quant_config = config()
+    quant_config.exclude = ["lm_head", "*layers.0.self_attn.q_proj", "*layers.1.mlp.*"]
+    return served(tmp_path_factory.mktemp("plain") / "out", quant_config)
+
+
+def test_vllm_is_imported_by_nothing_but_what_vllm_calls() -> None:
+    assert quark_vllm.register.__module__ == "quark_vllm"
+    assert "vllm" not in sys.modules
+
+
+def test_a_fused_layer_has_its_parts_in_order_float_ones_too(plain: ServedModel) -> None:
+    parts = plain.parts("model.layers.0.self_attn.qkv_proj")
+    assert [name.rpartition(".")[2] for name in parts] == FUSED["qkv_proj"]
+    assert [isinstance(part, Packed) for part in parts.values()] == [False, True, True]
+    assert list(plain.parts("model.layers.2.mlp.down_proj")) == ["model.layers.2.mlp.down_proj"]
+
+
+@pytest.mark.parametrize("name", ["model.layers.1.mlp.gate_up_proj", "lm_head", "model.layers.0.mlp.strange_proj"])
+def test_what_is_float_or_unknown_is_left_to_the_runtime(name: str, plain: ServedModel) -> None:
+    assert plain.parts(name) == {}
+    assert plain.experts(name) is None
+
+
+def test_a_runtime_may_have_other_names(plain: ServedModel) -> None:
+    renamed = ServedModel(plain.directory, False, lambda name: name.replace("model.", "language_model.model."), FUSED)
+    assert list(renamed.parts("language_model.model.layers.2.mlp.down_proj")) == ["language_model.model.layers.2.mlp.down_proj"]
+    assert set(renamed.stored["language_model.model.layers.2.mlp.down_proj"]) >= {"weight", "weight_scale", "input_scale"}
+    assert renamed.name_of(renamed.embedding) == "language_model.model.embed_tokens"
+
+
+def test_it_goes_to_other_processes_before_the_checkpoint_is_read(plain: ServedModel) -> None:
+    again = pickle.loads(pickle.dumps(ServedModel(plain.directory, True)))
+    assert (again.directory, again.keeps_codes) == (plain.directory, True)
+    assert list(again.parts("model.layers.2.mlp.down_proj"))
+
+
+def test_matrices_of_rotations_have_no_place_in_a_runtime_and_rotate_inputs(tmp_path: Path, plain: ServedModel) -> None:
+    quant_config = config(algorithm="rotation")
+    (rotation,) = quant_config.algo_config or ()
+    rotation.r4, rotation.r3, rotation.preset = True, True, "reference"  # type: ignore[attr-defined]
+    model = served(tmp_path / "out", quant_config)
+    assert list(model.unread()) == ["shared_input_rotation_384"]
+    assert list(plain.unread()) == []
+    (layer,) = model.parts("model.layers.0.mlp.down_proj").values()
+    assert isinstance(layer, Packed)
+    assert len(layer.unpack()._forward_pre_hooks) == 1
+    states = model.states("model.layers.0.self_attn")
+    assert states is not None
+    assert states.basis is not None
+    keys = torch.randn(5, 2 * 64)
+    expected = states.key(states.basis(keys.view(5, 2, 64).transpose(0, 1)[None]))[0].transpose(0, 1).reshape(5, -1)
+    assert torch.equal(states.changed(keys, 2, "key"), expected)
+    assert torch.equal(states.changed(keys.view(5, 2, 64), 2, "key").flatten(1), expected)
+    assert model.states("model.layers.0.mlp") is None
+
+
+def test_values_are_not_rotated() -> None:
+    states = CachedStates(lambda x: -x, None, None, torch.round)
+    values = torch.randn(3, 4)
+    assert torch.equal(states.changed(values, 2, "value"), values.round())
+    assert torch.equal(states.changed(values, 2, "query"), -values)
+
+
+def test_quantized_probabilities_are_refused(tmp_path: Path) -> None:
+    model = served(tmp_path / "out", LLMTemplate.get("llama").get_config("fp8", attention_scheme="fp8"))
+    with pytest.raises(UnsupportedError, match="probabilities of attention, which fused kernels never hold"):
+        model.parts("model.layers.0.mlp.down_proj")
+
+
+def test_a_compiled_model_calls_a_layer_and_traces_nothing_of_it() -> None:
+    calls = []
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        calls.append(tuple(x.shape))
+        return torch.cat([x, x], -1)
+
+    operation = Operation(double, 8, torch.float32)
+    announce("a layer", operation)
+    compiled = torch.compile(lambda x: call("a layer", x + 1), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(torch.ones(3, 4)), torch.full((3, 8), 2.0))
+    assert calls == [(3, 4)]
+    lookup = Operation(lambda ids: torch.ones(*ids.shape, 5), 5, torch.float32, adds_axis=True)
+    announce("a look-up", lookup)
+    assert torch.compile(lambda x: call("a look-up", x), backend="eager", fullgraph=True)(torch.zeros(2, 3).long()).shape == (2, 3, 5)
