@@ -165,17 +165,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         port = free.getsockname()[1]
     environ = {**os.environ, **environment(folder), "PYTHONPATH": str(shown_packages(folder / "site"))}
     # The program `vllm serve` of the wheels for CPUs looks for the metadata of the wheel for GPUs; this is what it starts.
-    command = [
-        interpreter(),
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        "--model",
-        str(out),
-        "--port",
-        str(port),
-        "--max-model-len",
-        "256",
-    ]
+    command = [interpreter(), "-m", "vllm.entrypoints.openai.api_server", "--model", str(out), "--port", str(port), "--max-model-len", "256"]
     with (folder / "log").open("w") as log, subprocess.Popen(command, env=environ, stdout=log, stderr=log) as process:
         try:
             for _ in range(600):
@@ -195,9 +185,7 @@ def complete(server: str, prompt: str, *, stream: bool = False) -> str:
     body = {"prompt": prompt, "max_tokens": 16, "temperature": 0, "stream": stream}
     with urlopen(Request(server, json.dumps(body).encode(), {"Content-Type": "application/json"})) as answer:
         text = answer.read().decode()
-    pieces: list[Any] = (
-        [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: {")] if stream else []
-    )
+    pieces: list[Any] = [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: {")] if stream else []
     return "".join(piece["choices"][0]["text"] for piece in pieces or [json.loads(text)])
 
 

@@ -90,9 +90,7 @@ def test_a_cast_changes_values_and_no_scale() -> None:
     whole = layer_in("int8")
     scale = whole.input_quantizer.scale
     for keeps_codes in (False, True):
-        part: Any = cut_layer(
-            whole, slice(0, ROWS), slice(0, COLUMNS), keeps_codes=keeps_codes, dtype=torch.bfloat16, device=torch.device("cpu")
-        )
+        part: Any = cut_layer(whole, slice(0, ROWS), slice(0, COLUMNS), keeps_codes=keeps_codes, dtype=torch.bfloat16, device=torch.device("cpu"))
         assert (part.weight.dtype, part.bias.dtype) == (torch.bfloat16, torch.bfloat16)
         assert torch.equal(part.input_quantizer.scale, scale)
         assert torch.equal(part.weight, whole.weight.bfloat16())

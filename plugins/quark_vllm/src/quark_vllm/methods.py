@@ -80,9 +80,7 @@ class ServedLinear(LinearMethodBase):
             for part, rows in zip(*_stacked(layer, parts, self._sizes), strict=True)
         ]
         if is_row and layer.tp_size > 1 and any(getattr(part, "output_quantizer", None) is not None for part in layers):
-            raise UnsupportedError(
-                f"the output of '{layer.prefix}' is quantized, and no rank has all of it: serve it without tensor parallelism"
-            )
+            raise UnsupportedError(f"the output of '{layer.prefix}' is quantized, and no rank has all of it: serve it without tensor parallelism")
         if layer.bias is not None:
             layer.bias.data = torch.cat([part.bias for part in layers]).data
         if layer.skip_bias_add or (is_row and layer.tp_rank > 0):
@@ -111,9 +109,7 @@ def _stacked(layer: Any, parts: list[nn.Module], sizes: list[int]) -> tuple[list
         rows = [rows_of_rank([w], [s], layer.tp_rank, layer.tp_size)[0] for w, s in zip(widths, sizes, strict=True)]
         return parts, rows
     if len(parts) > 1:
-        raise UnsupportedError(
-            f"'{layer.prefix}' consists of {len(parts)} layers of the checkpoint and {len(sizes)} of vLLM: it is not served"
-        )
+        raise UnsupportedError(f"'{layer.prefix}' consists of {len(parts)} layers of the checkpoint and {len(sizes)} of vLLM: it is not served")
     if isinstance(layer, QKVParallelLinear):
         keys = layer.total_num_kv_heads
         full = [layer.total_num_heads * layer.head_size, keys * layer.head_size, keys * layer.v_head_size]
@@ -204,9 +200,7 @@ class ServedExperts(FusedMoEMethodBase):
                 delattr(mixture, number)
                 continue
             for name, part in list(expert.named_children()):
-                rows, columns = (
-                    (slice(0, n) for n in part.weight_shape) if isinstance(part, Packed) else (slice(0, n) for n in part.weight.shape)
-                )
+                rows, columns = (slice(0, n) for n in part.weight_shape) if isinstance(part, Packed) else (slice(0, n) for n in part.weight.shape)
                 options: Any = {"keeps_codes": self._served.keeps_codes, "dtype": self._dtype, "device": device}
                 setattr(expert, name, cut_layer(part, rows, columns, **options))
         layer.quark_mixture = mixture
