@@ -30,8 +30,6 @@ class Nibbles(Packing):
 
 
 class UnmasksInPlace(Nibbles):
-    """Turns all bits of stored codes around, and back in their own memory."""
-
     def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
         return super().pack(codes, granularity, order).bitwise_not_()
 

@@ -18,7 +18,7 @@ from quark.checkpoint.reader import import_model_from_safetensors
 from quark.checkpoint.transformers_loading import is_read_here, register_layouts
 from quark.models.hf.dequantized_tensors import DequantizedTensors
 from quark.models.hf.file_tensors import FileTensors
-from quark.models.hf.loading import load_model, unpack_model
+from quark.models.hf.loading import load_model
 from quark.models.hf.quantized_source import float_tensors_of
 from quark.models.hf.shards import check_shards
 from quark.plugins import exporters
@@ -87,9 +87,8 @@ def runs_from_codes(subject: Subject) -> None:
     scheme that it stores."""
     _with_reader(subject)
     for scheme, _, out in stored_exports(subject):
-        packed = import_model_from_safetensors(None, out, device="cpu", packed=True)
-        found = logits(packed)
-        same = torch.equal(found, logits(unpack_model(packed)))
+        packed, unpacked = (import_model_from_safetensors(None, out, device="cpu", packed=is_packed) for is_packed in (True, False))
+        same = torch.equal(logits(packed), logits(unpacked))
         require(same, f"gives other logits from the codes of a checkpoint in '{scheme}' than unpacked")
 
 

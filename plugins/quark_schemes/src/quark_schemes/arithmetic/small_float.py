@@ -195,7 +195,7 @@ def _decode_numbers(codes: Tensor, shape: FloatShape) -> Tensor:
     if not shape.signed:
         bits.bitwise_left_shift_(place)
     else:
-        # Up to the sign bit, and down again to float32's exponent and mantissa; the sign's copies are cleared.
+        # Up to the sign bit, and down to float32's exponent and mantissa; the sign's copies are cleared.
         magnitude_bits = shape.bits - 1
         up = 31 - magnitude_bits
         bits.bitwise_left_shift_(up).bitwise_right_shift_(up - place)
