@@ -28,7 +28,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import logging
 import math
 import sys
 import time
@@ -50,6 +49,7 @@ from benchmarks.perplexity import forward_seconds
 from benchmarks.pooling import pooled, row_of
 from benchmarks.rescaled import rescale
 from benchmarks.texts import digest, windows
+from quark.base.log import silenced
 from quark.base.version import VERSION
 from quark.models.hf.loading import load_model
 from quark.models.hf.tokenizer import load_tokenizer
@@ -309,7 +309,6 @@ def main(arguments: list[str] | None = None) -> None:
     args.setting = [Setting.parse(text) for text in args.setting_texts]
     if len(args.setting) < 2 or len({setting.name for setting in args.setting}) < len(args.setting):
         sys.exit("give at least two settings, each with a name of its own: the others are compared with the first")
-    logging.getLogger("quark").setLevel(logging.ERROR)
     first, *others = (setting.name for setting in args.setting)
     cells = []
     for name, path in places(args.models):
@@ -325,4 +324,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with silenced():
+        main()
