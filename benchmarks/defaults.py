@@ -63,7 +63,7 @@ BUNDLED = Path(quark_tiny_model.__file__).parent
 
 @attrs.frozen
 class Setting:
-    """Algorithms and what differs from their defaults.
+    """Algorithms, and options that differ from the defaults.
 
     Attributes:
         name: Name in the table.
@@ -135,7 +135,7 @@ class Setting:
 
 
 def _options(text: str) -> list[str]:
-    """Return the parts of a text between commas, of which those in brackets divide nothing."""
+    """Return the parts of a text between commas; commas in brackets divide nothing."""
     depths = list(accumulate((character in "[{") - (character in "]}") for character in text))
     return "".join("\n" if character == "," and not depth else character for character, depth in zip(text, depths, strict=True)).split("\n")
 

@@ -48,7 +48,7 @@ SLICE = 1 << 18
 
 
 def child(checkpoint: Path, *, packed: bool) -> dict[str, float]:
-    """Return what loading a checkpoint and a forward take in this process, in bytes and seconds."""
+    """Return bytes and seconds of loading a checkpoint, and of a forward, in this process."""
     import transformers.models.gemma3.modeling_gemma3
     import transformers.models.llama.modeling_llama  # noqa: F401 - counted with the imports
 

@@ -22,7 +22,7 @@ _STEPS = 20_000
 
 @cache
 def student_t(degrees: int) -> float:
-    """Return t, of which 95 % of Student's distribution of that many degrees of freedom lie between −t and t.
+    """Return the t for which 95 % of Student's distribution, of that many degrees of freedom, lie within ± t.
 
     The density is integrated over the angle θ with ``x = √ν tan θ``, where it is ``cos^(ν − 1) θ``.
 

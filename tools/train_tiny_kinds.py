@@ -50,7 +50,7 @@ IDS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 
 
 def make_mixture(recipe: KindRecipe) -> Qwen2MoeForCausalLM:
-    """Return a mixture of eight experts, of which a router chooses two for each token, and a shared one."""
+    """Return a mixture of eight experts and a shared one; a router chooses two for each token."""
     config = Qwen2MoeConfig(
         vocab_size=recipe.vocabulary,
         hidden_size=recipe.hidden,

@@ -20,7 +20,7 @@ __all__ = ["KINDS", "export_kind", "sizes"]
 
 
 def sizes(model: Any, *more: str) -> dict[str, Any]:
-    """Return what the configurations of families have in common, of the bundled model."""
+    """Return the sizes of the bundled model, which the configurations of all families have."""
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     others = ("max_position_embeddings", "tie_word_embeddings", "rms_norm_eps", "bos_token_id", "eos_token_id", "pad_token_id")
     return {name: getattr(model.config, name) for name in (*names, *others, *more)}
@@ -88,7 +88,7 @@ def _of_everything(template: LLMTemplate) -> QConfig:
 
 
 def _mixed(template: LLMTemplate) -> QConfig:
-    """A scheme for each kind of layer, parts of what vLLM fuses among them, and a float layer."""
+    """A scheme for each kind of layer, parts of layers that vLLM fuses among them, and a float layer."""
     config, layers = template.get_config(scheme="int8"), {"up": "mx6", "gate": "int4_wo_64", "o": "bfp16", "q": "nvfp4"}
     config.layer_quant_config = {f"*{name}_proj": quark.schemes().load_config(scheme)() for name, scheme in layers.items()}
     config.exclude = ["lm_head", "*layers.0.self_attn.k_proj"]

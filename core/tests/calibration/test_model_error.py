@@ -43,7 +43,7 @@ def quantized(algorithm: str | None, scheme: str = "int4_wo_64", kind: str = "ll
 
 
 def last_output(model: nn.Module, kind: str) -> Tensor:
-    """What the last block of a model returns for the compared tokens."""
+    """Return the output of the last block of a model for the compared tokens."""
     outputs = []
     block = model.get_submodule(tiny_template(kind).architecture.decoder_blocks)[-1]  # type: ignore[index]
     handle = block.register_forward_hook(lambda _, __, output: outputs.append(output if isinstance(output, Tensor) else output[0]))

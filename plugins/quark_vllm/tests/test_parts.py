@@ -1,4 +1,4 @@
-"""Parts of layers are those of the whole layer, in every scheme, packed or not, on any number of ranks."""
+"""Parts of layers equal the whole layer, in every scheme, packed or not, on any number of ranks."""
 
 from itertools import pairwise
 from typing import Any

@@ -33,7 +33,7 @@ from quark.models.plan.quant_plan import has_static_scale
 __all__ = ["ModelError"]
 
 ONE_IN = 64
-"""Of so many calibration tokens, one is compared: two forwards of these cost 3 % of one of all."""
+"""One calibration token of this number is compared: two forwards of these cost 3 % of one of all."""
 MOST_TOKENS = 512
 """More are not compared: they would tell little more."""
 FEWEST_TOKENS = 8
@@ -79,7 +79,7 @@ class ModelError:
 
     @contextmanager
     def watching(self) -> Any:
-        """Keep what the forward of the first call leaves the last block with, while the body runs."""
+        """Keep the output of the last block for the first call, while the body runs."""
         if self._last is None:
             yield
             return

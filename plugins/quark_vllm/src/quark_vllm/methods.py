@@ -132,7 +132,7 @@ def _everything(layer: Any) -> tuple[slice, slice]:
 
 
 class ServedEmbedding(QuantizeMethodBase):
-    """Computes an embedding or an output head of vLLM by those of a checkpoint.
+    """Computes an embedding or an output head of vLLM by the layers of a checkpoint.
 
     Args:
         served: The checkpoint.
@@ -224,7 +224,7 @@ class ServedExperts(FusedMoEMethodBase):
 
 
 class ServedAttention(BaseKVCacheMethod):
-    """Rotates and quantizes what attention of vLLM caches, as quark's does.
+    """Rotates and quantizes the keys and values that vLLM caches, as quark's attention does.
 
     A cache of vLLM in FP8 gets the scales of the checkpoint.
 

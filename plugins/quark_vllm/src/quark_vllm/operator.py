@@ -38,7 +38,7 @@ def announce(name: str, operation: Operation) -> None:
 
 
 def call(name: str, x: Tensor) -> Tensor:
-    """Return what an operation gives."""
+    """Return the result of an operation."""
     result: Tensor = torch.ops.quark_vllm.call(x, name)
     return result
 

@@ -85,7 +85,7 @@ class QuarkSimulate(QuantizationConfig):
         return self._served
 
     def get_checkpoint_weight_mapper(self) -> WeightsMapper:
-        """Return what drops tensors for which vLLM has no place."""
+        """Return a `WeightsMapper` that drops tensors for which vLLM has no place."""
         names = "|".join(map(re.escape, self.served.unread()))
         return WeightsMapper(orig_to_new_regex={re.compile(f"^(?:{names})$"): None} if names else {})
 
@@ -116,7 +116,7 @@ class QuarkPacked(QuarkSimulate):
 
 @lru_cache(maxsize=8)
 def _is_loaded_by_vllm(model: str) -> bool:
-    """Return whether vLLM itself loads a checkpoint on this machine, and computes what was exported.
+    """Return whether vLLM itself loads a checkpoint on this machine, and computes the exported model.
 
     What is unknown about a checkpoint that quark did not write is left to vLLM.
 

@@ -119,7 +119,7 @@ class ServedModel:
                 yield name
 
     def states(self, attention: str) -> CachedStates | None:
-        """Return what attention does to queries, keys and values; None where that is nothing."""
+        """Return the functions of queries, keys and values of an attention; None where there is none."""
         module = self._modules.get(attention)
         if module is None:
             return None
@@ -131,7 +131,7 @@ class ServedModel:
 
 @attrs.frozen(eq=False)
 class CachedStates:
-    """What attention does to its queries, keys and values, each a callable or None.
+    """Functions of the queries, keys and values of attention, each a callable or None.
 
     Attributes:
         basis: Rotates queries and keys of each head.

@@ -167,7 +167,7 @@ def _cuts_agree(packing: WeightPacking, cuts: RowCuts, columns: int) -> bool:
 
 @attrs.frozen(eq=False)
 class PackedWeight:
-    """A weight of which only the stored tensors are in memory.
+    """A weight that is in memory as its stored tensors alone.
 
     Attributes:
         packing: How its tensors are packed.
