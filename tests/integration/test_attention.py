@@ -312,3 +312,12 @@ def test_the_command_line_quantizes_attention(tmp_path: Path, monkeypatch: pytes
     written = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     assert written["kv_cache_post_rope"] is True
     assert BLOCK + "prob_output_scale" in load_file(tmp_path / "out" / "model.safetensors")
+
+
+@pytest.mark.parametrize("options", [PROBABILITIES, KEYS], ids=["probabilities", "keys"])
+def test_a_model_that_was_read_back_is_exported_to_the_same_bytes(options: dict[str, Any], tmp_path: Path) -> None:
+    model = ModelQuantizer(asked(**options)).quantize_model(tiny_model(), calibration_batches()[:1])
+    export_safetensors(model, tmp_path / "first")
+    export_safetensors(import_model_from_safetensors(tiny_model(), tmp_path / "first"), tmp_path / "second")
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "second" / name).read_bytes() == (tmp_path / "first" / name).read_bytes()

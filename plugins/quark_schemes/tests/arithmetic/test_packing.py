@@ -75,6 +75,13 @@ def test_codes_of_few_bits_come_back_whatever_the_length(bits: int, signed: bool
     assert torch.equal(unpack_bits(packed, bits, length, signed=signed), codes)
 
 
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6])
+def test_codes_are_unpacked_from_bytes_in_any_order_of_memory(bits: int) -> None:
+    data = torch.randint(0, 256, (8, 3 * bits), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    strided = data.t().contiguous().t()
+    assert torch.equal(unpack_bits(strided, bits, 24, signed=True), unpack_bits(data, bits, 24, signed=True))
+
+
 @pytest.mark.parametrize("bits", [3, 4, 5, 6])
 def test_codes_of_few_bits_are_little_endian(bits: int) -> None:
     codes = torch.arange(1, 9, dtype=torch.uint8) % (1 << bits)
