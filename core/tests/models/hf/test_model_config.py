@@ -75,3 +75,10 @@ def test_a_narrowed_config_has_half_of_the_channels_heads_and_experts_until_they
 @pytest.mark.parametrize("heads", [9, 1])
 def test_a_config_whose_heads_cannot_be_halved_is_not_narrowed(heads: int) -> None:
     assert narrowed(AutoConfig.for_model("llama", hidden_size=1152, num_attention_heads=heads), 1) is None
+
+
+@pytest.mark.parametrize("damaged", ['"LlamaForCausalLM"', "[7]", '{"LlamaForCausalLM": 1}'])
+def test_architectures_that_are_no_list_of_names_are_damage(tmp_path: Path, damaged: str) -> None:
+    (tmp_path / "config.json").write_text(f'{{"model_type": "llama", "architectures": {damaged}}}')
+    with pytest.raises(CheckpointError, match="where a list of names is expected|it is damaged"):
+        model_config(tmp_path)
