@@ -95,3 +95,11 @@ def test_options_of_an_exporter_are_shown(monkeypatch: pytest.MonkeyPatch, capsy
     options = json.loads(capsys.readouterr().out)["options"]
     assert all(row["help"] for row in options)
     assert {"pack_method", "max_shard_bytes"} <= {row["name"] for row in options}
+
+
+def test_names_of_a_record_are_joined_in_its_row(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["quark", "exporters"])
+    main()
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert " fp8, fbgemm_fp8 " in rows["fp8"]
+    assert rows["safetensors"].endswith(" quark")
