@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, OPTConfig, OPTForCausalLM, PreTrainedModel, Qwen2MoeConfig, Qwen2MoeForCausalLM
 
-from tools.train_tiny_model import Recipe, perplexity, save, split, train, unigram_perplexity
+from tools.train_tiny_model import Recipe, perplexity, save, sizes, split, train, unigram_perplexity
 
 MAX_BYTES = 1_600_000
 """Of a directory."""
@@ -46,29 +46,21 @@ class KindRecipe(Recipe):
     peak_rate: float = 4e-3
 
 
-IDS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-
-
 def make_mixture(recipe: KindRecipe) -> Qwen2MoeForCausalLM:
     """Return a mixture of eight experts and a shared one; a router chooses two for each token."""
     config = Qwen2MoeConfig(
-        vocab_size=recipe.vocabulary,
-        hidden_size=recipe.hidden,
+        **sizes(recipe),
         intermediate_size=recipe.intermediate,
         moe_intermediate_size=recipe.intermediate,
         shared_expert_intermediate_size=recipe.intermediate,
         num_experts=EXPERTS,
         num_experts_per_tok=TOP,
         norm_topk_prob=True,
-        num_hidden_layers=recipe.blocks,
-        num_attention_heads=recipe.heads,
         num_key_value_heads=recipe.kv_heads,
         max_position_embeddings=1024,
-        tie_word_embeddings=True,
         initializer_range=0.04,
         router_aux_loss_coef=BALANCE,
         output_router_logits=True,
-        **IDS,
     )
     return Qwen2MoeForCausalLM(config)
 
@@ -76,17 +68,12 @@ def make_mixture(recipe: KindRecipe) -> Qwen2MoeForCausalLM:
 def make_layernorm(recipe: KindRecipe) -> OPTForCausalLM:
     """Return a model with LayerNorms, biases, learned positions and a tied head, as OPT has them."""
     config = OPTConfig(
-        vocab_size=recipe.vocabulary,
-        hidden_size=recipe.hidden,
+        **sizes(recipe),
         word_embed_proj_dim=recipe.hidden,
         ffn_dim=4 * recipe.hidden,
-        num_hidden_layers=recipe.blocks,
-        num_attention_heads=recipe.heads,
         max_position_embeddings=512,
         dropout=0.0,
-        tie_word_embeddings=True,
         init_std=0.04,
-        **IDS,
     )
     return OPTForCausalLM(config)
 

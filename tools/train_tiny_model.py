@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 import torch
@@ -77,23 +78,24 @@ def make_tokenizer(text: str, size: int) -> PreTrainedTokenizerFast:
     )
 
 
+def sizes(recipe: Recipe) -> dict[str, Any]:
+    """Fields of a configuration that models of all kinds have; the head is tied, token 0 is every mark."""
+    return {
+        "vocab_size": recipe.vocabulary,
+        "hidden_size": recipe.hidden,
+        "num_hidden_layers": recipe.blocks,
+        "num_attention_heads": recipe.heads,
+        "tie_word_embeddings": True,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
+    }
+
+
 def make_model(recipe: Recipe) -> LlamaForCausalLM:
     """A Llama with tied embeddings, randomly initialised."""
-    config = LlamaConfig(
-        vocab_size=recipe.vocabulary,
-        hidden_size=recipe.hidden,
-        intermediate_size=recipe.intermediate,
-        num_hidden_layers=recipe.blocks,
-        num_attention_heads=recipe.heads,
-        num_key_value_heads=recipe.kv_heads,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=0,
-        pad_token_id=0,
-        initializer_range=0.04,
-    )
-    return LlamaForCausalLM(config)
+    own = {"intermediate_size": recipe.intermediate, "num_key_value_heads": recipe.kv_heads}
+    return LlamaForCausalLM(LlamaConfig(**sizes(recipe), **own, max_position_embeddings=1024, initializer_range=0.04))
 
 
 def batches(tokens: Tensor, recipe: Recipe) -> Iterator[Tensor]:

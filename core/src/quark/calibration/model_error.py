@@ -12,7 +12,7 @@ many, they are in the statistics, as are those: codes are hardly fitted to singl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -78,7 +78,7 @@ class ModelError:
         return cls([Call((prefix,))] * 2, blocks[-1].module) if prefix.shape[1] >= FEWEST_TOKENS else cls()
 
     @contextmanager
-    def watching(self) -> Any:
+    def watching(self) -> Iterator[None]:
         """Keep the output of the last block for the first call, while the body runs."""
         if self._last is None:
             yield

@@ -190,6 +190,11 @@ class TensorQuantizer(Protocol):
     def empty_qparams(self, shape: tuple[int, ...], device: str) -> QParams:
         """Return scales of the right shapes and dtypes with arbitrary values, for meta models and readers."""
 
+    def empty_codes(self, shape: tuple[int, ...]) -> tuple[Tensor, QParams]:
+        """Return codes and scales of a tensor of that shape, on the meta device."""
+        qparams = self.empty_qparams(shape, "meta")
+        return self.quantize(torch.empty(shape, dtype=torch.float32, device="meta"), qparams), qparams
+
 
 class MultiLevelQuantizer(TensorQuantizer):
     """Base of quantizers with several levels, or with a scale structure of their own.

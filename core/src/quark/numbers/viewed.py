@@ -8,7 +8,7 @@ says where, by a `TensorView`.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 import torch
@@ -18,6 +18,9 @@ from quark.numbers.granularity import Granularity
 from quark.numbers.number_format import QParams
 from quark.numbers.observer import Observer
 from quark.numbers.tensor_quantizer import TensorQuantizer
+
+if TYPE_CHECKING:
+    from quark.numbers.single_level import SingleLevelQuantizer
 
 __all__ = ["ChannelsLast", "KernelMatrix", "TensorView", "ViewedQuantizer", "output_first_shape", "viewed"]
 
@@ -135,18 +138,18 @@ def viewed(quantizer: TensorQuantizer, view: TensorView) -> TensorQuantizer:
 # Cached like quantizers of equal specs, so that equal layers share whatever is cached by quantizer.
 @lru_cache(maxsize=1024)
 def _viewed(quantizer: TensorQuantizer, view: TensorView) -> TensorQuantizer:
-    return cast(TensorQuantizer, ViewedQuantizer(quantizer, view))  # other members come from ``quantizer``
+    return ViewedQuantizer(quantizer, view)
 
 
 @attrs.frozen(eq=False)
-class ViewedQuantizer:
+class ViewedQuantizer(TensorQuantizer):
     """Quantizer of the arrangement of a tensor.
 
     `quark.numbers.TensorQuantizer` documents the methods.
 
     Scales have the shapes that they have for the arrangement. Codes that are stored one by one, with scales
     of the tensor or of channels, have the shape of the tensor; codes that are packed or grouped are those of
-    the arrangement. Members that see neither a tensor nor its shape are the inner quantizer's.
+    the arrangement.
 
     Attributes:
         inner: Quantizes arranged tensors.
@@ -156,10 +159,21 @@ class ViewedQuantizer:
     inner: TensorQuantizer
     view: TensorView
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self.inner, name)
+    @property
+    def levels(self) -> tuple[SingleLevelQuantizer, ...]:
+        return self.inner.levels
+
+    @property
+    def stored_level(self) -> SingleLevelQuantizer:
+        return self.inner.stored_level
+
+    @property
+    def has_tensor_scale(self) -> bool:
+        return self.inner.has_tensor_scale
+
+    @property
+    def has_one_product(self) -> bool:
+        return self.inner.has_one_product
 
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
         return self.inner.shape_error(self.view.shape(shape)) or self.view.error(self.granularity)
@@ -172,6 +186,9 @@ class ViewedQuantizer:
 
     def outer_scale(self, x: Tensor, shared: Observer | None = None) -> Tensor | None:
         return self.inner.outer_scale(self.view.arranged(x), None if shared is None else _inner(shared))
+
+    def scales_from_ranges(self, low: Tensor, high: Tensor, outer: Tensor | None, *, observed: bool = False) -> QParams:
+        return self.inner.scales_from_ranges(low, high, outer, observed=observed)
 
     def find_qparams(self, x: Tensor, shared: Observer | None = None) -> QParams:
         return self.inner.find_qparams(self.view.arranged(x), None if shared is None else _inner(shared))
@@ -189,6 +206,9 @@ class ViewedQuantizer:
     def codes_of(self, values: Tensor, qparams: QParams) -> Tensor:
         return self._restored(self.inner.codes_of(self.view.arranged(values), qparams), values)
 
+    def recovers_codes(self, dtype: torch.dtype, qparams: QParams) -> bool:
+        return self.inner.recovers_codes(dtype, qparams)
+
     def dequantize(self, codes: Tensor, qparams: QParams) -> Tensor:
         return self._restored(self.inner.dequantize(self.view.arranged(codes), qparams), codes)
 
@@ -198,6 +218,9 @@ class ViewedQuantizer:
         if self._keeps_shape(tensors[""], tuple(arranged.shape)):
             tensors[""] = self.view.restored(tensors[""], tuple(codes.shape)).contiguous()
         return tensors
+
+    def pack_qparams(self, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
+        return self.inner.pack_qparams(qparams, order=order)
 
     def unpack(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> tuple[Tensor, QParams]:
         stored, arranged = tensors[""], self.view.shape(shape)

@@ -39,9 +39,7 @@ class CodedLayer:
     def empty(cls, config: QLayerConfig, shape: tuple[int, ...]) -> Self:
         """Return a layer with a weight of that shape on the meta device."""
         assert config.weight is not None
-        quantizer = quantizer_for(config.weight, activation=False)
-        qparams = quantizer.empty_qparams(shape, "meta")
-        codes = quantizer.quantize(torch.empty(shape, dtype=torch.float32, device="meta"), qparams)
+        codes, qparams = quantizer_for(config.weight, activation=False).empty_codes(shape)
         inputs = None if config.input_tensors is None else quantizer_for(config.input_tensors, activation=True)
         is_static = inputs is not None and not inputs.is_dynamic and not inputs.is_float
         return cls(config, codes, qparams, inputs.empty_qparams((1,), "meta") if inputs is not None and is_static else None)

@@ -378,6 +378,4 @@ def _packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str)
 
     Operations on meta tensors take longer than packing a small layer, and shapes repeat.
     """
-    qparams = quantizer.empty_qparams(shape, "meta")
-    codes = quantizer.quantize(torch.empty(shape, dtype=torch.float32, device="meta"), qparams)
-    return quantizer.pack(codes, qparams, order=order)
+    return quantizer.pack(*quantizer.empty_codes(shape), order=order)

@@ -125,7 +125,7 @@ def row_cuts(packing: WeightPacking, columns: int) -> RowCuts | None:
     """Return where a packed weight with that number of columns can be cut; None where it cannot be."""
     quantizer = packing.quantizer
     probe = _PROBE * quantizer.granularity.rows_per_scale
-    small, large = (_packed_meta(packing, (rows, columns)) for rows in (probe, 2 * probe))
+    small, large = (packing.pack(*quantizer.empty_codes((rows, columns))) for rows in (probe, 2 * probe))
     axes: dict[str, tuple[int, Fraction]] = {}
     for name, tensor in small.items():
         other = large[name]
@@ -136,12 +136,6 @@ def row_cuts(packing: WeightPacking, columns: int) -> RowCuts | None:
             axes[name] = grown[0], Fraction(tensor.shape[grown[0]], probe)
     cuts = RowCuts(math.lcm(*(ratio.denominator for _, ratio in axes.values())), axes)
     return cuts if axes and _cuts_agree(packing, cuts, columns) else None
-
-
-def _packed_meta(packing: WeightPacking, shape: tuple[int, int]) -> dict[str, Tensor]:
-    quantizer = packing.quantizer
-    qparams = quantizer.empty_qparams(shape, "meta")
-    return packing.pack(quantizer.quantize(torch.empty(shape, dtype=torch.float32, device="meta"), qparams), qparams)
 
 
 @torch.no_grad()
