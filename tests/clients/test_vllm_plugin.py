@@ -12,14 +12,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
-from urllib.request import Request, urlopen
+from urllib.request import urlopen
 
+import attrs
 import pytest
 import torch
+from torch import Tensor
 
 import quark
 from quark.checkpoint.inspection import inspect_checkpoint
@@ -31,12 +32,14 @@ from .results import Results, compared, quantized_tiny_model
 from .served_models import KINDS, export_kind
 from .shown_packages import shown_packages
 from .test_vllm_layouts import of_the_last_text
-from .vllm_comparison import dtype_for, is_computed_by_vllm
-from .vllm_on_cpu import PROMPTS, environment, generate, interpreter
+from .vllm_comparison import FARTHER, dtype_for, is_computed_by_vllm
+from .vllm_on_cpu import PROMPTS, environment, generate, interpreter, run
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(1600)]
 CLIENT = "vLLM with quark-vllm"
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples/acme_quant"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples/acme_quant"
+TASKS = ROOT / "tests/data/tasks"
 EXPORT_IN_ACME = """
 import sys
 from pathlib import Path
@@ -47,6 +50,41 @@ from quark_tiny_model import tiny_tokenizer
 from tests.clients.results import quantized_tiny_model
 export_safetensors(quantized_tiny_model("acme_nf3_g64", torch.bfloat16), sys.argv[1])
 tiny_tokenizer().save_pretrained(sys.argv[1])
+"""
+
+ASK = """
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from openai import OpenAI
+address, prompts, out = sys.argv[1:]
+client = OpenAI(base_url=address, api_key="none")
+(model,) = client.models.list().data
+options = {"model": model.id, "max_tokens": 16, "temperature": 0}
+def complete(prompt):
+    return client.completions.create(prompt=prompt, **options).choices[0].text
+def stream(prompt):
+    return "".join(part.choices[0].text for part in client.completions.create(prompt=prompt, stream=True, **options))
+prompts = json.loads(prompts)
+answers = {"alone": [complete(p) for p in prompts], "streamed": [stream(p) for p in prompts]}
+with ThreadPoolExecutor(6) as pool:
+    answers["together"] = list(pool.map(complete, prompts * 2))
+with open(out, "w") as file:
+    json.dump(answers, file)
+"""
+EVALUATE = """
+import json
+import os
+import sys
+from lm_eval import simple_evaluate
+from lm_eval.tasks import TaskManager
+address, directory, tasks, root, out = sys.argv[1:]
+os.chdir(root)
+options = {"base_url": f"{address}/completions", "model": directory, "tokenizer_backend": "huggingface", "num_concurrent": 2}
+results = simple_evaluate("local-completions", options, ["quark_completions"], task_manager=TaskManager(include_path=tasks))
+samples = results["samples"]["quark_completions"]
+with open(out, "w") as file:
+    json.dump([[float(score) for score, _ in sample["filtered_resps"]] for sample in sorted(samples, key=lambda s: s["doc_id"])], file)
 """
 
 
@@ -165,9 +203,22 @@ def test_two_ranks_compute_what_one_does(method: str, tmp_path: Path, vllm_with_
         client.close()
 
 
+@attrs.frozen
+class Server:
+    """A running server.
+
+    Attributes:
+        address: Of its API.
+        directory: The checkpoint that it serves.
+    """
+
+    address: str
+    directory: Path
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of vLLM's server, which serves a scheme that vLLM does not know."""
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """vLLM's server, which serves a scheme that vLLM does not know."""
     folder = tmp_path_factory.mktemp("server")
     out = exported("mx6", folder / "out")
     with socket.socket() as free:
@@ -186,26 +237,41 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                     break
                 except URLError:
                     time.sleep(1)
-            yield f"http://127.0.0.1:{port}/v1/completions"
+            yield Server(f"http://127.0.0.1:{port}/v1", out)
         finally:
             process.terminate()
             process.wait(60)
 
 
-def complete(server: str, prompt: str, *, stream: bool = False) -> str:
-    body = {"prompt": prompt, "max_tokens": 16, "temperature": 0, "stream": stream}
-    with urlopen(Request(server, json.dumps(body).encode(), {"Content-Type": "application/json"})) as answer:
-        text = answer.read().decode()
-    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: {")] if stream else [text]
-    return "".join(json.loads(line)["choices"][0]["text"] for line in lines)
-
-
-def test_the_server_answers_several_at_once_as_one_after_the_other(server: str) -> None:
-    alone = [complete(server, prompt) for prompt in PROMPTS]
+def test_the_server_answers_several_at_once_as_one_after_the_other(server: Server, tmp_path: Path) -> None:
+    run(ASK, tmp_path, server.address, json.dumps(PROMPTS), str(tmp_path / "answers.json"))
+    answers = json.loads((tmp_path / "answers.json").read_text())
+    alone, together = answers["alone"], answers["together"]
     assert all(alone)
-    assert [complete(server, prompt, stream=True) for prompt in PROMPTS] == alone
-    with ThreadPoolExecutor(6) as pool:
-        together = list(pool.map(lambda prompt: complete(server, prompt), PROMPTS * 2))
+    assert answers["streamed"] == alone
     # Sums over more rows may be in another order, which changes few tokens.
     same = sum(a == b for a, b in zip(together, alone * 2, strict=True))
     assert same >= len(together) / 2
+
+
+def test_the_server_answers_tasks_of_lm_evaluation_harness_as_the_model_does(server: Server, tmp_path: Path) -> None:
+    questions = [json.loads(line) for line in (TASKS / "completions.jsonl").read_text().splitlines()]
+    run(EVALUATE, tmp_path, server.address, str(server.directory), str(TASKS), str(ROOT), str(tmp_path / "scores.json"))
+    scores = torch.tensor(json.loads((tmp_path / "scores.json").read_text()))
+    exact, coarse = (own_scores(dtype, questions) for dtype in (torch.float32, torch.bfloat16))
+    assert torch.equal(scores.argmax(-1), exact.argmax(-1))
+    assert (scores - exact).square().mean() <= FARTHER**2 * (coarse - exact).square().mean()
+
+
+def own_scores(dtype: torch.dtype, questions: list[Any]) -> Tensor:
+    """Return the log-probability of each ending of each question, of the model that is served."""
+    model, tokenizer = quantized_tiny_model("mx6", dtype), tiny_tokenizer()
+
+    def score(beginning: list[int], ending: list[int]) -> float:
+        ids = torch.tensor(beginning + ending)
+        with torch.no_grad():
+            logprobs = model(ids[None]).logits[0, len(beginning) - 1 : -1].float().log_softmax(-1)
+        return float(logprobs.gather(1, ids[len(beginning) :, None]).sum())
+
+    tokens = [[tokenizer(text)["input_ids"] for text in (one["beginning"], *one["endings"])] for one in questions]
+    return torch.tensor([[score(beginning, ending) for ending in endings] for beginning, *endings in tokens])

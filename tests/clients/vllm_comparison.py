@@ -21,7 +21,7 @@ from quark.config.layer import levels
 from .client_process import ClientProcess
 from .vllm_on_cpu import Texts, generate, simulated
 
-__all__ = ["dtype_for", "is_computed_by_vllm"]
+__all__ = ["FARTHER", "dtype_for", "is_computed_by_vllm"]
 
 FARTHER = 2.0
 """How much farther from the simulation in float32 vLLM may be than the simulation in bfloat16, in Kullback-Leibler divergence.

@@ -162,6 +162,7 @@ class EqualizationRun:
         saved: list[SavedParameters] = []
         skipped: dict[str, Metrics] = {}
         scaled: dict[str, Metrics] = {}
+        is_compared = False
         for modules in self._mappings(block):
             name = f"{block.name}.{modules.name}".lstrip(".")
             rotated = [n for n, layer in modules.balance_layers.items() if input_is_transformed(layer)]
@@ -169,6 +170,7 @@ class EqualizationRun:
                 skipped[name] = {"left_out": f"the input of {rotated[0]} is rotated while the model runs"}
                 continue
             scale = self._transform.scale(modules, block)
+            is_compared |= scale is not None
             smallest, largest = (1.0, 1.0) if scale is None else numbers(scale.min(), scale.max())
             if scale is not None and not smallest == largest == 1:
                 saved.append(SavedParameters.of(modules))
@@ -176,7 +178,8 @@ class EqualizationRun:
                 scaled[name] = {"scale_min": smallest, "scale_max": largest}
         metrics = skipped | scaled
         if not saved:
-            return metrics | {block.name: {"applied": False, "reason": "no mapping of this block can be scaled"}}
+            reason = "no scale is better than none" if is_compared else "no mapping of this block can be scaled"
+            return metrics | {block.name: {"applied": False, "reason": reason}}
         if before is None or block.output_error is None:
             return metrics | {block.name: {"applied": True}}
         validation = validated([before], [block.output_error()])
