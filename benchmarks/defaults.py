@@ -15,7 +15,8 @@ A setting is ``NAME=ALGORITHMS[:OPTION=VALUE,…]``: algorithms joined by ``+``,
 round-to-nearest; an option is a field of the algorithms' settings (``damp_percent`` of all that have it,
 ``gptq.damp_percent`` of one), or the full name of a constant or function, such as
 ``quark_algos.gptq.config.BEST_DAMPING``: a function is replaced by one that returns the value. Values are
-JSON. The first setting is what the others are compared with.
+JSON. The option ``calibration`` names other texts of calibration than ``--calibrate``: ``code+german`` takes
+half of the sequences from each. The first setting is what the others are compared with.
 
 A cell is a model, a seed, a scheme, a text of calibration and a text of evaluation. For each, KL divergence
 from the float model and perplexity are printed, their differences with the standard error paired by sequence,
@@ -70,12 +71,14 @@ class Setting:
         algorithms: Names of algorithms, in any order; none for round-to-nearest.
         options: Fields of their settings.
         replaced: Values by full name of a constant or function.
+        calibration: Texts of calibration, joined by ``+``; empty for those of all settings.
     """
 
     name: str
     algorithms: tuple[str, ...]
     options: Mapping[str, Any] = attrs.field(factory=dict)
     replaced: Mapping[str, Any] = attrs.field(factory=dict)
+    calibration: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Setting:
@@ -94,12 +97,14 @@ class Setting:
             if not is_given:
                 raise ValueError(f"the option {option!r} of {name!r} has no value: write {option}=VALUE")
             values[key] = _value(value)
+        calibration = values.pop("calibration", "")
         is_option = {key: key.count(".") <= 1 for key in values}
         return cls(
             name,
             () if algorithms == "none" else tuple(algorithms.split("+")),
             {key: value for key, value in values.items() if is_option[key]},
             {key: value for key, value in values.items() if not is_option[key]},
+            calibration,
         )
 
     def config(self, model_type: str, scheme: str) -> Any:
@@ -191,14 +196,23 @@ def measured(args: argparse.Namespace, name: str, path: Path, seed: int) -> Iter
     rows = {kind: windows(tokenizer, args.text / f"{kind}.txt", 1, args.windows, args.length) for kind in args.evaluate}
     rescale(float_model, seed, next(iter(rows.values()))[:1, :64])
     for calibration in args.calibrate:
-        calib = windows(tokenizer, args.text / f"{calibration}.txt", 0, args.calibration_windows, args.length)
         for scheme in args.schemes:
             place = Place(name, seed, scheme, calibration)
             models, costs = {}, {}
             for setting in args.setting:
+                calib = mixed(args, tokenizer, setting.calibration or calibration)
                 models[setting.name], costs[setting.name] = _quantized(args, setting, place, path, rows, calib)
             for kind, tokens in rows.items():
                 yield attrs.asdict(place) | {"evaluation": kind, "cost": costs, "values": _values(float_model, models, tokens)}
+
+
+def mixed(args: argparse.Namespace, tokenizer: Any, texts: str) -> Tensor:
+    """Return the sequences of calibration of texts joined by ``+``: as many of each."""
+    kinds = texts.split("+")
+    counts = [len(range(number, args.calibration_windows, len(kinds))) for number in range(len(kinds))]
+    return torch.cat(
+        [windows(tokenizer, args.text / f"{kind}.txt", 0, count, args.length) for kind, count in zip(kinds, counts, strict=True)]
+    )
 
 
 def _quantized(
@@ -270,11 +284,17 @@ def add_comparison(path: Path, args: argparse.Namespace, cells: Sequence[Mapping
             "length": args.length,
             "calibration_windows": args.calibration_windows,
             "dtype": args.dtype,
-            "texts": {kind: digest(args.text / f"{kind}.txt") for kind in {*args.calibrate, *args.evaluate}},
+            "texts": {kind: digest(args.text / f"{kind}.txt") for kind in _texts(args)},
             "cells": list(cells),
         }
     )
     path.write_text(json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace('{"model"', '\n{"model"') + "\n", encoding="utf-8")
+
+
+def _texts(args: argparse.Namespace) -> set[str]:
+    """Return the names of all texts."""
+    of_settings = [kind for setting in args.setting for kind in setting.calibration.split("+") if kind]
+    return {*args.calibrate, *args.evaluate, *of_settings}
 
 
 def parser() -> argparse.ArgumentParser:

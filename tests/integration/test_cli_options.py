@@ -17,7 +17,7 @@ from quark.cli.main import program
 from quark.models.hf.loading import torch_dtype
 from quark.models.hf.skeleton import meta_model
 from quark.runs.run import plan_run
-from quark_tiny_model import tiny_model_dir
+from quark_tiny_model import tiny_model_dir, tiny_tokenizer
 from quark_tiny_model.demo_run import Bench, Refusal
 
 from .program import run
@@ -72,6 +72,19 @@ def test_calibration_is_as_much_and_as_long_as_asked(
     options = ("--scheme", "fp8", "--calib", text, "--num-calib", 3, "--seq-len", 17)
     assert run("quantize", tiny_model_dir(), tmp_path / "out", *options, monkeypatch=monkeypatch) == 0
     assert [tuple(batch.shape) for batch in asked["data"]] == [(1, 17)] * 3
+
+
+def test_each_source_of_calibration_gives_as_many_sequences(
+    tmp_path: Path, text: Path, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text("PATIENCE, n. A minor form of despair, disguised as a virtue. " * 20)
+    options = ("--scheme", "fp8", "--seq-len", 17, "--calib", text, "--calib", other, "--num-calib")
+    assert run("quantize", tiny_model_dir(), tmp_path / "out", *options, 3, monkeypatch=monkeypatch) == 0
+    expected = [tiny_tokenizer()(file.read_text(), verbose=False)["input_ids"][:34] for file in (text, other)]
+    assert torch.cat(asked["data"]).flatten().tolist() == expected[0] + expected[1][:17]
+    assert run("quantize", tiny_model_dir(), tmp_path / "few", *options, 1, monkeypatch=monkeypatch) == 2
+    assert "less than one sequence of each of the 2" in capsys.readouterr().err
 
 
 def test_the_run_works_on_the_device_that_is_asked_for(asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

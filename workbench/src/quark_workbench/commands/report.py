@@ -40,7 +40,7 @@ def report(
 
     samples = None
     if calib is not None and float_model is not None:
-        data = CalibrationChoices(calib=calib, num_calib=num_calib, seq_len=seq_len)
+        data = CalibrationChoices(calib=[calib], num_calib=num_calib, seq_len=seq_len)
         samples = data.batches(load_tokenizer(float_model), "hidden states")
     elif calib is not None:
         raise typer.BadParameter("--calib compares hidden states with the float model: give --float MODEL too")

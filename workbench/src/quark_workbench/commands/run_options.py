@@ -35,10 +35,10 @@ class CalibrationChoices:
     """Options of the command line that say which data to calibrate on."""
 
     calib: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             help="Data for static activation scales and calibrated rounding: a file or directory of text, JSON lines or "
-            "Parquet, or a source by its name; `quark datasets` lists them."
+            "Parquet, or a source by its name; `quark datasets` lists them. May be repeated: each gives as many sequences."
         ),
     ] = None
     calib_option: Annotated[
@@ -60,8 +60,8 @@ class CalibrationChoices:
         """Check that the data are there; nothing is read. Raises as `quark.calibration.data.read_samples`."""
         from quark.calibration.data import read_samples
 
-        if self.calib is not None:
-            read_samples(self.calib, given_options("--calib-option", self.calib_option))
+        for source in self.calib or ():
+            read_samples(source, given_options("--calib-option", self.calib_option))
 
     def of(self, model: Path, *, trust_remote_code: bool) -> CalibrationData:
         """Return the data for a checkpoint, which are read when something needs them."""
@@ -79,13 +79,21 @@ class CalibrationChoices:
         """
         from quark.calibration.data import read_samples, token_sequences
 
-        if self.calib is None:
+        if not self.calib:
             raise CalibrationError(
                 f"calibration text is needed by {wanted_by}: give --calib FILE, DIR or NAME (`quark datasets` lists names)"
             )
-        samples = read_samples(self.calib, given_options("--calib-option", self.calib_option))
+        if self.num_calib < len(self.calib):
+            raise CalibrationError(
+                f"--num-calib {self.num_calib} is less than one sequence of each of the {len(self.calib)} given by --calib: give more"
+            )
+        options = given_options("--calib-option", self.calib_option)
         packing, size, seed = not self.one_sample_per_sequence, self.calib_batch_size, self.calib_seed
-        return token_sequences(tokenizer, samples, self.num_calib, self.seq_len, packing=packing, batch_size=size, seed=seed)
+        batches: list[Any] = []
+        for number, source in enumerate(self.calib):
+            samples, count = read_samples(source, options), len(range(number, self.num_calib, len(self.calib)))
+            batches += token_sequences(tokenizer, samples, count, self.seq_len, packing=packing, batch_size=size, seed=seed)
+        return batches
 
 
 class CalibrationData:

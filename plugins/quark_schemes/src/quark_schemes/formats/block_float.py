@@ -280,8 +280,8 @@ class Microexponent(BlockFloat):
         return mantissa.bitwise_left_shift_(1).bitwise_or_(halved.bitwise_right_shift_(23).to(torch.int16))
 
     def decode(self, codes: Tensor) -> Tensor:
-        step = (codes.bitwise_and(1)).float().mul_(-0.5).add_(1.0)
-        return step.mul_(codes >> 1)
+        # In halves: a mantissa is one of them where the pair's bit is set, else two.
+        return codes.bitwise_and(1).neg_().add_(2).mul_(codes >> 1).float().mul_(0.5)
 
 
 MX6 = Microexponent(name="mx6", bits=5.5, storage_dtype=torch.int16, low=-15, high=15, fraction_bits=3, block=16)
