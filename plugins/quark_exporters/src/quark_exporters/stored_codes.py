@@ -101,8 +101,8 @@ class ScaleBlocks:
 def _grid(shape: tuple[int, ...], scale: tuple[int, ...]) -> tuple[int, ...] | None:
     """Return the shape of scales with an axis for rows and one for columns; None where they do not fit."""
     lead = shape[:-2]
-    if len(scale) == len(shape) and (scale[:-2] == lead or set(scale) == {1}):
-        return scale if scale[:-2] == lead else (1, 1)
+    if len(scale) == len(shape) and scale[:-2] == lead:
+        return scale
     if all(length == 1 for length in scale):
         return (1, 1)
     if scale == (*lead, shape[-2]):

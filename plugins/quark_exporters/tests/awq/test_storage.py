@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
 import torch
 
@@ -42,6 +43,14 @@ def test_scales_above_the_dtypes_range_are_refused_with_a_wider_one() -> None:
     with pytest.raises(UnsupportedError, match=r"a scale is 7e\+04, which float16 cannot hold: export with the option scale_type=bfloat16"):
         stored(scales, "float16")
     assert torch.equal(stored(scales, "bfloat16").float(), scales.bfloat16().float())
+
+
+def test_output_channels_counted_from_the_last_axis_are_the_same_channels() -> None:
+    config = run_config("int4_wo_per_channel").global_quant_config
+    from_the_end = attrs.evolve(config, weight=attrs.evolve(config.weight, ch_axis=-2))
+    assert AwqStorage().why_not(config, (ROWS, COLUMNS)) is AwqStorage().why_not(from_the_end, (ROWS, COLUMNS)) is None
+    columns = attrs.evolve(config, weight=attrs.evolve(config.weight, ch_axis=1))
+    assert AwqStorage().why_not(columns, (ROWS, COLUMNS)) == "AWQ has scales for groups of input channels, and not per_channel"
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,11 @@
 import onnx_ir as ir
 import pytest
 import torch
+from torch import Tensor
 
 from quark.config.enums import RoundType
-from quark.numbers import number_format
+from quark.config.tensor import QTensorConfig
+from quark.numbers import NumberFormat, number_format
 from quark_exporters.onnx_layout.codes import native_type, stored_codes, stored_type
 
 INT4, UINT4, INT8, UINT8, INT16 = (ir.DataType[name] for name in ("INT4", "UINT4", "INT8", "UINT8", "INT16"))
@@ -48,6 +50,32 @@ def test_stored_numbers_stand_for_the_values_of_codes(name: str) -> None:
     stored = held.stored(codes)
     values = stored.float() * held.step if held.table is None else held.table[stored.int()]
     assert torch.equal(values, of.decode(codes))
+
+
+class Multiples(NumberFormat):
+    """Codes of 16 bits for the multiples of a whole number."""
+
+    name, bits, storage_dtype = "multiples", 16, torch.int16
+
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+
+    def max_magnitude(self, spec: QTensorConfig) -> float:
+        return 32767.0 * self.factor
+
+    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
+        return t.div_(self.factor).round_().clamp_(-32767, 32767).mul_(self.factor)
+
+    def encode(self, t: Tensor) -> Tensor:
+        return (t / self.factor).to(torch.int16)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        return codes.float() * self.factor
+
+
+def test_codes_are_not_stored_as_values_that_need_more_than_16_bits() -> None:
+    assert stored_codes(Multiples(1)) is not None
+    assert stored_codes(Multiples(3)) is None
 
 
 @pytest.mark.parametrize("rounding", [RoundType.floor, RoundType.round])
