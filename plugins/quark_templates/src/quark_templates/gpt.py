@@ -92,8 +92,8 @@ GPT_OSS = attrs.evolve(
     exclude_layers_name=("lm_head", "*router*"),
     fused=(QKV,),
     weight_converters=(
-        ("experts.gate_up_proj", ("experts.*.gate_up_proj.weight",), (("Transpose", 1, 2), ("SplitFusedExperts", 0))),
-        ("experts.down_proj", ("experts.*.down_proj.weight",), (("Transpose", 1, 2), ("SplitFusedExperts", 0))),
+        ("experts.gate_up_proj", ("experts.*.gate_up_proj.weight",), (("Transpose", 1, 2), ("SplitFusedExperts",))),
+        ("experts.down_proj", ("experts.*.down_proj.weight",), (("Transpose", 1, 2), ("SplitFusedExperts",))),
         ("experts.gate_up_proj_bias", ("experts.*.gate_up_proj.bias",), (("SplitFusedExperts", 0, 2),)),
         ("experts.down_proj_bias", ("experts.*.down_proj.bias",), (("SplitFusedExperts", 0, 2),)),
     ),

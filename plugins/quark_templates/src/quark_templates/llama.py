@@ -55,7 +55,7 @@ LLAMA4_TEXT = attrs.evolve(
             ("experts.*.gate_proj.weight", "experts.*.up_proj.weight"),
             (("Transpose", 1, 2), ("SplitFusedExperts", 0)),
         ),
-        ("experts.down_proj", ("experts.*.down_proj.weight",), (("Transpose", 1, 2), ("SplitFusedExperts", 0))),
+        ("experts.down_proj", ("experts.*.down_proj.weight",), (("Transpose", 1, 2), ("SplitFusedExperts",))),
     ),
 )
 
@@ -170,7 +170,7 @@ GRANITEMOEHYBRID = attrs.evolve(
             ("block_sparse_moe.experts.*.gate_proj.weight", "block_sparse_moe.experts.*.up_proj.weight"),
             (("SplitFusedExperts", 0),),
         ),
-        ("block_sparse_moe.output_linear.weight", ("block_sparse_moe.experts.*.down_proj.weight",), (("SplitFusedExperts", 0),)),
+        ("block_sparse_moe.output_linear.weight", ("block_sparse_moe.experts.*.down_proj.weight",), (("SplitFusedExperts",),)),
     ),
     algorithm_defaults={"smoothquant": {"alpha": 0.8}, "autosmoothquant": {"compute_scale_loss": "MAE"}},
 )

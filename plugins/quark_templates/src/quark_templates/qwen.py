@@ -64,7 +64,7 @@ QWEN3_VL_MOE = attrs.evolve(
     # Published checkpoints store the fused experts transposed, [E, H, 2 I] and [E, I, H].
     weight_converters=(
         ("gate_up_proj", ("gate_proj.weight", "up_proj.weight"), (("Transpose", 1, 2), ("SplitFusedExperts", 0))),
-        ("down_proj", ("down_proj.weight",), (("Transpose", 1, 2), ("SplitFusedExperts", 0))),
+        ("down_proj", ("down_proj.weight",), (("Transpose", 1, 2), ("SplitFusedExperts",))),
     ),
 )
 
