@@ -89,7 +89,7 @@ def _overlapping(tokenizer: Any, text: str, protocol: Protocol, limit: int | Non
         raise ConfigError(f"the text has {len(tokens)} tokens, fewer than one window of {fill}: give more text or shorter windows")
     windows = tokens.unfold(0, fill, step).contiguous()
     if inserted:
-        windows = torch.cat([torch.tensor(inserted).expand(len(windows), -1), windows], dim=1)
+        windows = torch.nn.functional.pad(windows, (len(inserted), 0), value=inserted[0])
     elif protocol.bos == "each" and bos is not None:
         windows[:, 0] = bos
     first = torch.full((len(windows),), max(1, protocol.first_scored, length - stride))
