@@ -101,6 +101,22 @@ def test_fixed_and_excluded_layers_are_not_chosen_for() -> None:
     assert found["model.layers.0.self_attn.q_proj"] is None
 
 
+def test_a_choice_goes_before_a_pattern_that_says_the_global_scheme() -> None:
+    base = tiny_template().get_config(scheme="mxfp4", layer_config={"model.layers.*.mlp.down_proj": "mxfp4", "*.o_proj": "mxfp4"})
+    result = selected(lambda _, group: "fp8" if group.endswith(("down_proj", "o_proj")) else "mxfp4", base=base)
+    found, offered = schemes_of(result.config), result.problem.candidates
+    for block in range(3):
+        for name, scheme in (("mlp.down_proj", "fp8"), ("self_attn.o_proj", "fp8"), ("mlp.up_proj", "mxfp4")):
+            assert found[f"model.layers.{block}.{name}"] == offered[scheme].config
+
+
+def test_of_two_patterns_of_the_configuration_the_first_one_still_decides() -> None:
+    base = tiny_template().get_config(scheme="mxfp4", layer_config={"*.1.mlp.down_proj": "fp8", "*.down_proj": "int4_wo_32"})
+    found = schemes_of(selected(lambda *_: FLOAT, "mxfp4", "bf16", base=base, fixed=["*.down_proj"]).config)
+    for block, pattern in enumerate(("*.down_proj", "*.1.mlp.down_proj", "*.down_proj")):
+        assert found[f"model.layers.{block}.mlp.down_proj"] == base.layer_quant_config[pattern]
+
+
 def test_a_candidate_that_does_not_fit_a_group_is_not_offered_for_it() -> None:
     chooses = Chooses(lambda problem, group: min(problem.sizes[group], key=lambda one: problem.sizes[group][one]))
     budget, base = Budget(kl=1.0), run_config("fp8")

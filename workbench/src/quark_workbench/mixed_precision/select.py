@@ -113,7 +113,7 @@ def select_schemes(
         with attributed(f"choosing schemes by {whose}"):
             selection = checked_selection(problem, chooser.select(problem), whose)
         chosen = {layer: offered[selection.choices[group.name]] for group in problem.groups for layer in group.layers}
-        config = configuration(base, rows, chosen, fixed)
+        config = configuration(base, rows, chosen)
         return SelectionResult(config, selection, problem, name, time.perf_counter() - started)
 
 
@@ -187,7 +187,7 @@ def _weight(model: nn.Module, row: PlanRow) -> Tensor:
     return weight
 
 
-def configuration(base: QConfig, rows: Sequence[PlanRow], chosen: Mapping[str, Candidate], fixed: Iterable[str]) -> QConfig:
+def configuration(base: QConfig, rows: Sequence[PlanRow], chosen: Mapping[str, Candidate]) -> QConfig:
     """Return ``base`` with another quantization of weight and input for the chosen layers.
 
     The outputs of layers, such as those that enter a quantized cache, stay what ``base`` makes them.
@@ -196,7 +196,6 @@ def configuration(base: QConfig, rows: Sequence[PlanRow], chosen: Mapping[str, C
         base: What every other layer gets.
         rows: All layers under ``base``.
         chosen: Candidate by full name of layer.
-        fixed: Patterns of ``base.layer_quant_config`` that go before what is chosen.
     """
     weights: Counter[str] = Counter()
     for row in rows:
@@ -204,20 +203,18 @@ def configuration(base: QConfig, rows: Sequence[PlanRow], chosen: Mapping[str, C
             weights[chosen[row.name].name] += prod(row.shape)
     most = next((name for name, _ in weights.most_common(1)), None)
     main = next((c for c in chosen.values() if c.name == most), None)
-    pinned = {p: base.layer_quant_config[p] for p in fixed if p in base.layer_quant_config}
-    rest = {p: layer for p, layer in base.layer_quant_config.items() if p not in pinned}
     wanted = {row.name: _layer(row, chosen[row.name]) for row in rows if row.name in chosen}
     config = attrs.evolve(
         base,
         global_quant_config=base.global_quant_config if main is None else main.config.copied(),
         scheme=base.scheme if main is None else main.name,
-        layer_quant_config={**pinned, **rest},
     )
     wrong = {row.name: wanted[row.name] for row in rows if row.name in wanted and _resolved(config, row) != wanted[row.name]}
     names = [row.name for row in rows]
     floats = {name: layer for name, layer in wrong.items() if layer == QLayerConfig()}
     others = {name: layer for name, layer in wrong.items() if name not in floats}
-    by_layer = {**pinned, **_patterns(others, names), **rest}
+    own = _patterns(others, names)  # of layers that are chosen for and no others, before all patterns of ``base``
+    by_layer = {**own, **base.layer_quant_config, **own}
     return attrs.evolve(config, exclude=[*config.exclude, *_patterns(floats, names)], layer_quant_config=by_layer)
 
 

@@ -33,7 +33,7 @@ def test_it_is_the_divergence_of_the_quantized_model() -> None:
     model = tiny_model()
     rows = ModelQuantizer(base).plan(model).rows
     chosen = {layer: problem.candidates[choices[group.name]] for group in problem.groups for layer in group.layers}
-    ModelQuantizer(configuration(base, rows, chosen, ())).quantize_model(model)
+    ModelQuantizer(configuration(base, rows, chosen)).quantize_model(model)
     # `compare` reads all but the last token of each row, `measured_kl` all tokens.
     rows_of_tokens = [torch.cat([call.args[0], call.args[0][:, :1]], dim=1) for call in problem.data]
     wanted = compare(model, tiny_model(), rows_of_tokens).mean_kl
