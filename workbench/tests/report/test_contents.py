@@ -77,6 +77,13 @@ def test_files_have_the_hashes_of_their_content() -> None:
         assert listed[path.name]["bytes"] == path.stat().st_size
 
 
+def test_the_settings_of_layers_name_the_algorithm_that_rounds_them() -> None:
+    runs = (("int4_wo_64",), ("int4_wo_64", "gptq"))
+    plain, by_gptq = ([row["quantized_to"] for row in contents(*run)["settings"]["layers"]] for run in runs)
+    assert set(plain) == {"float", "W int4/group 64"}
+    assert by_gptq == [text if text == "float" else f"{text}, by gptq" for text in plain]
+
+
 def test_outputs_are_measured_before_and_after_the_algorithm() -> None:
     layers = contents("int4_wo_64", "gptq")["layers"]
     assert all(layer["output_snr_db"] is not None and layer["tokens"] == 512 for layer in layers)

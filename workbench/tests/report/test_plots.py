@@ -88,8 +88,10 @@ def test_experts_have_the_fewest_tokens_of_their_layers() -> None:
 
 
 def test_gains_are_distances_in_decibels_and_losses_are_marked() -> None:
-    plot = gains([("up", 10.0, 14.0, 3), ("down", 12.0, 11.0, 2)])
+    plot = gains([("up", 10.6, 14.6, 3), ("down", 12.6, 11.6, 2)])
     before, after = circles(plot, "dot before"), circles(plot, "dot after")
+    lines = [x for ((x, _), *_) in paths(plot, "grid")]
+    assert all(min(lines) < x < max(lines) for x, _ in before + after)
     scale = (after[0][0] - before[0][0]) / 4
     assert scale > 0
     assert after[1][0] - before[1][0] == pytest.approx(-scale, rel=0.02)

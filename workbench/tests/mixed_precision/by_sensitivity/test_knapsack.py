@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from quark.errors import ConfigError
-from quark_workbench.mixed_precision.by_sensitivity.knapsack import smallest_loss
+from quark_workbench.mixed_precision.by_sensitivity.knapsack import _Group, smallest_loss
 
 LOSSES = st.floats(0, 1e3, allow_nan=False) | st.floats(0, 1e-6, allow_nan=False)
 GROUPS = st.lists(st.lists(st.tuples(LOSSES, st.integers(0, 10**10)), min_size=1, max_size=4), min_size=1, max_size=5)
@@ -69,6 +69,16 @@ def test_it_is_as_good_as_what_highs_finds(groups: list[list[tuple[int, int]]], 
         assert sum(size[o] for size, o in zip(sizes, taken, strict=True)) <= most
     found, best = (sum(loss[o] for loss, o in zip(losses, taken, strict=True)) for taken in (ours, theirs))
     assert found == best  # whole numbers, so there is nothing to tolerate
+
+
+@given(st.lists(st.tuples(st.integers(0, 999), st.integers(0, 999)), min_size=2, max_size=8))
+def test_steps_save_ever_less_and_together_all_that_there_is_to_save(options: list[tuple[int, int]]) -> None:
+    group = _Group.of(*zip(*options, strict=True))
+    steps = group.steps()
+    assert [start for _, start, _ in steps] == [0, *(end for _, _, end in steps)][: len(steps)]
+    assert all(first > then for (first, *_), (then, *_) in itertools.pairwise(steps))
+    saved = sum(saving * (group.extra[end] - group.extra[start]) for saving, start, end in steps)
+    assert saved == pytest.approx(group.losses[0] - min(group.losses))
 
 
 def test_one_byte_decides() -> None:

@@ -24,13 +24,16 @@ def test_it_is_registered_and_made_of_its_options() -> None:
     assert all(option.help for option in selectors().options("amp"))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"sensitivity": "fihser"}, "no sensitivity 'fihser': there are fisher, kl, output"), ({"points": 1}, "points=1 is too few")],
-)
-def test_options_out_of_range_are_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        MixedPrecision(**options)  # type: ignore[arg-type]
+def test_an_unknown_sensitivity_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no sensitivity 'fihser': there are fisher, kl, output"):
+        MixedPrecision(sensitivity="fihser")
+
+
+@pytest.mark.parametrize(("name", "least"), [("tokens", 1), ("points", 2), ("measured", 0), ("measured_tokens", 1)])
+def test_an_option_may_be_as_small_as_its_message_says(name: str, least: int) -> None:
+    assert getattr(MixedPrecision(**{name: least}), name) == least  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=f"{name}={least - 1} is too few: give at least {least}$"):
+        MixedPrecision(**{name: least - 1})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("sensitivity", ["fisher", "output", "kl"])

@@ -1,0 +1,21 @@
+"""Options of several commands: a report has the command line, and every option says what it is for."""
+
+from __future__ import annotations
+
+import pytest
+
+from quark.cli.commands import typer_command
+from quark_workbench.commands.run_options import WritingChoices
+
+
+def test_a_report_has_the_command_as_it_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/usr/lib/python/quark/__main__.py", "quantize", "my model", "out"])
+    assert WritingChoices().arguments(0.0, None)["report"].command == "quark quantize 'my model' out"
+    assert WritingChoices(no_report=True).arguments(0.0, None)["report"] is None
+
+
+@pytest.mark.parametrize("name", ["quantize", "plan", "evaluate", "report", "inspect"])
+def test_every_option_says_what_it_is_for(name: str) -> None:
+    helps = {param.opts[0]: getattr(param, "help", None) for param in typer_command(name).params}
+    assert len(helps) > 1
+    assert [option for option, text in helps.items() if not text] == []
