@@ -114,11 +114,12 @@ def test_the_demo_calibrates_on_eight_sequences() -> None:
     assert {batch.shape[1] for batch in bench.calibration} == {128}
 
 
-def test_without_json_the_demo_prints_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_json_the_demo_prints_its_table_and_why_a_scheme_is_not_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     few = Bench.bundled(count=2, length=32, new_tokens=1)
     monkeypatch.setattr(Bench, "bundled", lambda: few)
-    monkeypatch.setattr(Bench, "jobs", lambda self: [("int4_wo_32", None)])
+    monkeypatch.setattr(Bench, "jobs", lambda self: [("int4_wo_32", None), ("no_such_scheme", None)])
     done = CliRunner().invoke(program(), ["demo"], catch_exceptions=False)
     assert done.exit_code == 0
     assert "The bundled model in each scheme" in done.stdout
+    assert any(line.startswith("no_such_scheme: ") for line in done.stdout.splitlines()), "why it has no row"
     assert next(line.split()[-1] for line in done.stdout.splitlines() if line.lstrip().startswith("int4_wo_32 ")) == "equal"

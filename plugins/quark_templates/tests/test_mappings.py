@@ -88,6 +88,23 @@ def test_moving_a_scale_in_every_mapping_keeps_the_logits(model_type: str) -> No
         assert distance(logits(model, batch), expected) < TOLERANCE, mapping
 
 
+@pytest.mark.parametrize("model_type", [one for one in ALL if facts_of(one).shared_experts])
+def test_shared_experts_state_a_value_exactly_where_a_scale_passes_through_them(model_type: str) -> None:
+    """A clamp or another function of the product would let none pass, and a large one shows it."""
+    model, facts = whole_model(model_type), facts_of(model_type)
+    batch, scale = batch_for(model_type, model), 2.0**20
+    expected = logits(model, batch)
+    for block in blocks_of(model, facts):
+        for value, output in zip(*(named_by(block, name) for name in facts.shared_experts[-2:]), strict=True):
+            of, to = block.get_submodule(value), block.get_submodule(output)
+            rows = slice(-weights_of(to).shape[1], None)  # after those of the gate, where one matrix has both
+            scale_rows(of, rows, torch.tensor(scale, dtype=torch.float64).expand(weights_of(to).shape[1]))
+            with torch.no_grad():
+                weights_of(to).div_(scale)
+    passes = distance(logits(model, batch), expected) < TOLERANCE
+    assert passes == (facts.shared_expert_value is not None)
+
+
 @pytest.mark.parametrize("model_type", ALL)
 def test_layers_of_an_input_group_receive_the_same_tensor(model_type: str) -> None:
     model, facts = whole_model(model_type), facts_of(model_type)
