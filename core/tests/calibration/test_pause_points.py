@@ -1,4 +1,4 @@
-"""Tokens of a tensor that are looked at, without padding, held out or not; pause points of layers and experts."""
+"""Which tokens are looked at, without padding, held out or not; pause points of layers and of experts."""
 
 from __future__ import annotations
 
