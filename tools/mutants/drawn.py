@@ -206,9 +206,11 @@ def mirrors(test: str, source: str) -> bool:
     if _distribution(test) != _distribution(source):
         return False
     path, name = Path(source), Path(test).stem.removeprefix("test_")
-    inside = Path(*path.parts[path.parts.index("src") + 2 :])
+    _, package, *rest = path.parts[path.parts.index("src") :]
+    inside = Path(*rest)
     folder = Path(*Path(test).parts[Path(test).parts.index("tests") + 1 : -1])
-    return (folder == inside.parent and name == path.stem.lstrip("_")) or (folder == inside.parent.parent and name == inside.parent.name)
+    is_of_folder = folder == inside.parent.parent and name == (inside.parent.name or package)
+    return is_of_folder or (folder == inside.parent and name == path.stem.lstrip("_"))
 
 
 def _distribution(file: str) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import quark_tiny_model as tiny
 from quark.algorithms import CrossMoment, Hessian, Metrics, RoundingTask, RoundToNearest, Statistic
+from quark.base.ranks import Ranks
 from quark.calibration.batches import calls
 from quark.calibration.report import CalibrationReport
 from quark.config.architecture import Architecture
@@ -28,6 +29,8 @@ from quark.runs.quantize_block import quantize_blocks
 from quark.runs.selected_algorithms import Algorithms
 from quark.runs.sink import InPlaceSink
 from quark.torch import LLMTemplate
+from quark_devkit.small_models import batches, run_config, small_model, with_cache
+from quark_devkit.threads import in_threads
 
 from ..hand_made_runs import hand_made_run
 
@@ -329,3 +332,21 @@ def test_too_little_memory_for_activations_means_two_passes_and_the_plan_says_so
     for memory, expected in ((0, 1), (1 << 40, 0), (None, 0)):
         model = ModelQuantizer(attrs.evolve(config(), activation_memory=memory)).quantize_model(tiny.tiny_model(), IDS)
         assert sum("passed twice" in note for note in model.quark_plan.notes) == expected
+
+
+def test_a_rank_that_no_token_reaches_sets_the_scales_inside_attention_that_the_others_set() -> None:
+    class Calibrated(RoundToNearest):
+        needs = (Hessian,)
+
+    def scales(ranks: Ranks) -> dict[str, Tensor]:
+        model = small_model()
+        started = hand_made_run(model, make_plan(model, with_cache(run_config("int4_wo_32")), architecture_of(model)), data, Calibrated())
+        quantize_blocks(attrs.evolve(started, run=attrs.evolve(started.run, ranks=ranks)), InPlaceSink(model))
+        return {name: tensor for name, tensor in model.state_dict().items() if name.endswith("scale")}
+
+    data = calls(batches(1))
+    (alone,), found = in_threads(scales, 1), in_threads(scales, 2)
+    assert any("key_quantizer" in name for name in alone)
+    for one in found:
+        assert one.keys() == alone.keys()
+        assert all(torch.equal(one[name], tensor) for name, tensor in alone.items())

@@ -6,11 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from quark.config.layer import levels
 from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError, ConfigError, UnknownNameError
 from quark.numbers import TensorQuantizer, quantizer_for
 from quark.numbers import single_level as engine
-from quark.plugins import documented_object
+from quark.plugins import documented_object, schemes
 
 CASES = {
     "int4 groups": ("Int4PerGroupSpec", {"ch_axis": -1, "group_size": 16}),
@@ -39,6 +40,13 @@ def quantizer(case: str) -> TensorQuantizer:
 def data(rows: int = 24, columns: int = 64, seed: int = 0) -> Tensor:
     g = torch.Generator().manual_seed(seed)
     return torch.randn(rows, columns, generator=g) * 2.0 ** torch.randint(-6, 6, (rows, 1), generator=g)
+
+
+@pytest.mark.parametrize("case", ["int8 tensor", "two levels"])
+def test_a_quantizer_has_the_spec_of_each_of_its_levels(case: str) -> None:
+    made = quantizer_for(schemes().load_config("nvfp4")().weight, activation=False) if case == "two levels" else quantizer(case)
+    assert levels(made.spec) == tuple(level.spec for level in made.levels)
+    assert isinstance(made.spec, QTensorConfig) is (case == "int8 tensor")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -16,7 +16,7 @@ from quark.errors import PluginError
 from quark.plugins import using
 from quark.plugins.attribution import attributed, origin
 
-from .conftest import LayerMapping
+from ..conftest import LayerMapping
 
 PLUGIN = """
 import torch

@@ -90,10 +90,22 @@ def test_the_bar_says_where_the_run_is_how_far_and_how_long_it_takes() -> None:
     bar(BlockFinished(task="quantize", block="model.layers.3", number=4, total=30, seconds_left=95.0))
     clock[0] += 5
     assert (row.completed, str(row.fields["left"]), row.fields["count"]) == (4, "1 min 30 s left", "4/30")
+    bar(BlockStarted(task="quantize", block="model.layers.4", number=5, total=30))
+    assert str(row.fields["left"]) == "1 min 30 s left"
     bar(PhaseStarted(task="quantize", phase="report"))
     assert str(row.fields["left"]) == ""
     bar.close()
     assert "Quantizing: making the report" in terminal.getvalue()
+
+
+def test_the_first_block_of_a_second_pass_takes_the_time_left_of_the_first_pass_away() -> None:
+    bar = Bar(Console(file=Terminal()), lambda: 0.0)
+    left = bar._progress.tasks[0].fields["left"]
+    bar(BlockFinished(task="select", block="a", number=2, total=2, seconds_left=95.0))
+    assert str(left) == "1 min 35 s left"
+    bar(BlockStarted(task="quantize", block="a", number=1, total=2))
+    assert str(left) == ""
+    bar.close()
 
 
 def test_a_name_in_a_checkpoint_cannot_command_the_terminal() -> None:

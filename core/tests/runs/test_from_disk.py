@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,12 @@ from quark.models.hf.skeleton import skeleton
 from quark.models.hf.stored_tensors import StoredTensors
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
 from quark.models.plan.quant_plan import QuantPlan
-from quark.runs import ModelQuantizer
+from quark.plugins import BlockStarted, Event, listening
+from quark.runs import ModelQuantizer, quantize_checkpoint
 from quark.runs.skeleton import quantized_skeleton
 from quark.runs.source import CheckpointSource
 from quark.torch import LLMTemplate
-from quark_devkit.small_models import run_config, small_model
+from quark_devkit.small_models import run_config, saved, small_model
 from quark_tiny_model import tiny_model_dir
 
 CPU = torch.device("cpu")
@@ -164,3 +166,12 @@ def test_what_is_foreseen_shares_modules_where_the_model_does_and_leaves_the_mod
     assert not {id(m) for m in found.modules()} & {id(m) for m in model.modules()}
     assert [(name, id(m), id(m._parameters.get("weight"))) for name, m in model.named_modules(remove_duplicate=False)] == before
     assert not hasattr(model, "quark_plan")
+
+
+def test_a_run_that_is_resumed_where_it_is_finished_returns_the_plan_and_does_nothing(tmp_path: Path) -> None:
+    source, heard = saved(tmp_path / "model"), list[Event]()
+    resumed = partial(quantize_checkpoint, source, tmp_path / "out", run_config("int4_wo_32"), resume=True)
+    plan = resumed()
+    with listening(heard.append):
+        assert resumed().rows == plan.rows
+    assert not any(isinstance(event, BlockStarted) for event in heard)

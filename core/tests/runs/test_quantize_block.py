@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from quark.algorithms import BlockContext, Hessian, Metrics, Rounding, RoundingTask, RoundToNearest
+from quark.calibration import model_error
 from quark.calibration.batches import calls
 from quark.calibration.report import CalibrationReport
 from quark.config.layer import QLayerConfig
@@ -24,7 +25,7 @@ from quark.plugins import BlockFinished, Event, documented_object, listening
 from quark.plugins.run_events import RunEvents
 from quark.runs.quantize_block import quantize_block, quantize_blocks
 from quark.runs.sink import BlockResult, InPlaceSink
-from quark_devkit.small_models import small_model
+from quark_devkit.small_models import run_config, small_model, with_cache
 
 from ..hand_made_runs import hand_made_run
 
@@ -152,3 +153,17 @@ def test_a_finished_block_is_neither_transformed_nor_rounded_and_hands_on_what_w
     layers = {name: is_quantized(m) for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     assert not any(done for name, done in layers.items() if ".layers.0." in name)
     assert all(done for name, done in layers.items() if ".layers.1." in name)
+
+
+def test_a_sequential_run_measures_the_error_of_the_model_where_no_scale_is_set_inside_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_error, "ONE_IN", 1)
+
+    def measured(config: QConfig, rounding: Rounding) -> dict[str, Any]:
+        model = small_model()
+        started = hand_made_run(model, make_plan(model, config, architecture_of(model)), calls([torch.arange(16)[None]]), rounding)
+        return quantize_blocks(started, InPlaceSink(model)).model_error
+
+    config = run_config("int4_wo_32")
+    assert measured(config, Calibrated())["tokens"] == 16
+    assert not measured(config, RoundToNearest())
+    assert not measured(with_cache(config), Calibrated())

@@ -47,8 +47,8 @@ def record_of(value: Any, **fields: Any) -> FormatRecord:
     return FormatRecord(**({"name": "mutant_format", "bits": 4, "format": ObjectRef(value), "capabilities": {"zero_point"}} | fields))
 
 
-def mutant(check: str, about: str, value: Any, **fields: Any) -> Mutant:
-    return Mutant(f"format:{check}", about, (record_of(value, **fields),))
+def mutant(check: str, about: str, value: Any, says: str = "", **fields: Any) -> Mutant:
+    return Mutant(f"format:{check}", about, (record_of(value, **fields),), says=says)
 
 
 HEALTHY = (record_of(broken_formats.Plain()),)
@@ -75,7 +75,7 @@ MUTANTS = (
     mutant("rounds_to_the_nearest_value", "uses every other value", broken_formats.HalfTheValues()),
     mutant("rounds_to_the_nearest_value", "rounds a quarter too high", broken_formats.OffTheGrid()),
     mutant("rounds_to_the_nearest_value", "errs by more than it declares", broken_formats.Plain(), error_bound=0.4),
-    mutant("rounds_in_order", "rounds some numbers two steps up", broken_formats.Falls()),
+    mutant("rounds_in_order", "rounds some numbers two steps up", broken_formats.Falls(), "rounds a number above 2."),
     mutant("saturates", "wraps around", broken_formats.Wraps()),
     mutant("saturates", "does not saturate", broken_formats.DoesNotSaturate()),
     mutant("reaches_max_magnitude", "claims to reach further than its codes do", broken_formats.ClaimsMore()),

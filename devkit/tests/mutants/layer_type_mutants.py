@@ -72,6 +72,14 @@ class CopiesTensors(QuantGained):
         return quantized
 
 
+class CopiesTheWeight(QuantGained):
+    @classmethod
+    def from_float(cls, layer: nn.Module, config: QLayerConfig) -> Self:
+        quantized = super().from_float(layer, config)
+        quantized._parameters["weight"] = nn.Parameter(layer.get_parameter("weight").detach().clone())
+        return quantized
+
+
 class ForgetsHooks(QuantGained):
     @classmethod
     def from_float(cls, layer: nn.Module, config: QLayerConfig) -> Self:
@@ -102,6 +110,12 @@ class RenamesState(QuantGained):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[f"{prefix}factor"] = destination.pop(f"{prefix}gain")
+
+
+class SavesOtherValues(QuantGained):
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}gain"] = 2 * destination[f"{prefix}gain"]
 
 
 class IgnoresInput(QuantGained):
@@ -164,8 +178,8 @@ def record_of(quantized: type[QuantizedLayer] | None = QuantGained, **fields: An
     return LayerTypeRecord(**(usual | fields))
 
 
-def mutant(check: str, about: str, quantized: type[QuantizedLayer] | None = QuantGained, **fields: Any) -> Mutant:
-    return Mutant(f"layer_type:{check}", about, (record_of(quantized, **fields),))
+def mutant(check: str, about: str, quantized: type[QuantizedLayer] | None = QuantGained, says: str = "", **fields: Any) -> Mutant:
+    return Mutant(f"layer_type:{check}", about, (record_of(quantized, **fields),), says=says)
 
 
 HEALTHY = (record_of(),)
@@ -177,14 +191,16 @@ MUTANTS = (
     mutant("says_whether_it_takes_indices", "says that its input is indices", lookup=True, planned_as="embedding"),
     mutant("computes_what_the_layer_computes", "forgets the gain", ForgetsGain),
     mutant("keeps_what_the_layer_has", "copies tensors", CopiesTensors),
+    mutant("keeps_what_the_layer_has", "copies the weight", CopiesTheWeight, "has a copy of the weight before anything is rounded"),
     mutant("keeps_what_the_layer_has", "forgets hooks", ForgetsHooks),
     mutant("keeps_dtype_and_device", "makes float32 of 16-bit weights", AlwaysFloat32),
     mutant("keeps_dtype_and_device", "makes data up", LeavesMeta),
     mutant("has_the_layout_it_says", "says that its weight is transposed", transposed=True),
     mutant("has_a_scale_for_each_output", "has scales of input channels", ByInput, **TRANSPOSED),
     mutant("has_a_scale_for_each_output", "forgets the groups", ForgetsGroups, **TRANSPOSED),
-    mutant("has_a_scale_for_each_output", "has scales of features", ByFeature, **LOOKUP),
+    mutant("has_a_scale_for_each_output", "has scales of features", ByFeature, "has 48 scales where 32 are wanted", **LOOKUP),
     mutant("saves_what_the_float_layer_loads", "saves a tensor under another name", RenamesState),
+    mutant("saves_what_the_float_layer_loads", "saves other values", SavesOtherValues, "saves other values than the float layer in gain"),
     mutant("applies_its_quantizers", "does not quantize its input", IgnoresInput),
     mutant("applies_its_quantizers", "does not quantize its output", IgnoresOutput),
     mutant("is_quantized_exported_and_loaded", "computes with another weight than it exports", KeepsFloatWeight),

@@ -13,11 +13,15 @@ from quark.plugins import MetricRecord
 
 from .mutant import Mutant
 
-__all__ = ["HEALTHY", "MUTANTS"]
+__all__ = ["HEALTHY", "MUTANTS", "OF_RIGHT_TOKENS"]
 
 
 def healthy(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> Tensor:
     return log_q.amax(-1)
+
+
+def right_tokens(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> Tensor:
+    return -log_q.gather(-1, targets[:, None])[:, 0]
 
 
 def mean(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> Tensor:
@@ -58,6 +62,7 @@ def mutant(check: str, about: str, metric: Callable[..., Any]) -> Mutant:
 
 
 HEALTHY = (record_of(healthy),)
+OF_RIGHT_TOKENS = (record_of(right_tokens),)
 MUTANTS = [
     mutant("gives_a_number_for_each_token", "gives one number for all", mean),
     mutant("gives_a_number_for_each_token", "gives infinity", infinite),

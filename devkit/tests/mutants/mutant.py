@@ -30,6 +30,7 @@ class Mutant:
         registers: Instead of ``records``: makes the plugin object, for what no record can express.
         subject: Instead of both: gives the subject, with files in the directory that it gets, for as long as
             it is checked.
+        says: A part of the message that the check has for it.
     """
 
     check: str
@@ -37,6 +38,7 @@ class Mutant:
     records: Sequence[Record] = ()
     registers: Callable[[], object] | None = None
     subject: Callable[[Path], AbstractContextManager[Subject]] | None = None
+    says: str = ""
 
     @property
     def id(self) -> str:

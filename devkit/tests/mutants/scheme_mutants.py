@@ -84,7 +84,7 @@ def _after_many_calls() -> QLayerConfig:
     return build(64 if next(_LATER_CALLS) < 50 else 32)
 
 
-def _other_default(group_size: int = 32) -> QLayerConfig:
+def other_default(group_size: int = 32) -> QLayerConfig:
     """INT4 weights.
 
     Args:
@@ -173,7 +173,7 @@ MUTANTS = (
     mutant("imports_no_torch", "imports torch", config=LazyRef("quark_devkit.small_models:batches")),
     mutant("refuses_unknown_options", "takes any keyword", _any_keyword),
     mutant("lists_its_options", "does not explain its option", _unexplained),
-    mutant("lists_its_options", "has another default than it says", _other_default),
+    mutant("lists_its_options", "has another default than it says", other_default),
     mutant("heeds_its_options", "does nothing with its option", _ignored),
     mutant("comes_back_from_json", "has an option that JSON has no form for", _tuple_option),
     mutant("describes_itself", "has no summary", summary=""),

@@ -16,7 +16,7 @@ from quark_templates.llama import LLAMA
 
 from .mutant import Mutant
 
-__all__ = ["HEALTHY", "MUTANTS"]
+__all__ = ["HEALTHY", "MUTANTS", "WITHOUT_VALUES"]
 
 FAMILY = "mutant_family"
 
@@ -63,6 +63,7 @@ def record_of(example: Any = tiny_model, **facts: Any) -> TemplateRecord:
 
 
 HEALTHY = (record_of(),)
+WITHOUT_VALUES = (record_of(attention_value=None, mlp_value=None),)
 
 
 def _mutant(check: str, about: str, example: Any = tiny_model, **facts: Any) -> Mutant:

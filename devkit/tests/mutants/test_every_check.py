@@ -16,8 +16,12 @@ from .mutant import Mutant, subject_among
 MODULES = {kind: importlib.import_module(f".{kind}_mutants", __package__) for kind in KINDS}
 MUTANTS: list[Mutant] = [mutant for module in MODULES.values() for mutant in module.MUTANTS]
 
-FIRST = {mutant.check: mutant for mutant in reversed(MUTANTS)}
-"""The mutant of each check that the suite tries; further ones are slow."""
+QUICK_KINDS = {"dataset", "format", "graph_op", "layer_type", "metric", "selector", "template"}
+"""Kinds of plugins that are checked in a moment: the suite tries all of their mutants."""
+QUICK = [mutant for mutant in MUTANTS if mutant.check.partition(":")[0] in QUICK_KINDS]
+FIRST = {mutant.check: mutant for mutant in reversed(MUTANTS) if mutant not in QUICK}
+"""The mutant of each check of the other kinds. The suite tries every second one; all others are slow."""
+SUITE = {mutant.id for mutant in [*QUICK, *list(FIRST.values())[::2]]}
 
 
 def test_every_check_has_a_mutant() -> None:
@@ -32,8 +36,7 @@ def test_checks_that_are_slow_for_some_plugins_are_checks(pytestconfig: pytest.C
     assert {check.name for check in all_checks().values()} >= conftest.WHOLE_RUNS
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("mutant", [pytest.param(m, id=m.id, marks=() if m is FIRST[m.check] else pytest.mark.slow) for m in MUTANTS])
+@pytest.mark.parametrize("mutant", [pytest.param(m, id=m.id, marks=() if m.id in SUITE else pytest.mark.slow) for m in MUTANTS])
 def test_the_check_catches_the_mutant(mutant: Mutant, tmp_path: Path) -> None:
     check = all_checks()[mutant.check]
     if mutant.subject is not None:
@@ -45,6 +48,7 @@ def test_the_check_catches_the_mutant(mutant: Mutant, tmp_path: Path) -> None:
     wanted = "advised" if check.level == "advisory" else "failed"
     assert result.outcome == wanted, f"{mutant.about}: {OUTCOMES[result.outcome]}"
     assert result.message
+    assert mutant.says in result.message
 
 
 def test_a_transform_that_moves_values_as_it_should_passes() -> None:
@@ -57,6 +61,16 @@ def test_a_transform_that_moves_values_as_it_should_passes() -> None:
 def test_a_layer_that_is_made_with_four_sizes_passes(name: str) -> None:
     result = run_check(subject_among("layer_type", MODULES["layer_type"].OF_FOUR_SIZES), all_checks()[f"layer_type:{name}"])
     assert result.outcome == "passed", result.message
+
+
+def test_a_metric_of_right_tokens_that_no_model_excludes_passes() -> None:
+    result = run_check(subject_among("metric", MODULES["metric"].OF_RIGHT_TOKENS), all_checks()["metric:takes_excluded_tokens"])
+    assert result.outcome == "passed", result.message
+
+
+def test_a_template_that_names_no_values_has_none_to_pass_on() -> None:
+    result = run_check(subject_among("template", MODULES["template"].WITHOUT_VALUES), all_checks()["template:values_pass_linearly"])
+    assert result.outcome == "not applicable", result.message
 
 
 @pytest.mark.slow_runs

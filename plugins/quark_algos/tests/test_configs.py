@@ -13,16 +13,12 @@ from typing import Any
 import attrs
 import pytest
 
-import quark
 from quark.config.algorithm import AlgoConfig
-from quark.plugins.options import settings_options
 from quark.torch.quantization import load_quant_algo_config_from_file
 from quark_algos.equalization.config import AutoSmoothQuantConfig, AWQConfig, SmoothQuantConfig
 from quark_algos.gptq.config import GPTAQConfig, GPTQConfig, QronosConfig
-from quark_algos.plugin import quark_register_algorithms
 from quark_algos.rotation.config import OnlineRotationConfig, QuaRotConfig, RotationConfig
 
-NAMES = ["autosmoothquant", "awq", "gptaq", "gptq", "qronos", "rotation", "smoothquant"]
 SCALING = [{"prev_op": "input_layernorm", "layers": ["self_attn.q_proj"], "inp": "self_attn.q_proj", "module2inspect": "self_attn"}]
 EXAMPLES: list[AlgoConfig] = [
     AWQConfig(scaling_layers=SCALING, model_decoder_layers="model.layers"),
@@ -35,31 +31,11 @@ EXAMPLES: list[AlgoConfig] = [
 ]
 
 
-def test_the_seven_documented_algorithms_are_registered() -> None:
-    assert set(NAMES) <= set(quark.algorithms().names())
-    assert quark.algorithms().get("smooth").name == "smoothquant"
-    assert quark.algorithms().get("quarot").name == "rotation"
-
-
-@pytest.mark.parametrize("record", list(quark_register_algorithms()), ids=lambda r: r.name)
-def test_what_is_registered_can_be_loaded(record: Any) -> None:
-    assert record.processor.load()
-    assert issubclass(record.config.load(), AlgoConfig)
-    assert all(reference.load() for reference in record.exports.values())
-
-
 @pytest.mark.parametrize("config", EXAMPLES, ids=lambda c: c.name)
 def test_a_configuration_is_read_back_from_json_as_it_was(config: AlgoConfig, tmp_path: Path) -> None:
     path = tmp_path / "algorithm.json"
     path.write_text(json.dumps(config.to_dict()), encoding="utf-8")
     assert load_quant_algo_config_from_file(path) == config
-
-
-@pytest.mark.parametrize("kind", [GPTQConfig, AWQConfig, SmoothQuantConfig, AutoSmoothQuantConfig])
-def test_fields_that_only_older_configurations_have_are_no_options(kind: Any) -> None:
-    names = {option.name for option in settings_options(kind)}
-    assert names
-    assert "model_decoder_layers" in {field.name for field in attrs.fields(kind)} - names
 
 
 def test_what_gptq_does_not_read_makes_no_difference_between_configurations() -> None:

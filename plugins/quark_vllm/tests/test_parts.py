@@ -11,7 +11,7 @@ import quark
 from quark.models.layers import QuantEmbedding, QuantizedLayer, QuantLinear
 from quark.models.layers.layers_from_codes import RunsFromCodes, runs_from_codes
 from quark.models.layers.packed_weight import FormatPacking, PackedWeight
-from quark_vllm.parts import cut_layer, reads_whole_input, rows_of_rank
+from quark_vllm.parts import cut_layer, cut_weight, reads_whole_input, rows_of_rank
 
 ROWS, COLUMNS = 128, 512
 OPTIONS: Any = {"dtype": torch.float32, "device": torch.device("cpu")}
@@ -101,3 +101,8 @@ def test_heads_of_keys_are_repeated_where_ranks_are_more_than_they() -> None:
     of_each = [rows_of_rank([64, 16, 16], [16, 8, 8], rank, 4) for rank in range(4)]
     assert [(q.start, k.start, v.start) for q, k, v in of_each] == [(0, 64, 80), (16, 64, 80), (32, 72, 88), (48, 72, 88)]
     assert rows_of_rank([48], [48], 3, 4) == [slice(0, 48)], "a replicated layer"
+
+
+def test_all_of_a_weight_is_the_weight_itself_and_not_unpacked_to_compare() -> None:
+    weight = layer_in("int4_wo_64").packed_weight
+    assert cut_weight(weight, slice(0, ROWS), slice(0, COLUMNS)) is weight

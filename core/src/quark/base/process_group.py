@@ -89,8 +89,6 @@ class _ProcessGroup:
             sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self._size)]
             dist.all_gather(sizes, torch.tensor([len(data)]))
         lengths = [int(size) for size in sizes]
-        if not any(lengths):
-            return [b""] * self._size
         own = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
         return [each.numpy().tobytes() for each in self.gather_tensors(own, lengths)]
 

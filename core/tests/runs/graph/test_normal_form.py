@@ -43,6 +43,7 @@ def assert_same(model: nn.Module, *args: Tensor, batch_norms: int = 0) -> fx.Gra
     assert form.folded == batch_norms
     norms = sum(isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) for module in model.modules())
     assert operators(form.model).count("aten::batch_norm") == norms - batch_norms
+    assert all(node.users for node in form.model.graph.nodes if node.op in ("get_attr", "call_function")), "what nothing reads goes"
     return form.model
 
 

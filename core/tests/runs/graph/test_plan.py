@@ -84,6 +84,13 @@ def test_the_plan_says_what_is_folded_and_what_is_not_known() -> None:
     assert made.to_dict()["rows"][0]["config"]["weight"]["dtype"] == "int8"
 
 
+def test_a_pattern_that_is_like_no_name_is_answered_with_a_name_of_the_graph() -> None:
+    (warning, _) = plan(exclude=["zzzzzz"]).warnings
+    assert warning.endswith("has no effect; an operator of this graph is 'softmax'")
+    empty = ModelQuantizer(config(exclude=["zzzzzz"])).plan(capture(nn.Identity().eval(), (X,)))
+    assert empty.warnings[0].endswith("has no effect; the graph has none")
+
+
 def test_the_plan_counts_the_operators_of_each_rule() -> None:
     made = plan(exclude=["stem.*"], layer_type_quant_config={"Softmx": BOTH, nn.Linear: BOTH})
     rules = [(rule.field, rule.rule, rule.layers, bool(rule.problem)) for rule in made.rules]

@@ -74,7 +74,8 @@ class TunedLayer:
             w = float_weight.t().float().contiguous()
             self._other_qt = self._grid.neighbours(self._qt, w)
             step = self._other_qt - self._qt
-            u = torch.where(step != 0, (w - self._qt) / step, 0).clamp_(0, 0.5 - settings.margin).sub_(0.5)  # negative: q
+            # Negative: q. Where a value is its own neighbour, of which either is chosen, this may be NaN.
+            u = ((w - self._qt) / step).clamp_(0, 0.5 - settings.margin).sub_(0.5)
             self._latent = self._as_leaf(torch.copysign(u, -step))  # bfloat16 is fine near the threshold at 0
             self._half = self._as_leaf(step.abs_().mul_(0.5))
             self._middle = self._as_leaf((self._qt + self._other_qt).mul_(0.5))
