@@ -190,6 +190,15 @@ def test_a_damaged_checkpoint_is_refused_in_a_sentence(tmp_path: Path, vllm_with
         generate(vllm_with_quark, out, "auto", torch.bfloat16)
 
 
+def test_a_checkpoint_of_a_newer_layout_is_refused_with_the_upgrade_that_reads_it(tmp_path: Path, vllm_with_quark: ClientProcess) -> None:
+    out = exported("mx6", tmp_path / "out")
+    config = json.loads((out / "config.json").read_text())
+    config["quantization_config"]["plugins"]["formats"]["mx6"]["layout_version"] += 1
+    (out / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ClientError, match=r"holds the format 'mx6' in layout 2.*pip install --upgrade quark-schemes"):
+        generate(vllm_with_quark, out, "auto", torch.bfloat16)
+
+
 @pytest.mark.parametrize("method", ["quark_simulate", "quark_packed"])
 def test_two_ranks_compute_what_one_does(method: str, tmp_path: Path, vllm_with_quark: ClientProcess) -> None:
     cores = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}  # of their own, since vLLM gives each rank a node of memory
