@@ -11,7 +11,7 @@ import quark
 from quark.models.layers import QuantEmbedding, QuantizedLayer, QuantLinear
 from quark.models.layers.layers_from_codes import RunsFromCodes, runs_from_codes
 from quark.models.layers.packed_weight import FormatPacking, PackedWeight
-from quark_vllm.parts import cut_layer, cut_weight, reads_whole_input, rows_of_rank
+from quark_vllm.parts import cut_layer, cut_weight, reads_whole_input, rows_of_rank, shared_input
 
 ROWS, COLUMNS = 128, 512
 OPTIONS: Any = {"dtype": torch.float32, "device": torch.device("cpu")}
@@ -103,6 +103,33 @@ def test_heads_of_keys_are_repeated_where_ranks_are_more_than_they() -> None:
     assert rows_of_rank([48], [48], 3, 4) == [slice(0, 48)], "a replicated layer"
 
 
-def test_all_of_a_weight_is_the_weight_itself_and_not_unpacked_to_compare() -> None:
+def test_all_of_a_weight_is_the_weight_itself_and_not_unpacked_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = layer_in("int4_wo_64").packed_weight
+    monkeypatch.setattr(PackedWeight, "values", None)
     assert cut_weight(weight, slice(0, ROWS), slice(0, COLUMNS)) is weight
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("scheme", quark.schemes().names())
+def test_layers_multiply_the_input_that_they_share(scheme: str, x: Tensor) -> None:
+    config = quark.schemes().load_config(scheme)()
+    first, second = (cut_layer(layer_in(scheme), slice(0, ROWS), slice(0, COLUMNS), keeps_codes=False, **OPTIONS) for _ in range(2))
+    alone, both = shared_input([first]), shared_input([first, second])
+    assert alone is not None
+    torch.testing.assert_close(torch.nn.functional.linear(alone(x), first.weight, first.bias), first(x), rtol=0, atol=1e-5)
+    is_static = config.input_tensors is not None and first.input_quantizer.is_static
+    assert (both is None) == is_static, "static scales are the layer's own"
+    assert both is None or torch.equal(both(x), alone(x))
+    assert (shared_input([first, nn.Linear(COLUMNS, ROWS)]) is None) == (config.input_tensors is not None)
+    second.register_forward_hook(lambda *_: None)
+    assert shared_input([second]) is None, "its output is changed"
+
+
+def test_a_rotated_input_is_shared_with_no_other_layer() -> None:
+    one, other = (cut_layer(layer_in("mx6"), slice(0, ROWS), slice(0, COLUMNS), keeps_codes=False, **OPTIONS) for _ in range(2))
+    one.register_forward_pre_hook(lambda _, args: (args[0].flip(-1),))
+    alone = shared_input([one])
+    assert alone is not None
+    x = torch.randn(3, COLUMNS)
+    assert torch.equal(alone(x), one.input_quantizer(x.flip(-1)))
+    assert shared_input([one, other]) is None

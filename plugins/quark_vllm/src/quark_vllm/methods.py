@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from vllm.distributed import tensor_model_parallel_all_gather
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
-from vllm.model_executor.layers.linear import LinearMethodBase, QKVParallelLinear, RowParallelLinear
+from vllm.model_executor.layers.linear import LinearMethodBase, QKVParallelLinear, RowParallelLinear, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
 
 from quark.errors import UnsupportedError
 from quark.models.layers.packed_layers import Packed, PackedLayer
 from quark_vllm.operator import Operation, announce, call
-from quark_vllm.parts import cut_layer, reads_whole_input, rows_of_rank
+from quark_vllm.parts import cut_layer, reads_whole_input, rows_of_rank, shared_input
 from quark_vllm.served_model import CachedStates, ServedModel
 
 __all__ = ["ServedAttention", "ServedEmbedding", "ServedExperts", "ServedLinear"]
@@ -57,6 +57,8 @@ class ServedLinear(LinearMethodBase):
 
     def __init__(self, served: ServedModel, parts: Mapping[str, nn.Module]) -> None:
         self._served, self._parts = served, parts
+        self._product: UnquantizedLinearMethod | None = None
+        self._operation: Operation | None = None
 
     def create_weights(
         self,
@@ -85,23 +87,41 @@ class ServedLinear(LinearMethodBase):
             raise UnsupportedError(f"the output of '{name}' is quantized, and no rank has all of it: serve it without tensor parallelism")
         if layer.bias is not None:
             layer.bias.data = torch.cat([part.bias for part in layers]).data
+        reads_all, shared = any(map(reads_whole_input, layers)), shared_input(layers)
+        self._gathers = is_row and layer.tp_size > 1 and reads_all
+        self._parts = {}
+        if not self._served.keeps_codes and shared is not None:
+            layer.weight = nn.Parameter(torch.cat([part.weight for part in layers]), requires_grad=False)
+            self._product = UnquantizedLinearMethod()
+            self._product.process_weights_after_loading(layer)
+            if reads_all:
+                self._announce(layer, Operation(shared, self._columns, self._dtype))
+            return
         if layer.skip_bias_add or (is_row and layer.tp_rank > 0):
             for part in layers:
                 part._parameters["bias"] = None
         layer.quark_parts = nn.ModuleList(layers)
-        self._gathers = is_row and layer.tp_size > 1 and any(map(reads_whole_input, layers))
-        self._parts = {}
 
         def product(x: Tensor) -> Tensor:
             outputs = [part(x) for part in layers]
             return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
 
-        self._operation = Operation(product, sum(self._sizes), self._dtype)
-        announce(layer.prefix, self._operation)
+        self._announce(layer, Operation(product, sum(self._sizes), self._dtype))
+
+    def _announce(self, layer: Any, operation: Operation) -> None:
+        self._operation = operation
+        announce(layer.prefix, operation)
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return the output; the parts have the bias."""
-        return call(layer.prefix, tensor_model_parallel_all_gather(x) if self._gathers else x)
+        """Return the output: vLLM's product with the quantized input, or the outputs of the parts.
+
+        The parts have the bias.
+        """
+        if self._gathers:
+            x = tensor_model_parallel_all_gather(x)
+        if self._operation is not None:
+            x = call(layer.prefix, x)
+        return x if self._product is None else self._product.apply(layer, x, bias)
 
 
 def _stacked(layer: Any, parts: list[nn.Module], sizes: list[int]) -> tuple[list[nn.Module], list[slice]]:

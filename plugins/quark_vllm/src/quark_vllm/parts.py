@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -11,10 +11,11 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from quark.models.layers import QuantizerModule
 from quark.models.layers.layers_from_codes import Packed, RunsFromCodes, runs_from_codes
 from quark.models.layers.packed_weight import PackedWeight
 
-__all__ = ["cut_layer", "cut_weight", "reads_whole_input", "rows_of_rank"]
+__all__ = ["cut_layer", "cut_weight", "reads_whole_input", "rows_of_rank", "shared_input"]
 
 
 def rows_of_rank(widths: Sequence[int], sizes: Sequence[int], rank: int, ranks: int) -> list[slice]:
@@ -35,6 +36,32 @@ def rows_of_rank(widths: Sequence[int], sizes: Sequence[int], rank: int, ranks: 
 def reads_whole_input(layer: nn.Module) -> bool:
     """Return whether a layer rotates or quantizes its input, whose scales may span all of its channels."""
     return bool(layer._forward_pre_hooks) or getattr(layer, "input_quantizer", None) is not None
+
+
+def shared_input(layers: Sequence[nn.Module]) -> Callable[[Tensor], Tensor] | None:
+    """Return the function of the input that layers share: their outputs are products with its result.
+
+    It rotates, quantizes, and takes columns. None where layers differ in it, or change their outputs.
+    """
+    first, *others = layers
+    if any(layer._forward_hooks or getattr(layer, "output_quantizer", None) is not None for layer in layers):
+        return None
+    if others and (any(layer._forward_pre_hooks for layer in layers) or len({id(_of_input(layer)) for layer in layers}) > 1):
+        return None
+
+    def changed(x: Tensor) -> Tensor:
+        for hook in first._forward_pre_hooks.values():
+            x = hook(first, (x,))[0]
+        quantizer: Any = getattr(first, "input_quantizer", None)
+        return (x if quantizer is None else quantizer(x)).contiguous()
+
+    return changed
+
+
+def _of_input(layer: nn.Module) -> object:
+    """Return the object that quantizes a layer's input: one for all layers of equal dynamic scales."""
+    module: Any = getattr(layer, "input_quantizer", None)
+    return module.quantizer if isinstance(module, QuantizerModule) and not module.is_static else module
 
 
 @torch.no_grad()
