@@ -94,6 +94,8 @@ class ServedLinear(LinearMethodBase):
             layer.weight = nn.Parameter(torch.cat([part.weight for part in layers]), requires_grad=False)
             self._product = UnquantizedLinearMethod()
             self._product.process_weights_after_loading(layer)
+            for part in layers:
+                part._parameters.clear()  # the product has them
             if reads_all:
                 self._announce(layer, Operation(shared, self._columns, self._dtype))
             return
