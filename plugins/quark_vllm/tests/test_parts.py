@@ -133,3 +133,11 @@ def test_a_rotated_input_is_shared_with_no_other_layer() -> None:
     x = torch.randn(3, COLUMNS)
     assert torch.equal(alone(x), one.input_quantizer(x.flip(-1)))
     assert shared_input([one, other]) is None
+
+
+def test_an_input_of_layers_that_may_compute_otherwise_is_not_shared() -> None:
+    class Other(nn.Linear):
+        """A linear layer of a third party."""
+
+    assert shared_input([Other(4, 2)]) is None
+    assert shared_input([nn.Linear(4, 2)]) is not None

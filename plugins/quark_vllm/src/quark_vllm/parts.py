@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.models.layers import QuantizerModule
+from quark.models.layers import QuantizerModule, QuantLinear
 from quark.models.layers.layers_from_codes import Packed, RunsFromCodes, runs_from_codes
 from quark.models.layers.packed_weight import PackedWeight
 
@@ -41,9 +41,12 @@ def reads_whole_input(layer: nn.Module) -> bool:
 def shared_input(layers: Sequence[nn.Module]) -> Callable[[Tensor], Tensor] | None:
     """Return the function of the input that layers share: their outputs are products with its result.
 
-    It rotates, quantizes, and takes columns. None where layers differ in it, or change their outputs.
+    It rotates, quantizes, and takes columns. None where layers differ in it, change their outputs, or are of
+    another class than linear layers.
     """
     first, *others = layers
+    if not {type(layer) for layer in layers} <= {nn.Linear, QuantLinear}:
+        return None
     if any(layer._forward_hooks or getattr(layer, "output_quantizer", None) is not None for layer in layers):
         return None
     if others and (any(layer._forward_pre_hooks for layer in layers) or len({id(_of_input(layer)) for layer in layers}) > 1):
