@@ -1,4 +1,4 @@
-"""Bandwidth of the kernels on a GPU: rounding, encoding and packing beside a copy, and the column loop.
+"""Bandwidth of the kernels on a GPU: rounding, codes and packing, both ways, beside a copy; the column loop.
 
     python -m benchmarks.kernels [--runs 50] [--side 8192]
 
@@ -21,7 +21,7 @@ from quark.numbers import WeightGrid, quantizer_for
 from quark.numbers.kernels import uses_kernels
 from quark_algos.gptq.damping import factor
 from quark_algos.gptq.ldlq import ldlq
-from quark_schemes.arithmetic.packing import pack_nibbles, pack_nibbles_across
+from quark_schemes.arithmetic.packing import pack_nibbles, pack_nibbles_across, unpack_nibbles, unpack_nibbles_across
 
 SCHEMES = ("int4_wo_32", "int4_wo_128", "uint4_wo_128", "mxfp4", "mxfp6_e3m2", "nvfp4", "fp8", "ptpc_fp8", "int8")
 BAR = 1 / 0.70
@@ -53,6 +53,7 @@ def elementwise(side: int, runs: int, device: torch.device) -> list[Measurement]
         codes = quantizer.quantize(x, scales)
         cases: dict[str, tuple[Callable[[], object], int]] = {
             "with given scales": (lambda q=quantizer, s=scales: q.fake_quantize(x, s, out=out), 2 * x.nbytes),  # type: ignore[misc]
+            "values of codes": (lambda q=quantizer, s=scales, c=codes: q.dequantize_to(c, s, out), x.nbytes + codes.nbytes),  # type: ignore[misc]
             "codes": (lambda q=quantizer, s=scales: q.quantize(x, s), x.nbytes + codes.nbytes),  # type: ignore[misc]
         }
         if not quantizer.has_tensor_scale:  # such scales take a pass of their own
@@ -72,8 +73,15 @@ def packing(side: int, runs: int, device: torch.device) -> list[Measurement]:
     source, target = (torch.empty(codes.nbytes * 3 // 4, dtype=torch.uint8, device=device) for _ in range(2))
     floor = seconds(lambda: target.copy_(source), runs)
     found = []
-    for name, pack in {"nibbles across rows": pack_nibbles_across, "nibbles along rows": pack_nibbles}.items():
-        taken = seconds(lambda p=pack: p(codes, "reorder"), runs)  # type: ignore[misc]
+    across, along = pack_nibbles_across(codes, "reorder"), pack_nibbles(codes, "reorder")
+    cases: dict[str, Callable[[], object]] = {
+        "nibbles across rows": lambda: pack_nibbles_across(codes, "reorder"),
+        "nibbles along rows": lambda: pack_nibbles(codes, "reorder"),
+        "nibbles across rows, unpacked": lambda: unpack_nibbles_across(across, "reorder", side, signed=True),
+        "nibbles along rows, unpacked": lambda: unpack_nibbles(along, "reorder", 2 * side, signed=True),
+    }
+    for name, action in cases.items():
+        taken = seconds(action, runs)
         print(f"{name:33} {codes.nbytes * 1.5 / taken / 1e9:7.0f} GB/s, {floor / taken:5.2f} of a copy", flush=True)
         found.append(Measurement("kernels: packing", name, taken / floor, "×", "a copy of as many bytes on the GPU", BAR))
     return found

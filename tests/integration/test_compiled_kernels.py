@@ -33,7 +33,7 @@ def compiled(target: str, cache: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("target", ["cuda:80", "cuda:90"])
 def test_code_for_nvidia_is_exact_wide_and_in_registers(target: str, tmp_path: Path) -> None:
     kernels = compiled(target, tmp_path)
-    assert {one["kernel"] for one in kernels} == {"round_runs", "pack_words", "_round_columns"}
+    assert {one["kernel"] for one in kernels} == {"round_runs", "pack_words", "unpack_words", "_round_columns"}
     for one in kernels:
         text, case = one["text"], (one["kernel"], one["case"])
         assert one["spills"] == 0, case
@@ -48,5 +48,5 @@ def test_code_for_nvidia_is_exact_wide_and_in_registers(target: str, tmp_path: P
 
 def test_code_for_amd_needs_no_memory_for_registers(tmp_path: Path) -> None:
     kernels = compiled("hip:gfx942", tmp_path)
-    assert {one["kernel"] for one in kernels} == {"round_runs", "pack_words", "_round_columns"}
+    assert {one["kernel"] for one in kernels} == {"round_runs", "pack_words", "unpack_words", "_round_columns"}
     assert all(".private_segment_fixed_size: 0" in one["text"] for one in kernels)

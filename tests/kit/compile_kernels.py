@@ -26,7 +26,7 @@ import quark
 from quark.numbers import QParams, WeightGrid, quantizer_for
 from quark_algos.gptq.damping import factor
 from quark_algos.gptq.ldlq import ldlq
-from quark_schemes.arithmetic.packing import pack_nibbles, pack_nibbles_across, pack_two
+from quark_schemes.arithmetic.packing import pack_nibbles, pack_nibbles_across, pack_two, unpack_bits, unpack_nibbles, unpack_nibbles_across
 
 
 class AbsentDriver:
@@ -74,7 +74,7 @@ def compiled(target: GPUTarget) -> Iterator[Compiled]:
 
 
 def cases() -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield the functions that launch a kernel: rounding in bfloat16 by several schemes, codes, packing, and the columns of a block."""
+    """Yield the functions that launch a kernel: of each kind, in bfloat16, by several schemes."""
     torch.manual_seed(0)
     weight = torch.randn(64, 256)
     x = weight.bfloat16()
@@ -85,10 +85,16 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
         yield f"{scheme}: found", functools.partial(quantizer.round_to_nearest, x)
         yield f"{scheme}: given", functools.partial(quantizer.fake_quantize, x, scales)
         yield f"{scheme}: codes", functools.partial(quantizer.quantize, x, scales)
+        codes = torch.empty(x.shape, dtype=quantizer.stored_level.format.storage_dtype)
+        yield f"{scheme}: values", functools.partial(quantizer.dequantize_to, codes, scales, torch.empty_like(x))
     codes = torch.randint(0, 16, (64, 256), dtype=torch.uint8)
     yield "along rows: packed", functools.partial(pack_nibbles, codes, "reorder")
     yield "across rows: packed", functools.partial(pack_nibbles_across, codes, "reorder")
     yield "pairs: packed", functools.partial(pack_two, codes)
+    words = torch.zeros(64, 32, dtype=torch.int32)
+    yield "along rows: unpacked", functools.partial(unpack_nibbles, words, "reorder", 256, signed=True)
+    yield "across rows: unpacked", functools.partial(unpack_nibbles_across, words, "reorder", 256, signed=True)
+    yield "pairs: unpacked", functools.partial(unpack_bits, codes, 4, 512, signed=False)
     wt, found = weight.t().contiguous(), factor(torch.eye(256), 0.01)
     for scheme in ("int4_wo_32", "uint4_wo_32", "mxfp4"):
         quantizer = quantizer_for(quark.schemes().load_config(scheme)().weight, activation=False)

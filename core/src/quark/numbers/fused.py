@@ -1,4 +1,4 @@
-"""FusedRounding: one kernel that rounds a tensor, where the device and the number format have kernels.
+"""FusedRounding: one kernel that rounds or decodes a tensor, where device and number format have kernels.
 
 `quark.numbers.single_level` asks for it first, and otherwise does the same arithmetic by torch's operations,
 with the same bits on CPUs. On the CPU asking costs a look at the device.
@@ -6,6 +6,7 @@ with the same bits on CPUs. On the CPU asking costs a look at the device.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from quark.numbers.kernels.rounding import Finding
     from quark.numbers.single_level import SingleLevelQuantizer
 
-__all__ = ["FusedRounding", "RelativeScales", "device_code", "fused_rounding"]
+__all__ = ["FusedRounding", "RelativeScales", "device_code", "fused_decoding", "fused_rounding"]
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _MOST_RUNS = 1 << 30
@@ -81,6 +82,12 @@ class FusedRounding:
         self._launch(x, out.view(torch.uint8) if out.is_floating_point() else out, qparams, encode=True)
         return out
 
+    def decoded(self, codes: Tensor, qparams: QParams, out: Tensor) -> Tensor:
+        """Return ``out``, filled with the values of codes of a byte each."""
+        table = _values_of_bytes(self.level, codes.device)
+        self._launch(codes.view(torch.uint8), out, qparams, table=table)
+        return out
+
     def found(self, x: Tensor, out: Tensor | None = None, under: RelativeScales | None = None) -> QParams:
         """Return the scales of ``x``, and fill ``out``, which may be ``x``, with its values under them."""
         from quark.numbers.kernels.rounding import Finding
@@ -109,23 +116,39 @@ class FusedRounding:
         self._launch(x, out, qparams, finding=finding)
         return qparams
 
-    def _launch(self, x: Tensor, out: Tensor | None, qparams: QParams, *, encode: bool = False, finding: Finding | None = None) -> None:
+    def _launch(
+        self,
+        x: Tensor,
+        out: Tensor | None,
+        qparams: QParams,
+        *,
+        encode: bool = False,
+        finding: Finding | None = None,
+        table: Tensor | None = None,
+    ) -> None:
         from quark.numbers.kernels.rounding import launch
 
         room = out if out is None or out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
         scales = [None if s is None else s.contiguous() for s in (qparams.scale, qparams.zero_point, qparams.outer_scale)]
         by_reciprocal = self.level.format.by_reciprocal(self.level.spec)
-        launch(self.code, x.contiguous(), room, scales, self.runs, by_reciprocal=by_reciprocal, encode=encode, finding=finding)
+        launch(self.code, x.contiguous(), room, scales, self.runs, by_reciprocal=by_reciprocal, encode=encode, finding=finding, table=table)
         if out is not None and room is not None and room is not out:
             out.copy_(room)
 
 
 def fused_rounding(level: SingleLevelQuantizer, x: Tensor) -> FusedRounding | None:
     """Return the kernel that rounds ``x``; None where torch's operations do."""
-    if not uses_kernels(x.device):
-        return None
+    return _fused(level, x) if uses_kernels(x.device) and x.dtype in _DTYPES else None
+
+
+def fused_decoding(level: SingleLevelQuantizer, codes: Tensor, out: Tensor) -> FusedRounding | None:
+    """Return the kernel that writes the values of codes to ``out``; None where torch's operations do."""
+    return _fused(level, codes) if uses_kernels(codes.device) and codes.dtype.itemsize == 1 and out.dtype in _DTYPES else None
+
+
+def _fused(level: SingleLevelQuantizer, x: Tensor) -> FusedRounding | None:
     code, runs = device_code(level), level.granularity.runs(tuple(x.shape))
-    if code is None or runs is None or level.is_float or x.dtype not in _DTYPES or x.numel() == 0:
+    if code is None or runs is None or level.is_float or x.numel() == 0:
         return None
     return FusedRounding(level, code, runs) if x.numel() // runs.length < _MOST_RUNS else None
 
@@ -134,6 +157,18 @@ def fused_rounding(level: SingleLevelQuantizer, x: Tensor) -> FusedRounding | No
 def device_code(level: SingleLevelQuantizer) -> DeviceCode | None:
     """Return the device code of a level's format under its spec."""
     return level.format.device_code(level.spec)
+
+
+@lru_cache(maxsize=1024)
+def _values_of_bytes(level: SingleLevelQuantizer, device: torch.device) -> Tensor:
+    """Return the value of each byte that is a code, in units of scales, float32 ``[256]``.
+
+    Bytes that are no codes of a narrow format have the values of their lowest bits.
+    """
+    codes, dtype = torch.arange(256, dtype=torch.uint8), level.format.storage_dtype
+    if dtype is torch.uint8:
+        codes.bitwise_and_((1 << math.ceil(level.format.bits)) - 1)
+    return level.format.decode(codes.view(dtype)).to(device)
 
 
 @lru_cache(maxsize=1024)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quark.base.parallel import parallel_map
 from quark.config.tensor import QTensorConfig
-from quark.numbers.fused import fused_rounding
+from quark.numbers.fused import fused_decoding, fused_rounding
 from quark.numbers.granularity import Granularity, PerTensor
 from quark.numbers.number_format import NumberFormat, QParams
 from quark.numbers.observer import Observer
@@ -197,6 +197,9 @@ class SingleLevelQuantizer(TensorQuantizer):
     def dequantize_to(self, codes: Tensor, qparams: QParams, out: Tensor) -> None:
         if self.is_float:
             super().dequantize_to(codes, qparams, out)
+            return
+        if (fused := fused_decoding(self, codes, out)) is not None:
+            fused.decoded(codes, qparams, out)
             return
 
         def work(tiles: Sequence[Tile]) -> None:

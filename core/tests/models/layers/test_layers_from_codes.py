@@ -1,17 +1,19 @@
-"""A layer that runs from codes has its weight at hand while it computes."""
+"""A layer that runs from codes has its weight at hand while it computes, in slices that suit the device."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from quark.config.layer import QLayerConfig
-from quark.models.layers import QuantLinear
+from quark.models.layers import QuantLinear, layers_from_codes, packed_weight
 from quark.models.layers.layers_from_codes import runs_from_codes
 from quark.models.layers.packed_weight import FormatPacking, PackedWeight
 from quark_devkit.example_specs import int8_spec
+from quark_devkit.simulated_device import simulated_device
 
 
 def from_codes(linear: nn.Linear) -> Any:
@@ -37,3 +39,26 @@ def test_the_weight_of_the_layer_that_computes_is_unpacked_once_and_that_of_anot
     assert seen[0].data_ptr() == seen[1].data_ptr()
     assert torch.equal(seen[2], other.weight)
     assert not torch.equal(one.weight, other.weight)
+
+
+def test_an_accelerator_unpacks_larger_slices_and_each_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    slices: list[tuple[int, int]] = []
+
+    class Counted(PackedWeight):
+        def part(self, rows: slice) -> PackedWeight:
+            slices.append((rows.stop - rows.start, self.shape[0]))
+            return super().part(rows)
+
+    monkeypatch.setattr(layers_from_codes, "ROOM_ELEMENTS", 64 * 8)
+    monkeypatch.setattr(layers_from_codes, "PackedWeight", Counted)
+    monkeypatch.setattr(packed_weight, "SLICE_ELEMENTS", 64)
+    layer, x = from_codes(nn.Linear(8, 1024)), torch.randn(3, 8)
+    expected = layer(x)
+    assert [rows for rows, whole in slices if whole == 1024] == [64] * 16
+    assert {rows for rows, whole in slices if whole < 1024} <= {1, 2, 4, 8}  # of a thread, by their number
+    slices.clear()
+    with simulated_device() as device:
+        found = layer.to(device.device)(x.to(device.device))
+        assert [rows for rows, whole in slices if whole == 1024] == [512, 512]
+        assert {rows for rows, whole in slices if whole < 1024} == {512}
+        assert torch.equal(found.cpu(), expected)

@@ -120,6 +120,23 @@ def test_values_codes_and_scales_have_the_same_bits(kernels: Kernels, quantizer:
             assert_same_bits(getattr(qparams, name), getattr(scales, name))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_values_of_codes_have_the_same_bits(kernels: Kernels, quantizer: TensorQuantizer, dtype: torch.dtype) -> None:
+    x = fitting(quantizer, values(torch.float32))
+    scales = quantizer.round_to_nearest(x)[1]
+    codes = quantizer.quantize(x, scales)
+    quantizer.dequantize_to(codes, scales, expected := torch.empty(x.shape, dtype=dtype))
+    with kernels.on() as device:
+        under = scales.map(lambda s: s.to(device))
+        quantizer.dequantize_to(codes.to(device), under, found := torch.empty(x.shape, dtype=dtype, device=device))
+        strided = torch.zeros(*x.shape, 2, dtype=dtype, device=device)[..., 0]
+        quantizer.dequantize_to(codes.to(device), under, strided)
+        alone = quantizer.dequantize(codes.to(device), under)
+    assert_same_bits(found, expected)
+    assert_same_bits(strided, expected)
+    assert_same_bits(alone, quantizer.dequantize(codes, scales))
+
+
 def test_nan_and_inf_stay_as_visible_as_they_are_with_torch(kernels: Kernels, quantizer: TensorQuantizer) -> None:
     x = fitting(quantizer, with_broken_rows(torch.bfloat16))
     expected, scales = quantizer.round_to_nearest(x)

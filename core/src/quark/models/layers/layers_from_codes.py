@@ -25,7 +25,8 @@ __all__ = ["ROOM_ELEMENTS", "Packed", "RunsFromCodes", "runs_from_codes"]
 
 ROOM_ELEMENTS = 1 << 21
 """Elements of a weight up to which a linear layer unpacks it whole; a larger one takes its outputs in slices
-of that size, which stay in a third-level cache.
+of that size, which stay in a third-level cache. On other devices it is eight times that: their caches, and
+the cost of an operation, are larger.
 """
 _ROWS = 64
 """Divides the rows of a slice. Products compute their last rows, if there are fewer than they have lanes, in
@@ -89,7 +90,8 @@ class RunsFromCodes(Packed):
             return quantized.product(x, *args, **kwargs)  # the gradient needs the weight later
         if computes is nn.Embedding.forward and getattr(self, "max_norm", None) is None:
             return packed.looked_up(x)
-        parts = packed.row_slices(ROOM_ELEMENTS, _ROWS) if computes is nn.Linear.forward and packed.shape[0] else []
+        room = ROOM_ELEMENTS if packed.device.type == "cpu" else 8 * ROOM_ELEMENTS
+        parts = packed.row_slices(room, _ROWS) if computes is nn.Linear.forward and packed.shape[0] else []
         if len(parts) > 1:
             return self._linear_in_parts(packed, parts, x)
         values = packed.values(weight_room(packed.shape, packed.dtype, packed.device))

@@ -26,8 +26,8 @@ from quark.numbers import QParams, TensorQuantizer
 __all__ = ["FormatPacking", "PackedWeight", "RowCuts", "WeightPacking", "row_cuts", "weight_room"]
 
 SLICE_ELEMENTS = 1 << 20
-"""Most elements of a weight that one thread unpacks at a time. Slices that fit into a second-level cache cost
-more calls than they save.
+"""Most elements of a weight that one thread of a CPU unpacks at a time. Slices that fit into a second-level
+cache cost more calls than they save.
 """
 
 
@@ -246,8 +246,10 @@ class PackedWeight:
         def unpack(rows: slice) -> None:
             self.packing.quantizer.dequantize_to(*self.part(rows).codes(), result[rows])
 
-        share = math.prod(self.shape) // (4 * torch.get_num_threads())
-        parallel_map(unpack, self.row_slices(min(SLICE_ELEMENTS, max(share, SLICE_ELEMENTS >> 3))), self.device)
+        elements = math.prod(self.shape)
+        if self.device.type == "cpu":
+            elements = min(SLICE_ELEMENTS, max(elements // (4 * torch.get_num_threads()), SLICE_ELEMENTS >> 3))
+        parallel_map(unpack, self.row_slices(elements), self.device)
         return result
 
     @torch.no_grad()

@@ -29,7 +29,8 @@ class DeviceCode:
     They work on tiles, which are float32 and of any shape, and give the bits that the methods of
     `quark.numbers.NumberFormat` give on a CPU. Kernels are compiled without contraction of products and sums.
     Two more things keep bits equal: division is ``tl.div_rn``, and bounds are ``tl.where(t < low, low, t)``,
-    which keeps NaN and the sign of zero on every device.
+    which keeps NaN and the sign of zero on every device. Values of codes of a byte need no function: a table
+    holds them, which `quark.numbers.NumberFormat.decode` fills once.
 
     Attributes:
         round: ``(t, zero, P) → t``, as `quark.numbers.NumberFormat.round_`; ``zero`` is None, or float32 that
@@ -54,7 +55,7 @@ VARIABLE = "QUARK_KERNELS"
 """Environment variable with the device types that use kernels, separated by commas.
 
 Where it is not set, ``cuda`` (AMD's GPUs too); where it is empty, none.
-none where it is empty."""
+"""
 _DEFAULT = "cuda"
 
 

@@ -1,4 +1,4 @@
-"""One kernel that rounds a tensor with its scales, or with scales that it finds, in one pass.
+"""One kernel that rounds a tensor with its scales, or with scales that it finds, or reads codes: in one pass.
 
 The elements that share a scale lie in runs (`quark.numbers.Runs`). A program takes a tile of several short
 runs, or a part of a long one: loads and stores are of consecutive addresses, and a scale is loaded once for
@@ -70,9 +70,14 @@ def _rounded(
     BY_RECIPROCAL: tl.constexpr,
     LIMIT: tl.constexpr,
 ):
-    """Return the values of ``x`` under its scales, float32, or the codes of these."""
-    t = x * tl.div_rn(1.0, scale) if BY_RECIPROCAL else tl.div_rn(x, scale)
-    t = ROUND(t, zero, P)
+    """Return the values of ``x`` under its scales, float32, or the codes of these.
+
+    Without ROUND ``x`` is rounded already, and in units of its scales.
+    """
+    t = x
+    if ROUND is not None:
+        t = x * tl.div_rn(1.0, scale) if BY_RECIPROCAL else tl.div_rn(x, scale)
+        t = ROUND(t, zero, P)
     if ENCODE is not None:
         result = ENCODE(t, P)
     else:
@@ -86,7 +91,8 @@ def _rounded(
 
 @triton.jit
 def round_runs(
-    x_ptr,  # the tensor, contiguous
+    x_ptr,  # the tensor, contiguous; codes of a byte where a table is given
+    table_ptr,  # the value of each byte in units of scales, float32; None to round
     out_ptr,  # its values or codes, contiguous; may be x; None to find scales alone
     scale_ptr,  # scales: read, or written where SCALES is given
     zero_ptr,  # zero points likewise, or None
@@ -95,7 +101,7 @@ def round_runs(
     length,  # elements of a run
     period,  # run r has scale number r // span · period + r % period
     span,
-    ROUND: tl.constexpr,
+    ROUND: tl.constexpr,  # None with a table
     ENCODE: tl.constexpr,  # None for values
     P: tl.constexpr,
     SCALES: tl.constexpr,  # finds scales; None where they are given
@@ -109,7 +115,10 @@ def round_runs(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Round ``x`` to ``(round(x / scale about zero) − zero) · scale``, or to the codes of that."""
+    """Round ``x`` to ``(round(x / scale about zero) − zero) · scale``, or to the codes of that.
+
+    With a table it is ``(table[x] − zero) · scale``.
+    """
     blocks = tl.cdiv(length, COLUMNS)
     run = tl.program_id(0) // blocks * ROWS + tl.arange(0, ROWS)
     left = tl.program_id(0) % blocks * COLUMNS
@@ -118,7 +127,8 @@ def round_runs(
     is_inside = is_run[:, None] & (column < length - left)[None, :]
     place = (run.to(tl.int64) * length + left)[:, None] + column[None, :]
     number = run // span * period + run % period
-    x = tl.load(x_ptr + place, mask=is_inside, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + place, mask=is_inside, other=0)
+    x = x.to(tl.float32) if table_ptr is None else tl.load(table_ptr + x.to(tl.int32))
     zero = None
     if SCALES is None:
         scale = tl.load(scale_ptr + number, mask=is_run, other=1.0).to(tl.float32)
@@ -177,6 +187,7 @@ def launch(
     by_reciprocal: bool,
     encode: bool = False,
     finding: Finding | None = None,
+    table: Tensor | None = None,
 ) -> None:
     """Round ``x`` into ``out`` with the scales, zero points and outer scale in ``qparams``.
 
@@ -184,7 +195,7 @@ def launch(
 
     Args:
         code: The arithmetic of the number format.
-        x: float32, float16 or bfloat16.
+        x: float32, float16 or bfloat16; with ``table`` codes, uint8.
         out: Values, in a dtype of these, or codes; None where scales are wanted alone.
         qparams: Float32 or narrower scales, int32 or float32 zero points or None, a float32 outer scale or
             None. With ``finding`` scales and zero points are written.
@@ -192,6 +203,7 @@ def launch(
         by_reciprocal: Whether scaled values are ``x · (1 / scale)``.
         encode: Whether ``out`` gets codes.
         finding: How scales are found; None where they are given.
+        table: The values of codes, float32 ``[256]``, where ``x`` is not to be rounded but to be decoded.
     """
     columns = triton.next_power_of_2(runs.length)
     if finding is None:
@@ -203,13 +215,14 @@ def launch(
     with launching_on(x.device):
         round_runs[grid](
             x,
+            table,
             out,
             *qparams,
             count,
             runs.length,
             1 if runs.have_own_scales else runs.period,
             1 if runs.have_own_scales else runs.span,
-            ROUND=code.round,
+            ROUND=code.round if table is None else None,
             ENCODE=code.encode if encode else None,
             P=code.parameters,
             SCALES=None if finding is None else finding.scales,

@@ -121,6 +121,10 @@ def unpack_nibbles(words: Tensor, order: str, length: int, *, signed: bool) -> T
     They are int8 where ``signed``, else uint8.
     """
     check_order(order)
+    if uses_kernels(words.device):
+        from quark_schemes.kernels.packing import NIBBLES, REORDERED_NIBBLES, unpacked
+
+        return unpacked(words, REORDERED_NIBBLES if order == "reorder" else NIBBLES, length, signed=signed)
     data = words.reshape(-1).view(torch.uint8)
     pairs = torch.stack((data & 0xF, data >> 4), dim=-1).reshape(*words.shape, 2, 2, 2)
     nibbles = (pairs.movedim(-3, -1) if order == "reorder" else pairs).reshape(*words.shape[:-1], -1)[..., :length]
@@ -133,6 +137,10 @@ def unpack_nibbles(words: Tensor, order: str, length: int, *, signed: bool) -> T
 def unpack_nibbles_across(words: Tensor, order: str, rows: int, *, signed: bool) -> Tensor:
     """Undo `pack_nibbles_across`: return codes ``[rows, I]`` of words ``[I, ceil(rows / 8)]``."""
     check_order(order)
+    if uses_kernels(words.device):
+        from quark_schemes.kernels.packing import NIBBLES, REORDERED_NIBBLES, unpacked_across
+
+        return unpacked_across(words, REORDERED_NIBBLES if order == "reorder" else NIBBLES, rows, signed=signed)
     # The words change places, an eighth as many as codes; each then gives one code to each of eight rows.
     lines = words.t().contiguous()
     codes = torch.empty(lines.shape[0], _WORD, lines.shape[1], dtype=torch.int8 if signed else torch.uint8, device=words.device)
@@ -206,15 +214,19 @@ def _folded(codes: Tensor, bits: int) -> Tensor:
 
 def unpack_bits(data: Tensor, bits: int, length: int, *, signed: bool) -> Tensor:
     """Undo `pack_bits`: return the first ``length`` codes, int8 where ``signed``, else uint8."""
+    if bits in (2, 4) and uses_kernels(data.device):
+        from quark_schemes.kernels.packing import PAIRS, TWO_BITS, unpacked
+
+        return unpacked(data, PAIRS if bits == 4 else TWO_BITS, length, signed=signed)
     if bits == 4:
         # A byte as a number of two: its high half moves to the upper byte.
         pairs = data.to(torch.int16, memory_format=torch.contiguous_format)
-        unpacked = pairs.bitwise_left_shift(4).bitwise_or_(pairs).bitwise_and_(0x0F0F).view(torch.uint8)
+        codes = pairs.bitwise_left_shift(4).bitwise_or_(pairs).bitwise_and_(0x0F0F).view(torch.uint8)
     elif bits == 2:
-        unpacked = torch.stack([(data >> shift) & 0x3 for shift in (6, 4, 2, 0)], dim=-1)
+        codes = torch.stack([(data >> shift) & 0x3 for shift in (6, 4, 2, 0)], dim=-1)
     else:
-        unpacked = _unfolded(data, bits)
-    unsigned = unpacked.reshape(*data.shape[:-1], -1)[..., :length]
+        codes = _unfolded(data, bits)
+    unsigned = codes.reshape(*data.shape[:-1], -1)[..., :length]
     return (unsigned << (8 - bits)).view(torch.int8) >> (8 - bits) if signed else unsigned
 
 

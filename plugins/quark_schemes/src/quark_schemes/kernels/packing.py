@@ -1,4 +1,4 @@
-"""One kernel that packs codes, along a row or across rows, in one read and one write.
+"""Kernels that pack and unpack codes, along a row or across rows, in one read and one write.
 
 The operations are those of `quark_schemes.arithmetic.packing`.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quark.numbers.kernels import launching_on
 
-__all__ = ["NIBBLES", "PAIRS", "REORDERED_NIBBLES", "TWO_BITS", "WordLayout", "packed", "packed_across"]
+__all__ = ["NIBBLES", "PAIRS", "REORDERED_NIBBLES", "TWO_BITS", "WordLayout", "packed", "packed_across", "unpacked", "unpacked_across"]
 
 TILE_ROWS, TILE_WORDS = 64, 16
 """Words of a program: across rows 64 bytes of codes are read at a time, and 64 bytes of words are written."""
@@ -45,6 +45,18 @@ TWO_BITS = WordLayout(2, 4, torch.uint8, is_reversed=True)
 
 
 @triton.jit
+def _position(code, CODES: tl.constexpr, IS_INTERLEAVED: tl.constexpr, IS_REVERSED: tl.constexpr):
+    """Return the place of a code in its word, counted in codes from the lowest bits."""
+    if IS_INTERLEAVED:
+        position = code % 2 * (CODES // 2) + code // 2
+    elif IS_REVERSED:
+        position = CODES - 1 - code
+    else:
+        position = code
+    return position
+
+
+@triton.jit
 def pack_words(
     codes_ptr,  # code i of row r at r · row_stride + i · code_stride
     words_ptr,  # [rows, words], contiguous
@@ -68,13 +80,7 @@ def pack_words(
     place = row.to(tl.int64)[:, None] * row_stride + number.to(tl.int64)[None, :] * code_stride
     is_inside = (row < rows)[:, None] & (number < count)[None, :]
     codes = tl.load(codes_ptr + place, mask=is_inside, other=0).to(tl.int32) & ((1 << BITS) - 1)
-    code = number % CODES
-    if IS_INTERLEAVED:
-        position = code % 2 * (CODES // 2) + code // 2
-    elif IS_REVERSED:
-        position = CODES - 1 - code
-    else:
-        position = code
+    position = _position(number % CODES, CODES, IS_INTERLEAVED, IS_REVERSED)
     # No two codes share a bit: their sum is their union.
     packed = tl.sum(tl.reshape(codes << (position * BITS)[None, :], [ROWS, WORDS, CODES]), 2)
     target = row.to(tl.int64)[:, None] * words + word[None, :]
@@ -82,10 +88,44 @@ def pack_words(
     tl.store(words_ptr + target, packed.to(words_ptr.dtype.element_ty), mask=is_word)
 
 
+@triton.jit
+def unpack_words(
+    words_ptr,  # word i of row r at r · row_stride + i · word_stride
+    codes_ptr,  # code i of row r at r · code_row_stride + i · code_stride
+    rows,
+    count,  # codes of a row
+    row_stride,
+    word_stride,
+    code_row_stride,
+    code_stride,
+    BITS: tl.constexpr,
+    CODES: tl.constexpr,
+    IS_INTERLEAVED: tl.constexpr,
+    IS_REVERSED: tl.constexpr,
+    IS_SIGNED: tl.constexpr,
+    ROWS: tl.constexpr,
+    WORDS: tl.constexpr,
+):
+    """Undo `pack_words`; the highest bit of a signed code is its sign."""
+    blocks = tl.cdiv(count, WORDS * CODES)
+    row = tl.program_id(0) // blocks * ROWS + tl.arange(0, ROWS)
+    number = tl.program_id(0) % blocks * WORDS * CODES + tl.arange(0, WORDS * CODES)
+    is_inside = (row < rows)[:, None] & (number < count)[None, :]
+    place = row.to(tl.int64)[:, None] * row_stride + (number // CODES).to(tl.int64)[None, :] * word_stride
+    word = tl.load(words_ptr + place, mask=is_inside, other=0).to(tl.int32)
+    position = _position(number % CODES, CODES, IS_INTERLEAVED, IS_REVERSED)
+    # Up to the sign bit, and down again: the second shift spreads the sign.
+    code = (word << (32 - BITS - position * BITS)[None, :]) >> (32 - BITS)
+    if not IS_SIGNED:
+        code = code & ((1 << BITS) - 1)
+    target = row.to(tl.int64)[:, None] * code_row_stride + number.to(tl.int64)[None, :] * code_stride
+    tl.store(codes_ptr + target, code.to(codes_ptr.dtype.element_ty), mask=is_inside)
+
+
 def packed(codes: Tensor, layout: WordLayout) -> Tensor:
     """Return codes of one byte, packed along the last axis: ``[…, K] → […, ceil(K / layout.codes)]``."""
     length = codes.shape[-1]
-    return _launched(codes.reshape(-1, length), layout).reshape(*codes.shape[:-1], -1)
+    return _packed(codes.reshape(-1, length), layout).reshape(*codes.shape[:-1], -1)
 
 
 def packed_across(codes: Tensor, layout: WordLayout) -> Tensor:
@@ -93,10 +133,47 @@ def packed_across(codes: Tensor, layout: WordLayout) -> Tensor:
 
     The result is ``[I, ceil(O / layout.codes)]``.
     """
-    return _launched(codes.t(), layout)
+    return _packed(codes.t(), layout)
 
 
-def _launched(matrix: Tensor, layout: WordLayout) -> Tensor:
+def unpacked(words: Tensor, layout: WordLayout, length: int, *, signed: bool) -> Tensor:
+    """Undo `packed`: return the first ``length`` codes along the last axis, int8 where signed, else uint8."""
+    codes = torch.empty(*words.shape[:-1], length, dtype=torch.int8 if signed else torch.uint8, device=words.device)
+    _unpack(words.reshape(-1, words.shape[-1]), codes.view(-1, length), layout, signed)
+    return codes
+
+
+def unpacked_across(words: Tensor, layout: WordLayout, rows: int, *, signed: bool) -> Tensor:
+    """Undo `packed_across`: return codes ``[rows, I]`` of words ``[I, ceil(rows / layout.codes)]``."""
+    codes = torch.empty(rows, len(words), dtype=torch.int8 if signed else torch.uint8, device=words.device)
+    _unpack(words, codes.t(), layout, signed)
+    return codes
+
+
+def _unpack(words: Tensor, codes: Tensor, layout: WordLayout, signed: bool) -> None:
+    """Fill a matrix of codes, of any strides, from the words of its rows."""
+    rows, count = codes.shape
+    grid = (triton.cdiv(rows, TILE_ROWS) * triton.cdiv(count, TILE_WORDS * layout.codes),)
+    with launching_on(words.device):
+        unpack_words[grid](
+            words,
+            codes,
+            rows,
+            count,
+            *words.stride(),
+            *codes.stride(),
+            BITS=layout.bits,
+            CODES=layout.codes,
+            IS_INTERLEAVED=layout.is_interleaved,
+            IS_REVERSED=layout.is_reversed,
+            IS_SIGNED=signed,
+            ROWS=TILE_ROWS,
+            WORDS=TILE_WORDS,
+            num_warps=8,
+        )
+
+
+def _packed(matrix: Tensor, layout: WordLayout) -> Tensor:
     rows, count = matrix.shape
     words = triton.cdiv(count, layout.codes)
     result = torch.empty(rows, words, dtype=layout.dtype, device=matrix.device)
