@@ -95,6 +95,13 @@ def _mixed(template: LLMTemplate) -> QConfig:
     return config
 
 
+def _partly_with_kernels(template: LLMTemplate) -> QConfig:
+    """A scheme that vLLM computes on CPUs too, and another for the MLPs."""
+    config = template.get_config(scheme="ptpc_fp8")
+    config.layer_quant_config = {"*mlp*": quark.schemes().load_config("mx6")()}
+    return config
+
+
 def _rotated(template: LLMTemplate) -> QConfig:
     """R3 and R4 run with the model."""
     config = template.get_config(scheme="int8", kv_cache_scheme="fp8", algorithm=["rotation", "smoothquant", "gptq"])
@@ -109,6 +116,7 @@ def _rotated(template: LLMTemplate) -> QConfig:
 KINDS: dict[str, tuple[str, Callable[[Any], nn.Module], Callable[[LLMTemplate], QConfig]]] = {
     "embedding and head": ("llama", _itself, _of_everything),
     "mixed precision": ("llama", _itself, _mixed),
+    "kernels for some layers": ("llama", _itself, _partly_with_kernels),
     "rotations that run": ("llama", _itself, _rotated),
     "cache in fp8": ("llama", _itself, _scheme("mx6", kv_cache_scheme="fp8")),
     "biases": ("qwen2", _with_biases, _scheme("bfp16")),

@@ -72,6 +72,19 @@ with ThreadPoolExecutor(6) as pool:
 with open(out, "w") as file:
     json.dump(answers, file)
 """
+METHODS = """
+import json
+import os
+import sys
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+from vllm import LLM
+llm = LLM(model=sys.argv[1], enforce_eager=True, max_model_len=256)
+def methods_of(model):
+    return {name: type(getattr(layer, "quant_method", None)).__name__ for name, layer in model.named_modules()}
+(methods,) = llm.apply_model(methods_of)
+with open(sys.argv[2], "w") as file:
+    json.dump(methods, file)
+"""
 EVALUATE = """
 import json
 import os
@@ -121,6 +134,19 @@ def test_vllm_serves_every_scheme(
 def test_vllm_serves_models_of_many_kinds(kind: str, method: str, tmp_path: Path, vllm_with_quark: ClientProcess) -> None:
     export_kind(kind, tmp_path / "out")
     is_computed_by_vllm(vllm_with_quark, tmp_path / "out", "auto", torch.bfloat16, own_layers=True, quantization=method)
+
+
+def test_layers_that_vllm_has_kernels_for_are_computed_by_these(tmp_path: Path, vllm_with_quark: ClientProcess) -> None:
+    out = tmp_path / "out"
+    export_kind("kernels for some layers", out)
+    assert not is_loaded_by_vllm(out)
+    is_computed_by_vllm(vllm_with_quark, out, "auto", torch.bfloat16, own_layers=True)
+    run(METHODS, tmp_path, str(out), str(tmp_path / "methods.json"), PYTHONPATH=str(shown_packages(tmp_path / "site")))
+    methods = json.loads((tmp_path / "methods.json").read_text())
+    by_vllm, own = (
+        {name.rpartition(".")[2] for name, method in methods.items() if method == of} for of in ("QuarkLinearMethod", "ServedLinear")
+    )
+    assert (by_vllm, own) == ({"qkv_proj", "o_proj"}, {"gate_up_proj", "down_proj"})
 
 
 def test_what_vllm_caches_in_fp8_has_the_scales_of_the_checkpoint(tmp_path: Path, vllm_with_quark: ClientProcess) -> None:

@@ -99,9 +99,9 @@ def environment(folder: Path) -> dict[str, str]:
     return {**quiet, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(folder / "cache")}
 
 
-def run(script: str, folder: Path, *arguments: str) -> None:
-    """Run a script in vLLM's interpreter, which sees nothing of this project."""
-    environ = {**{k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, **environment(folder)}
+def run(script: str, folder: Path, *arguments: str, **variables: str) -> None:
+    """Run a script in vLLM's interpreter, which sees nothing of this project but what variables name."""
+    environ = {**{k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, **environment(folder), **variables}
     python = interpreter()
     (folder / "script.py").write_text(script)
     command = [python, str(folder / "script.py"), *arguments]

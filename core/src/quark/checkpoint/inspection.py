@@ -42,6 +42,8 @@ class RuntimeSupport:
         refusals: Why it would not load the checkpoint, or would compute something else; empty where it would
             load it.
         notes: What else there is to know.
+        own_layers: The names of the layers that it would compute by kernels of its own, in a checkpoint that
+            it refuses for others of its layers too.
     """
 
     runtime: str
@@ -49,6 +51,7 @@ class RuntimeSupport:
     methods: Mapping[str, str]
     refusals: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    own_layers: frozenset[str] = attrs.field(default=frozenset(), repr=False)
 
     @property
     def loads(self) -> bool:
@@ -113,7 +116,8 @@ class Inspection:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the inspection in JSON form."""
-        runtimes = [attrs.asdict(support) | {"loads": support.loads} for support in self.runtimes]
+        known = attrs.filters.exclude("own_layers")
+        runtimes = [attrs.asdict(support, filter=known) | {"loads": support.loads} for support in self.runtimes]
         return {"layout": self.layout, "damage": list(self.damage), "runtimes": runtimes}
 
 

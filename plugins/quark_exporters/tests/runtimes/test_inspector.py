@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -227,6 +228,21 @@ def test_the_plugin_of_vllm_serves_what_vllm_alone_refuses_but_no_probabilities(
     probabilities = LLMTemplate.get("llama").get_config("fp8", attention_scheme="fp8")
     refused = support_of(inspect_checkpoint(exported(probabilities, tmp_path / "refused")), "quark_vllm")
     assert refused.refusals == ("it quantizes probabilities of attention, which fused kernels never hold",)
+
+
+@pytest.mark.parametrize("rotates", [False, True])
+def test_layers_that_vllm_has_kernels_for_are_named_where_it_refuses_others(rotates: bool, tmp_path: Path) -> None:
+    config = LLMTemplate.get("llama").get_config("ptpc_fp8", algorithm=["rotation"] if rotates else None)
+    config.layer_quant_config = {"*mlp*": quark.schemes().load_config("mx6")()}
+    config.algo_config = [attrs.evolve(settings, r4=True, preset="reference") for settings in config.algo_config or ()]
+    inspection = inspect_checkpoint(exported(config, tmp_path))
+    assert "own_layers" not in inspection.to_dict()["runtimes"][0]
+    expected = {f"model.layers.{i}.self_attn.{name}_proj" for i in range(2) for name in "qkvo"}
+    support, served = support_of(inspection, "vllm_cpu"), support_of(inspection, "quark_vllm")
+    assert not support.loads
+    assert support.own_layers == (set() if rotates else expected), "a run-time rotation is not in its layers"
+    own = {method: names for method, names in served.methods.items() if method.startswith("vLLM's own on CPUs")}
+    assert bool(own) is not rotates
 
 
 def test_the_program_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,11 @@
-"""The configurations of vLLM by which checkpoints are served: ``quark_simulate`` and ``quark_packed``."""
+"""The configurations of vLLM by which checkpoints are served.
+
+They are ``quark_simulate``, ``quark_packed``, and ``quark_mixed``.
+"""
 
 from __future__ import annotations
 
+import copy
 import re
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -13,11 +17,12 @@ from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
+from vllm.model_executor.layers.quantization.quark.quark import QuarkConfig
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.models.utils import WeightsMapper
 from vllm.platforms import current_platform
 
-from quark.checkpoint.inspection import inspect_checkpoint
+from quark.checkpoint.inspection import RuntimeSupport, inspect_checkpoint
 from quark.checkpoint.layout_reader import quantization_block
 from quark.checkpoint.provenance import KEY as PLUGINS
 from quark.errors import CheckpointError, QuarkError
@@ -25,7 +30,7 @@ from quark.models.layers.layers_from_codes import Packed
 from quark_vllm.methods import ServedAttention, ServedEmbedding, ServedExperts, ServedLinear
 from quark_vllm.served_model import ServedModel, directory_of
 
-__all__ = ["QuarkPacked", "QuarkSimulate"]
+__all__ = ["QuarkMixed", "QuarkPacked", "QuarkSimulate"]
 
 
 @register_quantization_config("quark_simulate")
@@ -46,8 +51,10 @@ class QuarkSimulate(QuantizationConfig):
     @classmethod
     def override_quantization_method(cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None, **_: Any) -> Any:
         """Return the name of this method for checkpoints that it takes, and None for others."""
-        if user_quant is None and cls is QuarkSimulate and hf_quant_cfg.get("quant_method") == "quark":
-            return None if _is_loaded_by_vllm(str(hf_config.name_or_path)) else cls.name
+        if user_quant is None and hf_quant_cfg.get("quant_method") == "quark":
+            support = _support_by_vllm(str(hf_config.name_or_path))
+            chosen = None if support.loads else QuarkMixed if support.own_layers else QuarkSimulate
+            return cls.name if cls is chosen else None
         return cls.name if user_quant == cls.name else None
 
     @classmethod
@@ -114,17 +121,55 @@ class QuarkPacked(QuarkSimulate):
     keeps_codes = True
 
 
-@lru_cache(maxsize=8)
-def _is_loaded_by_vllm(model: str) -> bool:
-    """Return whether vLLM itself loads a checkpoint on this machine, and computes the exported model.
+@register_quantization_config("quark_mixed")
+class QuarkMixed(QuarkSimulate):
+    """Serves checkpoints of which vLLM has kernels for some layers: these are vLLM's, the others simulated.
 
-    What is unknown about a checkpoint that quark did not write is left to vLLM.
+    Without being asked, it takes those of quark that vLLM alone refuses.
+    """
+
+    name = "quark_mixed"
+
+    def __init__(self, native: QuarkConfig) -> None:
+        super().__init__()
+        self._native = native
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> QuarkMixed:
+        return cls(QuarkConfig.from_config(copy.deepcopy(config)))
+
+    def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
+        super().maybe_update_config(model_name, hf_config, revision)
+        self._own_layers = _support_by_vllm(model_name, revision).own_layers
+
+    def apply_vllm_mapper(self, hf_to_vllm_mapper: WeightsMapper) -> None:
+        super().apply_vllm_mapper(hf_to_vllm_mapper)
+        self._native.apply_vllm_mapper(hf_to_vllm_mapper)
+
+    def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
+        names: set[str] = set()
+        if isinstance(layer, LinearBase):
+            names = set(self.served.parts(prefix))
+        elif isinstance(layer, RoutedExperts) and (mixture := self.served.experts(prefix)) is not None:
+            names = {f"{prefix}.{name}" for name, module in mixture.named_modules() if isinstance(module, Packed)}
+        is_computed = torch.get_default_dtype() in self._native.get_supported_act_dtypes()
+        if names and is_computed and names <= set(map(self.served.renamed, self._own_layers)):
+            self._native.packed_modules_mapping = self.packed_modules_mapping
+            return self._native.get_quant_method(layer, prefix)
+        return super().get_quant_method(layer, prefix)
+
+
+@lru_cache(maxsize=8)
+def _support_by_vllm(model: str, revision: str | None = None) -> RuntimeSupport:
+    """Return the support of a checkpoint by vLLM alone, on this machine.
+
+    A checkpoint that quark did not write, and does not read, is left to vLLM.
 
     Raises:
         QuarkError: Quark wrote the checkpoint, and it cannot be read: it is damaged, or a plugin is missing.
     """
     runtime = f"vllm_{'rocm' if current_platform.is_rocm() else 'cuda' if current_platform.is_cuda() else 'cpu'}"
-    directory = directory_of(model)
+    directory = directory_of(model, revision)
     try:
         inspection = inspect_checkpoint(directory)
         if inspection.damage:
@@ -132,5 +177,6 @@ def _is_loaded_by_vllm(model: str) -> bool:
     except QuarkError:
         if PLUGINS in quantization_block(directory):
             raise
-        return True
-    return any(support.runtime == runtime and support.loads for support in inspection.runtimes)
+        return RuntimeSupport(runtime, "vLLM", {})
+    unknown = RuntimeSupport(runtime, "vLLM", {}, refusals=("nobody has written down its rules for this layout",))
+    return next((support for support in inspection.runtimes if support.runtime == runtime), unknown)

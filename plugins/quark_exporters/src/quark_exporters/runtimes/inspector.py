@@ -38,13 +38,18 @@ class RuntimeInspector:
         coded = {name: row.quantized_to for name, row in rows.items() if row.config is not None and not is_float(row)}
         common = [*_whole_model(facts), *_other_layers(facts, coded), *_fused_layers(facts, rows), *_mixtures(rows)]
         found = {name: rule_for(facts.layout, config, experts=_EXPERTS in name) for name, config in coded.items()}
-        for runtime, summary in rules().runtimes.items():
-            yield _support(runtime, summary, found, common, facts)
-        yield _with_plugin(facts)
+        alone = [_support(runtime, summary, found, common, facts) for runtime, summary in rules().runtimes.items()]
+        yield from alone
+        yield _with_plugin(facts, [support for support in alone if support.runtime.startswith("vllm_")])
 
 
-def _with_plugin(facts: CheckpointFacts) -> RuntimeSupport:
-    """Return the support by vLLM with quark-vllm, which computes layers of any scheme by quark's own."""
+def _with_plugin(facts: CheckpointFacts, alone: Iterable[RuntimeSupport]) -> RuntimeSupport:
+    """Return the support by vLLM with quark-vllm, which computes layers of any scheme by quark's own.
+
+    Args:
+        facts: The checkpoint.
+        alone: The support by vLLM without it.
+    """
     refusals = []
     if facts.config.softmax_quant_spec is not None:
         refusals.append("it quantizes probabilities of attention, which fused kernels never hold")
@@ -52,10 +57,17 @@ def _with_plugin(facts: CheckpointFacts) -> RuntimeSupport:
         refusals.append(f"it has no quantized layer of its type ({folded(names, most=3)})")
     served = [row.name for row in facts.plan.quantized if row.is_linear or row.is_lookup]
     asked = "where vLLM itself does not load it" if facts.layout == _QUARK else "with --quantization quark_simulate"
+    mixed = {
+        f"vLLM's own on {support.summary.rpartition(' on ')[2]}, in a checkpoint that vLLM alone refuses": folded(
+            sorted(support.own_layers), most=3
+        )
+        for support in alone
+        if support.own_layers and not support.loads
+    }
     return RuntimeSupport(
         runtime="quark_vllm",
         summary="vLLM with quark-vllm",
-        methods={f"quark_simulate: {asked}; or --quantization quark_packed": folded(served, most=3)},
+        methods={f"quark_simulate: {asked}; or --quantization quark_packed": folded(served, most=3), **mixed},
         refusals=tuple(refusals),
         notes=("pip install quark-vllm, where vLLM is",),
     )
@@ -77,12 +89,16 @@ def _support(
         )
         reasons.setdefault(why, []).append(name)
     cached = any(row.states for row in facts.plan.attentions)
+    elsewhere = {name for _, names in common for name in names}
+    is_own = facts.layout == _QUARK and all(names for _, names in common)
+    own = [name for name, rule in found.items() if is_own and rule is not None and runtime in rule.on and name not in elsewhere]
     return RuntimeSupport(
         runtime=runtime,
         summary=summary,
         methods={method: folded(names, most=3) for method, names in methods.items()},
         refusals=tuple(reason + (f" ({folded(names, most=3)})" if names else "") for reason, names in reasons.items()),
         notes=("scales of the cache are used where it is started with kv_cache_dtype=fp8",) if cached else (),
+        own_layers=frozenset(own),
     )
 
 
