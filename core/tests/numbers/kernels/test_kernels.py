@@ -39,6 +39,13 @@ def test_the_variable_names_the_types_of_devices_that_use_them(
     assert [d.type for d in (CPU, CUDA) if uses_kernels(d)] == (list(used) if has_triton else [])
 
 
+def test_what_is_compiled_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_types", lambda named: {"cpu"})
+    assert uses_kernels(CPU)
+    compiled = torch.compile(lambda x: x + uses_kernels(x.device), backend="eager", fullgraph=True)
+    assert compiled(torch.zeros(2)).tolist() == [0, 0]
+
+
 def test_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     entered: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "device", entered.append)

@@ -63,9 +63,9 @@ def uses_kernels(device: torch.device) -> bool:
     """Return whether tensors on that device are rounded by kernels, if their format has device code.
 
     With ``QUARK_KERNELS=cpu`` and ``TRITON_INTERPRET=1`` the kernels run on the CPU, in Triton's interpreter,
-    as tests do.
+    as tests do. What ``torch.compile`` traces has none: the compiler fuses torch's operations.
     """
-    return device.type in _types(os.environ.get(VARIABLE, _DEFAULT))
+    return not torch.compiler.is_compiling() and device.type in _types(os.environ.get(VARIABLE, _DEFAULT))
 
 
 @lru_cache(maxsize=16)
