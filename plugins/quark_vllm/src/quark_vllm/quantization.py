@@ -123,7 +123,7 @@ class QuarkPacked(QuarkSimulate):
 
 @register_quantization_config("quark_mixed")
 class QuarkMixed(QuarkSimulate):
-    """Serves checkpoints of which vLLM has kernels for some layers: these are vLLM's, the others simulated.
+    """Serves checkpoints by vLLM's kernels in the layers that it has kernels for, and simulates the others.
 
     Without being asked, it takes those of quark that vLLM alone refuses.
     """
