@@ -71,6 +71,8 @@ def test_fused_decoding_is_for_codes_of_a_byte(codes: Tensor, out: Tensor, expec
 def test_values_of_codes_come_from_a_table_of_all_bytes(dtype: Dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     def launch(code: DeviceCode, x: Tensor, out: Tensor, scales: list[Tensor | None], runs: Runs, **settings: Any) -> None:
         assert (x.dtype, settings["encode"], settings["finding"]) == (torch.uint8, False, None)
+        if dtype in (Dtype.uint4, Dtype.fp4):  # a decoder is asked for codes alone
+            assert torch.equal(settings["table"].view(16, 16), settings["table"][:16].expand(16, 16))
         out.copy_(settings["table"][x.long()] * scales[0])
 
     spec = QTensorConfig(dtype=dtype, qscheme="per_tensor", symmetric=True, is_dynamic=False, observer_cls="MinMaxObserver")

@@ -5,6 +5,8 @@ The operations are those of `quark_schemes.arithmetic.packing`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import torch
 import triton
@@ -122,6 +124,19 @@ def unpack_words(
     tl.store(codes_ptr + target, code.to(codes_ptr.dtype.element_ty), mask=is_inside)
 
 
+def _constants(layout: WordLayout) -> dict[str, Any]:
+    """Return the constants of both kernels, and how they are launched."""
+    return {
+        "BITS": layout.bits,
+        "CODES": layout.codes,
+        "IS_INTERLEAVED": layout.is_interleaved,
+        "IS_REVERSED": layout.is_reversed,
+        "ROWS": TILE_ROWS,
+        "WORDS": TILE_WORDS,
+        "num_warps": 8,
+    }
+
+
 def packed(codes: Tensor, layout: WordLayout) -> Tensor:
     """Return codes of one byte, packed along the last axis: ``[…, K] → […, ceil(K / layout.codes)]``."""
     length = codes.shape[-1]
@@ -162,14 +177,8 @@ def _unpack(words: Tensor, codes: Tensor, layout: WordLayout, signed: bool) -> N
             count,
             *words.stride(),
             *codes.stride(),
-            BITS=layout.bits,
-            CODES=layout.codes,
-            IS_INTERLEAVED=layout.is_interleaved,
-            IS_REVERSED=layout.is_reversed,
             IS_SIGNED=signed,
-            ROWS=TILE_ROWS,
-            WORDS=TILE_WORDS,
-            num_warps=8,
+            **_constants(layout),
         )
 
 
@@ -186,12 +195,6 @@ def _packed(matrix: Tensor, layout: WordLayout) -> Tensor:
             words,
             count,
             *matrix.stride(),
-            BITS=layout.bits,
-            CODES=layout.codes,
-            IS_INTERLEAVED=layout.is_interleaved,
-            IS_REVERSED=layout.is_reversed,
-            ROWS=TILE_ROWS,
-            WORDS=TILE_WORDS,
-            num_warps=8,
+            **_constants(layout),
         )
     return result
