@@ -24,6 +24,7 @@ CODE = """
 import sys, numpy as np, onnxruntime
 options = onnxruntime.SessionOptions()
 options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+options.add_session_config_entry("session.x64quantprecision", "1")
 session = onnxruntime.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
 np.save(sys.argv[3], session.run(None, {"input_ids": np.load(sys.argv[2])})[0])
 print(onnxruntime.__version__)

@@ -68,6 +68,7 @@ def test_onnxruntime_predicts_the_same(make: Callable[[], nn.Module], tmp_path: 
     def logits(level: onnxruntime.GraphOptimizationLevel) -> torch.Tensor:
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level, options.intra_op_num_threads = level, 1
+        options.add_session_config_entry("session.x64quantprecision", "1")
         session = onnxruntime.InferenceSession(tmp_path / "out" / "quark_model.onnx", options, providers=["CPUExecutionProvider"])
         return torch.from_numpy(session.run(None, {"x": images[TRAINED:].numpy()})[0])
 

@@ -75,6 +75,7 @@ def activations(seed: int = 0) -> Tensor:
 def session(path: Path, *, optimized: bool = True) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    options.add_session_config_entry("session.x64quantprecision", "1")
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # by default activations of 4-bit weights become INT8
     if not optimized:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -144,6 +145,15 @@ def test_weights_are_stored_as_codes(exported: tuple[dict[str, QLayerConfig], Ea
     assert {name: stored[name] for name in expected} == expected
     scales = {name: types[f"layers.{list(configs).index(name)}.weight_quantizer.scales"].name for name in ("nvfp4", "mxfp4", "int4_wo_32")}
     assert scales == {"nvfp4": "FLOAT8E4M3FN", "mxfp4": "FLOAT8E4M3FN", "int4_wo_32": "FLOAT"}
+
+
+def test_weights_in_int8_have_zero_points(exported: tuple[dict[str, QLayerConfig], Each, Path]) -> None:
+    """onnxruntime reads them where it makes codes unsigned: where products of bytes saturate."""
+    nodes = [node for node in ir.load(exported[2]).graph if node.op_type == "DequantizeLinear"]
+    weights = [[value for value in node.inputs if value is not None] for node in nodes]
+    weights = [values for values in weights if str(values[0].name).endswith(".codes") and values[0].dtype == ir.DataType.INT8]
+    assert len(weights) >= 3
+    assert {len(values) for values in weights} == {3}
 
 
 def test_a_file_says_nothing_of_where_it_was_made(exported: tuple[dict[str, QLayerConfig], Each, Path]) -> None:
