@@ -199,8 +199,42 @@ def test_what_follows_in_the_run_is_seen_with_and_without_the_transform(caplog: 
     assert behind.validation.before > 10 * alone.before
     assert behind.validation.after == pytest.approx(alone.after, rel=1e-3)
     assert behind.is_accepted
-    assert set(follower.tokens) == {32}, "as many as are held out, of other sequences"
+    assert set(follower.tokens) == {32}, "those that are held out: both candidates see the same"
     assert not caplog.records
+
+
+class Measures(Follower):
+    """Asks for the error of a block, and changes the block before or afterwards."""
+
+    def __init__(self, *, at_the_end: bool) -> None:
+        super().__init__()
+        self.at_the_end = at_the_end
+
+    def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
+        assert block.output_error is not None
+        weight = block.module.get_submodule("mlp.down_proj").weight
+        if self.at_the_end:
+            weight.data.mul_(1.5)  # type: ignore[operator,union-attr]
+        block.output_error()
+        if not self.at_the_end:
+            weight.data.mul_(1.5)  # type: ignore[operator,union-attr]
+        return {}
+
+
+def test_what_a_transform_behind_has_measured_is_not_measured_again() -> None:
+    """Of a block with the same values: the two runs compare the same blocks."""
+    counts, validations = [], []
+    for at_the_end in (True, False):
+        model, count = tiny.tiny_model(), [0]
+        model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, count=count: count.__setitem__(0, count[0] + 1))
+        transforms = {"turned": Turned(), "measures": Measures(at_the_end=at_the_end)}
+        found = validate_transforms(model, plan_of(model, "ptpc_fp8"), transforms, calls(MANY))["turned"].validation
+        assert found is not None
+        counts.append(count[0])
+        validations.append((found.before, found.after))
+    calls_held_out, candidates = 2, 2
+    assert counts[1] - counts[0] == calls_held_out * candidates
+    assert validations[0] == pytest.approx(validations[1], rel=1e-4)
 
 
 def test_of_several_parts_the_one_with_the_smallest_error_is_used() -> None:

@@ -17,6 +17,7 @@ from quark.algorithms import BlockContext, Metrics, OutputError, Statistic
 from quark.calibration.forwards import Forward, current_forward
 from quark.calibration.input_groups import InputGroups, common_groups
 from quark.calibration.lockstep import BlockRun, EndOfBlock
+from quark.calibration.module_state import state_of
 from quark.calibration.output_error import as_rounded, configs_of, tensor_of
 from quark.calibration.pause_points import tokens_of
 from quark.calibration.plugin_checks import StartedTransform
@@ -40,10 +41,14 @@ class BlockTransforms:
         transforms: In order.
         architecture: Facts about the family.
         model_config: As `quark.algorithms.BlockContext.model_config`.
+        is_trial: Whether the block is a copy, for a comparison of its error with that of other transforms:
+            then statistics, too, are of held-out tokens.
 
     Attributes:
         metrics: What the transforms report, by full name of a layer or of the block.
         applied: Positions of the transforms that have changed the block.
+        error: In a trial, the output error of the block as the transforms have left it, were it rounded to
+            nearest; None where none of them has asked for that.
     """
 
     _block_run: BlockRun | None
@@ -52,6 +57,7 @@ class BlockTransforms:
     _transforms: Sequence[StartedTransform]
     _architecture: Architecture | None
     _model_config: Any = None
+    _is_trial: bool = False
 
     def __attrs_post_init__(self) -> None:
         self._configs = configs_of(self._block.name, self._rows)
@@ -64,11 +70,13 @@ class BlockTransforms:
         # Where no token is held out, statistics and validation both see all of them: better than no
         # validation.
         holds_out = self._block_run is not None and self._block_run.holds_out
-        self._for_statistics: bool | None = False if holds_out else None
+        self._for_statistics: bool | None = self._is_trial if holds_out else None
         self._for_validation: bool | None = True if holds_out else None
         self._references: dict[Forward, Tensor] | None = None
+        self._measured: list[tuple[Any, OutputError]] = []
         self.metrics: dict[str, dict[str, Any]] = {}
         self.applied: list[int] = []
+        self.error: OutputError | None = None
 
     def apply(self) -> None:
         """Apply each transform in turn, and let those finish that have more to do, the last one first.
@@ -83,7 +91,7 @@ class BlockTransforms:
         self._statistics = {}
         for transform in reversed(self._transforms):
             self._report(transform.finish(self._context(transform)))
-        self._references = None
+        self.error, self._references = self._known_error(), None
 
     def _apply(self, positions: Sequence[int]) -> None:
         for position in positions:
@@ -172,7 +180,19 @@ class BlockTransforms:
             outputs = self._block_run.replay(self._validation_tokens, self._references)
         is_held_out = self._for_validation is not None
         own = [OutputError.of(output, self._references[f], is_held_out=is_held_out) for f, output in outputs.items()]
-        return OutputError.joined([error for errors in self._block_run.grid.ranks.gather(own) for error in errors])
+        error = OutputError.joined([error for errors in self._block_run.grid.ranks.gather(own) for error in errors])
+        if self._is_trial:
+            self._measured.append((state_of(self._block.module), error))
+        return error
+
+    def _known_error(self) -> OutputError | None:
+        """Return the error that was measured of the block as it is, values and hooks; None without one."""
+        if not self._measured:
+            return None
+        state = state_of(self._block.module)
+        known = next((error for measured, error in self._measured if measured == state), None)
+        assert self._block_run is not None
+        return None if self._block_run.grid.ranks.any(known is None) else known
 
     def _output(self) -> Tensor:
         """See `BlockContext.output`."""

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from quark.calibration.finite import is_finite
+from quark.checkpoint.checksum import checksums
 from quark.models.layers import QuantizedLayer, QuantizerModule
 from quark.numbers import on_grid
 from quark.numbers.on_grid import grid_error, scales_error
 from quark.plugins.expected import described
 
-__all__ = ["LayerState", "differing", "has_finite_values", "hooks", "members"]
+__all__ = ["LayerState", "differing", "has_finite_values", "hooks", "members", "state_of"]
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_state_dict_hooks", "_load_state_dict_pre_hooks")
 
@@ -69,6 +70,12 @@ def members(module: nn.Module) -> dict[str, tuple[str, ...]]:
         "buffer": tuple(name for name, b in module._buffers.items() if b is not None),
         "module": tuple(name for name, m in module._modules.items() if m is not None),
     }
+
+
+def state_of(module: nn.Module) -> tuple[Any, ...]:
+    """Return the state of a module: equal to another where parts, hooks and values are the same."""
+    parts = tuple((name, id(part), hooks(part)) for name, part in module.named_modules())
+    return parts, checksums((*module.named_parameters(), *module.named_buffers()))
 
 
 def differing(before: Mapping[str, tuple[str, ...]], after: Mapping[str, tuple[str, ...]]) -> str | None:

@@ -91,10 +91,10 @@ def validate_transforms(
     The model is not changed.
 
     What follows in the run is seen: the transforms behind it that are not validated themselves change the
-    copies of the blocks too, with and without it. The cost is one float forward of the calls with held-out
-    tokens, and of as many others where a transform behind it needs statistics; and for each block and
-    candidate what these transforms cost, and the forwards of a rounded copy of the block. Where no token is
-    held out, all calls are used.
+    copies of the blocks too, with and without it, by statistics of the same tokens. The cost is one float
+    forward of the calls with held-out tokens; and for each block and candidate what these transforms cost,
+    and the forwards of a rounded copy of the block unless one of them has measured it. Where no token is held
+    out, all calls are used.
 
     Args:
         model: The float model, with the tensors outside its blocks in memory.
@@ -196,7 +196,7 @@ def _compare(
     """
     assert plan.architecture is not None  # a plan with transforms has one
     blocks = decoder_blocks(model, plan.architecture)
-    calls = _calls(data, for_statistics=any(s.needs for c in candidates for s in c.started))
+    calls = [call for call in data if call.held_out is not None] or data
     with ExitStack() as stack:
         stack.enter_context(without_cache(model))
         stack.enter_context(torch.no_grad())
@@ -210,17 +210,6 @@ def _compare(
             _BlockComparison(steps.at(i), block, rows, plan, text_config(model), compensated).compare(candidates)
             if source is not None:
                 source.release(block)
-
-
-def _calls(data: Sequence[Call], *, for_statistics: bool) -> list[Call]:
-    """Return the calls with held-out tokens, or all where there are none.
-
-    For statistics, as many others too, evenly spaced.
-    """
-    held_out, others = ([call for call in data if (call.held_out is not None) is is_held_out] for is_held_out in (True, False))
-    if not held_out or not for_statistics:
-        return held_out or others
-    return [*held_out, *others[:: -(-len(others) // len(held_out)) or 1]]
 
 
 class _BlockComparison:
@@ -280,12 +269,15 @@ class _BlockComparison:
             assert arguments is not None
             return copied.forward(*arguments[0], **arguments[1])  # hooks of the block have run
 
-        chosen = [f for f in outputs if self._held_out is None or f.call.held_out is not None]
+        configs = configs_of(self._block.name, self._rows)
+        block, facts = Block(self._block.name, copied), self._plan.architecture
+        transforms = BlockTransforms(self._block_run, block, self._rows, candidate.started, facts, self._config, is_trial=True)
         with self._block_run.standing_in(in_copy):
-            block = Block(self._block.name, copied)
-            BlockTransforms(self._block_run, block, self._rows, candidate.started, self._plan.architecture, self._config).apply()
-            with as_rounded(copied, configs_of(self._block.name, self._rows), compensated=self._compensated):
-                rounded = self._block_run.replay(self._tokens, chosen)
+            transforms.apply()
+            if transforms.error is not None and not (self._compensated and any(c.input_tensors is not None for c in configs.values())):
+                return transforms.error
+            with as_rounded(copied, configs, compensated=self._compensated):
+                rounded = self._block_run.replay(self._tokens, outputs)
         errors = []
         for forward, tokens in rounded.items():
             stream = tensor_of(outputs[forward])

@@ -39,7 +39,7 @@ __all__ = [
 Loss = Literal["MSE", "MAE", "RMSE"]
 AWQ_RATIOS = tuple(i / 20 for i in range(20))
 AUTOSMOOTH_RATIOS = tuple(i / 10 for i in range(11))
-ONE_IN = 2
+ONE_IN = 4
 """Of so many tokens, one is in the `HessianOfSample`: scales need fewer than codes."""
 _STRIDE = 4
 """First step of the ratios in a coarse-to-fine search; a power of two, halved until it is 1."""
