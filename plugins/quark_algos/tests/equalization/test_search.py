@@ -18,7 +18,7 @@ from quark.config.layer import TensorSpec
 from quark.numbers import WeightGrid, quantizer_for
 from quark_algos.equalization.candidates import RANK, Quadratic, by_activations, by_both, relative_weights, smoothquant
 from quark_algos.equalization.inputs import ChannelRanges, rounding_of_inputs
-from quark_algos.equalization.search import AWQ_RATIOS, ActivationErrors, HessianOfSample, Part, autosmooth, awq
+from quark_algos.equalization.search import AWQ_RATIOS, ActivationErrors, HessianForGroups, HessianOfSample, Part, autosmooth, awq
 from quark_algos.mappings.resolve import Channels
 
 INT4_BY_32: TensorSpec = quark.schemes().load_config("int4_wo_32")().weight
@@ -94,15 +94,16 @@ def test_a_screening_of_a_moment_of_low_rank_is_exact(rank: int, dtype: torch.dt
     torch.testing.assert_close(quadratic.rows(delta).sum(), (x @ delta).square().sum(), rtol=tolerance, atol=1e-12)
 
 
-def test_a_sample_of_the_tokens_tells_the_hessian_of_all_of_them() -> None:
+@pytest.mark.parametrize(("kind", "one_in"), [(HessianOfSample, 4), (HessianForGroups, 2)])
+def test_a_sample_of_the_tokens_tells_the_hessian_of_all_of_them(kind: type[Hessian], one_in: int) -> None:
     x = inputs().float()
-    of_some, of_all = (kind(K, x.device) for kind in (HessianOfSample, Hessian))
+    of_some, of_all = (statistic(K, x.device) for statistic in (kind, Hessian))
     for statistic in (of_some, of_all):
         for batch in x.split(100):
             statistic.update(batch)
-    assert (of_some.tokens, of_all.tokens) == (T // 2, T)
-    every_other = torch.cat([batch[::2] for batch in x.split(100)]).double()
-    expected = every_other.t() @ every_other
+    assert (of_some.tokens, of_all.tokens) == (T // one_in, T)
+    sample = torch.cat([batch[::one_in] for batch in x.split(100)]).double()
+    expected = sample.t() @ sample
     assert (of_some.matrix() - expected).norm() <= 1e-6 * expected.norm()
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "AWQ_RATIOS",
     "ActivationErrors",
     "Choice",
+    "HessianForGroups",
     "HessianOfSample",
     "Loss",
     "Part",
@@ -39,17 +40,23 @@ __all__ = [
 Loss = Literal["MSE", "MAE", "RMSE"]
 AWQ_RATIOS = tuple(i / 20 for i in range(20))
 AUTOSMOOTH_RATIOS = tuple(i / 10 for i in range(11))
-ONE_IN = 4
-"""Of so many tokens, one is in the `HessianOfSample`: scales need fewer than codes."""
 _STRIDE = 4
 """First step of the ratios in a coarse-to-fine search; a power of two, halved until it is 1."""
 
 
 class HessianOfSample(Hessian):
-    """`Hessian` of one in `ONE_IN` tokens of each batch, evenly spaced: scales are compared by it."""
+    """`Hessian` of one in `one_in` tokens of each batch, evenly spaced: candidates are compared by it."""
+
+    one_in: ClassVar[int] = 4
 
     def update(self, x: Tensor, reference: Tensor | None = None) -> None:
-        super().update(x[::ONE_IN])
+        super().update(x[:: self.one_in])
+
+
+class HessianForGroups(HessianOfSample):
+    """Likewise, for scales of groups, which are many: they need more tokens, and fewer than codes."""
+
+    one_in: ClassVar[int] = 2
 
 
 @attrs.frozen(eq=False)
@@ -273,7 +280,7 @@ def _least(tried: Tensor) -> int:
 class SearchedNearest:
     """Rounds every element to nearest, under the group scales with the smallest output error."""
 
-    needs: ClassVar[Sequence[type[Statistic]]] = (HessianOfSample,)
+    needs: ClassVar[Sequence[type[Statistic]]] = (HessianForGroups,)
 
     def applies_to(self, name: str) -> bool:
         """Return True: every layer is rounded."""
@@ -282,7 +289,7 @@ class SearchedNearest:
     @torch.no_grad()
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
         """Round to nearest under searched scales; return empty metrics."""
-        hessian = task.statistic(HessianOfSample)
+        hessian = task.statistic(HessianForGroups)
         weights = task.stacked()
         grid = weights.grid()
         h = shrunk(hessian.matrix(), hessian.shrinkage())
