@@ -16,7 +16,8 @@ round-to-nearest; an option is a field of the algorithms' settings (``damp_perce
 ``gptq.damp_percent`` of one), or the full name of a constant or function, such as
 ``quark_algos.gptq.config.BEST_DAMPING``: a function is replaced by one that returns the value. Values are
 JSON. The option ``calibration`` names other texts of calibration than ``--calibrate``: ``code+german`` takes
-half of the sequences from each. The first setting is what the others are compared with.
+half of the sequences from each. ``calibration_windows`` and ``calibration_length`` are the number of its
+sequences and their tokens. The first setting is what the others are compared with.
 
 A cell is a model, a seed, a scheme, a text of calibration and a text of evaluation. For each, KL divergence
 from the float model and perplexity are printed, their differences with the standard error paired by sequence,
@@ -72,6 +73,8 @@ class Setting:
         options: Fields of their settings.
         replaced: Values by full name of a constant or function.
         calibration: Texts of calibration, joined by ``+``; empty for those of all settings.
+        sequences: Number of sequences of calibration; None for that of all settings.
+        length: Tokens of each; None for that of all settings.
     """
 
     name: str
@@ -79,6 +82,8 @@ class Setting:
     options: Mapping[str, Any] = attrs.field(factory=dict)
     replaced: Mapping[str, Any] = attrs.field(factory=dict)
     calibration: str = ""
+    sequences: int | None = None
+    length: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> Setting:
@@ -97,14 +102,14 @@ class Setting:
             if not is_given:
                 raise ValueError(f"the option {option!r} of {name!r} has no value: write {option}=VALUE")
             values[key] = _value(value)
-        calibration = values.pop("calibration", "")
+        of_calibration = values.pop("calibration", ""), values.pop("calibration_windows", None), values.pop("calibration_length", None)
         is_option = {key: key.count(".") <= 1 for key in values}
         return cls(
             name,
             () if algorithms == "none" else tuple(algorithms.split("+")),
             {key: value for key, value in values.items() if is_option[key]},
             {key: value for key, value in values.items() if not is_option[key]},
-            calibration,
+            *of_calibration,
         )
 
     def config(self, model_type: str, scheme: str) -> Any:
@@ -200,19 +205,18 @@ def measured(args: argparse.Namespace, name: str, path: Path, seed: int) -> Iter
             place = Place(name, seed, scheme, calibration)
             models, costs = {}, {}
             for setting in args.setting:
-                calib = mixed(args, tokenizer, setting.calibration or calibration)
+                size = setting.sequences or args.calibration_windows, setting.length or args.length
+                calib = mixed(args.text, tokenizer, setting.calibration or calibration, *size)
                 models[setting.name], costs[setting.name] = _quantized(args, setting, place, path, rows, calib)
             for kind, tokens in rows.items():
                 yield attrs.asdict(place) | {"evaluation": kind, "cost": costs, "values": _values(float_model, models, tokens)}
 
 
-def mixed(args: argparse.Namespace, tokenizer: Any, texts: str) -> Tensor:
-    """Return the sequences of calibration of texts joined by ``+``: as many of each."""
+def mixed(folder: Path, tokenizer: Any, texts: str, sequences: int, length: int) -> Tensor:
+    """Return sequences of calibration, ``[sequences, length]``, of texts joined by ``+``: as many of each."""
     kinds = texts.split("+")
-    counts = [len(range(number, args.calibration_windows, len(kinds))) for number in range(len(kinds))]
-    return torch.cat(
-        [windows(tokenizer, args.text / f"{kind}.txt", 0, count, args.length) for kind, count in zip(kinds, counts, strict=True)]
-    )
+    counts = [len(range(number, sequences, len(kinds))) for number in range(len(kinds))]
+    return torch.cat([windows(tokenizer, folder / f"{kind}.txt", 0, count, length) for kind, count in zip(kinds, counts, strict=True)])
 
 
 def _quantized(

@@ -68,7 +68,7 @@ RUNS: Mapping[str, RunCase] = {
     "awq+gptq": RunCase("int4_wo_64", ("awq", "gptq")),
     "rotation+gptq, mxfp4": RunCase("mxfp4", ("rotation", "gptq")),
     "rotation+smoothquant, int8": RunCase("int8", ("rotation", "smoothquant")),
-    "awq+gptq+tuning, one epoch": RunCase("int4_wo_64", ("awq", "gptq", "tuning"), {"tuning": {"epochs": 1}}),
+    "awq+gptq+tuning, one epoch": RunCase("int4_wo_64", ("awq", "gptq", "tuning"), {"tuning": {"epochs": 1, "compute_dtype": "bfloat16"}}),
     "rtn, kernels": RunCase("int4_wo_64", uses_kernels=True),
     "mxfp4, kernels": RunCase("mxfp4", uses_kernels=True),
 }

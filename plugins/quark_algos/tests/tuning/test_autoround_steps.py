@@ -102,7 +102,7 @@ def offset_layer(**settings: Any) -> tuple[OffsetLayer, QuantizedLayer, Tensor]:
     grid = stacked.grid()
     scales = grid.scales(stacked.wt)
     stacked.keep(grid, grid.round_(stacked.wt.clone(), scales), scales)
-    return OffsetLayer(StackedWeights({"a": layer}), weight, AutoRoundConfig(compute_dtype="float32", **settings)), layer, weight
+    return OffsetLayer(StackedWeights({"a": layer}), weight, AutoRoundConfig(**settings), torch.float32), layer, weight
 
 
 def toward_narrower(layer: OffsetLayer, weight: Tensor) -> Tensor:

@@ -18,8 +18,8 @@ from quark.algorithms import RoundedBlock, Sample, weight_quantizer
 from quark.config.algorithm import AlgoConfig
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark_algos.gptq.config import GPTQConfig
-from quark_algos.tuning.block import TuneBlock
-from quark_algos.tuning.config import TuningConfig
+from quark_algos.tuning.block import AutoRound, TuneBlock
+from quark_algos.tuning.config import AutoRoundConfig, TuningConfig
 
 from ..runs import BLOCKS, float_model, layers, off_grid, quantized
 
@@ -99,7 +99,22 @@ def test_schemes_that_quantize_activations_are_tuned_through_these(scheme: str) 
     assert sum(m["error_after"] for m in applied) < 0.97 * sum(m["error_before"] for m in applied)
 
 
-def test_a_block_without_memory_is_not_tried_again_in_a_larger_dtype() -> None:
+@pytest.mark.parametrize(
+    ("asked", "instructions", "expected"),
+    [
+        ("auto", "AVX2", None),
+        ("auto", "DEFAULT", None),
+        ("auto", "AVX512", torch.bfloat16),
+        ("auto", "SVE256", torch.bfloat16),
+        ("bfloat16", "AVX2", torch.bfloat16),
+        ("float32", "AVX512", None),
+    ],
+)
+def test_products_are_bfloat16_where_the_processor_multiplies_it(
+    asked: str, instructions: str, expected: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a block without memory is not tried again in the model's dtype, None here."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: instructions)
     dtypes = []
 
     def output(_: Sample, dtype: torch.dtype | None) -> Tensor:
@@ -108,9 +123,10 @@ def test_a_block_without_memory_is_not_tried_again_in_a_larger_dtype() -> None:
 
     sample = Sample(0, torch.ones(4, 8), torch.zeros(4, dtype=torch.bool))
     block = RoundedBlock("block", {}, {}, {}, [sample], output, lambda _: nullcontext())
-    with pytest.raises(torch.OutOfMemoryError):
-        TuneBlock(TuningConfig()).tune(block)
-    assert dtypes == [torch.bfloat16]
+    for tuning in (TuneBlock(TuningConfig(compute_dtype=asked)), AutoRound(AutoRoundConfig(compute_dtype=asked))):
+        with pytest.raises(torch.OutOfMemoryError):
+            tuning.tune(block)
+    assert dtypes == [expected] * 2
 
 
 def test_settings_are_refused_where_they_mean_nothing() -> None:

@@ -14,7 +14,7 @@ from quark_algos.fields import positive
 
 __all__ = ["DTYPES", "TARGETS", "AutoRoundConfig", "TuningConfig"]
 
-DTYPES = ("bfloat16", "float32")
+DTYPES = ("auto", "bfloat16", "float32")
 """Dtypes in which products are computed while a block is tuned."""
 TARGETS = ("model", "block")
 """What a tuned block is to give: what the float model's does, or what its own float weights give of the
@@ -43,7 +43,8 @@ class TuningConfig(AlgoConfig):
             to 0.5.
         target: ``"model"`` for the hidden states of the float model, ``"block"`` for what the float block
             gives of the quantized model's.
-        compute_dtype: Dtype of products while a block is tuned: ``"bfloat16"`` or ``"float32"``.
+        compute_dtype: Dtype of products while a block is tuned: ``"bfloat16"``, ``"float32"``, or ``"auto"``
+            for the former, and the latter on a CPU without vector instructions for it.
         patience: After so many epochs in a row with a larger error on held-out tokens than in the first one,
             it stops.
         seed: Of the order of samples.
@@ -60,7 +61,7 @@ class TuningConfig(AlgoConfig):
     norm_lr: float = attrs.field(default=2e-3, validator=positive)
     margin: float = attrs.field(default=0.1, validator=[validators.ge(0), validators.le(0.5)])
     target: str = attrs.field(default="model", validator=validators.in_(TARGETS))
-    compute_dtype: str = attrs.field(default="bfloat16", validator=validators.in_(DTYPES))
+    compute_dtype: str = attrs.field(default="auto", validator=validators.in_(DTYPES))
     patience: Annotated[int, OptionNote(is_cost_only=True)] = attrs.field(
         default=3, validator=positive
     )  # the best step is kept in any case
@@ -85,7 +86,8 @@ class AutoRoundConfig(AlgoConfig):
         enable_minmax_tuning: Tune by how much the range of each group is narrowed, where the format stores
             scales finely enough.
         batch_size: Calibration batches for each step.
-        compute_dtype: Dtype of products while a block is tuned: ``"bfloat16"`` or ``"float32"``.
+        compute_dtype: Dtype of products while a block is tuned: ``"bfloat16"``, ``"float32"``, or ``"auto"``
+            for the former, and the latter on a CPU without vector instructions for it.
     """
 
     name: str = "autoround"
@@ -94,4 +96,4 @@ class AutoRoundConfig(AlgoConfig):
     minmax_lr: float | None = attrs.field(default=None, validator=validators.optional(positive))
     enable_minmax_tuning: bool = True
     batch_size: int = attrs.field(default=8, validator=positive)
-    compute_dtype: str = attrs.field(default="bfloat16", validator=validators.in_(DTYPES))
+    compute_dtype: str = attrs.field(default="auto", validator=validators.in_(DTYPES))

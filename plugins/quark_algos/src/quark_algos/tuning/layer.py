@@ -58,13 +58,14 @@ class TunedLayer:
     Args:
         weights: The rounded weights of the layer.
         float_weight: ``[N, K]``.
-        settings: What is tuned, and the dtype.
+        settings: What is tuned.
+        dtype: Dtype of products.
     """
 
-    def __init__(self, weights: StackedWeights, float_weight: Tensor, settings: TuningConfig) -> None:
+    def __init__(self, weights: StackedWeights, float_weight: Tensor, settings: TuningConfig, dtype: torch.dtype) -> None:
         self._weights = weights
         self._grid = weights.rounded_grid()
-        self._dtype: torch.dtype = getattr(torch, settings.compute_dtype)
+        self._dtype = dtype
         self._qt = weights.wt  # [K, N]
         self._other_qt = self._qt
         self._groups = self._grid.current.scale.shape[0]
@@ -76,7 +77,8 @@ class TunedLayer:
             step = self._other_qt - self._qt
             # Negative: q. Where a value is its own neighbour, of which either is chosen, this may be NaN.
             u = ((w - self._qt) / step).clamp_(0, 0.5 - settings.margin).sub_(0.5)
-            self._latent = self._as_leaf(torch.copysign(u, -step))  # bfloat16 is fine near the threshold at 0
+            # bfloat16 is fine near the threshold at 0; in float32 results are a little worse.
+            self._latent = torch.copysign(u, -step).t().contiguous().bfloat16()
             self._half = self._as_leaf(step.abs_().mul_(0.5))
             self._middle = self._as_leaf((self._qt + self._other_qt).mul_(0.5))
         self._scale: Adam | None = None
@@ -148,13 +150,14 @@ class OffsetLayer:
     Args:
         weights: The rounded weights of the layer.
         float_weight: ``[N, K]``.
-        settings: What is tuned, and the dtype.
+        settings: What is tuned.
+        dtype: Dtype of products.
     """
 
-    def __init__(self, weights: StackedWeights, float_weight: Tensor, settings: AutoRoundConfig) -> None:
+    def __init__(self, weights: StackedWeights, float_weight: Tensor, settings: AutoRoundConfig, dtype: torch.dtype) -> None:
         self._weights = weights
         self._grid = weights.rounded_grid()
-        self._dtype: torch.dtype = getattr(torch, settings.compute_dtype)
+        self._dtype = dtype
         self._wt = float_weight.t().float().contiguous()  # [K, N]
         self._distance = (self._grid.neighbours(weights.wt, self._wt) - weights.wt).abs_()
         self._offsets = torch.zeros_like(self._wt)
