@@ -153,6 +153,16 @@ def test_texts_of_calibration_and_evaluation_are_apart(tmp_path: Path) -> None:
         windows(tokenizer, path, 1, 4, 10**5)
 
 
+def test_a_setting_may_have_calibration_data_of_its_own(tmp_path: Path) -> None:
+    setting = Setting.parse("x=gptq:calibration=a+b,calibration_windows=3,calibration_length=16")
+    assert (setting.calibration, setting.sequences, setting.length, setting.options) == ("a+b", 3, 16, {})
+    for kind in "ab":
+        (tmp_path / f"{kind}.txt").write_text("".join(f"verse {i} of {kind * 8}\n" for i in range(500)), encoding="utf-8")
+    rows = defaults.mixed(tmp_path, tiny_tokenizer(), "a+b", 3, 16)
+    assert rows.shape == (3, 16)
+    assert ["a" * 8 in tiny_tokenizer().decode(row) for row in rows] == [True, True, False]
+
+
 def test_a_rescaled_model_has_other_weights_and_the_same_function() -> None:
     tokens = torch.randint(1000, (2, 32), generator=torch.Generator().manual_seed(0))
     model, other = tiny_model(blocks=1), tiny_model(blocks=1)
