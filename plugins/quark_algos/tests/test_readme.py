@@ -99,6 +99,6 @@ def test_a_hopeless_moment_is_tried_as_often_as_the_readme_says() -> None:
         """Needs a damping above ``by − 1``."""
         return torch.tensor([[1.0, by], [by, 1.0]])
 
-    assert factor(correlated(1 + last / 2), 0.01).damped.attempts == attempts
+    assert factor(correlated(1 + last / 2), 0.01).attempts == attempts
     with pytest.raises(SingularError, match=f"damping {last:g} of its mean"):
         factor(correlated(1 + 2 * last), 0.01)

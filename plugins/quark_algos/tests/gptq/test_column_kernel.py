@@ -15,8 +15,8 @@ from torch import Tensor
 from quark.config.enums import Dtype
 from quark.config.tensor import QTensorConfig
 from quark.numbers import GroupScales
-from quark_algos.gptq.damping import Damped, Factor, factor
-from quark_algos.gptq.ldlq import Swept, descend, ldlq, ldlq_by_rows, ldlq_choosing
+from quark_algos.gptq.damping import Factor, factor
+from quark_algos.gptq.ldlq import Swept, ldlq, ldlq_by_rows, ldlq_choosing
 from tests.kit.interpreted_kernels import Kernels
 
 from .problems import grid_for, grouped, setting
@@ -33,7 +33,7 @@ Result = tuple[Tensor, Tensor, Tensor]
 
 
 def on(device: torch.device, f: Factor) -> Factor:
-    return Factor(f.a.to(device), f.pivots.to(device), Damped(f.damped.h.to(device), f.damped.damping, f.damped.dead.to(device)))
+    return Factor(f.a.to(device), f.pivots.to(device), f.damping)
 
 
 def both(kernels: Kernels, run: Callable[[torch.device], Swept]) -> tuple[Result, Result]:
@@ -49,7 +49,7 @@ def exact_factor(seed: int) -> Factor:
     g = torch.Generator().manual_seed(seed)
     a = torch.eye(K) + torch.triu(torch.randint(-3, 4, (K, K), generator=g) / 8, 1)
     pivots = torch.exp2(torch.randint(-2, 3, (K,), generator=g).float())
-    return Factor(a, pivots, Damped(a @ torch.diag(pivots) @ a.t(), 0.01, torch.zeros(K, dtype=torch.bool)))
+    return Factor(a, pivots, 0.01)
 
 
 def exact_scales(scales: GroupScales) -> GroupScales:
@@ -89,9 +89,7 @@ def test_sums_of_another_order_change_the_last_bits_alone(kernels: Kernels, name
     def run(device: torch.device) -> Swept:
         wt = s.wt.float().to(device)
         grid, scales = grid_for(SPECS[name], wt)
-        done = ldlq_by_rows(wt, on(device, f), grid, grid.with_subscales(wt, scales), 16)
-        descend(done, f.damped.h.to(device), grid.rounder(grid.with_subscales(wt, scales)))
-        return done
+        return ldlq_by_rows(wt, on(device, f), grid, grid.with_subscales(wt, scales), 16)
 
     (q, e, loss), (found_q, found_e, found_loss) = both(kernels, run)
     # No t of this problem is as near to a tie as sums of K terms are off.
@@ -107,7 +105,7 @@ def test_scales_that_are_chosen_on_the_way_are_used(kernels: Kernels) -> None:
 
     def run(device: torch.device) -> Swept:
         grid, _ = grid_for(SPECS["uint4"], wt.to(device))
-        swept, scales, _ = ldlq_choosing(wt.to(device), on(device, f), grid, lambda t, number: exact_scales(grid.scales(t)))
+        swept, scales = ldlq_choosing(wt.to(device), on(device, f), grid, lambda t, number: exact_scales(grid.scales(t)))
         assert scales.scale.shape[0] == K // 8
         return swept
 

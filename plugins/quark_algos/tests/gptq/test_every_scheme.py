@@ -8,7 +8,7 @@ import torch
 import quark
 from quark.numbers import WeightGrid, quantizer_for
 from quark_algos.gptq.damping import factor
-from quark_algos.gptq.ldlq import descend, ldlq
+from quark_algos.gptq.ldlq import ldlq
 
 from . import published
 from .problems import damped, setting
@@ -32,5 +32,3 @@ def test_columns_get_values_of_the_grid_and_outputs_get_better(scheme: str) -> N
     H = damped(s.H, 0.01)
     feedback, nearest = (float(published.objective((wt - q).double().t(), H).sum()) for q in (done.q, plain))
     assert feedback < 0.9 * nearest
-    descend(done, found.damped.h, rounded)
-    assert float(published.objective((wt - done.q).double().t(), H).sum()) < feedback * (1 + 1e-5)

@@ -51,7 +51,8 @@ def test_codes_are_those_of_gptq_in_three_steps(spec: QTensorConfig, share: floa
 def test_scales_chosen_on_the_way_are_those_of_what_gptq_has_made_of_the_group() -> None:
     s = setting(2)
     grid, _ = grid_for(INT4, s.wt)
-    done, scales, spread = ldlq_choosing(s.wt, factor(s.H, 0.01), grid, lambda t, _: grid.scales(t))
+    done, scales = ldlq_choosing(s.wt, factor(s.H, 0.01), grid, lambda t, _: grid.scales(t))
+    spread = scales.expanded(grid.group)
     seen: dict[int, Tensor] = {}
 
     def nearest(w: Tensor, k: int) -> Tensor:
@@ -121,7 +122,7 @@ def test_the_causal_correction_gives_gptaq(seed: int, act_order: bool, alpha: fl
     found = factor(s.H, 0.01, order)
     done = ldlq(s.wt, found, rounded, block=32, order=order, causal=causal_matrix(D, found, alpha))
     together(done.q, expected)
-    torch.testing.assert_close(done.loss, published.objective(done.e.t(), found.damped.h))
+    torch.testing.assert_close(done.loss, published.objective(done.e.t(), H))
     assert not torch.allclose(expected, published.gptq(s.W, damped(s.H, 0.01), grid.rounder(scales)))
 
 

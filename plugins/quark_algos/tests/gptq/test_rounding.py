@@ -136,13 +136,6 @@ def test_without_its_share_the_correction_leaves_gptq_and_with_it_something_else
     assert not same(quantized_once(QRONOS), plain)
 
 
-def test_scales_that_are_refitted_never_expect_a_larger_error_of_the_same_inputs() -> None:
-    before, after = (quantized(GPTQConfig(preset="reference", scale_refits=n)).quark_report.layers for n in (0, 1))
-    for name in ("q_proj", "k_proj", "v_proj"):
-        key = f"model.layers.0.self_attn.{name}"
-        assert after[key]["output_mse"] < before[key]["output_mse"]
-
-
 def test_fresh_scales_are_searched_by_the_moments_of_their_own_channels(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Tensor] = []
 
@@ -157,7 +150,7 @@ def test_fresh_scales_are_searched_by_the_moments_of_their_own_channels(monkeypa
     ModelQuantizer(config).quantize_model(nn.Sequential(nn.Linear(96, 8)), [x])
     hessian = Hessian(96, x.device)
     hessian.update(x)
-    expected = damped(hessian.matrix(), 0.05, hessian.shrinkage()).h
+    expected = damped(hessian.matrix(), 0.05, hessian.shrinkage())
     assert len(seen) == 3
     for number, h in enumerate(seen):
         part = slice(32 * number, 32 * number + 32)
@@ -203,24 +196,6 @@ def test_weights_of_a_channel_that_is_always_0_become_0_where_there_were_tokens_
     assert bool((rounded[:, 12] != 0).any())
 
 
-@pytest.mark.parametrize("desc_act", [True, False])
-def test_refitted_scales_are_the_least_squares_of_the_outputs_under_the_codes_there_were(desc_act: bool) -> None:
-    weight, x, before = one_layer(GPTQConfig(desc_act=desc_act, preset="reference", scale_refits=0))
-    after = one_layer(GPTQConfig(desc_act=desc_act, preset="reference", scale_refits=1))[2]
-    h = x.double().t() @ x.double()
-    h += 0.01 * h.diagonal().mean() * torch.eye(96)
-    is_refitted = 0
-    for row in range(8):
-        groups = before.weight[row].detach().double().view(3, 32)
-        q = torch.block_diag(*groups)  # [3, 96]
-        factors = torch.linalg.solve(q @ h @ q.t(), q @ h @ weight[row].double())
-        found = (scale(after)[row] / scale(before)[row]).double()
-        if not torch.equal(found, torch.ones(3)):
-            torch.testing.assert_close(found, factors, rtol=0, atol=1e-3)  # the fit is in float32, with a ridge of a millionth
-            is_refitted += 1
-    assert is_refitted >= 4, "most rows gain"
-
-
 @pytest.mark.parametrize(
     "spec",
     [
@@ -247,9 +222,7 @@ def test_a_correction_that_is_held_back_altogether_leaves_gptq() -> None:
     assert same(quantized(GPTAQConfig(alpha=1.0, correction_damping=1e12)), plain)
 
 
-@pytest.mark.parametrize(
-    "choice", [{"scale_search": "mse"}, {"scale_search": "minmax"}, {"scale_refits": 1}, {"descent_passes": 2}], ids=str
-)
+@pytest.mark.parametrize("choice", [{"scale_search": "mse"}, {"scale_search": "minmax"}], ids=str)
 def test_single_choices_go_before_the_preset(choice: dict[str, Any]) -> None:
     model = quantized(GPTQConfig(**choice))
     assert not same(model, quantized_once(GPTQConfig()))

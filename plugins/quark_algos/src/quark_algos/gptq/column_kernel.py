@@ -63,8 +63,8 @@ def _round_columns(
     order_ptr,  # channels of the columns, or None
     q_ptr,  # [channels, rows], written
     e_ptr,  # [columns, rows], written
-    pivots_ptr,  # [columns]; or None
-    loss_ptr,  # [rows], added to; with pivots
+    pivots_ptr,  # [columns]
+    loss_ptr,  # [rows], added to
     columns,
     rows,
     start,  # number of the first column
@@ -107,10 +107,8 @@ def _round_columns(
         tl.store(q_ptr + channel * rows + row, q, mask=is_row)
         tl.store(e_ptr + k * rows + row, error, mask=is_row)
         tile = _plus_outer_product(tile, feedback, error)  # columns up to k are done: what is added to them is never read
-        if pivots_ptr is not None:
-            loss += (t - q) * (t - q) * tl.load(pivots_ptr + k)
-    if pivots_ptr is not None:
-        tl.store(loss_ptr + row, loss + tl.load(loss_ptr + row, mask=is_row, other=0.0), mask=is_row)
+        loss += (t - q) * (t - q) * tl.load(pivots_ptr + k)
+    tl.store(loss_ptr + row, loss + tl.load(loss_ptr + row, mask=is_row, other=0.0), mask=is_row)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -119,18 +117,17 @@ class Feedback:
 
     Attributes:
         of_errors: ``[columns, columns]``, row k: the factors of the error of column k.
-        causal: Likewise of its value t; None for none.
-        t: Gets these values ``[columns, N]``; with ``causal``.
-        pivots: ``[columns]``, factors of ``(t_k − q_k)²`` in ``loss [N]``, to which they are added; None for
-            no loss.
+        pivots: ``[columns]``, factors of ``(t_k − q_k)²`` in ``loss [N]``, to which they are added.
         loss: As said.
+        causal: ``[columns, columns]``, likewise the factors of the value t of column k; None for none.
+        t: Gets these values ``[columns, N]``; with ``causal``.
     """
 
     of_errors: Tensor
+    pivots: Tensor
+    loss: Tensor
     causal: Tensor | None = None
     t: Tensor | None = None
-    pivots: Tensor | None = None
-    loss: Tensor | None = None
 
 
 def round_columns(rounder: ColumnRounder, base: Tensor, weight: Tensor, feedback: Feedback, start: int, q: Tensor, e: Tensor) -> None:

@@ -50,9 +50,6 @@ class _HessianConfig(AlgoConfig):
             least 0.05. The settings below override the preset.
         scale_search: How group scales are found: ``"minmax"``, ``"mse"`` (error of the weights) or
             ``"hessian"`` (error of the outputs); None for that of the preset.
-        scale_refits: How often scales are fitted to the codes and the weight is rounded again; None for that
-            of the preset.
-        descent_passes: Sweeps of coordinate descent over the finished codes; None for that of the preset.
         float64: Accumulate and factor the Hessian in float64; slower, and changes results by rounding only.
         true_sequential: Accepted from configurations before 0.12; ignored, calibration is always sequential.
         embedding_layers: Accepted from configurations before 0.6; ignored.
@@ -63,8 +60,6 @@ class _HessianConfig(AlgoConfig):
     static_groups: Annotated[bool, OptionNote(beside={"desc_act": False})] = True
     preset: str = attrs.field(default="best", validator=validators.in_(PRESETS), metadata=OWN)
     scale_search: str | None = attrs.field(default=None, validator=validators.optional(validators.in_(SCALE_SEARCHES)), metadata=OWN)
-    scale_refits: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(0)), metadata=OWN)
-    descent_passes: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(0)), metadata=OWN)
     float64: Annotated[bool, OptionNote(is_cost_only=True)] = attrs.field(default=False, metadata=OWN)
     true_sequential: bool = attrs.field(default=True, repr=False, eq=False, metadata=LEGACY)
     embedding_layers: list[str] | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
@@ -182,8 +177,6 @@ class Recipe:
         percdamp: λ as a share of H's mean diagonal; None to derive it from ``eigen_damping``.
         eigen_damping: λ as a share of H's largest eigenvalue; used if ``percdamp`` is None.
         scales: How scales are found: ``"minmax"``, ``"mse"`` or ``"hessian"``.
-        refits: How often scales are fitted to the codes and the weight is rounded again.
-        passes: Sweeps of coordinate descent.
         share: Strength of the correction for quantized inputs, 0 to 1.
         correction_percdamp: percdamp of H in the correction; None for ``percdamp``.
         is_causal: Whether the correction is GPTAQ's, column by column; else all columns are corrected before
@@ -200,8 +193,6 @@ class Recipe:
     percdamp: float | None
     eigen_damping: float = 0.0
     scales: str
-    refits: int
-    passes: int
     share: float = 0.0
     correction_percdamp: float | None = None
     is_causal: bool = False
@@ -238,8 +229,6 @@ def recipe_of(settings: GPTQConfig | QronosConfig) -> Recipe:
         act_order=settings.desc_act,
         static_groups=settings.static_groups,
         scales=settings.scale_search or ("hessian" if best else "minmax"),
-        refits=settings.scale_refits or 0,
-        passes=settings.descent_passes or 0,
         is_careful=best,
         float64=settings.float64,
         modules=tuple(settings.inside_layer_modules),

@@ -15,7 +15,7 @@ from torch import Tensor
 from quark.base.from_device import numbers
 from quark.errors import NonFiniteError, RoundingError
 
-__all__ = ["ATTEMPTS", "NONE", "PANEL", "Damped", "Factor", "SingularError", "damped", "factor", "largest_eigenvalue", "shrunk"]
+__all__ = ["ATTEMPTS", "NONE", "PANEL", "Factor", "SingularError", "damped", "factor", "largest_eigenvalue", "shrunk"]
 
 NONE = (0.0, 0.0)
 """Shrinkage that leaves H as it was measured."""
@@ -31,39 +31,24 @@ class SingularError(RoundingError):
 
 
 @attrs.frozen(eq=False)
-class Damped:
-    """A Hessian that can be factored.
-
-    Attributes:
-        h: ``H + λ I``, with dead channels given a 1 on the diagonal, ``[K, K]``.
-        damping: λ as a share of the mean of H's diagonal.
-        dead: Channels that are 0 in all tokens, ``[K]``, bool.
-        attempts: How often it was tried, with ever stronger damping.
-    """
-
-    h: Tensor
-    damping: float
-    dead: Tensor
-    attempts: int = 1
-
-
-@attrs.frozen(eq=False)
 class Factor:
     """``H + λ I`` in factors, for one order of the channels.
 
     Attributes:
         a: A ``[K, K]``, upper triangular, of unit diagonal.
         pivots: d ``[K]``.
-        damped: What was factored, in the order of the factor.
+        damping: λ as a share of the mean of H's diagonal.
+        attempts: How often it was tried, with ever stronger damping.
     """
 
     a: Tensor
     pivots: Tensor
-    damped: Damped
+    damping: float
+    attempts: int = 1
 
     def to(self, dtype: torch.dtype) -> Factor:
         """Return the same in another precision."""
-        return Factor(self.a.to(dtype), self.pivots.to(dtype), attrs.evolve(self.damped, h=self.damped.h.to(dtype)))
+        return attrs.evolve(self, a=self.a.to(dtype), pivots=self.pivots.to(dtype))
 
 
 def shrunk(h: Tensor, shrinkage: tuple[float, float]) -> Tensor:
@@ -85,8 +70,11 @@ def shrunk(h: Tensor, shrinkage: tuple[float, float]) -> Tensor:
     return made
 
 
-def damped(h: Tensor, share: float, shrinkage: tuple[float, float] = NONE) -> Damped:
-    """Shrink ``h [K, K]``, and add ``share`` of its mean diagonal to the diagonal; a copy is returned."""
+def damped(h: Tensor, share: float, shrinkage: tuple[float, float] = NONE) -> Tensor:
+    """Return a copy of ``h [K, K]``, shrunk, with ``share`` of its mean diagonal added to the diagonal.
+
+    Dead channels, which are 0 in all tokens, get the mean.
+    """
     diagonal = h.diagonal()
     dead = diagonal <= 0
     made = h.clone() if shrinkage == NONE else shrunk(h, shrinkage)
@@ -95,7 +83,7 @@ def damped(h: Tensor, share: float, shrinkage: tuple[float, float] = NONE) -> Da
     own = made.diagonal()
     own.add_(mean.double() * share)
     own.copy_(torch.where(dead, mean, own))
-    return Damped(made, share, dead)
+    return made
 
 
 def factor(h: Tensor, share: float, order: Tensor | None = None, shrinkage: tuple[float, float] = NONE) -> Factor:
@@ -115,10 +103,9 @@ def factor(h: Tensor, share: float, order: Tensor | None = None, shrinkage: tupl
     for attempt in range(1, ATTEMPTS + 1):
         # The last attempt is in float64.
         exact = permuted.double() if attempt == ATTEMPTS else permuted
-        ready = attrs.evolve(damped(exact, share, shrinkage), attempts=attempt)
         # H = R Rᵀ with R upper triangular is the Cholesky factor of H with rows and columns reversed,
         # reversed again.
-        lower, failed = _cholesky(ready.h.flip(0, 1))
+        lower, failed = _cholesky(damped(exact, share, shrinkage).flip(0, 1))
         is_finite, has_failed = numbers(torch.isfinite(h.diagonal()).all(), failed)
         if not is_finite:
             raise NonFiniteError(
@@ -129,7 +116,7 @@ def factor(h: Tensor, share: float, order: Tensor | None = None, shrinkage: tupl
         if not has_failed:
             r = lower.flip(0, 1)  # [K, K]
             root = r.diagonal().clone()
-            found = Factor(r.div_(root), root.square_(), ready)
+            found = Factor(r.div_(root), root.square_(), share, attempt)
             return found if exact.dtype is h.dtype else found.to(h.dtype)
         share = max(share, 1e-6) * 10
     raise SingularError(

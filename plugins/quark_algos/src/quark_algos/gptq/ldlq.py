@@ -1,9 +1,9 @@
-"""Sweeps over columns, each rounded in view of the errors of the others: LDLQ and coordinate descent.
+"""LDLQ, which is GPTQ: columns are rounded one after another, each in view of the errors of those before it.
 
-LDLQ is GPTQ. Both take a column to ``t_k = b_k + Σ_j V_j M_jk`` over the columns j before it: in LDLQ b is
-the weight, V the errors so far and M the factor; in descent b is computed from all columns and V holds their
-changes. The contribution of earlier blocks of columns is one matrix product, inside of a block there is a
-smaller product for every few columns, and each column then takes a handful of operations on one row.
+A column becomes ``t_k = w_k + Σ_j e_j A_jk`` over the columns j before it, with the weight w, the errors e so
+far and the factor A. The contribution of earlier blocks of columns is one matrix product, inside of a block
+there is a smaller product for every few columns, and each column then takes a handful of operations on one
+row.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quark.numbers import ColumnRounder, GroupScales, WeightGrid
 from quark.numbers.kernels import uses_kernels
 from quark_algos.gptq.damping import Factor
 
-__all__ = ["BLOCK", "FEW", "SLICE", "Chooser", "Rounder", "Swept", "descend", "ldlq", "ldlq_by_rows", "ldlq_choosing"]
+__all__ = ["BLOCK", "FEW", "SLICE", "Chooser", "Rounder", "Swept", "ldlq", "ldlq_by_rows", "ldlq_choosing"]
 
 BLOCK = 128
 """Columns between two products with all columns before them."""
@@ -77,22 +77,6 @@ class Swept:
             return parts[0]
         q, e, loss = (torch.cat([getattr(part, name) for part in parts], -1) for name in ("q", "e", "loss"))
         return cls(q, e, loss, parts[0].order)
-
-    def e_in_place(self) -> Tensor:
-        """Return Eᵀ with its channels in their own order."""
-        if self.order is None:
-            return self.e
-        own = torch.empty_like(self.e)
-        own[self.order] = self.e
-        return own
-
-    def where(self, better: Tensor, other: Swept) -> Swept:
-        """Return this result with the other's rows where ``better [N]`` is True.
-
-        Both were rounded in the same order.
-        """
-        q, e, loss = (torch.where(better, b, a) for a, b in ((self.q, other.q), (self.e, other.e), (self.loss, other.loss)))
-        return Swept(q, e, loss, self.order)
 
     def places(self, start: int, stop: int) -> slice | Tensor:
         """Return where the columns that are rounded from ``start`` to ``stop`` are in Q and W."""
@@ -150,9 +134,7 @@ def ldlq_by_rows(
     return Swept.beside(parallel_map(call, sweeps, wt.device))
 
 
-def ldlq_choosing(
-    wt: Tensor, factor: Factor, grid: WeightGrid, choose: Chooser, causal: Tensor | None = None
-) -> tuple[Swept, GroupScales, GroupScales]:
+def ldlq_choosing(wt: Tensor, factor: Factor, grid: WeightGrid, choose: Chooser, causal: Tensor | None = None) -> tuple[Swept, GroupScales]:
     """Run `ldlq` with the scales of a group chosen when its first column is reached.
 
     They come from the values that its columns are to become.
@@ -163,19 +145,19 @@ def ldlq_choosing(
         choose: Returns the scales of the group ``t [group, N]`` of that number.
 
     Returns:
-        The rounded weight; the scales of all groups; the same scales with one row for each channel.
+        The rounded weight, and the scales of all groups.
     """
     done = Swept.room_for(wt, causal=causal)
-    found, spread = [], []
+    found = []
     for start in range(0, wt.shape[0], grid.group):
         part = _weight(wt[start : start + grid.group], done, start)
         base = _begun(part, factor, done, start)
         scales = choose(base, start // grid.group)
         found.append(scales)
-        spread.append(grid.with_subscales(base, scales) if grid.has_subscales else scales.expanded(grid.group))
+        spread = grid.with_subscales(base, scales) if grid.has_subscales else scales.expanded(grid.group)
         with one_thread(wt.device):
-            _round_block(base, part, factor, grid.rounder(spread[-1], first=start), done, start)
-    return done, GroupScales.joined(found), GroupScales.joined(spread)
+            _round_block(base, part, factor, grid.rounder(spread, first=start), done, start)
+    return done, GroupScales.joined(found)
 
 
 def _weight(part: Tensor, done: Swept, start: int) -> Tensor:
@@ -248,55 +230,3 @@ def _round_block_by_kernel(rounder: ColumnRounder, base: Tensor, part: Tensor, f
         loss=done.loss,
     )
     round_columns(rounder, base, part, feedback, start, done.q, done.e[block])
-
-
-def descend(done: Swept, h: Tensor, rounded: Rounder) -> Tensor:
-    """Make one sweep of coordinate descent, in place.
-
-    Each column goes to the best value the grid has, all others being as they are.
-
-    ``q_k ← nearest(q_k + (E H)_k / H_kk)``; the objective ``tr(E H Eᵀ)`` never grows.
-
-    Args:
-        done: A result of `ldlq`; its ``loss`` is not updated.
-        h: ``H + λ I [K, K]``, in the same order.
-        rounded: As `WeightGrid.rounder` returns it, for the same order.
-
-    Returns:
-        Whether anything has changed, bool, without dimensions.
-    """
-    weights = h / h.diagonal()  # [K, K], column k by H_kk
-    with one_thread(done.e.device):
-        changed = [_descend_block(done, weights, rounded, start) for start in range(0, done.e.shape[0], BLOCK)]
-    return torch.stack(changed).any()
-
-
-def _descend_block(done: Swept, weights: Tensor, rounded: Rounder, start: int) -> Tensor:
-    """Run `descend` for the columns of a block that begins at ``start``.
-
-    ``weights [K, K]`` is H, each column divided by its diagonal.
-    """
-    e = done.e
-    stop = min(start + BLOCK, e.shape[0])
-    q = done.q[done.places(start, stop)].clone()
-    base = torch.addmm(q, weights[:, start:stop].t(), e)
-    change = torch.empty_like(base)  # of E
-    if (rounder := _rounder_of_kernel(rounded, base)) is not None:
-        from quark_algos.gptq.column_kernel import Feedback, round_columns
-
-        round_columns(rounder, base, q, Feedback(of_errors=weights[start:stop, start:stop]), start, done.q, change)
-        e[start:stop] += change
-        return change.any()
-    for few in range(start, stop, FEW):
-        last = min(few + FEW, stop)
-        if few > start:
-            base[few - start : last - start].addmm_(weights[start:few, few:last].t(), change[: few - start])
-        for k in range(few, last):
-            t = base[k - start]
-            if k > few:
-                t.addmv_(change[few - start : k - start].t(), weights[few:k, k])
-            torch.sub(q[k - start], rounded(t, k, t), out=change[k - start])
-            q[k - start] = t
-    e[start:stop] += change
-    done.q[done.places(start, stop)] = q
-    return change.any()

@@ -19,9 +19,9 @@ from quark.config.algorithm import AlgoConfig
 from quark.errors import NonFiniteError
 from quark.numbers import GroupScales, WeightGrid
 from quark_algos.gptq.config import GPTQConfig, QronosConfig, Recipe, recipe_of
-from quark_algos.gptq.correction import causal_matrix, correction, refit, share_for
+from quark_algos.gptq.correction import causal_matrix, correction, share_for
 from quark_algos.gptq.damping import NONE, Factor, SingularError, damped, factor, largest_eigenvalue
-from quark_algos.gptq.ldlq import Swept, descend, ldlq_by_rows, ldlq_choosing
+from quark_algos.gptq.ldlq import ldlq_by_rows, ldlq_choosing
 from quark_algos.scale_search import search
 
 __all__ = ["ColumnRounding"]
@@ -131,8 +131,7 @@ class _Prepared:
     @property
     def metrics(self) -> dict[str, Any]:
         """Metrics that all layers with this Hessian share, but for ``dead``, which is on the device."""
-        damped_hessian = self.factor.damped
-        return {"damping": damped_hessian.damping, "shrinkage": self.shrinkage[0], "attempts": damped_hessian.attempts}
+        return {"damping": self.factor.damping, "shrinkage": self.shrinkage[0], "attempts": self.factor.attempts}
 
 
 def _prepared(hessian: Hessian, recipe: Recipe) -> _Prepared:
@@ -184,39 +183,19 @@ def _rounded_rows(
     wt, grid, recipe = wt[:, rows].contiguous(), grid.of_rows(rows), prepared.recipe
     # The same damped and shrunk H that codes are chosen by: of few tokens, the plain sum is noise for single
     # groups.
-    search_h = damped(h, prepared.factor.damped.damping, prepared.shrinkage).h.float() if recipe.scales == "hessian" else None
+    search_h = damped(h, prepared.factor.damping, prepared.shrinkage).float() if recipe.scales == "hessian" else None
     if recipe.static_groups or grid.fixed is not None or grid.group == grid.columns:
         scales = _scales(wt, search_h, grid, recipe)
         each = grid.with_subscales(wt, scales)
         swept = ldlq_by_rows(wt, prepared.factor, grid, each, recipe.block, prepared.perm, causal, prepared.perm_on_host)
-        for _ in range(recipe.refits if grid.can_be_refitted else 0):
-            swept, scales = _refitted(h, grid, prepared, swept, scales)
-        each = grid.with_subscales(wt, scales)
     else:
 
         def choose(t: Tensor, number: int) -> GroupScales:
             part = slice(number * grid.group, (number + 1) * grid.group)
             return _scales(t, None if search_h is None else search_h[part, part], grid, recipe)
 
-        swept, scales, each = ldlq_choosing(wt, prepared.factor, grid, choose, causal)
-    for _ in range(recipe.passes):
-        has_changed = descend(swept, prepared.factor.damped.h, grid.rounder(each, prepared.perm, order_on_host=prepared.perm_on_host))
-        if wt.device.type == "cpu" and not bool(has_changed):  # elsewhere a sweep that changes nothing costs less than the answer
-            break
+        swept, scales = ldlq_choosing(wt, prepared.factor, grid, choose, causal)
     return swept.q, swept.loss, scales
-
-
-def _refitted(h: Tensor, grid: WeightGrid, prepared: _Prepared, swept: Swept, scales: GroupScales) -> tuple[Swept, GroupScales]:
-    """Fit scales to the codes and round the weight again; return the better of both results for each row."""
-    recipe = prepared.recipe
-    assert recipe.percdamp is not None
-    e = swept.e_in_place()
-    factors = refit(swept.q, e, damped(h, recipe.percdamp, prepared.shrinkage).h, grid.group)
-    high = scales.scale * factors * grid.max_magnitude
-    fitted = grid.scales_of_ranges(-high, high)
-    again = ldlq_by_rows(swept.q + e, prepared.factor, grid, fitted, recipe.block, prepared.perm, None, prepared.perm_on_host)
-    better = again.loss < swept.loss  # [N]
-    return swept.where(better, again), scales.where(better.expand_as(scales.scale), fitted)
 
 
 def _scales(wt: Tensor, h: Tensor | None, grid: WeightGrid, recipe: Recipe) -> GroupScales:
