@@ -22,31 +22,31 @@ _LINE_HEIGHT = 16
 _COLORS = {"gptq": ORANGE, "awq+gptq": BLUE, "awq+gptq+tuning": GREEN}
 
 
-class _Point(NamedTuple):
-    tokens: int
-    kl: float
-    """Geometric mean over sequences of the KL divergence ÷ that with the fewest tokens."""
-
-
 class _Series(NamedTuple):
+    """KL divergence by tokens, ÷ that with the fewest: a geometric mean over sequences."""
+
     model: str
     algorithms: str
-    points: tuple[_Point, ...]
+    points: tuple[tuple[int, float], ...]
 
 
 def _measured() -> Iterator[_Series]:
-    """Yield a series for each model of each comparison of numbers of tokens."""
+    """Yield a series for each model and algorithm: of sequences as long as those of the fewest tokens."""
+    found: dict[tuple[str, str], dict[int, float]] = {}
     for comparison in json.loads(RESULTS.read_text(encoding="utf-8"))["comparisons"]:
-        sizes = {name: _SIZE.fullmatch(name) for name in comparison["settings"]}
-        if not all(sizes.values()):
+        sizes = {name: [int(number) for number in name.split("×")] for name in comparison["settings"] if _SIZE.fullmatch(name)}
+        if len(sizes) < len(comparison["settings"]):
             continue
-        tokens = {name: int(size[1]) * int(size[2]) for name, size in sizes.items() if size}
-        first = next(iter(tokens))
+        first = next(iter(sizes))
         algorithms = comparison["settings"][first].partition("=")[2].partition(":")[0]
         for model in dict.fromkeys(cell["model"] for cell in comparison["cells"]):
             cells = [cell for cell in comparison["cells"] if cell["model"] == model]
-            points = (_Point(count, math.exp(pooled(cells, first, name).mean)) for name, count in tokens.items())
-            yield _Series(model, algorithms, tuple(points))
+            points = {count * length: name for name, (count, length) in sizes.items() if length == sizes[first][1]}
+            found.setdefault((model, algorithms), {}).update(
+                (tokens, math.exp(pooled(cells, first, name).mean)) for tokens, name in points.items()
+            )
+    for (model, algorithms), by_tokens in found.items():
+        yield _Series(model, algorithms, tuple(sorted(by_tokens.items())))
 
 
 def accuracy_against_tokens() -> Drawing:
@@ -54,8 +54,8 @@ def accuracy_against_tokens() -> Drawing:
     drawing = Drawing(900, 420)
     series = list(_measured())
     points = [point for one in series for point in one.points]
-    fewest, most = (bound(point.tokens for point in points) for bound in (min, max))
-    lowest, highest = 0.99 * min(point.kl for point in points), 1.01 * max(point.kl for point in points)
+    fewest, most = (bound(tokens for tokens, _ in points) for bound in (min, max))
+    lowest, highest = 0.99 * min(kl for _, kl in points), 1.01 * max(kl for _, kl in points)
 
     def x_of(tokens: int) -> float:
         return _LEFT + math.log(tokens / fewest) / math.log(most / fewest) * (drawing.width - _LEFT - _RIGHT)
@@ -67,12 +67,12 @@ def accuracy_against_tokens() -> Drawing:
     for value in (v / 50 for v in range(1, 100) if lowest <= v / 50 <= highest):
         drawing.line(_LEFT, y_of(value), drawing.width - _RIGHT, y_of(value), opacity=0.12 if value != 1 else 0.5)
         drawing.text(_LEFT - 8, y_of(value) + 4, f"{value:.2f}", 12, anchor="end")
-    for tokens in sorted({point.tokens for point in points}):
+    for tokens in sorted({tokens for tokens, _ in points}):
         drawing.text(x_of(tokens), drawing.height - _BOTTOM + 22, f"{tokens:,}", 12, anchor="middle")
     drawing.text((_LEFT + drawing.width - _RIGHT) / 2, drawing.height - 8, "calibration tokens", 12, GREY, anchor="middle")
     label_y = 0.0
-    for one in sorted(series, key=lambda one: -one.points[-1].kl):
-        color, places = _COLORS.get(one.algorithms, RED), [(x_of(point.tokens), y_of(point.kl)) for point in one.points]
+    for one in sorted(series, key=lambda one: -one.points[-1][1]):
+        color, places = _COLORS.get(one.algorithms, RED), [(x_of(tokens), y_of(kl)) for tokens, kl in one.points]
         for (x1, y1), (x2, y2) in pairwise(places):
             drawing.line(x1, y1, x2, y2, color, 1.5)
         for x, y in places:
