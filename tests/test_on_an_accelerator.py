@@ -42,7 +42,8 @@ QUICK = {("rtn", "mx6"), ("gptq", "int8"), ("gptq", "nvfp4"), ("awq", "int8"), (
     (algorithm, "int4_wo_32") for algorithm in ("gptaq", "qronos", "smoothquant", "autosmoothquant", "gptq+tuning", "autoround")
 }
 """Pairs outside of the slow tests: each algorithm, and each way of storing scales."""
-STEPS: dict[str, dict[str, Any]] = {"tuning": {"epochs": 2}, "autoround": {"iters": 2}}
+_DTYPE = {"compute_dtype": "bfloat16"}  # the default goes by the device
+STEPS: dict[str, dict[str, Any]] = {"tuning": {"epochs": 2} | _DTYPE, "autoround": {"iters": 2} | _DTYPE}
 
 
 def llama(hidden: int = 64, blocks: int = 1, **other: Any) -> Any:
