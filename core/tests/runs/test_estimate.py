@@ -8,9 +8,10 @@ from pathlib import Path
 
 import attrs
 import pytest
+import torch
 
 import quark_tiny_model as tiny
-from quark.runs.estimate import Estimate, Output, _activations, resident_bytes
+from quark.runs.estimate import Estimate, Output, _activations, _being_written, resident_bytes
 from quark.runs.run import plan_run
 from quark.runs.workload import Calibration, Workload
 from quark.torch import LLMTemplate
@@ -38,6 +39,15 @@ def test_what_lies_on_a_device_is_all_but_the_program_freed_memory_and_files(dev
     assert found.device_bytes == expected
     assert found.peak_bytes == 331
     assert found.memory_of_program == 1
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cpu", 5 + 3), ("cuda", 32 + 5)])
+def test_tensors_that_are_stored_as_they_are_take_no_memory_of_their_own_on_the_cpu(device: str, expected: int) -> None:
+    model = torch.nn.Linear(4, 2, bias=False)
+    parts = [{"weight": model.weight.detach()}, *({"codes": torch.empty(size, dtype=torch.uint8)} for size in (3, 5, 2))]
+    assert _being_written(model, parts, torch.device(device)) == expected
+    halves = {"weight": model.weight.detach().half()}
+    assert _being_written(model, [halves], torch.device("cpu")) == 16, "another dtype is a copy"
 
 
 def test_bits_of_a_weight_are_those_of_what_is_written() -> None:

@@ -31,7 +31,7 @@ _OF_HOST = (_PROGRAM, "freed memory", "files being written")
 """What lies in the memory of the host, whatever the device of a run."""
 _ROUNDING_COPIES = 4
 """Copies of a weight in float32 that rounding it to nearest, its codes and its packing hold at a time."""
-_SOLVER_COPIES, _FACTOR_COPIES = 6, 4
+_SOLVER_COPIES, _FACTOR_COPIES = 6, 3
 """Copies in float32 of the stacked weight, and of the sum ``Σ x xᵀ``, that a rounding with statistics holds
 at a time.
 """
@@ -170,8 +170,8 @@ def estimate(
     output = None if parts is None else output_of(model, run, parts, options.max_shard_bytes)
     work = workload_of(model, run, calibration)
     is_streamed = exporter.streams and run.algorithms.works_by_block
-    written = sorted((sum(t.nbytes for t in part.values()) for part in parts or ()), reverse=True)[:2]
-    memory = _memory(model, run, calibration, work, sum(written), is_streamed=is_streamed, in_memory=in_memory)
+    written = _being_written(model, parts or (), device)
+    memory = _memory(model, run, calibration, work, written, is_streamed=is_streamed, in_memory=in_memory)
     block = measured_block(model, run, calibration.length, exporter, options, device) if probing else None
     seconds = {} if block is None else _seconds(model, run, calibration, block, file)
     return Estimate(output, memory, work, block, seconds, probing, str(device))
@@ -189,6 +189,16 @@ def output_of(model: nn.Module, run: Run, parts: Iterable[Mapping[str, Tensor]],
             inside += tensor.nbytes
     weights = sum(p.numel() for p in model.parameters())  # tied ones count once
     return Output(ShardLayout.of(parts, max_shard_bytes).file_sizes(), 8 * inside, sum(quantized.values()), 8 * total, weights)
+
+
+def _being_written(model: nn.Module, parts: Iterable[Mapping[str, Tensor]], device: torch.device) -> int:
+    """Return the bytes of the two largest parts, of which one is written while the next is computed.
+
+    On the CPU tensors of the model that are stored as they are take none.
+    """
+    own = {name: (t.shape, t.dtype) for name, t in model.state_dict().items()} if device.type == "cpu" else {}
+    sizes = (sum(t.nbytes for name, t in part.items() if own.get(name) != (t.shape, t.dtype)) for part in parts)
+    return sum(sorted(sizes, reverse=True)[:2])
 
 
 def _memory(
