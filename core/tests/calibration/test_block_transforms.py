@@ -146,6 +146,38 @@ def test_forwards_that_are_not_compared_end_where_all_inputs_have_been_seen(is_c
     assert [s.tokens for s in (transform.shown["model.layers.0"].statistics["mlp.down_proj"][Inputs],)] == [6 * 16]
 
 
+class SampledInputs(Inputs):
+    one_in = 4
+
+
+@pytest.mark.parametrize("kind", ["tokens", "masked", "another last layer"])
+def test_an_mlp_computes_the_tokens_alone_that_statistics_take(kind: str) -> None:
+    """In forwards that end inside of it; statistics see the same."""
+
+    def seen(needs: type[Statistic]) -> tuple[list[Tensor], int]:
+        model, transform, rows = tiny.tiny_model(), Scaling([needs]), [0]
+        block = model.model.layers[0]
+        block.mlp.gate_proj.register_forward_hook(
+            lambda _, args, __: rows.__setitem__(0, rows[0] + args[0].shape[1] * (not transform.shown))
+        )
+        if kind == "another last layer":
+            plain = block.forward
+            block.forward = lambda x, *args, **kwargs: plain(x, *args, **kwargs) + 0 * block.self_attn.o_proj(x)
+        batches: Any = tiny.calibration_batches(8, 16)
+        data = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in batches] if kind == "masked" else batches
+        quantized(model, config("int4_wo_32"), transform, data)
+        statistic = transform.shown["model.layers.0"].statistics["mlp.down_proj"][needs]
+        assert isinstance(statistic, Inputs)
+        return statistic.seen, rows[0]
+
+    sampled, few = seen(SampledInputs)
+    whole, all_rows = seen(Inputs)
+    assert all_rows == 8 * 16
+    # The first forward shows which layers come last, and two are held out.
+    assert few == (3 * 16 + 5 * 4 if kind == "tokens" else all_rows)
+    torch.testing.assert_close(torch.cat(sampled), torch.cat([x[::4] for x in whole]))
+
+
 def test_harm_tells_what_a_transform_spoils() -> None:
     good, bad = Scaling(), Scaling(spoil=0.3)
     quantized(tiny.tiny_model(), config("mxfp6_e2m3"), good)

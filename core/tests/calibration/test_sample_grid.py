@@ -73,6 +73,33 @@ def test_other_sums_are_the_same_on_all_ranks_and_nearly_those_of_one(size: int)
         torch.testing.assert_close(each, one, rtol=1e-5, atol=float(100 * torch.finfo(torch.float32).eps * one.abs().max()))
 
 
+class QuarterOfTokens(Hessian):
+    one_in = 4
+
+
+@pytest.mark.parametrize("of_caller", [1, 2, 4, 8])
+def test_a_statistic_sees_as_few_tokens_as_it_asks_for(of_caller: int) -> None:
+    x = torch.randn(64, 24, generator=torch.Generator().manual_seed(0))
+    sums = Sums((QuarterOfTokens, Hessian), 24, CPU, SampleGrid(1))
+    sums.update(x[::of_caller], None, 0, of_caller)
+    of_some, of_all = sums.of_all_ranks().values()
+    assert isinstance(of_some, Hessian)
+    assert (of_some.tokens, of_all.tokens) == (64 // max(4, of_caller), 64 // of_caller)
+    sample = x[:: max(4, of_caller)]
+    torch.testing.assert_close(of_some.matrix(), sample.t() @ sample)
+
+
+@pytest.mark.parametrize("inputs_last", [False, True])
+def test_inputs_may_change_behind_an_update_unless_they_are_said_to_last(inputs_last: bool) -> None:
+    x = torch.ones(3, 24)
+    sums = Sums((Hessian,), 24, CPU, SampleGrid(1), inputs_last=inputs_last)
+    sums.update(x, None, 0)
+    x.zero_()
+    (hessian,) = sums.of_all_ranks().values()
+    assert isinstance(hessian, Hessian)
+    assert hessian.matrix().max() == (0 if inputs_last else 3)
+
+
 def test_one_rank_holds_few_sums_at_a_time() -> None:
     sums = Sums((AbsMean,), 24, CPU, SampleGrid(256, Ranks(is_deterministic=True)))
     for call in range(256):

@@ -79,13 +79,9 @@ def number(before: str, after: str = "") -> float:
 
 
 def test_the_preset_best_is_what_the_readme_says_it_is() -> None:
-    least, correction = number("λ of ", " of the mean diagonal at least"), number("a λ of its own, ", ",")
-    share = number("for Qronos a share of ")
+    least, share = number("λ of ", " of the mean diagonal at least"), number("for Qronos to a share of ")
     for settings in (GPTQConfig(), GPTAQConfig(), QRONOS):
         assert {f["damping"] for f in quantized_once(settings).quark_report.layers.values()} == {least}
-    corrected = (attrs.evolve(s, correction_damping=correction) for s in (GPTAQConfig(), QRONOS))
-    assert all(same(quantized_once(s), quantized(c)) for s, c in zip((GPTAQConfig(), QRONOS), corrected, strict=True))
-    assert not same(quantized_once(QRONOS), quantized(attrs.evolve(QRONOS, correction_damping=100 * correction)))
     assert same(quantized_once(QRONOS), quantized(attrs.evolve(QRONOS, correction_share=share)))
     assert not same(quantized_once(QRONOS), quantized(attrs.evolve(QRONOS, correction_share=share / 10)))
 

@@ -47,7 +47,9 @@ class Statistic(ABC):
 
     Attributes:
         wants_float: Whether the inputs in the float model are needed too, which doubles the forwards.
+        one_in: Of how many tokens of a call one is enough, evenly spaced; a run leaves the others out.
         tokens: The number of tokens in the sum.
+        inputs_last: Whether inputs stay as they are until the next `flush`, so that none has to be copied.
 
     Example:
         A custom statistic, the largest value of each channel::
@@ -65,11 +67,13 @@ class Statistic(ABC):
     """
 
     wants_float: ClassVar[bool] = False
+    one_in: ClassVar[int] = 1
 
     def __init__(self, columns: int, device: torch.device) -> None:
         self.columns = columns
         self.device = device
         self.tokens = 0
+        self.inputs_last = False
         self._derived: dict[Hashable, Any] = {}
 
     def update(self, x: Tensor, reference: Tensor | None = None) -> None:
@@ -149,6 +153,11 @@ class _Moment(Statistic):
     def flush(self) -> None:
         self._products.total()
 
+    def _kept(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return ``x`` in a dtype, to be multiplied later; a copy where layers may change it before that."""
+        with coarsely(x.numel(), x.device):
+            return x.to(dtype, copy=x.device.type == "cpu" and not self.inputs_last)
+
     def add(self, other: Self) -> None:
         self._products.merge(other._products)
 
@@ -172,9 +181,7 @@ class Hessian(_Moment):
         self._products = _Products(columns, self.master, device, is_symmetric=True, also=_fourth_moments)
 
     def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
-        # Copied, since layers may change their input in place before the product is computed.
-        with coarsely(x.numel(), x.device):
-            x = x.to(x.dtype if x.dtype in _HALVES else torch.float32, copy=x.device.type == "cpu")
+        x = self._kept(x, x.dtype if x.dtype in _HALVES else torch.float32)
         self._products.add(x, x)
 
     @property
@@ -226,7 +233,7 @@ class CrossMoment(_Moment):
 
     def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
         if reference is not None:
-            self._products.add(reference.float() - x.float(), x.to(torch.float32, copy=x.device.type == "cpu"))
+            self._products.add(reference.float() - x.float(), self._kept(x, torch.float32))
 
     @property
     def flops(self) -> int:

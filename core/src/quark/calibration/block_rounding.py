@@ -245,7 +245,9 @@ class BlockRounding(BlockCalibration):
         quantizer, weight = leader.quantized.input_quantizer, leader.quantized.weight
         counts = self._ranks.gather(sum(number_of_tokens(x, forward.call) for forward, x in inputs.items()))
         position = sum(counts[: self._ranks.rank])
-        collector = Collector(self._checked.rounding.needs, weight.shape[1], weight.device, sum(counts), self._block_run.grid)  # type: ignore[arg-type, index]
+        kinds, grid = self._checked.rounding.needs, self._block_run.grid
+        # The forwards wait, with their inputs, until the layers are rounded.
+        collector = Collector(kinds, weight.shape[1], weight.device, sum(counts), grid, inputs_last=True)  # type: ignore[arg-type, index]
         # Tokens are routed differently in the float model: inputs of its experts are of other tokens.
         is_routed = leader.name.startswith(self._routed)
         floats = {f.number: x for f, x in leader.arrived.items() if f.is_float and not is_routed}

@@ -66,6 +66,8 @@ class BlockTransforms:
         self._leaders: dict[str, str] = {}
         self._sums: dict[str, Sums] = {}
         self._called: dict[Forward, list[str]] = {}
+        self._one_in = min((kind.one_in for kind in self._kinds), default=1)
+        self._thinned = set[Forward]()
         self._input_groups = InputGroups()
         # Where no token is held out, statistics and validation both see all of them: better than no
         # validation.
@@ -129,6 +131,8 @@ class BlockTransforms:
             for name in self._configs:
                 layer = self._block.module.get_submodule(name)
                 stack.callback(layer.register_forward_pre_hook(self._update_statistics(name, block_run)).remove)
+            if self._one_in > 1 and (mlp := self._dense_mlp()) is not None:
+                stack.callback(self._block.module.get_submodule(mlp).register_forward_pre_hook(self._thin(mlp)).remove)
             outputs = block_run.replay(self._validation_tokens, [f for f in block_run.forwards if not f.is_float])
         references = {forward: tokens for forward, tokens in outputs.items() if len(tokens)}
         self._references = references if block_run.grid.ranks.any(bool(references)) else None
@@ -153,18 +157,57 @@ class BlockTransforms:
             if leader not in self._sums:
                 self._sums[leader] = Sums(self._kinds, x.shape[-1], x.device, block_run.grid)
             if is_new:
-                self._sums[leader].update(x, None, forward.number)
+                self._sums[leader].update(x, None, forward.number, self._one_in if forward in self._thinned else 1)
             if self._is_done(forward):
                 raise EndOfBlock
 
         return hook
+
+    def _dense_mlp(self) -> str | None:
+        """Return the name of the module that has all projections of a dense MLP, and no others.
+
+        None without one.
+        """
+        facts = self._architecture
+        names = [] if facts is None or facts.mlp_output is None else [*facts.mlp_inputs, facts.mlp_output]
+        parents = {name.rpartition(".")[0] for name in names}
+        if len(parents) != 1 or parents == {""}:
+            return None
+        (parent,) = parents
+        inside = {name for name, _ in self._block.module.named_modules() if name.startswith(f"{parent}.")}
+        own = {name for name in self._configs if name.startswith(f"{parent}.")}
+        return parent if own and own <= set(names) <= inside else None
+
+    def _thin(self, mlp: str) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...] | None]:
+        """Return a hook that leads the tokens alone into an MLP that statistics take.
+
+        An MLP computes each token by itself. Only where the forward ends inside of it, behind its last layer.
+        """
+
+        def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+            forward = current_forward()
+            if forward is None or not args or not self._is_of_statistics_alone(forward) or "attention_mask" in forward.call.kwargs:
+                return None
+            first, called = next(iter(self._called.values()), []), self._called.get(forward, [])
+            left = first[len(called) :]
+            is_like_first = first is not called and first[: len(called)] == called and sorted(first) == sorted(self._configs)
+            if not is_like_first or not all(name.startswith(f"{mlp}.") for name in left):
+                return None
+            self._thinned.add(forward)
+            return (args[0][..., :: self._one_in, :], *args[1:])
+
+        return hook
+
+    def _is_of_statistics_alone(self, forward: Forward) -> bool:
+        """Return whether the output of a forward is not compared."""
+        return bool(self._for_validation) and forward.call.held_out is None
 
     def _is_done(self, forward: Forward) -> bool:
         """Return whether nothing of the block is needed behind the layers that a forward has called.
 
         Its output is not compared, and it has called every layer once, as the first forward has by its end.
         """
-        if not self._for_validation or forward.call.held_out is not None:
+        if not self._is_of_statistics_alone(forward):
             return False
         first, called = next(iter(self._called.values())), self._called[forward]
         return first is not called and len(first) == len(called) == len(self._configs) and set(first) == set(called)

@@ -32,6 +32,7 @@ class Collector:
         device: Where the inputs lie.
         tokens: How many tokens there will be on all ranks, or about so many.
         grid: The calls that bring them.
+        inputs_last: Whether all inputs stay as they are until `flush`.
 
     Attributes:
         tokens: How many were seen, held out or not; after `complete`, on all ranks.
@@ -40,13 +41,22 @@ class Collector:
         sample: Some values of this rank's input, for the report; None before any token.
     """
 
-    def __init__(self, kinds: Sequence[type[Statistic]], columns: int, device: torch.device, tokens: int, grid: SampleGrid) -> None:
+    def __init__(
+        self,
+        kinds: Sequence[type[Statistic]],
+        columns: int,
+        device: torch.device,
+        tokens: int,
+        grid: SampleGrid,
+        *,
+        inputs_last: bool = False,
+    ) -> None:
         self.tokens = 0
         self.statistics: dict[type[Statistic], Statistic] = {}
         self.held_out: HeldOut | None = None
         self.sample: InputSample | None = None
         self._grid = grid
-        self._sums = Sums(kinds, columns, device, grid)
+        self._sums = Sums(kinds, columns, device, grid, inputs_last=inputs_last)
         self._number_held_out = held_out_tokens(tokens)
         self._is_apart = tokens < TOKENS_PER_CHANNEL * columns
         self._held_out: list[tuple[Tensor, Tensor | None]] = []

@@ -81,27 +81,35 @@ class Sums:
         columns: K, the number of input channels.
         device: Where the inputs lie.
         grid: The calls.
+        inputs_last: As of `Statistic`.
     """
 
-    def __init__(self, kinds: Sequence[type[Statistic]], columns: int, device: torch.device, grid: SampleGrid) -> None:
+    def __init__(
+        self, kinds: Sequence[type[Statistic]], columns: int, device: torch.device, grid: SampleGrid, *, inputs_last: bool = False
+    ) -> None:
         self._kinds = kinds
         self._columns = columns
         self._device = device
         self._grid = grid
+        self._inputs_last = inputs_last
         self._cell = -1
         self._statistics = self._new()
         self._subtrees: list[_Subtree] = []
 
-    def update(self, x: Tensor, reference: Tensor | None, call: int) -> None:
+    def update(self, x: Tensor, reference: Tensor | None, call: int, one_in: int = 1) -> None:
         """Add tokens of a call to the statistics; calls come in order.
 
-        The other arguments are those of `Statistic.update`.
+        Args:
+            x, reference: As of `Statistic.update`.
+            call: Number of the call.
+            one_in: Of how many tokens of the call ``x`` has one.
         """
         if self._grid.ranks.is_deterministic and (cell := self._grid.cell(call)) != self._cell:
             self._end_cell(cell)
             self._cell = cell
         for statistic in self._statistics.values():
-            statistic.update(x, reference)
+            step = max(1, statistic.one_in // one_in)
+            statistic.update(x[::step], None if reference is None else reference[::step])
 
     def of_all_ranks(self) -> dict[type[Statistic], Statistic]:
         """Return the statistics of all calls, by class; collective, and called once."""
@@ -125,7 +133,10 @@ class Sums:
         self._cell = -1
 
     def _new(self) -> dict[type[Statistic], Statistic]:
-        return {kind: kind(self._columns, self._device) for kind in self._kinds}
+        statistics = {kind: kind(self._columns, self._device) for kind in self._kinds}
+        for statistic in statistics.values():
+            statistic.inputs_last = self._inputs_last
+        return statistics
 
 
 def _joined(subtrees: Sequence[_Subtree], start: int, stop: int) -> list[_Subtree]:

@@ -158,9 +158,9 @@ def inspect_checkpoint(directory: str | Path, *, trust_remote_code: bool = False
 def refuse_incomplete_export(exporter: str, directory: Path, model: nn.Module) -> None:
     """Check that the files of an export have, by their headers, all tensors that its layout's reader wants.
 
-    Nothing is checked where the layout has no reader, or one that reads files of its own or does not read
-    this export for another reason; and of models that are not those which transformers builds of the export's
-    config.json.
+    Nothing is checked of this project's own exporters (`quark.plugins.attribution.Origin.is_checked_whole`),
+    where the layout has no reader, or one that reads files of its own or does not read this export for
+    another reason; and of models that are not those which transformers builds of the export's config.json.
 
     Args:
         exporter: Name of the exporter.
@@ -170,9 +170,10 @@ def refuse_incomplete_export(exporter: str, directory: Path, model: nn.Module) -
     Raises:
         PluginError: Tensors are missing.
     """
-    if exporters().get(exporter).reader is None or not is_of_its_config(model):
+    whose = origin("exporters", exporter)
+    if not whose.is_checked_whole or exporters().get(exporter).reader is None or not is_of_its_config(model):
         return
-    reader, whose = reader_of(exporter), origin("exporters", exporter)
+    reader = reader_of(exporter)
     if isinstance(reader, ReadsOwnFiles):
         return
     try:

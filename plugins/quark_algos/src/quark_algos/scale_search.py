@@ -16,7 +16,20 @@ from torch import Tensor
 from quark.base.parallel import parallel_map, row_slices
 from quark.numbers import GroupScales, WeightGrid
 
-__all__ = ["COARSE", "FINE", "LARGE_PIECE", "NARROWEST", "PATIENCE", "PIECE", "POWERS", "STEP", "WIDEST", "search", "stretched"]
+__all__ = [
+    "COARSE",
+    "FINE",
+    "LARGE_PIECE",
+    "NARROWEST",
+    "PATIENCE",
+    "PIECE",
+    "POWERS",
+    "STEP",
+    "WIDEST",
+    "group_moments",
+    "search",
+    "stretched",
+]
 
 STEP = 0.075
 COARSE = tuple(1 - i * STEP for i in range(7))
@@ -35,8 +48,11 @@ WIDEST = 256
 """Groups of more channels than this are compared by H's diagonal alone: whole blocks of H would cost more
 than the column loop.
 """
-PIECE = 1 << 17
-"""Weights that a thread works on at a time, so that they stay in its cache."""
+PIECE = 1 << 18
+"""Weights that a thread works on at a time.
+
+With fewer, calls of operations would take longer than their work; more would leave the thread's cache.
+"""
 LARGE_PIECE = 1 << 26
 """Weights that are worked on at a time on devices other than the CPU, 256 MiB in float32."""
 
@@ -50,7 +66,18 @@ def stretched(grid: WeightGrid) -> tuple[float, ...]:
     return tuple(grid.gap - i * STEP for i in range(steps))
 
 
-def search(wt: Tensor, grid: WeightGrid, h: Tensor | None) -> GroupScales:
+def group_moments(h: Tensor, group: int) -> Tensor:
+    """Return a copy of the blocks on the diagonal of ``h [m · group, m · group]``, ``[m, group, group]``.
+
+    Where groups are wider than `WIDEST`, it is the diagonal alone, ``[m, group]``.
+    """
+    if group > WIDEST:
+        return h.diagonal().reshape(-1, group).clone()
+    blocks = h.reshape(h.shape[0] // group, group, -1, group)
+    return torch.diagonal(blocks, dim1=0, dim2=2).permute(2, 0, 1).clone(memory_format=torch.contiguous_format)
+
+
+def search(wt: Tensor, grid: WeightGrid, moments: Tensor | None) -> GroupScales:
     """Return the best of several scales for each group.
 
     Scales that span rows are compared by all groups that they span.
@@ -58,16 +85,14 @@ def search(wt: Tensor, grid: WeightGrid, h: Tensor | None) -> GroupScales:
     Args:
         wt: Wᵀ ``[m · group, N]``, float32; all of its channels where scales span rows.
         grid: Of ``wt``.
-        h: H ``[m · group, m · group]`` of the same channels, of which the blocks on the diagonal are used;
-            None for squared errors.
+        moments: `group_moments` of the H of the same channels; None for squared errors.
     """
-    weights = None if h is None else _weights(h, grid.group)
     if grid.spans is not None:
-        return _search_spanning(wt, grid, grid.spans, weights)
+        return _search_spanning(wt, grid, grid.spans, moments)
     factors, in_powers = stretched(grid), grid.has_powers_of_two
 
     def search_rows(rows: slice) -> GroupScales:
-        return _search_rows(wt[:, rows].contiguous(), rows, grid, weights, POWERS[1:] if in_powers else (*COARSE[1:], *factors), in_powers)
+        return _search_rows(wt[:, rows].contiguous(), rows, grid, moments, POWERS[1:] if in_powers else (*COARSE[1:], *factors), in_powers)
 
     return GroupScales.beside(parallel_map(search_rows, _pieces(wt), wt.device))
 
@@ -102,7 +127,7 @@ class _Best:
 
 
 def _search_rows(
-    w: Tensor, rows: slice, grid: WeightGrid, weights: Tensor | None, factors: tuple[float, ...], in_powers: bool
+    w: Tensor, rows: slice, grid: WeightGrid, moments: Tensor | None, factors: tuple[float, ...], in_powers: bool
 ) -> GroupScales:
     """Return the best scales of some rows.
 
@@ -114,7 +139,7 @@ def _search_rows(
     def scales_of(factor: Tensor) -> GroupScales:
         return grid.scales_of_ranges(low * factor, high * factor, rows)
 
-    best = _Best(lambda factor: _loss(w, grid, scales_of(factor), weights, scratch), low)
+    best = _Best(lambda factor: _loss(w, grid, scales_of(factor), moments, scratch), low)
     for factor in factors:
         best.attempt(torch.full_like(low, factor))
     centre = best.factor
@@ -123,7 +148,7 @@ def _search_rows(
     return scales_of(best.factor)
 
 
-def _search_spanning(wt: Tensor, grid: WeightGrid, spans: Tensor, weights: Tensor | None) -> GroupScales:
+def _search_spanning(wt: Tensor, grid: WeightGrid, spans: Tensor, moments: Tensor | None) -> GroupScales:
     """Shrink ranges for as long as any of them gains.
 
     One outlier may have made a range many times too wide.
@@ -134,7 +159,7 @@ def _search_spanning(wt: Tensor, grid: WeightGrid, spans: Tensor, weights: Tenso
 
         def loss_of_rows(rows: slice) -> Tensor:
             w = wt[:, rows].contiguous()
-            return _loss(w, grid, scales.of_rows(rows), weights, torch.empty_like(w))
+            return _loss(w, grid, scales.of_rows(rows), moments, torch.empty_like(w))
 
         parts = parallel_map(loss_of_rows, _pieces(wt), wt.device)
         return torch.zeros_like(factor).index_add_(0, spans.flatten(), torch.cat(parts, 1).flatten())
@@ -152,22 +177,11 @@ def _search_spanning(wt: Tensor, grid: WeightGrid, spans: Tensor, weights: Tenso
     return grid.spanning(best.factor)
 
 
-def _loss(w: Tensor, grid: WeightGrid, scales: GroupScales, weights: Tensor | None, scratch: Tensor) -> Tensor:
+def _loss(w: Tensor, grid: WeightGrid, scales: GroupScales, moments: Tensor | None, scratch: Tensor) -> Tensor:
     """Return the weighted squared error of each group of each row, ``[m, n]``."""
     error = grid.round_(scratch.copy_(w), grid.with_subscales(w, scales)).sub_(w).view(-1, grid.group, w.shape[1])  # [m, g, n]
-    if weights is None:
+    if moments is None:
         return error.square_().sum(1)
-    if weights.ndim == 2:
-        return error.square_().mul_(weights[:, :, None]).sum(1)
-    return torch.bmm(weights, error).mul_(error).sum(1)
-
-
-def _weights(h: Tensor, group: int) -> Tensor:
-    """Return the blocks on the diagonal of H, ``[m, g, g]``.
-
-    Where groups are wide, it is the diagonal alone, ``[m, g]``.
-    """
-    if group > WIDEST:
-        return h.diagonal().reshape(-1, group)
-    blocks = h.reshape(h.shape[0] // group, group, -1, group)
-    return torch.diagonal(blocks, dim1=0, dim2=2).permute(2, 0, 1).contiguous()
+    if moments.ndim == 2:
+        return error.square_().mul_(moments[:, :, None]).sum(1)
+    return torch.bmm(moments, error).mul_(error).sum(1)

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 import quark
-from quark.algorithms import Hessian
 from quark.config.layer import TensorSpec
 from quark.numbers import WeightGrid, quantizer_for
 from quark_algos.equalization.candidates import RANK, Quadratic, by_activations, by_both, relative_weights, smoothquant
 from quark_algos.equalization.inputs import ChannelRanges, rounding_of_inputs
-from quark_algos.equalization.search import AWQ_RATIOS, ActivationErrors, HessianForGroups, HessianOfSample, Part, autosmooth, awq
+from quark_algos.equalization.search import AWQ_RATIOS, ActivationErrors, Part, autosmooth, awq
 from quark_algos.mappings.resolve import Channels
 
 INT4_BY_32: TensorSpec = quark.schemes().load_config("int4_wo_32")().weight
@@ -92,19 +91,6 @@ def test_a_screening_of_a_moment_of_low_rank_is_exact(rank: int, dtype: torch.dt
     x = torch.randn(rank, 4 * RANK, generator=torch.Generator().manual_seed(0), dtype=dtype)
     quadratic, delta = Quadratic(x.t() @ x), weight(columns=4 * RANK).to(dtype)
     torch.testing.assert_close(quadratic.rows(delta).sum(), (x @ delta).square().sum(), rtol=tolerance, atol=1e-12)
-
-
-@pytest.mark.parametrize(("kind", "one_in"), [(HessianOfSample, 4), (HessianForGroups, 2)])
-def test_a_sample_of_the_tokens_tells_the_hessian_of_all_of_them(kind: type[Hessian], one_in: int) -> None:
-    x = inputs().float()
-    of_some, of_all = (statistic(K, x.device) for statistic in (kind, Hessian))
-    for statistic in (of_some, of_all):
-        for batch in x.split(100):
-            statistic.update(batch)
-    assert (of_some.tokens, of_all.tokens) == (T // one_in, T)
-    sample = torch.cat([batch[::one_in] for batch in x.split(100)]).double()
-    expected = sample.t() @ sample
-    assert (of_some.matrix() - expected).norm() <= 1e-6 * expected.norm()
 
 
 def test_awq_protects_loud_channels_and_tells_the_exact_error() -> None:

@@ -20,7 +20,7 @@ from quark.errors import NonFiniteError
 from quark.numbers import GroupScales, WeightGrid, quantizer_for
 from quark_algos.gptq.damping import SingularError, factor, largest_eigenvalue
 from quark_algos.gptq.ldlq import Swept, ldlq
-from quark_algos.scale_search import COARSE, FINE, POWERS, search, stretched
+from quark_algos.scale_search import COARSE, FINE, POWERS, group_moments, search, stretched
 
 from . import published
 from .problems import damped, grid_for, grouped, setting
@@ -101,7 +101,7 @@ def test_the_search_finds_the_best_range_coarsely_then_finely(spec: QTensorConfi
     def least(factors: Sequence[float]) -> Tensor:
         return torch.stack([losses(grid.scales_of_ranges(low * f, high * f)) for f in factors]).amin(0)
 
-    found = losses(search(wt, grid, H))
+    found = losses(search(wt, grid, None if H is None else group_moments(H, g)))
     first = POWERS if spec is MXFP4 else (*COARSE, *stretched(grid))
     coarse, fine = (first, first) if spec is MXFP4 else (first, [c + f for c in first for f in (0.0, *FINE)])
     assert (found <= least(coarse) * 1.0001).all()  # float32 may take the second best of two that are as good
@@ -173,7 +173,7 @@ def test_scales_that_span_rows_are_searched_by_the_errors_of_all_that_they_span(
     grid, plain = grid_for(spec, wt)
     assert grid.spans is not None
     assert grid.fixed is not None
-    found = search(wt, grid, H if weighted else None)
+    found = search(wt, grid, group_moments(H, grid.group) if weighted else None)
     weights = H.diagonal() if weighted else torch.ones(96)
 
     def loss(scales: GroupScales) -> Tensor:
@@ -200,7 +200,7 @@ def test_layers_that_share_their_tensor_scale_share_the_searched_one() -> None:
     wt[5, 1] = 5.0
     quantizer = quantizer_for(spec, activation=False)
     grids = [WeightGrid([quantizer, quantizer], [8, 4], wt, shared=shared) for shared in (True, False)]
-    together, apart = (grid.qparams(search(wt, grid, s.H.float())) for grid in grids)
+    together, apart = (grid.qparams(search(wt, grid, group_moments(s.H.float(), grid.group))) for grid in grids)
     assert together[0].scale == together[1].scale
     assert apart[0].scale != apart[1].scale
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quark_algos.gptq.config import BEST_CORRECTION_DAMPING, BEST_DAMPING, BEST_SHARE, GPTAQConfig, GPTQConfig, QronosConfig, recipe_of
+from quark_algos.gptq.config import BEST_DAMPING, BEST_SHARE, GPTAQConfig, GPTQConfig, QronosConfig, recipe_of
 
 qronos = partial(QronosConfig, inside_layer_modules=[], model_decoder_layers="")
 KINDS = [GPTQConfig, GPTAQConfig, qronos]
@@ -29,15 +29,6 @@ def test_a_damping_counts_and_is_at_least_that_of_the_best_preset(kind: Any) -> 
     assert recipe_of(kind(preset="reference", damp_percent=0.02)).percdamp == 0.02
     assert recipe_of(kind(preset="best", damp_percent=0.02)).percdamp == BEST_DAMPING
     assert recipe_of(kind(preset="best", damp_percent=0.3)).percdamp == 0.3
-
-
-@pytest.mark.parametrize("kind", [GPTAQConfig, qronos])
-def test_the_correction_has_a_damping_of_its_own_in_the_best_preset_or_where_it_is_set(kind: Any) -> None:
-    assert recipe_of(kind(preset="reference")).correction_percdamp is None
-    assert recipe_of(kind(preset="best")).correction_percdamp == BEST_CORRECTION_DAMPING
-    assert recipe_of(kind(preset="best", correction_damping=0.7)).correction_percdamp == 0.7
-    assert recipe_of(kind(preset="reference", correction_damping=0.7)).correction_percdamp == 0.7
-    assert recipe_of(GPTQConfig(preset="best")).correction_percdamp is None
 
 
 def test_the_strength_of_the_correction_is_that_of_the_algorithm() -> None:

@@ -12,7 +12,7 @@ from quark.config.enums import Dtype
 from quark.config.tensor import QTensorConfig
 from quark.models.layers import quantized_class
 from quark_algos.gptq.config import GPTAQConfig
-from quark_algos.gptq.correction import causal_matrix, corrected, share_for
+from quark_algos.gptq.correction import causal_matrix, corrected, correction, share_for
 from quark_algos.gptq.damping import factor
 from quark_algos.gptq.ldlq import ldlq, ldlq_choosing
 from quark_algos.gptq.rounding import ColumnRounding
@@ -75,6 +75,16 @@ def test_the_corrected_weight_is_the_minimum_of_the_damped_least_squares() -> No
     assert gradient.abs().max() < 1e-10 * (s.W @ s.H).abs().max()
     part = corrected(s.wt, s.D, factor(s.H, share), 0.25).t()
     torch.testing.assert_close(part - s.W, (best - s.W) / 4)
+
+
+@pytest.mark.parametrize("rows", [5, 400], ids=["fewer rows than channels", "more"])
+def test_the_correction_is_the_same_by_a_factor_of_any_order(rows: int) -> None:
+    s = setting(3)
+    wt = torch.randn(len(s.H), rows, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    perm = torch.argsort(s.H.diagonal(), descending=True)
+    expected = torch.linalg.solve(damped(s.H, 0.01), s.D.t() @ wt)
+    torch.testing.assert_close(correction(wt, s.D, factor(s.H, 0.01, perm), perm), expected, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(correction(wt, s.D, factor(s.H, 0.01)), expected, rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.parametrize("seed", [4, 5])

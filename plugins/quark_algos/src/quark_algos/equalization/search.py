@@ -13,18 +13,19 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.algorithms import Hessian, Metrics, RoundingTask, Statistic
+from quark.algorithms import AbsMean, Hessian, Metrics, RoundingTask, Statistic
 from quark.base.from_device import numbers
 from quark.base.parallel import coarsely, parallel_map
 from quark.numbers import GroupScales, WeightGrid
 from quark_algos.equalization.candidates import Quadratic, by_activations, by_both, relative_weights
 from quark_algos.gptq.damping import shrunk
 from quark_algos.mappings.resolve import Channels
-from quark_algos.scale_search import search
+from quark_algos.scale_search import group_moments, search
 
 __all__ = [
     "AUTOSMOOTH_RATIOS",
     "AWQ_RATIOS",
+    "AbsMeanOfSample",
     "ActivationErrors",
     "Choice",
     "HessianForGroups",
@@ -45,16 +46,22 @@ _STRIDE = 4
 
 
 class HessianOfSample(Hessian):
-    """`Hessian` of one in `one_in` tokens of each batch, evenly spaced: candidates are compared by it."""
+    """`Hessian` of a quarter of the tokens, by which candidates are compared."""
 
     one_in: ClassVar[int] = 4
 
-    def update(self, x: Tensor, reference: Tensor | None = None) -> None:
-        super().update(x[:: self.one_in])
+
+class AbsMeanOfSample(AbsMean):
+    """`AbsMean` of the same tokens."""
+
+    one_in: ClassVar[int] = 4
 
 
-class HessianForGroups(HessianOfSample):
-    """Likewise, for scales of groups, which are many: they need more tokens, and fewer than codes."""
+class HessianForGroups(Hessian):
+    """`Hessian` of half of the tokens, for scales of groups.
+
+    They are many, and need more tokens than candidates, and fewer than codes.
+    """
 
     one_in: ClassVar[int] = 2
 
@@ -292,13 +299,13 @@ class SearchedNearest:
         hessian = task.statistic(HessianForGroups)
         weights = task.stacked()
         grid = weights.grid()
-        h = shrunk(hessian.matrix(), hessian.shrinkage())
+        moments = group_moments(shrunk(hessian.matrix(), hessian.shrinkage()), grid.group)
 
         def searched(rows: slice) -> GroupScales:
-            return search(weights.wt[:, rows], grid.of_rows(rows), h)
+            return search(weights.wt[:, rows], grid.of_rows(rows), moments)
 
         rows = weights.wt.shape[1]
         # Rows are independent, unless scales span them.
-        scales = GroupScales.beside(task.by_rows(searched, rows)) if grid.fixed is None else search(weights.wt, grid, h)
+        scales = GroupScales.beside(task.by_rows(searched, rows)) if grid.fixed is None else search(weights.wt, grid, moments)
         weights.keep(grid, grid.round_(weights.wt, grid.with_subscales(weights.wt, scales)), scales)
         return {name: {} for name in task.layers}

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from quark.algorithms import (
     AbsMax,
-    AbsMean,
     BlockContext,
     Metrics,
     ResolvedSettings,
@@ -34,7 +33,7 @@ from quark.numbers import WeightGrid, quantizer_for
 from quark_algos.equalization.candidates import Quadratic, smoothquant
 from quark_algos.equalization.config import AutoSmoothQuantConfig, AWQConfig, SmoothQuantConfig
 from quark_algos.equalization.inputs import ChannelRanges, TokenSample, errors_of_inputs
-from quark_algos.equalization.search import HessianOfSample, Loss, Part, SearchedNearest, autosmooth, awq
+from quark_algos.equalization.search import AbsMeanOfSample, HessianOfSample, Loss, Part, SearchedNearest, autosmooth, awq
 from quark_algos.gptq.damping import shrunk
 from quark_algos.mappings.fold import SavedParameters, allowed, fold, holds, probe
 from quark_algos.mappings.mapping import LayerMapping, mappings_of
@@ -126,7 +125,7 @@ class Equalization(ABC):
         """Return the balance layers that are quantized and that tokens reached."""
         return {n: m for n, m in modules.balance_layers.items() if n in block.configs and n in block.statistics}
 
-    def _combined(self, modules: ResolvedMapping, block: BlockContext, kind: type[AbsMax | AbsMean | ChannelRanges]) -> Tensor:
+    def _combined(self, modules: ResolvedMapping, block: BlockContext, kind: type[AbsMax | AbsMeanOfSample | ChannelRanges]) -> Tensor:
         """Return the maximum of a statistic over the inputs of the balance layers, ``[K]``.
 
         Experts read different tokens.
@@ -210,6 +209,7 @@ class EqualizationRun:
     def _mappings(self, block: BlockContext) -> list[ResolvedMapping]:
         """Return the mappings that apply to a block and have a balance layer to quantize."""
         mappings: list[ResolvedMapping] = []
+        output: list[Tensor] = []  # of the block as it is, where a mapping is probed
         for entry in self._transform.mappings(block.architecture):
             mapping = entry.mapping
             if mapping in self._refused or (entry.condition is not None and not entry.condition.holds(block.module)):
@@ -218,21 +218,24 @@ class EqualizationRun:
             resolved = chain.from_iterable(result for result in results if not isinstance(result, str))
             quantized = [m for m in resolved if any(name in block.configs for name in m.balance_layers)]
             is_rotated = any(input_is_transformed(layer) for m in quantized for layer in m.balance_layers.values())
-            if quantized and not is_rotated and mapping not in self._probed and not self._is_sound(quantized[0], block, mapping):
+            if quantized and not is_rotated and mapping not in self._probed and not self._is_sound(quantized[0], block, mapping, output):
                 continue
             mappings += quantized
         return mappings
 
-    def _is_sound(self, modules: ResolvedMapping, block: BlockContext, mapping: LayerMapping) -> bool:
+    def _is_sound(self, modules: ResolvedMapping, block: BlockContext, mapping: LayerMapping, output: list[Tensor]) -> bool:
         """Return whether scales of the mapping leave the block's output unchanged.
 
-        If not, the mapping is skipped in all later blocks.
+        If not, the mapping is skipped in all later blocks. ``output`` has the block's output, once that is
+        known.
         """
         if block.output is None:
             return True
         self._probed.add(mapping)
         dtype = linear_weight(next(iter(modules.balance_layers.values()))).dtype
-        change = holds(modules, probe(modules), block.output)
+        if not output:
+            output.append(block.output())
+        change = holds(modules, probe(modules), block.output, output[0])
         if change <= _PROBE_MARGIN * allowed(modules, dtype):
             return True
         self._refused.add(mapping)
@@ -310,7 +313,7 @@ class Awq(_Searched):
     Its clipping is the default rounding.
     """
 
-    needs = (HessianOfSample, AbsMean)
+    needs = (HessianOfSample, AbsMeanOfSample)
 
     def rounding(self) -> Rounding | None:
         """Return AWQ's clipping: round-to-nearest under scales searched by the output error."""
@@ -320,7 +323,7 @@ class Awq(_Searched):
         parts = self._parts(modules, block)
         if not parts:
             return None
-        return awq(list(parts.values()), self._combined(modules, block, AbsMean), channels=modules.channels).scale
+        return awq(list(parts.values()), self._combined(modules, block, AbsMeanOfSample), channels=modules.channels).scale
 
 
 class AutoSmoothQuant(_Searched):

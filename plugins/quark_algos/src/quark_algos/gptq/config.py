@@ -19,7 +19,6 @@ from quark_algos.fields import LEGACY, OWN, PRESETS, UNUSED, positive
 from quark_algos.mappings.mapping import linear_layers
 
 __all__ = [
-    "BEST_CORRECTION_DAMPING",
     "BEST_DAMPING",
     "BEST_SHARE",
     "SCALE_SEARCHES",
@@ -129,12 +128,10 @@ class GPTAQConfig(GPTQConfig):
 
     Attributes:
         alpha: Strength of the correction: 0 is GPTQ, 1 is the full correction.
-        correction_damping: percdamp of the Hessian in the correction; None for that of the preset.
     """
 
     name: str = "gptaq"
     alpha: Annotated[float, OptionNote(beside={"preset": "reference"})] = 0.25
-    correction_damping: float | None = attrs.field(default=None, validator=validators.optional(positive), metadata=OWN)
 
 
 @with_dataclass_view
@@ -151,7 +148,6 @@ class QronosConfig(_HessianConfig):
             factorization; here is neither.
         correction_share: Strength of the correction for quantized inputs, 0 to 1; None for that of the
             preset.
-        correction_damping: percdamp of the Hessian in the correction; None for that of the preset.
     """
 
     name: str = "qronos"
@@ -162,7 +158,6 @@ class QronosConfig(_HessianConfig):
     correction_share: float | None = attrs.field(
         default=None, validator=validators.optional([validators.ge(0), validators.le(1)]), metadata=OWN
     )
-    correction_damping: float | None = attrs.field(default=None, validator=validators.optional(positive), metadata=OWN)
 
 
 @attrs.frozen(kw_only=True)
@@ -178,7 +173,6 @@ class Recipe:
         eigen_damping: λ as a share of H's largest eigenvalue; used if ``percdamp`` is None.
         scales: How scales are found: ``"minmax"``, ``"mse"`` or ``"hessian"``.
         share: Strength of the correction for quantized inputs, 0 to 1.
-        correction_percdamp: percdamp of H in the correction; None for ``percdamp``.
         is_causal: Whether the correction is GPTAQ's, column by column; else all columns are corrected before
             any is rounded.
         is_careful: Whether H is shrunk where tokens are few, and the correction limited to what reduces the
@@ -194,7 +188,6 @@ class Recipe:
     eigen_damping: float = 0.0
     scales: str
     share: float = 0.0
-    correction_percdamp: float | None = None
     is_causal: bool = False
     is_careful: bool
     float64: bool
@@ -202,12 +195,11 @@ class Recipe:
 
 
 BEST_SHARE = 0.5
-BEST_CORRECTION_DAMPING = 0.1
 BEST_DAMPING = 0.05
-"""Strength and percdamp of the correction and the smallest percdamp of the preset "best".
+"""Strength of the correction and the smallest percdamp of the preset "best".
 
-Chosen by held-out perplexity: see
-`benchmarks.calibrated`."""
+Chosen by `benchmarks.defaults`.
+"""
 
 
 def recipe_of(settings: GPTQConfig | QronosConfig) -> Recipe:
@@ -222,8 +214,6 @@ def recipe_of(settings: GPTQConfig | QronosConfig) -> Recipe:
         own["percdamp"] = max(settings.damp_percent, BEST_DAMPING) if best else settings.damp_percent
     if isinstance(settings, GPTAQConfig):
         own |= {"share": settings.alpha, "is_causal": not best}
-    if isinstance(settings, GPTAQConfig | QronosConfig):
-        own["correction_percdamp"] = settings.correction_damping or (BEST_CORRECTION_DAMPING if best else None)
     return Recipe(
         block=settings.block_size,
         act_order=settings.desc_act,

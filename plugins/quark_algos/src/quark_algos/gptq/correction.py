@@ -56,16 +56,22 @@ def corrected(wt: Tensor, d: Tensor, factor: Factor, alpha: float) -> Tensor:
     return wt + correction(wt, d, factor).mul_(alpha)
 
 
-def correction(wt: Tensor, d: Tensor, factor: Factor) -> Tensor:
+def correction(wt: Tensor, d: Tensor, factor: Factor, perm: Tensor | None = None) -> Tensor:
     """Return the full correction ``(H + λ I)⁻¹ Dᵀ Wᵀ [K, N]``.
 
     Args:
         wt: Wᵀ ``[K, N]``.
         d: D ``[K, K]``.
-        factor: Factor of the damped H, channels in their own order; its damping limits the correction.
+        factor: Factor of the damped H, which limits the correction.
+        perm: Order of the channels in the factor ``[K]``; None for their own.
     """
-    step = torch.mm(d.t(), wt)  # [K, N]
-    # H + λ I = R Rᵀ, R = A · diag(√d): two triangular solves.
-    r = factor.a * factor.pivots.sqrt()
-    step = torch.linalg.solve_triangular(r, step, upper=True)
-    return torch.linalg.solve_triangular(r.t(), step, upper=False)
+    if wt.shape[1] > wt.shape[0]:  # K systems of equations in place of N
+        return torch.mm(_solved(d.t(), factor, perm), wt)
+    return _solved(torch.mm(d.t(), wt), factor, perm)
+
+
+def _solved(b: Tensor, factor: Factor, perm: Tensor | None) -> Tensor:
+    """Return ``(H + λ I)⁻¹ b``, ``[K, n]``: ``A · diag(d) · Aᵀ x = b`` by two triangular systems."""
+    x = torch.linalg.solve_triangular(factor.a, b if perm is None else b.index_select(0, perm), upper=True, unitriangular=True)
+    x = torch.linalg.solve_triangular(factor.a.t(), x.div_(factor.pivots[:, None]), upper=False, unitriangular=True)
+    return x if perm is None else torch.empty_like(x).index_copy_(0, perm, x)

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from quark.base.from_device import numbers
 from quark.errors import NonFiniteError, RoundingError
+from quark_algos.scale_search import group_moments
 
-__all__ = ["ATTEMPTS", "NONE", "PANEL", "Factor", "SingularError", "damped", "factor", "largest_eigenvalue", "shrunk"]
+__all__ = ["ATTEMPTS", "NONE", "PANEL", "Factor", "SingularError", "damped", "damped_groups", "factor", "largest_eigenvalue", "shrunk"]
 
 NONE = (0.0, 0.0)
 """Shrinkage that leaves H as it was measured."""
@@ -62,11 +63,8 @@ def shrunk(h: Tensor, shrinkage: tuple[float, float]) -> Tensor:
             lose, and the share of the way that those on it go towards their mean. Dead channels stay dead.
     """
     off_diagonal, along = shrinkage
-    diagonal = h.diagonal()
-    alive = diagonal > 0
-    mean = diagonal.sum() / alive.sum().clamp(min=1)
     made = h * (1 - off_diagonal)
-    made.diagonal().copy_(torch.where(alive, torch.lerp(diagonal, mean, along), diagonal))
+    made.diagonal().copy_(_shrunk_diagonal(h.diagonal(), along))
     return made
 
 
@@ -75,15 +73,34 @@ def damped(h: Tensor, share: float, shrinkage: tuple[float, float] = NONE) -> Te
 
     Dead channels, which are 0 in all tokens, get the mean.
     """
-    diagonal = h.diagonal()
+    made = h.clone() if shrinkage == NONE else h * (1 - shrinkage[0])
+    made.diagonal().copy_(_damped_diagonal(h.diagonal(), share, shrinkage))
+    return made
+
+
+def damped_groups(h: Tensor, group: int, share: float, shrinkage: tuple[float, float] = NONE) -> Tensor:
+    """Return `group_moments` of ``damped(h, share, shrinkage)``, float32, without a copy of all of ``h``."""
+    diagonal = _damped_diagonal(h.diagonal(), share, shrinkage).view(-1, group)
+    moments = group_moments(h, group)
+    if moments.ndim == 2:
+        return diagonal.float()
+    moments.mul_(1 - shrinkage[0]).diagonal(dim1=1, dim2=2).copy_(diagonal)
+    return moments.float()
+
+
+def _shrunk_diagonal(diagonal: Tensor, along: float) -> Tensor:
+    """Return the diagonal of `shrunk`."""
+    alive = diagonal > 0
+    mean = diagonal.sum() / alive.sum().clamp(min=1)
+    return torch.where(alive, torch.lerp(diagonal, mean, along), diagonal)
+
+
+def _damped_diagonal(diagonal: Tensor, share: float, shrinkage: tuple[float, float]) -> Tensor:
+    """Return the diagonal of `damped`."""
     dead = diagonal <= 0
-    made = h.clone() if shrinkage == NONE else shrunk(h, shrinkage)
     number_alive = (~dead).sum()
     mean = torch.where(number_alive > 0, torch.where(dead, 0, diagonal).sum() / number_alive, 1)
-    own = made.diagonal()
-    own.add_(mean.double() * share)
-    own.copy_(torch.where(dead, mean, own))
-    return made
+    return torch.where(dead, mean, _shrunk_diagonal(diagonal, shrinkage[1]).add_(mean.double() * share))
 
 
 def factor(h: Tensor, share: float, order: Tensor | None = None, shrinkage: tuple[float, float] = NONE) -> Factor:

@@ -150,7 +150,7 @@ def probe(modules: ResolvedMapping) -> Tensor:
 
 
 @torch.no_grad()
-def holds(modules: ResolvedMapping, s: Tensor, run: Callable[[], Tensor]) -> float:
+def holds(modules: ResolvedMapping, s: Tensor, run: Callable[[], Tensor], before: Tensor | None = None) -> float:
     """Return how much the output of a block changes if a scale is folded into a mapping.
 
     The parameters are restored afterwards.
@@ -164,13 +164,14 @@ def holds(modules: ResolvedMapping, s: Tensor, run: Callable[[], Tensor]) -> flo
         modules: A mapping in one block.
         s: Scales, ``[C]``.
         run: Computes the block's output, ``[…, channels]``, always from the same input.
+        before: That output as the block is; computed where it is not given.
 
     Returns:
         The largest change of a token relative to its norm: ``max over tokens ‖after − before‖ / ‖before‖``;
             compare it with `allowed`.
         Infinite if the output is no longer finite.
     """
-    before, kept = run().double(), SavedParameters.of(modules)
+    before, kept = (run() if before is None else before).double(), SavedParameters.of(modules)
     try:
         fold(modules, s)
         after = run().double()
