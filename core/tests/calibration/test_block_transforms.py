@@ -150,7 +150,7 @@ class SampledInputs(Inputs):
     one_in = 4
 
 
-@pytest.mark.parametrize("kind", ["tokens", "masked", "another last layer"])
+@pytest.mark.parametrize("kind", ["tokens", "with a mask", "padded", "another last layer"])
 def test_an_mlp_computes_the_tokens_alone_that_statistics_take(kind: str) -> None:
     """In forwards that end inside of it; statistics see the same."""
 
@@ -164,7 +164,12 @@ def test_an_mlp_computes_the_tokens_alone_that_statistics_take(kind: str) -> Non
             plain = block.forward
             block.forward = lambda x, *args, **kwargs: plain(x, *args, **kwargs) + 0 * block.self_attn.o_proj(x)
         batches: Any = tiny.calibration_batches(8, 16)
-        data = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in batches] if kind == "masked" else batches
+        data = batches
+        if kind in ("with a mask", "padded"):
+            data = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in batches]
+        if kind == "padded":
+            for batch in data:
+                batch["attention_mask"][:, :3] = 0
         quantized(model, config("int4_wo_32"), transform, data)
         statistic = transform.shown["model.layers.0"].statistics["mlp.down_proj"][needs]
         assert isinstance(statistic, Inputs)
@@ -174,7 +179,7 @@ def test_an_mlp_computes_the_tokens_alone_that_statistics_take(kind: str) -> Non
     whole, all_rows = seen(Inputs)
     assert all_rows == 8 * 16
     # The first forward shows which layers come last, and two are held out.
-    assert few == (3 * 16 + 5 * 4 if kind == "tokens" else all_rows)
+    assert few == (3 * 16 + 5 * 4 if kind in ("tokens", "with a mask") else all_rows)
     torch.testing.assert_close(torch.cat(sampled), torch.cat([x[::4] for x in whole]))
 
 

@@ -19,7 +19,7 @@ from quark.calibration.input_groups import InputGroups, common_groups
 from quark.calibration.lockstep import BlockRun, EndOfBlock
 from quark.calibration.module_state import state_of
 from quark.calibration.output_error import as_rounded, configs_of, tensor_of
-from quark.calibration.pause_points import tokens_of
+from quark.calibration.pause_points import has_padding, tokens_of
 from quark.calibration.plugin_checks import StartedTransform
 from quark.calibration.sample_grid import Sums
 from quark.config.architecture import Architecture
@@ -131,7 +131,9 @@ class BlockTransforms:
             for name in self._configs:
                 layer = self._block.module.get_submodule(name)
                 stack.callback(layer.register_forward_pre_hook(self._update_statistics(name, block_run)).remove)
-            if self._one_in > 1 and (mlp := self._dense_mlp()) is not None:
+            # The first forward of each rank computes all tokens, and products of fewer differ in their last bits.
+            may_thin = self._one_in > 1 and not block_run.grid.ranks.is_deterministic
+            if may_thin and (mlp := self._dense_mlp()) is not None:
                 stack.callback(self._block.module.get_submodule(mlp).register_forward_pre_hook(self._thin(mlp)).remove)
             outputs = block_run.replay(self._validation_tokens, [f for f in block_run.forwards if not f.is_float])
         references = {forward: tokens for forward, tokens in outputs.items() if len(tokens)}
@@ -186,7 +188,7 @@ class BlockTransforms:
 
         def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
             forward = current_forward()
-            if forward is None or not args or not self._is_of_statistics_alone(forward) or "attention_mask" in forward.call.kwargs:
+            if forward is None or not args or not self._is_of_statistics_alone(forward) or has_padding(forward.call):
                 return None
             first, called = next(iter(self._called.values()), []), self._called.get(forward, [])
             left = first[len(called) :]

@@ -27,7 +27,7 @@ from quark.calibration.lockstep import BlockRun
 from quark.models.layers import QuantizedLayer
 from quark.models.plan.decoder_blocks import Block
 
-__all__ = ["PausePoint", "PooledExperts", "number_of_tokens", "pooled_experts", "tokens_of"]
+__all__ = ["PausePoint", "PooledExperts", "has_padding", "number_of_tokens", "pooled_experts", "tokens_of"]
 
 
 class PausePoint:
@@ -132,6 +132,12 @@ def number_of_tokens(x: Tensor, call: Call) -> int:
     chosen = _chosen(call, None)
     mask = None if chosen is None else _laid_out(chosen, x.shape[:-1])
     return x.numel() // x.shape[-1] if mask is None else int(mask.sum())
+
+
+def has_padding(call: Call) -> bool:
+    """Return whether some tokens of a call are padding."""
+    is_token = _chosen(call, None)
+    return is_token is not None and not bool(is_token.all())
 
 
 def _chosen(call: Call, held_out: bool | None) -> Tensor | None:
