@@ -131,7 +131,7 @@ class BlockTransforms:
             for name in self._configs:
                 layer = self._block.module.get_submodule(name)
                 stack.callback(layer.register_forward_pre_hook(self._update_statistics(name, block_run)).remove)
-            # The first forward of each rank computes all tokens, and products of fewer differ in their last bits.
+            # Products of fewer tokens differ in their last bits, and the first forward of each rank has all.
             may_thin = self._one_in > 1 and not block_run.grid.ranks.is_deterministic
             if may_thin and (mlp := self._dense_mlp()) is not None:
                 stack.callback(self._block.module.get_submodule(mlp).register_forward_pre_hook(self._thin(mlp)).remove)
