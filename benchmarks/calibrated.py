@@ -13,7 +13,7 @@ for each run, so that timings and memory of none depend on another; then a table
 With ``--one-thread`` times are CPU seconds of one thread, which other work on the machine changes least.
 
 With ``--busy N`` each quantization is followed by the same one beside N processes that compute without end:
-`busy_ratio` is the median of their times ÷ that of the quiet ones. The project's bar is 2 for one busy
+`busy_ratio` is the median of their times ÷ that of the quiet ones. The project's bar is 1.6 for one busy
 process on two cores.
 
 ``--out`` adds the accuracy of each run to a file, by algorithm and scheme: the documentation's tables of
@@ -67,7 +67,7 @@ BFLOAT16_FORWARDS = {
     "none/int8": 1.1,
 }
 """Likewise of a bfloat16 model, in bfloat16 forwards: solving and the sums of statistics stay in float32."""
-BUSY = 2.0
+BUSY = 1.6
 """Most times that a run may take as long beside one busy process as alone, on two cores."""
 ACCURACY = {
     "awq+gptq+tuning/int4_wo_64": (33.8, 0.14),
