@@ -144,7 +144,12 @@ class Statistic(ABC):
 class _Moment(Statistic):
     """A sum of products of channels, ``[K, K]``; the subclass defines the products."""
 
-    _products: _Products
+    master: ClassVar[torch.dtype] = torch.float32
+    _is_symmetric: ClassVar[bool] = True
+
+    def __init__(self, columns: int, device: torch.device) -> None:
+        super().__init__(columns, device)
+        self._products = _Products(columns, self.master, device, is_symmetric=self._is_symmetric)
 
     def matrix(self) -> Tensor:
         """Return the accumulated tensor itself, symmetric in a Hessian, which must not be changed."""
@@ -173,12 +178,6 @@ class Hessian(_Moment):
     H is the uncentred second moment of the input: the Hessian of the layer's squared output error up to a
     factor. Products of 16-bit inputs are exact in float32, in which they are summed.
     """
-
-    master: ClassVar[torch.dtype] = torch.float32
-
-    def __init__(self, columns: int, device: torch.device) -> None:
-        super().__init__(columns, device)
-        self._products = _Products(columns, self.master, device, is_symmetric=True, also=_fourth_moments)
 
     def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
         x = self._kept(x, x.dtype if x.dtype in _HALVES else torch.float32)
@@ -226,10 +225,7 @@ class CrossMoment(_Moment):
     """
 
     wants_float = True
-
-    def __init__(self, columns: int, device: torch.device) -> None:
-        super().__init__(columns, device)
-        self._products = _Products(columns, torch.float32, device, is_symmetric=False)
+    _is_symmetric = False
 
     def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
         if reference is not None:
@@ -283,20 +279,17 @@ class _Products:
         columns: K.
         dtype: Dtype of the sum over batches; within a batch it is float32.
         device: Device of the batches.
-        is_symmetric: Whether a is b in every batch: then strips are summed from the diagonal on.
-        also: Function of each batch's a, whose results are summed too; None for no second sum.
+        is_symmetric: Whether a is b in every batch: then strips are summed from the diagonal on, and fourth
+            moments as well.
 
     Attributes:
-        others: The sum of what ``also`` returns; complete once `total` has been called.
+        others: Sums of fourth moments, as of `_fourth_moments`; complete once `total` has been called.
     """
 
-    def __init__(
-        self, columns: int, dtype: torch.dtype, device: torch.device, *, is_symmetric: bool, also: Callable[[Tensor], Tensor] | None = None
-    ) -> None:
+    def __init__(self, columns: int, dtype: torch.dtype, device: torch.device, *, is_symmetric: bool) -> None:
         self._sum = torch.zeros(columns, columns, dtype=dtype, device=device)
         self._is_symmetric = is_symmetric
         self._is_mirrored = True
-        self._also = also
         self.others: Tensor | float = 0.0
         self._waiting: list[tuple[Tensor, Tensor]] = []
 
@@ -354,8 +347,8 @@ class _Products:
         columns, device = len(self._sum), self._sum.device
         strips = row_slices(columns, 1, _STRIP if device.type == "cpu" else max(_STRIP, -(-columns // _FEW_STRIPS)))
         work: list[Callable[[], Tensor | None]] = [partial(add_to, rows) for rows in strips]
-        if self._also is not None:
-            work += [partial(self._also, a) for a, _ in batches]
+        if self._is_symmetric:
+            work += [partial(_fourth_moments, a) for a, _ in batches]
         with _multiplied_as_bfloat16() if all(a.dtype is torch.bfloat16 for a, _ in batches) else nullcontext():
             results = parallel_map(call, work, device)
         self.others = sum((other for other in results if other is not None), start=self.others)
