@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def busy_loops(count: int) -> Iterator[None]:
-    """While the body runs, ``count`` processes compute without end; each is in its loop before it."""
-    program = "print(flush=True)\nwhile True: pass"
+    """While the body runs, ``count`` processes compute; each is in its loop before it, and ends with this process."""
+    program = "import os\nparent = os.getppid()\nprint(flush=True)\nwhile os.getppid() == parent:\n    for _ in range(100_000): pass"
     loops = [subprocess.Popen([sys.executable, "-S", "-c", program], stdout=subprocess.PIPE) for _ in range(count)]
     try:
         for loop in loops:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import quark_tiny_model as tiny
-from quark.algorithms import BlockContext, Metrics, Rounding, RoundToNearest, Statistic, TransformRun, Validation, validated
+from quark.algorithms import BlockContext, Metrics, OutputError, Rounding, RoundToNearest, Statistic, TransformRun, Validation, validated
+from quark.calibration import block_transforms
 from quark.calibration.batches import calls
 from quark.calibration.report import CalibrationReport
 from quark.config.model import QConfig
@@ -181,6 +182,49 @@ def test_an_mlp_computes_the_tokens_alone_that_statistics_take(kind: str) -> Non
     # The first forward shows which layers come last, and two are held out.
     assert few == (3 * 16 + 5 * 4 if kind in ("tokens", "with a mask") else all_rows)
     torch.testing.assert_close(torch.cat(sampled), torch.cat([x[::4] for x in whole]))
+
+
+class Measuring(Scaling):
+    """Keeps the output error and the output of each block as it came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: list[OutputError] = []
+        self.outputs: list[Tensor] = []
+
+    def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
+        assert block.output_error is not None
+        assert block.output is not None
+        self.errors.append(block.output_error())
+        self.outputs.append(block.output())
+        return super().apply(block)
+
+
+@pytest.mark.parametrize("kind", ["tokens", "padded", "static"])
+def test_an_mlp_computes_the_tokens_alone_that_are_compared(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in four of the sequences that are held out; the scale of a static input is of all tokens."""
+
+    def measured(compared: int) -> tuple[Measuring, list[int]]:
+        monkeypatch.setattr(block_transforms, "COMPARED", compared)
+        model, transform, rows = tiny.tiny_model(), Measuring(), list[int]()
+        model.model.layers[0].mlp.register_forward_hook(lambda _, args, output: rows.append(output[..., 0].count_nonzero().item()))
+        data: Any = tiny.calibration_batches(8, 16)
+        if kind == "padded":
+            data = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in data]
+            for batch in data:
+                batch["attention_mask"][:, :3] = 0
+        quantized(model, config("int8" if kind == "static" else "int4_wo_32"), transform, data)
+        return transform, rows
+
+    few, rows = measured(8)
+    every, all_rows = measured(1000)
+    assert set(all_rows) == {16}
+    step = 4 if kind == "tokens" else 1
+    # Two sequences: in the first forward, for the error three times, and for the output.
+    assert rows.count(16 // step) == (2 * 5 if step > 1 else len(rows))
+    for name in ("squares", "sizes"):
+        torch.testing.assert_close(getattr(few.errors[0], name), getattr(every.errors[0], name)[::step])
+    torch.testing.assert_close(few.outputs[0], every.outputs[0][::step])
 
 
 def test_harm_tells_what_a_transform_spoils() -> None:

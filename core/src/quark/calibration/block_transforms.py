@@ -5,8 +5,8 @@ First come the statistics of its float inputs, then its output error on held-out
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import attrs
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from quark.algorithms import BlockContext, Metrics, OutputError, Statistic
-from quark.calibration.forwards import Forward, current_forward
+from quark.calibration.forwards import Forward, current_forward, replaced_forward
 from quark.calibration.input_groups import InputGroups, common_groups
 from quark.calibration.lockstep import BlockRun, EndOfBlock
 from quark.calibration.module_state import state_of
@@ -25,8 +25,14 @@ from quark.calibration.sample_grid import Sums
 from quark.config.architecture import Architecture
 from quark.models.plan.decoder_blocks import Block
 from quark.models.plan.plan_row import PlanRow
+from quark.models.plan.quant_plan import has_static_scale
 
 __all__ = ["BlockTransforms"]
+
+COMPARED = 256
+"""Held-out tokens that are compared at least, where there are as many: neighbours tell nearly the same."""
+ONE_IN = 4
+"""Of this number of held-out tokens at least one is compared: attention computes all of them anyway."""
 
 
 @attrs.define(eq=False, slots=False)
@@ -68,6 +74,8 @@ class BlockTransforms:
         self._called: dict[Forward, list[str]] = {}
         self._one_in = min((kind.one_in for kind in self._kinds), default=1)
         self._thinned = set[Forward]()
+        self._mlp: str | None = None
+        self._compared_one_in = 1
         self._input_groups = InputGroups()
         # Where no token is held out, statistics and validation both see all of them: better than no
         # validation.
@@ -132,10 +140,16 @@ class BlockTransforms:
                 layer = self._block.module.get_submodule(name)
                 stack.callback(layer.register_forward_pre_hook(self._update_statistics(name, block_run)).remove)
             # Products of fewer tokens differ in their last bits, and the first forward of each rank has all.
-            may_thin = self._one_in > 1 and not block_run.grid.ranks.is_deterministic
-            if may_thin and (mlp := self._dense_mlp()) is not None:
-                stack.callback(self._block.module.get_submodule(mlp).register_forward_pre_hook(self._thin(mlp)).remove)
-            outputs = block_run.replay(self._validation_tokens, [f for f in block_run.forwards if not f.is_float])
+            self._mlp = None if block_run.grid.ranks.is_deterministic else self._dense_mlp()
+            if self._one_in > 1 and self._mlp is not None:
+                stack.callback(self._block.module.get_submodule(self._mlp).register_forward_pre_hook(self._thin(self._mlp)).remove)
+            forwards = [f for f in block_run.forwards if not f.is_float]
+            if self._mlp is not None and not any(has_static_scale(config.input_tensors) for config in self._configs.values()):
+                tokens = sum(int(f.call.held_out.sum()) for f in forwards if f.call.held_out is not None)
+                self._compared_one_in = max(1, min(tokens // COMPARED, ONE_IN))
+            if not self._is_trial:  # there statistics want all tokens
+                stack.enter_context(self._fewer_tokens())
+            outputs = block_run.replay(self._validation_tokens, forwards)
         references = {forward: tokens for forward, tokens in outputs.items() if len(tokens)}
         self._references = references if block_run.grid.ranks.any(bool(references)) else None
         for names, leader in common_groups(self._leaders, list(self._configs), block_run.grid.ranks):
@@ -214,14 +228,45 @@ class BlockTransforms:
         first, called = next(iter(self._called.values())), self._called[forward]
         return first is not called and len(first) == len(called) == len(self._configs) and set(first) == set(called)
 
+    @contextmanager
+    def _fewer_tokens(self) -> Iterator[None]:
+        """Let a dense MLP compute, of forwards that are compared, the tokens alone that are.
+
+        It computes each token by itself; others get zeros.
+        """
+        if self._mlp is None or self._compared_one_in == 1:
+            yield
+            return
+        mlp: Any = self._block.module.get_submodule(self._mlp)
+        compute: Callable[..., Any] = mlp.forward
+
+        def forward(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+            current = current_forward()
+            step = 1 if current is None or x.ndim != 3 else self._step(current)
+            if step == 1:
+                return compute(x, *args, **kwargs)
+            some = compute(x[:, ::step], *args, **kwargs)
+            every = some.new_zeros(*x.shape[:2], some.shape[-1])
+            every[:, ::step] = some
+            return every
+
+        with replaced_forward(mlp, forward):
+            yield
+
+    def _step(self, forward: Forward) -> int:
+        """Return of how many tokens of a forward one is compared; 1 unless all of them are held out."""
+        call = forward.call
+        is_whole = call.held_out is not None and bool(call.held_out.all()) and not has_padding(call)
+        return self._compared_one_in if is_whole else 1
+
     def _validation_tokens(self, forward: Forward, output: Any) -> Tensor:
-        return tokens_of(tensor_of(output), forward.call, held_out=self._for_validation)
+        return tokens_of(tensor_of(output)[..., :: self._step(forward), :], forward.call, held_out=self._for_validation)
 
     def _output_error(self) -> OutputError:
         """See `BlockContext.output_error`."""
         assert self._block_run is not None
         assert self._references is not None
-        with as_rounded(self._block.module, self._configs):
+        with as_rounded(self._block.module, self._configs), self._fewer_tokens():
             outputs = self._block_run.replay(self._validation_tokens, self._references)
         is_held_out = self._for_validation is not None
         own = [OutputError.of(output, self._references[f], is_held_out=is_held_out) for f, output in outputs.items()]
@@ -243,5 +288,6 @@ class BlockTransforms:
         """See `BlockContext.output`."""
         assert self._block_run is not None
         assert self._references is not None
-        own = list(self._block_run.replay(self._validation_tokens, self._references).values())
+        with self._fewer_tokens():
+            own = list(self._block_run.replay(self._validation_tokens, self._references).values())
         return torch.cat([output for outputs in self._block_run.grid.ranks.gather(own) for output in outputs])

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from quark.base.from_device import numbers
 from quark.errors import NonFiniteError, RoundingError
-from quark_algos.scale_search import group_moments
 
-__all__ = ["ATTEMPTS", "NONE", "PANEL", "Factor", "SingularError", "damped", "damped_groups", "factor", "largest_eigenvalue", "shrunk"]
+__all__ = ["ATTEMPTS", "NONE", "PANEL", "Factor", "SingularError", "damped", "damped_diagonal", "factor", "largest_eigenvalue", "shrunk"]
 
 NONE = (0.0, 0.0)
 """Shrinkage that leaves H as it was measured."""
@@ -73,19 +72,16 @@ def damped(h: Tensor, share: float, shrinkage: tuple[float, float] = NONE) -> Te
 
     Dead channels, which are 0 in all tokens, get the mean.
     """
-    made = h.clone() if shrinkage == NONE else h * (1 - shrinkage[0])
-    made.diagonal().copy_(_damped_diagonal(h.diagonal(), share, shrinkage))
-    return made
+    return _damp_(h.clone(), share, shrinkage)
 
 
-def damped_groups(h: Tensor, group: int, share: float, shrinkage: tuple[float, float] = NONE) -> Tensor:
-    """Return `group_moments` of ``damped(h, share, shrinkage)``, float32, without a copy of all of ``h``."""
-    diagonal = _damped_diagonal(h.diagonal(), share, shrinkage).view(-1, group)
-    moments = group_moments(h, group)
-    if moments.ndim == 2:
-        return diagonal.float()
-    moments.mul_(1 - shrinkage[0]).diagonal(dim1=1, dim2=2).copy_(diagonal)
-    return moments.float()
+def _damp_(h: Tensor, share: float, shrinkage: tuple[float, float]) -> Tensor:
+    """Shrink and damp ``h`` in place, as `damped`; return it."""
+    diagonal = damped_diagonal(h.diagonal(), share, shrinkage)
+    if shrinkage != NONE:
+        h.mul_(1 - shrinkage[0])
+    h.diagonal().copy_(diagonal)
+    return h
 
 
 def _shrunk_diagonal(diagonal: Tensor, along: float) -> Tensor:
@@ -95,8 +91,8 @@ def _shrunk_diagonal(diagonal: Tensor, along: float) -> Tensor:
     return torch.where(alive, torch.lerp(diagonal, mean, along), diagonal)
 
 
-def _damped_diagonal(diagonal: Tensor, share: float, shrinkage: tuple[float, float]) -> Tensor:
-    """Return the diagonal of `damped`."""
+def damped_diagonal(diagonal: Tensor, share: float, shrinkage: tuple[float, float] = NONE) -> Tensor:
+    """Return the diagonal of `damped`, of the diagonal of H ``[K]``."""
     dead = diagonal <= 0
     number_alive = (~dead).sum()
     mean = torch.where(number_alive > 0, torch.where(dead, 0, diagonal).sum() / number_alive, 1)
@@ -116,13 +112,13 @@ def factor(h: Tensor, share: float, order: Tensor | None = None, shrinkage: tupl
         NonFiniteError: ``h`` holds NaN or Inf.
         SingularError: It is indefinite in spite of all damping.
     """
-    permuted = h if order is None else h.index_select(0, order).index_select(1, order)
+    backwards = None if order is None else order.flip(0)
     for attempt in range(1, ATTEMPTS + 1):
-        # The last attempt is in float64.
-        exact = permuted.double() if attempt == ATTEMPTS else permuted
         # H = R Rᵀ with R upper triangular is the Cholesky factor of H with rows and columns reversed,
         # reversed again.
-        lower, failed = _cholesky(damped(exact, share, shrinkage).flip(0, 1))
+        turned = h.flip(0, 1) if backwards is None else h.index_select(0, backwards).index_select(1, backwards)
+        exact = turned.double() if attempt == ATTEMPTS else turned
+        lower, failed = _cholesky(_damp_(exact, share, shrinkage))
         is_finite, has_failed = numbers(torch.isfinite(h.diagonal()).all(), failed)
         if not is_finite:
             raise NonFiniteError(
@@ -133,8 +129,7 @@ def factor(h: Tensor, share: float, order: Tensor | None = None, shrinkage: tupl
         if not has_failed:
             r = lower.flip(0, 1)  # [K, K]
             root = r.diagonal().clone()
-            found = Factor(r.div_(root), root.square_(), share, attempt)
-            return found if exact.dtype is h.dtype else found.to(h.dtype)
+            return Factor(r.div_(root), root.square_(), share, attempt).to(h.dtype)
         share = max(share, 1e-6) * 10
     raise SingularError(
         f"the Hessian of a layer's inputs [{h.shape[0]} channels] is indefinite even with damping {share / 10:g} of its mean "
