@@ -19,7 +19,7 @@ from quark_algos.equalization.candidates import Quadratic
 from quark_algos.equalization.search import Part, awq
 from quark_algos.gptq.damping import factor
 from quark_algos.gptq.ldlq import ldlq, ldlq_by_rows
-from quark_algos.scale_search import search
+from quark_algos.scale_search import group_moments, search
 
 K, N = 256, 128
 SCHEMES = ["int4_wo_64", "uint4_wo_32", "int8", "fp8", "mxfp4", "nvfp4"]
@@ -62,7 +62,8 @@ def test_scales_that_are_searched(scheme: str, monkeypatch: pytest.MonkeyPatch) 
     wt, x = weight(), inputs()
     grid = WeightGrid([quantizer_of(scheme)], [N], wt)
 
-    assert_same_bits(lambda: [search(wt, grid, squares).stored.float() for squares in (x.square().sum(0), None)])
+    h = x.t() @ x
+    assert_same_bits(lambda: [search(wt, grid, moments).stored.float() for moments in (group_moments(h, grid.group), None)])
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -1,7 +1,7 @@
-"""Search scales by the error of the outputs: ``Σ_k h_k δ_k²`` for each row and group, δ its rounding error.
+"""Search scales by the error of the outputs: ``δ H_gg δᵀ`` for each row and group, δ its rounding error.
 
-h_k is the mean square of an input channel. Errors of neighbours are hardly correlated, so that the rest of
-the Hessian would bring noise, and no better scales.
+A rounding that compensates errors in other columns does so for their correlations too: for it, H_gg is its
+diagonal.
 
 Ranges are shrunk, or stretched, by a few factors, and the best of each group is taken. Shrinking makes all
 steps finer and cuts off the largest value. Stretching pays in formats with a gap below their largest value,
@@ -11,7 +11,7 @@ FP4 above all with nothing between 4 and 6: there the largest value of a group i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -28,14 +28,21 @@ __all__ = [
     "PIECE",
     "POWERS",
     "STEP",
+    "TO_A_QUARTER",
+    "WIDEST",
+    "group_moments",
     "search",
     "stretched",
 ]
 
 STEP = 0.075
-COARSE = tuple(1 - i * STEP for i in range(11))
-"""Factors of a range, from 1 to a quarter: the best of these and of `stretched` is searched first, for each
-group. Where the largest weights of a group meet small inputs, a finer step is worth more than they are.
+COARSE = tuple(1 - i * STEP for i in range(7))
+"""Factors of a range, from 1 to a little more than half: the best of these and of `stretched` is searched
+first, for each group.
+"""
+TO_A_QUARTER = tuple(1 - i * STEP for i in range(11))
+"""Likewise, down to a quarter, for roundings that compensate errors: a finer step may be worth more than the
+largest weights, where these meet small inputs.
 """
 FINE = (-0.025, 0.025)
 """Added to the best factor of the first search, for a second one."""
@@ -45,6 +52,10 @@ PATIENCE = 2
 """Factors in a row that improve no scale, after which the search of scales that span rows ends."""
 NARROWEST = 0.05
 """The smallest factor of the ranges of scales that span rows."""
+WIDEST = 256
+"""Groups of more channels than this are compared by H's diagonal alone: whole blocks of H would cost more
+than the column loop.
+"""
 PIECE = 1 << 18
 """Weights that a thread works on at a time.
 
@@ -63,7 +74,18 @@ def stretched(grid: WeightGrid) -> tuple[float, ...]:
     return tuple(grid.gap - i * STEP for i in range(steps))
 
 
-def search(wt: Tensor, grid: WeightGrid, squares: Tensor | None) -> GroupScales:
+def group_moments(h: Tensor, group: int) -> Tensor:
+    """Return a copy of the blocks on the diagonal of ``h [m · group, m · group]``, ``[m, group, group]``.
+
+    Where groups are wider than `WIDEST`, it is the diagonal alone, ``[m, group]``.
+    """
+    if group > WIDEST:
+        return h.diagonal().reshape(-1, group).clone()
+    blocks = h.reshape(h.shape[0] // group, group, -1, group)
+    return torch.diagonal(blocks, dim1=0, dim2=2).permute(2, 0, 1).clone(memory_format=torch.contiguous_format)
+
+
+def search(wt: Tensor, grid: WeightGrid, moments: Tensor | None, coarse: Sequence[float] = COARSE) -> GroupScales:
     """Return the best of several scales for each group.
 
     Scales that span rows are compared by all groups that they span.
@@ -71,16 +93,16 @@ def search(wt: Tensor, grid: WeightGrid, squares: Tensor | None) -> GroupScales:
     Args:
         wt: Wᵀ ``[m · group, N]``, float32; all of its channels where scales span rows.
         grid: Of ``wt``.
-        squares: Mean squares of the same channels, or a multiple of them, ``[m · group]``, float32; None for
-            plain squared errors.
+        moments: Of the H of the same channels: its blocks ``[m, group, group]``, as of `group_moments`, or
+            its diagonal ``[m, group]``; None for squared errors.
+        coarse: Factors of the ranges that are searched first, 1 before others.
     """
-    weights = None if squares is None else squares.view(-1, grid.group, 1)
     if grid.spans is not None:
-        return _search_spanning(wt, grid, grid.spans, weights)
+        return _search_spanning(wt, grid, grid.spans, moments)
     factors, in_powers = stretched(grid), grid.has_powers_of_two
 
     def search_rows(rows: slice) -> GroupScales:
-        return _search_rows(wt[:, rows].contiguous(), rows, grid, weights, POWERS[1:] if in_powers else (*COARSE[1:], *factors), in_powers)
+        return _search_rows(wt[:, rows].contiguous(), rows, grid, moments, POWERS[1:] if in_powers else (*coarse[1:], *factors), in_powers)
 
     return GroupScales.beside(parallel_map(search_rows, _pieces(wt), wt.device))
 
@@ -115,7 +137,7 @@ class _Best:
 
 
 def _search_rows(
-    w: Tensor, rows: slice, grid: WeightGrid, weights: Tensor | None, factors: tuple[float, ...], in_powers: bool
+    w: Tensor, rows: slice, grid: WeightGrid, moments: Tensor | None, factors: tuple[float, ...], in_powers: bool
 ) -> GroupScales:
     """Return the best scales of some rows.
 
@@ -127,7 +149,7 @@ def _search_rows(
     def scales_of(factor: Tensor) -> GroupScales:
         return grid.scales_of_ranges(low * factor, high * factor, rows)
 
-    best = _Best(lambda factor: _loss(w, grid, scales_of(factor), weights, scratch), low)
+    best = _Best(lambda factor: _loss(w, grid, scales_of(factor), moments, scratch), low)
     for factor in factors:
         best.attempt(torch.full_like(low, factor))
     centre = best.factor
@@ -136,7 +158,7 @@ def _search_rows(
     return scales_of(best.factor)
 
 
-def _search_spanning(wt: Tensor, grid: WeightGrid, spans: Tensor, weights: Tensor | None) -> GroupScales:
+def _search_spanning(wt: Tensor, grid: WeightGrid, spans: Tensor, moments: Tensor | None) -> GroupScales:
     """Shrink ranges for as long as any of them gains.
 
     One outlier may have made a range many times too wide.
@@ -147,7 +169,7 @@ def _search_spanning(wt: Tensor, grid: WeightGrid, spans: Tensor, weights: Tenso
 
         def loss_of_rows(rows: slice) -> Tensor:
             w = wt[:, rows].contiguous()
-            return _loss(w, grid, scales.of_rows(rows), weights, torch.empty_like(w))
+            return _loss(w, grid, scales.of_rows(rows), moments, torch.empty_like(w))
 
         parts = parallel_map(loss_of_rows, _pieces(wt), wt.device)
         return torch.zeros_like(factor).index_add_(0, spans.flatten(), torch.cat(parts, 1).flatten())
@@ -165,8 +187,11 @@ def _search_spanning(wt: Tensor, grid: WeightGrid, spans: Tensor, weights: Tenso
     return grid.spanning(best.factor)
 
 
-def _loss(w: Tensor, grid: WeightGrid, scales: GroupScales, weights: Tensor | None, scratch: Tensor) -> Tensor:
-    """Return the squared error of each group of each row, ``[m, n]``, by ``weights [m, group, 1]``."""
+def _loss(w: Tensor, grid: WeightGrid, scales: GroupScales, moments: Tensor | None, scratch: Tensor) -> Tensor:
+    """Return the weighted squared error of each group of each row, ``[m, n]``."""
     error = grid.round_(scratch.copy_(w), grid.with_subscales(w, scales)).sub_(w).view(-1, grid.group, w.shape[1])  # [m, g, n]
-    error.square_()
-    return (error if weights is None else error.mul_(weights)).sum(1)
+    if moments is None:
+        return error.square_().sum(1)
+    if moments.ndim == 2:
+        return error.square_().mul_(moments[:, :, None]).sum(1)
+    return torch.bmm(moments, error).mul_(error).sum(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -139,9 +140,9 @@ def test_without_its_share_the_correction_leaves_gptq_and_with_it_something_else
 def test_fresh_scales_are_searched_by_the_moments_of_their_own_channels(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Tensor] = []
 
-    def spy(t: Tensor, grid: WeightGrid, squares: Tensor) -> GroupScales:
-        seen.append(squares)
-        return search(t, grid, squares)
+    def spy(t: Tensor, grid: WeightGrid, moments: Tensor, coarse: Sequence[float]) -> GroupScales:
+        seen.append(moments)
+        return search(t, grid, moments, coarse)
 
     monkeypatch.setattr("quark_algos.gptq.rounding.search", spy)
     x = torch.randn(200, 96, generator=torch.Generator().manual_seed(0)) @ torch.randn(96, 96, generator=torch.Generator().manual_seed(1))
@@ -152,8 +153,8 @@ def test_fresh_scales_are_searched_by_the_moments_of_their_own_channels(monkeypa
     hessian.update(x)
     expected = damped(hessian.matrix(), 0.05, hessian.shrinkage())
     assert len(seen) == 3
-    for number, squares in enumerate(seen):
-        torch.testing.assert_close(squares, expected.diagonal()[32 * number : 32 * number + 32])
+    for number, moments in enumerate(seen):
+        torch.testing.assert_close(moments, expected.diagonal()[None, 32 * number : 32 * number + 32])
 
 
 def one_layer(

@@ -18,10 +18,9 @@ from quark.base.from_device import numbers
 from quark.base.parallel import coarsely, parallel_map
 from quark.numbers import GroupScales, WeightGrid
 from quark_algos.equalization.candidates import Quadratic, by_activations, by_both, relative_weights
-from quark_algos.gptq.config import BEST_DAMPING
-from quark_algos.gptq.damping import damped_diagonal
+from quark_algos.gptq.damping import shrunk
 from quark_algos.mappings.resolve import Channels
-from quark_algos.scale_search import search
+from quark_algos.scale_search import group_moments, search
 
 __all__ = [
     "AUTOSMOOTH_RATIOS",
@@ -29,9 +28,9 @@ __all__ = [
     "AbsMeanOfSample",
     "ActivationErrors",
     "Choice",
+    "HessianForGroups",
     "HessianOfSample",
     "Loss",
-    "MeanSquare",
     "Part",
     "SearchedNearest",
     "autosmooth",
@@ -58,25 +57,13 @@ class AbsMeanOfSample(AbsMean):
     one_in: ClassVar[int] = 4
 
 
-class MeanSquare(Statistic):
-    """The mean square of each input channel, ``[K]``, float32, of half of the tokens."""
+class HessianForGroups(Hessian):
+    """`Hessian` of half of the tokens, for scales of groups.
+
+    They are many, and need more tokens than candidates, and fewer than codes.
+    """
 
     one_in: ClassVar[int] = 2
-
-    def __init__(self, columns: int, device: torch.device) -> None:
-        super().__init__(columns, device)
-        self._sum = torch.zeros(columns, dtype=torch.float64, device=device)
-
-    def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
-        self._sum += x.float().square().sum(0)
-
-    def add(self, other: MeanSquare) -> None:
-        self._sum += other._sum
-
-    @property
-    def value(self) -> Tensor:
-        """The mean square; 0 without tokens."""
-        return (self._sum / max(self.tokens, 1)).float()
 
 
 @attrs.frozen(eq=False)
@@ -300,7 +287,7 @@ def _least(tried: Tensor) -> int:
 class SearchedNearest:
     """Rounds every element to nearest, under the group scales with the smallest output error."""
 
-    needs: ClassVar[Sequence[type[Statistic]]] = (MeanSquare,)
+    needs: ClassVar[Sequence[type[Statistic]]] = (HessianForGroups,)
 
     def applies_to(self, name: str) -> bool:
         """Return True: every layer is rounded."""
@@ -309,15 +296,16 @@ class SearchedNearest:
     @torch.no_grad()
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
         """Round to nearest under searched scales; return empty metrics."""
-        squares = damped_diagonal(task.statistic(MeanSquare).value, BEST_DAMPING)
+        hessian = task.statistic(HessianForGroups)
         weights = task.stacked()
         grid = weights.grid()
+        moments = group_moments(shrunk(hessian.matrix(), hessian.shrinkage()), grid.group)
 
         def searched(rows: slice) -> GroupScales:
-            return search(weights.wt[:, rows], grid.of_rows(rows), squares)
+            return search(weights.wt[:, rows], grid.of_rows(rows), moments)
 
         rows = weights.wt.shape[1]
         # Rows are independent, unless scales span them.
-        scales = GroupScales.beside(task.by_rows(searched, rows)) if grid.fixed is None else search(weights.wt, grid, squares)
+        scales = GroupScales.beside(task.by_rows(searched, rows)) if grid.fixed is None else search(weights.wt, grid, moments)
         weights.keep(grid, grid.round_(weights.wt, grid.with_subscales(weights.wt, scales)), scales)
         return {name: {} for name in task.layers}

@@ -22,7 +22,7 @@ from quark_algos.gptq.config import GPTQConfig, QronosConfig, Recipe, recipe_of
 from quark_algos.gptq.correction import causal_matrix, correction, share_for
 from quark_algos.gptq.damping import NONE, Factor, SingularError, damped_diagonal, factor, largest_eigenvalue
 from quark_algos.gptq.ldlq import ldlq_by_rows, ldlq_choosing
-from quark_algos.scale_search import search
+from quark_algos.scale_search import TO_A_QUARTER, search
 
 __all__ = ["ColumnRounding"]
 
@@ -83,8 +83,8 @@ class ColumnRounding:
             if not few_tokens:  # with few tokens, a channel that was always 0 may have inputs in others
                 weights.wt[solver.dead] = 0
             grid = weights.grid()
-            squares = solver.squares(hessian.matrix())
-            rounded_rows = partial(_rounded_rows, wt=weights.wt, squares=squares, grid=grid, prepared=solver, causal=causal)
+            moments = solver.moments(hessian.matrix(), grid.group)
+            rounded_rows = partial(_rounded_rows, wt=weights.wt, moments=moments, grid=grid, prepared=solver, causal=causal)
             rows = weights.wt.shape[1]
             # Rows are independent given the factor, unless scales span them.
             parts = task.by_rows(rounded_rows, rows) if grid.fixed is None else [rounded_rows(slice(0, rows))]
@@ -134,11 +134,14 @@ class _Prepared:
         """Metrics that all layers with this Hessian share, but for ``dead``, which is on the device."""
         return {"damping": self.factor.damping, "shrinkage": self.shrinkage[0], "attempts": self.factor.attempts}
 
-    def squares(self, h: Tensor) -> Tensor | None:
-        """Return the diagonal of ``h [K, K]``, damped and shrunk, if the recipe searches scales by it."""
+    def moments(self, h: Tensor, group: int) -> Tensor | None:
+        """Return the diagonal of ``h [m · group, m · group]``, damped and shrunk, ``[m, group]``, float32.
+
+        None if the recipe does not search scales by it.
+        """
         if self.recipe.scales != "hessian":
             return None
-        return damped_diagonal(h.diagonal(), self.factor.damping, self.shrinkage).float()
+        return damped_diagonal(h.diagonal(), self.factor.damping, self.shrinkage).float().view(-1, group)
 
 
 def _prepared(hessian: Hessian, recipe: Recipe) -> _Prepared:
@@ -177,28 +180,27 @@ def _corrected(wt: Tensor, task: RoundingTask, hessian: Hessian, prepared: _Prep
 
 
 def _rounded_rows(
-    rows: slice, wt: Tensor, squares: Tensor | None, grid: WeightGrid, prepared: _Prepared, causal: Tensor | None
+    rows: slice, wt: Tensor, moments: Tensor | None, grid: WeightGrid, prepared: _Prepared, causal: Tensor | None
 ) -> tuple[Tensor, Tensor, GroupScales]:
     """Return some rows of the weight, rounded; their losses; and the scales of their groups."""
     wt, grid, recipe = wt[:, rows].contiguous(), grid.of_rows(rows), prepared.recipe
     if recipe.static_groups or grid.fixed is not None or grid.group == grid.columns:
-        scales = _scales(wt, squares, grid, recipe)
+        scales = _scales(wt, moments, grid, recipe)
         each = grid.with_subscales(wt, scales)
         swept = ldlq_by_rows(wt, prepared.factor, grid, each, recipe.block, prepared.perm, causal, prepared.perm_on_host)
     else:
 
         def choose(t: Tensor, number: int) -> GroupScales:
-            own = slice(number * grid.group, (number + 1) * grid.group)
-            return _scales(t, None if squares is None else squares[own], grid, recipe)
+            return _scales(t, None if moments is None else moments[number : number + 1], grid, recipe)
 
         swept, scales = ldlq_choosing(wt, prepared.factor, grid, choose, causal)
     return swept.q, swept.loss, scales
 
 
-def _scales(wt: Tensor, squares: Tensor | None, grid: WeightGrid, recipe: Recipe) -> GroupScales:
-    """Return the scales of the groups of ``wt [m · group, N]``; ``squares`` as of `search`."""
+def _scales(wt: Tensor, moments: Tensor | None, grid: WeightGrid, recipe: Recipe) -> GroupScales:
+    """Return the scales of the groups of ``wt [m · group, N]``; ``moments`` as of `search`."""
     if recipe.scales == "minmax":
         return grid.fixed or grid.scales(wt)
-    if grid.fixed is not None and squares is None:
+    if grid.fixed is not None and moments is None:
         return grid.fixed  # one scale for many rows, by plain squared errors, clips the weights of the channels that matter most
-    return search(wt, grid, squares)
+    return search(wt, grid, moments, TO_A_QUARTER)
