@@ -10,7 +10,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def busy_loops(count: int) -> Iterator[None]:
-    """While the body runs, ``count`` processes compute; each is in its loop before it, and ends with this one."""
+    """While the body runs, ``count`` processes compute; each is in its loop before it.
+
+    They end with this process, however it ends.
+    """
     program = "import os\nparent = os.getppid()\nprint(flush=True)\nwhile os.getppid() == parent:\n    for _ in range(100_000): pass"
     loops = [subprocess.Popen([sys.executable, "-S", "-c", program], stdout=subprocess.PIPE) for _ in range(count)]
     try:
