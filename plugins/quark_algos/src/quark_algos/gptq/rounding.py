@@ -22,7 +22,7 @@ from quark_algos.gptq.config import GPTQConfig, QronosConfig, Recipe, recipe_of
 from quark_algos.gptq.correction import causal_matrix, correction, share_for
 from quark_algos.gptq.damping import NONE, Factor, SingularError, damped_diagonal, factor, largest_eigenvalue
 from quark_algos.gptq.ldlq import ldlq_by_rows, ldlq_choosing
-from quark_algos.scale_search import TO_A_QUARTER, search
+from quark_algos.scale_search import COARSE, TO_A_QUARTER, search
 
 __all__ = ["ColumnRounding"]
 
@@ -203,4 +203,4 @@ def _scales(wt: Tensor, moments: Tensor | None, grid: WeightGrid, recipe: Recipe
         return grid.fixed or grid.scales(wt)
     if grid.fixed is not None and moments is None:
         return grid.fixed  # one scale for many rows, by plain squared errors, clips the weights of the channels that matter most
-    return search(wt, grid, moments, TO_A_QUARTER)
+    return search(wt, grid, moments, COARSE if moments is None else TO_A_QUARTER)
