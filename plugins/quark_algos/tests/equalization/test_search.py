@@ -188,6 +188,19 @@ def test_autosmooth_judges_the_outputs_of_rounded_weights_and_rounded_inputs(los
         assert math.isclose(said, real, rel_tol=0.1)
 
 
+def test_awq_counts_the_errors_of_inputs_that_are_rounded_too() -> None:
+    x, wt = inputs(), weight()
+    found, activations = part(INT8.weight, x, wt), inputs_of(x)
+    by_weights, by_both_errors = awq([found], mean_of(x)), awq([found], mean_of(x), [activations])
+
+    def error_of(s: Tensor) -> float:
+        rounded = x + activations.error(s).double()
+        return float((rounded @ (wt + found.error(s).double()) - x @ wt).square().sum())
+
+    assert error_of(by_both_errors.scale) < 0.95 * error_of(by_weights.scale)
+    assert math.isclose(by_both_errors.loss, error_of(by_both_errors.scale), rel_tol=0.1)
+
+
 @pytest.mark.parametrize("loss", ["MSE", "MAE"])
 def test_errors_of_a_sample_of_inputs_stand_for_those_of_all_tokens(loss: str) -> None:
     x, wt = inputs(), weight()

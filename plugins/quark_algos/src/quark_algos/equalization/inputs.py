@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from quark.algorithms import BlockContext, Statistic
+from quark.algorithms import Statistic
 from quark.config.layer import QLayerConfig
 from quark.numbers import quantizer_for
 from quark_algos.equalization.search import ActivationErrors
 
-__all__ = ["BATCHES", "FEWEST", "SAMPLE", "ChannelRanges", "TokenSample", "errors_of_inputs", "rounding_of_inputs"]
+__all__ = ["BATCHES", "FEWEST", "SAMPLE", "ChannelRanges", "SampleOfSample", "TokenSample", "errors_of_inputs", "rounding_of_inputs"]
 
 SAMPLE = 256
 """Tokens on which the rounding of activations is tried."""
@@ -44,6 +44,12 @@ class TokenSample(Statistic):
         self.value = torch.cat((self.value, other.value))[:SAMPLE]
 
 
+class SampleOfSample(TokenSample):
+    """`TokenSample` among a quarter of the tokens."""
+
+    one_in: ClassVar[int] = 4
+
+
 class ChannelRanges(Statistic):
     """The smallest and the largest value of each input channel, ``[2, K]``, float32."""
 
@@ -66,14 +72,17 @@ class ChannelRanges(Statistic):
         return self.range.abs().amax(0)
 
 
-def errors_of_inputs(name: str, block: BlockContext, parts: int) -> ActivationErrors:
+def errors_of_inputs(config: QLayerConfig, sample: TokenSample, ranges: ChannelRanges | None, parts: int) -> ActivationErrors:
     """Return the rounding errors of a balance layer's inputs.
 
-    The token sample is divided among the ``parts`` of a mapping.
+    Args:
+        config: Of the layer.
+        sample: Tokens, which are divided among the parts of a mapping.
+        ranges: Of all tokens; None for the range of the sample.
+        parts: Number of parts of the mapping.
     """
-    sample = cast("TokenSample", block.statistic(name, TokenSample)).value
-    ranges = cast("ChannelRanges", block.statistic(name, ChannelRanges)).range
-    return ActivationErrors(sample[:: min(parts, SAMPLE // FEWEST)], ranges, rounding_of_inputs(block.configs[name]))
+    of_all = torch.stack(torch.aminmax(sample.value, dim=0)) if ranges is None else ranges.range
+    return ActivationErrors(sample.value[:: min(parts, SAMPLE // FEWEST)], of_all, rounding_of_inputs(config))
 
 
 def rounding_of_inputs(config: QLayerConfig) -> Callable[[Tensor, Tensor], Tensor]:

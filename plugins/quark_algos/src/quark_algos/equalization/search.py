@@ -141,6 +141,7 @@ class Choice:
 def awq(
     parts: Sequence[Part],
     x_mean: Tensor,
+    activations: Sequence[ActivationErrors] = (),
     *,
     channels: Channels | None = None,
     ratios: Sequence[float] = AWQ_RATIOS,
@@ -151,11 +152,13 @@ def awq(
     Source: arXiv 2306.00978.
 
     The loss is the output error of the balance layers over all tokens of the statistics. It is
-    approximated by `Quadratic`, for candidates and for no scaling alike.
+    approximated by `Quadratic`, for candidates and for no scaling alike. Where the layers round their inputs
+    too, the loss adds the error from that, as of `autosmooth`.
 
     Args:
         parts: All balance layers of the mapping whose weights are rounded; at least one.
         x_mean: Mean magnitude of each input channel, ``[K]``, float32.
+        activations: Rounding errors of the inputs of each part; empty where inputs are not rounded.
         channels: How the channels of the smooth layer correspond to input channels; None if they are the
             same.
         ratios: Exponents, ascending.
@@ -167,7 +170,7 @@ def awq(
     with coarsely(_largest(parts), x_mean.device):
         w = channels.reduced(_relative_weights(parts), "mean")
         forms = torch.stack([by_activations(x, exponents), by_both(x, w, exponents)])
-        return _search(forms, channels, _Losses(parts, (), "MSE"), exhaustive=exhaustive)
+        return _search(forms, channels, _Losses(parts, activations, "MSE"), exhaustive=exhaustive)
 
 
 def autosmooth(

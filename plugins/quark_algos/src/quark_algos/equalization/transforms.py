@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import attrs
 import torch
@@ -32,8 +32,8 @@ from quark.models.plan.quant_plan import QuantPlan
 from quark.numbers import WeightGrid, quantizer_for
 from quark_algos.equalization.candidates import Quadratic, smoothquant
 from quark_algos.equalization.config import AutoSmoothQuantConfig, AWQConfig, SmoothQuantConfig
-from quark_algos.equalization.inputs import ChannelRanges, TokenSample, errors_of_inputs
-from quark_algos.equalization.search import AbsMeanOfSample, HessianOfSample, Loss, Part, SearchedNearest, autosmooth, awq
+from quark_algos.equalization.inputs import ChannelRanges, SampleOfSample, TokenSample, errors_of_inputs
+from quark_algos.equalization.search import AbsMeanOfSample, ActivationErrors, HessianOfSample, Loss, Part, SearchedNearest, autosmooth, awq
 from quark_algos.gptq.damping import shrunk
 from quark_algos.mappings.fold import SavedParameters, allowed, fold, holds, probe
 from quark_algos.mappings.mapping import LayerMapping, mappings_of
@@ -41,6 +41,8 @@ from quark_algos.mappings.resolve import ResolvedMapping, resolve
 from quark_algos.mappings.user_mappings import UserMapping, check_user_mappings, skipped_mappings, user_mappings_of
 
 __all__ = ["AutoSmoothQuant", "Awq", "Equalization", "EqualizationRun", "SmoothQuant"]
+
+_S = TypeVar("_S", bound=Statistic)
 
 _ROWS = 512
 """Rows of the balance layers, evenly spaced, on which candidates are compared.
@@ -286,10 +288,20 @@ class _Searched(Equalization):
         quadratics: dict[int, Quadratic] = {}
         parts = {}
         for (key, _), names in groups.items():
-            hessian = cast("HessianOfSample", block.statistic(names[0], HessianOfSample))
+            hessian = _read_by(names[0], block, HessianOfSample)
             quadratic = quadratics.setdefault(key, Quadratic(shrunk(hessian.matrix(), hessian.shrinkage())))
             parts[names[0]] = _part([modules.balance_layers[n] for n in names], block.configs[names[0]], quadratic, hessian.tokens)
         return parts
+
+    def _errors(self, parts: Collection[str], block: BlockContext, sample: type[TokenSample]) -> list[ActivationErrors]:
+        """Return the rounding errors of the inputs of each part."""
+        ranges = {n: _read_by(n, block, ChannelRanges) for n in parts} if ChannelRanges in self.needs else {}
+        return [errors_of_inputs(block.configs[n], _read_by(n, block, sample), ranges.get(n), len(parts)) for n in parts]
+
+
+def _read_by(layer: str, block: BlockContext, kind: type[_S]) -> _S:
+    """Return the statistic of a layer that tokens have reached."""
+    return cast("_S", block.statistic(layer, kind))
 
 
 def _part(layers: Sequence[nn.Module], config: QLayerConfig, quadratic: Quadratic, tokens: int) -> Part:
@@ -310,10 +322,10 @@ def _part(layers: Sequence[nn.Module], config: QLayerConfig, quadratic: Quadrati
 class Awq(_Searched):
     """AWQ (arXiv 2306.00978): searches ``s`` among powers of the mean input magnitude.
 
-    Its clipping is the default rounding.
+    Where inputs are rounded too, their error counts. Its clipping is the default rounding.
     """
 
-    needs = (HessianOfSample, AbsMeanOfSample)
+    needs = (HessianOfSample, AbsMeanOfSample, SampleOfSample)
 
     def rounding(self) -> Rounding | None:
         """Return AWQ's clipping: round-to-nearest under scales searched by the output error."""
@@ -323,7 +335,11 @@ class Awq(_Searched):
         parts = self._parts(modules, block)
         if not parts:
             return None
-        return awq(list(parts.values()), self._combined(modules, block, AbsMeanOfSample), channels=modules.channels).scale
+        errors: list[ActivationErrors] = []
+        if any(block.configs[name].input_tensors is not None for name in parts):
+            errors = self._errors(parts, block, SampleOfSample)
+        x_mean = self._combined(modules, block, AbsMeanOfSample)
+        return awq(list(parts.values()), x_mean, errors, channels=modules.channels).scale
 
 
 class AutoSmoothQuant(_Searched):
@@ -343,6 +359,6 @@ class AutoSmoothQuant(_Searched):
         parts = self._parts(modules, block)
         if not parts:
             return None
-        errors = [errors_of_inputs(name, block, len(parts)) for name in parts]
+        errors = self._errors(parts, block, TokenSample)
         x_max = self._combined(modules, block, ChannelRanges)
         return autosmooth(list(parts.values()), x_max, errors, channels=modules.channels, loss=self._loss).scale
