@@ -297,8 +297,8 @@ def add_comparison(path: Path, args: argparse.Namespace, cells: Sequence[Mapping
 
 def _texts(args: argparse.Namespace) -> set[str]:
     """Return the names of all texts."""
-    of_settings = [kind for setting in args.setting for kind in setting.calibration.split("+") if kind]
-    return {*args.calibrate, *args.evaluate, *of_settings}
+    given = (*args.calibrate, *args.evaluate, *(setting.calibration for setting in args.setting))
+    return {kind for kinds in given for kind in kinds.split("+") if kind}
 
 
 def parser() -> argparse.ArgumentParser:
