@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ from quark.config.model import QConfig
 from quark.errors import CalibrationError, ConfigError
 from quark.runs import quantize_checkpoint
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark_algos.equalization import search, transforms
 from quark_algos.equalization.config import AWQConfig, SmoothQuantConfig
 from quark_algos.equalization.inputs import SAMPLE, TokenSample
+from quark_algos.equalization.search import ActivationErrors, Choice, Part
 from quark_algos.equalization.transforms import Awq, EqualizationRun
 from quark_algos.mappings.mapping import mappings_of
 from quark_algos.mappings.user_mappings import Condition
@@ -165,6 +168,22 @@ def test_where_inputs_are_rounded_too_more_of_their_range_goes_into_the_weights(
     for i in range(BLOCKS):
         name = f"model.layers.{i}.mlp.up_proj"
         assert scales(both)[name] > 1.2 * scales(weights_only)[name]
+
+
+@pytest.mark.parametrize(("scheme", "is_rounded"), [("int4_wo_128", False), ("mxfp4", True), ("int8", True)])
+def test_awq_compares_by_errors_of_inputs_where_these_are_rounded(scheme: str, is_rounded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, list[float]]] = []
+
+    def awq(parts: Sequence[Part], x_mean: Tensor, activations: Sequence[ActivationErrors], **more: Any) -> Choice:
+        seen.append((len(parts), [float(a.error(torch.ones_like(x_mean)).abs().sum()) for a in activations]))
+        return search.awq(parts, x_mean, activations, **more)
+
+    monkeypatch.setattr(transforms, "awq", awq)
+    quantized("awq", scheme, blocks=1)
+    assert seen
+    for parts, errors in seen:
+        assert len(errors) == (parts if is_rounded else 0)
+        assert all(error > 0 for error in errors)
 
 
 def test_a_sample_of_tokens_is_spread_over_each_batch_until_it_is_complete() -> None:
