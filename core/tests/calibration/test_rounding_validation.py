@@ -14,15 +14,17 @@ import torch
 from torch import Tensor, nn
 
 import quark
-from quark.algorithms import CrossMoment, HeldOut, Hessian, Metrics, Rounding, RoundingTask, RoundToNearest, is_worse
+from quark.algorithms import CrossMoment, HeldOut, Hessian, Metrics, Rounding, RoundingTask, RoundToNearest, is_worse, weight_quantizer
+from quark.algorithms.rounding import find_nearest_scales
 from quark.calibration.batches import calls
 from quark.calibration.held_out import FEWEST_TOKENS, MOST_TOKENS, ONE_IN, TOKENS_PER_CHANNEL, held_out_tokens
 from quark.calibration.input_statistics import Collector
 from quark.calibration.report import CalibrationReport
-from quark.calibration.rounding_validation import REASON
+from quark.calibration.rounding_validation import REASON, _compared_rows
 from quark.calibration.sample_grid import SampleGrid
 from quark.config.model import QConfig
 from quark.errors import RoundingError
+from quark.models.layers import quantized_class
 from quark.models.plan.quant_plan import make_plan
 from quark.runs.quantize_block import quantize_blocks
 from quark.runs.sink import InPlaceSink
@@ -189,9 +191,30 @@ def test_few_tokens_are_left_to_the_statistics_and_of_many_enough_are_held_out()
 def test_the_output_error_is_against_the_float_model_where_that_is_known() -> None:
     weight, rounded = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(2))
     x, reference = TOKENS[:7], TOKENS[7:14]
-    torch.testing.assert_close(HeldOut(x).output_error(weight, rounded), (x @ (weight - rounded).t()).square().sum(1))
-    expected = (reference @ weight.t() - x @ rounded.t()).square().sum(1)
-    torch.testing.assert_close(HeldOut(x, reference).output_error(weight, rounded), expected)
+    for held_out, inputs in ((HeldOut(x), x), (HeldOut(x, reference), reference)):
+        outputs = held_out.outputs(weight)
+        torch.testing.assert_close(outputs, inputs @ weight.t())
+        expected = (inputs @ weight.t() - x @ rounded.t()).square().sum(1)
+        torch.testing.assert_close(held_out.output_error(rounded, outputs), expected)
+
+
+@pytest.mark.parametrize("scheme", ["int4_wo_32", "int8", "nvfp4", "mxfp4"])
+def test_rows_that_are_compared_have_the_values_of_round_to_nearest(scheme: str) -> None:
+    """Of wide layers a part is rounded, with scales of the whole weight."""
+    torch.manual_seed(0)
+    config = quark.schemes().load_config(scheme)()
+    for outputs, inputs in ((160, 32), (32, 160), (64, 64)):
+        linear = nn.Linear(inputs, outputs, bias=False)
+        layer = quantized_class(linear).from_float(linear, config)
+        task, quantizer = RoundingTask({"layer": layer}), weight_quantizer(layer)
+        rows = _compared_rows(quantizer.quantizer.granularity, layer.weight)
+        assert (rows is None) == (outputs <= inputs)
+        find_nearest_scales(task)
+        assert torch.equal(layer.weight, linear.weight)
+        compared = quantizer.rows_of(layer.weight.detach(), rows)
+        assert len(compared) >= (outputs if rows is None else inputs // 3)
+        RoundToNearest().round(task)
+        assert torch.equal(compared, layer.weight.detach()[rows or slice(None)])
 
 
 def test_worse_is_beyond_the_noise_of_the_tokens() -> None:

@@ -13,10 +13,10 @@ from quark.algorithms.stacked_weights import StackedWeights, float_weight, weigh
 from quark.algorithms.statistics import Statistic
 from quark.base.parallel import row_slices
 from quark.base.ranks import ALONE, Ranks
-from quark.models.layers import QuantizedLayer, QuantizerModule
+from quark.models.layers import QuantizedLayer
 from quark.numbers import Observer
 
-__all__ = ["HeldOut", "Metrics", "NamesLayers", "RoundToNearest", "Rounding", "RoundingTask", "S"]
+__all__ = ["HeldOut", "Metrics", "NamesLayers", "RoundToNearest", "Rounding", "RoundingTask", "S", "find_nearest_scales"]
 
 S = TypeVar("S", bound=Statistic)
 T = TypeVar("T")
@@ -41,24 +41,22 @@ class HeldOut:
     x: Tensor
     reference: Tensor | None = None
 
-    def output_error(self, weight: Tensor, rounded: Tensor) -> Tensor:
-        """Return the squared error of each token's outputs, ``[n]``, float32, for weights ``[N, K]``.
-
-        It is measured against the float model, if that is known.
-        """
-        x, weight = self.x.float(), weight.float()
-        error = x @ (weight - rounded.float()).t()  # [n, N]
-        if self.reference is not None:
-            error += (self.reference.float() - x) @ weight.t()
-        return error.square_().sum(1)
-
-    def output_energy(self, weight: Tensor) -> Tensor:
-        """Return the squared sum of all outputs for a weight ``[N, K]``; a scalar.
+    def outputs(self, weight: Tensor) -> Tensor:
+        """Return the outputs of a weight ``[N, K]``, ``[n, N]``, float32.
 
         Inputs are those of the float model, if they are known.
         """
         x = self.x if self.reference is None else self.reference
-        return (x.float() @ weight.float().t()).square_().sum()
+        return x.float() @ weight.float().t()
+
+    def output_error(self, rounded: Tensor, outputs: Tensor) -> Tensor:
+        """Return the squared error of each token's outputs, ``[n]``, float32.
+
+        Args:
+            rounded: A rounded weight ``[N, K]``.
+            outputs: `outputs` of the float weight, ``[n, N]``.
+        """
+        return torch.addmm(outputs, self.x.float(), rounded.float().t(), alpha=-1).square_().sum(1)
 
 
 @attrs.frozen(eq=False)
@@ -191,11 +189,9 @@ class RoundToNearest:
     @torch.no_grad()
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
         """Round the layers to nearest; there is nothing to report."""
-        layers = list(task.layers.values())
-        quantizers = [weight_quantizer(layer) for layer in layers]
-        shared = _seen_by_all(layers, quantizers) if task.shares_scale else None
-        for layer, quantizer in zip(layers, quantizers, strict=True):
-            weight, is_deferred = float_weight(layer), False
+        shared = _seen_by_all(task)
+        for layer in task.layers.values():
+            quantizer, weight, is_deferred = weight_quantizer(layer), float_weight(layer), False
             if shared is None and not self._defers:
                 values, qparams = quantizer.quantizer.round_to_nearest(weight)
             else:
@@ -207,9 +203,19 @@ class RoundToNearest:
         return {}
 
 
-def _seen_by_all(layers: Sequence[QuantizedLayer], quantizers: Sequence[QuantizerModule]) -> Observer:
-    """Return an observer of the range that the weights of all layers span together."""
-    observer = quantizers[0].quantizer.observer()
-    for layer in layers:
+def find_nearest_scales(task: RoundingTask) -> None:
+    """Set the scales of round-to-nearest, and leave the weights float (`QuantizerModule.is_deferred`)."""
+    shared = _seen_by_all(task)
+    for layer in task.layers.values():
+        quantizer = weight_quantizer(layer)
+        quantizer.set_qparams(quantizer.quantizer.find_qparams(float_weight(layer), shared), is_deferred=True)
+
+
+def _seen_by_all(task: RoundingTask) -> Observer | None:
+    """Return an observer of the range that the weights of all layers span; None where they share no scale."""
+    if not task.shares_scale:
+        return None
+    observer = weight_quantizer(next(iter(task.layers.values()))).quantizer.observer()
+    for layer in task.layers.values():
         observer.observe(float_weight(layer))
     return observer

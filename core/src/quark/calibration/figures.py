@@ -22,7 +22,7 @@ from quark.base.parallel import one_thread
 from quark.models.layers import QuantizedLayer, QuantizerModule
 from quark.models.layers.quantized_layers import linear_weight
 from quark.numbers import QParams
-from quark.numbers.on_grid import qparams_of_rows, sample_of_rows
+from quark.numbers.on_grid import sample_of_rows
 
 __all__ = ["BINS", "SAMPLE", "WORST", "InputSample", "LayerFigures", "decibels", "histograms", "keep_worst"]
 
@@ -218,16 +218,11 @@ def _compared(weight: Tensor, layer: QuantizedLayer, module: QuantizerModule) ->
     They are whole rows where that is possible, so that they can be rounded here where the layer has the
     scales alone, and are the same.
     """
-    quantizer, qparams, shape = module.quantizer, module.qparams, tuple(weight.shape)
-    rows = sample_of_rows(quantizer.granularity, shape, SAMPLE)
-    part = weight if rows is None else weight[rows]
-    if module.is_deferred:
-        assert qparams is not None
-        qparams = qparams if rows is None else qparams_of_rows(quantizer.granularity, shape, qparams, rows)
-        return part.float().reshape(-1), quantizer.fake_quantize(part, qparams).float().reshape(-1)
+    rows = sample_of_rows(module.quantizer.granularity, tuple(weight.shape), SAMPLE)
     rounded: Tensor = layer.weight.detach()  # type: ignore[operator]
-    if rows is not None and rounded.shape == weight.shape:
-        return part.float().reshape(-1), rounded[rows].float().reshape(-1)
+    if module.is_deferred or (rows is not None and rounded.shape == weight.shape):
+        part = weight if rows is None else weight[rows]
+        return part.float().reshape(-1), module.rows_of(rounded, rows).float().reshape(-1)
     return _sampled(weight, SAMPLE), _sampled(rounded, SAMPLE)
 
 

@@ -13,10 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from quark.algorithms import HeldOut, RoundingTask, RoundToNearest, float_weight, is_worse, weight_quantizer
+from quark.algorithms.rounding import find_nearest_scales
 from quark.base.from_device import numbers
 from quark.calibration.figures import decibels
 from quark.calibration.plugin_checks import CheckedRounding
 from quark.errors import RoundingError
+from quark.numbers import Granularity
+from quark.numbers.on_grid import sample_of_rows
 
 __all__ = ["REASON", "round_validated"]
 
@@ -30,8 +33,9 @@ def round_validated(checked: CheckedRounding, tasks: Iterable[RoundingTask]) -> 
 
     Where tokens are held out, ``held_out_error`` is the squared error of the layer's outputs on them ÷ that
     of round-to-nearest; ``output_snr_db`` and ``nearest_snr_db`` are the signal-to-noise ratios of these
-    outputs with the final codes and with those of round-to-nearest. Layers that must share a scale are
-    compared, and given up, together.
+    outputs with the final codes and with those of round-to-nearest. Of a layer with more outputs than inputs,
+    about half as many outputs as it has inputs are compared. Layers that must share a scale are compared,
+    and given up, together.
 
     Args:
         checked: The rounding; where it raises RoundingError, all layers are rounded to nearest.
@@ -47,7 +51,8 @@ def round_validated(checked: CheckedRounding, tasks: Iterable[RoundingTask]) -> 
             with checked.checks(task):
                 report = checked.rounding.round(task)
         except RoundingError as error:
-            _to_nearest(task, weights)
+            _restore(task, weights)
+            RoundToNearest().round(task)
             metrics |= {name: {REASON: str(error)} for name in task.layers}
             continue
         metrics |= checked.metrics(report, task)
@@ -64,31 +69,43 @@ def _validated(task: RoundingTask, weights: Mapping[str, nn.Parameter], held_out
     """Keep the better of the layers' codes and round-to-nearest; return the metrics."""
     quantizers = {name: weight_quantizer(layer) for name, layer in task.layers.items()}
     rounded = {name: (layer.weight, quantizers[name].qparams, quantizers[name].codes) for name, layer in task.layers.items()}
-    errors = _output_error(task, weights, held_out)
-    _to_nearest(task, weights)
-    nearest = _output_error(task, weights, held_out)
-    of_layers = [held_out.output_energy(weights[name].data) for name in task.layers]
-    least = nearest.sum().clamp(min=torch.finfo(torch.float32).tiny)
-    ratio, noise, noise_of_nearest, *energies = numbers(errors.sum() / least, errors.sum(), nearest.sum(), *of_layers)
-    signal = sum(energies)
-    to_nearest = decibels(signal, noise_of_nearest)
+    rows = {name: _compared_rows(quantizers[name].quantizer.granularity, weight) for name, weight in weights.items() if name in rounded}
+    outputs = {name: held_out.outputs(weights[name].data[part or slice(None)]) for name, part in rows.items()}
+
+    def output_error() -> Tensor:
+        """Return the squared error of all layers together for each token, ``[n]``."""
+        compared = {name: quantizers[name].rows_of(float_weight(layer), rows[name]) for name, layer in task.layers.items()}
+        return torch.stack([held_out.output_error(weight, outputs[name]) for name, weight in compared.items()]).sum(0)
+
+    errors = output_error()
+    _restore(task, weights)
+    find_nearest_scales(task)
+    nearest = output_error()
+    energies = (of_layer.square().sum() for of_layer in outputs.values())
+    noise, nearest_noise, *energy = numbers(errors.sum(), nearest.sum(), *energies)
+    ratio = noise / max(nearest_noise, torch.finfo(torch.float32).tiny)
+    found: dict[str, Any] = {"held_out_error": ratio}
     if is_worse(errors, nearest):
-        reason = f"{ratio:.3g} times the error on held-out tokens"
-        return {"held_out_error": ratio, "output_snr_db": to_nearest, "nearest_snr_db": to_nearest, REASON: reason}
-    for name, (weight, qparams, codes) in rounded.items():
-        task.layers[name].weight = weight
-        if qparams is not None:
-            quantizers[name].set_qparams(qparams, codes=codes)
-    return {"held_out_error": ratio, "output_snr_db": decibels(signal, noise), "nearest_snr_db": to_nearest}
+        RoundToNearest().round(task)
+        noise, found[REASON] = nearest_noise, f"{ratio:.3g} times the error on held-out tokens"
+    else:
+        for name, (weight, qparams, codes) in rounded.items():
+            task.layers[name].weight = weight
+            if qparams is not None:
+                quantizers[name].set_qparams(qparams, codes=codes)
+    return found | {"output_snr_db": decibels(sum(energy), noise), "nearest_snr_db": decibels(sum(energy), nearest_noise)}
 
 
-def _output_error(task: RoundingTask, weights: Mapping[str, nn.Parameter], held_out: HeldOut) -> Tensor:
-    """Return the squared error of all layers together for each token, ``[n]``."""
-    errors = [held_out.output_error(weights[name].data, float_weight(layer)) for name, layer in task.layers.items()]
-    return torch.stack(errors).sum(0)
+def _compared_rows(granularity: Granularity, weight: Tensor) -> slice | None:
+    """Return the rows of a weight ``[N, K]`` whose outputs are compared; None for all.
+
+    Layers that write to the residual stream have N ≤ K: a few of its channels outweigh all others, so that
+    none may be left out.
+    """
+    return sample_of_rows(granularity, tuple(weight.shape), weight.shape[1] ** 2 // 2) if weight.shape[0] > weight.shape[1] else None
 
 
-def _to_nearest(task: RoundingTask, weights: Mapping[str, nn.Parameter]) -> None:
+def _restore(task: RoundingTask, weights: Mapping[str, nn.Parameter]) -> None:
+    """Give the layers their float weights back."""
     for name, layer in task.layers.items():
         layer.weight = weights[name]
-    RoundToNearest().round(task)

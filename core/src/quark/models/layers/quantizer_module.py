@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from quark.config.layer import TensorSpec, levels
 from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError, UnsupportedError
 from quark.numbers import QParams, TensorQuantizer, quantizer_for
+from quark.numbers.on_grid import qparams_of_rows
 
 __all__ = ["QuantizerModule", "RoundedParameter"]
 
@@ -81,6 +82,17 @@ class QuantizerModule(nn.Module):
         if self.codes is not None:
             return self.codes
         return (self.quantizer.quantize if self.is_deferred else self.quantizer.codes_of)(weight, self.qparams)
+
+    def rows_of(self, weight: Tensor, rows: slice | None) -> Tensor:
+        """Return rows of a weight, or all of it, rounded; where ``is_deferred``, they are rounded here.
+
+        Rows that share scales are all among them.
+        """
+        part = weight if rows is None else weight[rows]
+        if not self.is_deferred or self.qparams is None:
+            return part
+        of_rows = partial(qparams_of_rows, self.quantizer.granularity, tuple(weight.shape), self.qparams)
+        return self.quantizer.fake_quantize(part, self.qparams if rows is None else of_rows(rows))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x`` fake-quantized, in its dtype and shape.
