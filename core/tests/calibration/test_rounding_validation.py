@@ -195,7 +195,7 @@ def test_the_output_error_is_against_the_float_model_where_that_is_known() -> No
         outputs = held_out.outputs(weight)
         torch.testing.assert_close(outputs, inputs @ weight.t())
         expected = (inputs @ weight.t() - x @ rounded.t()).square().sum(1)
-        torch.testing.assert_close(held_out.output_error(rounded, outputs), expected)
+        torch.testing.assert_close(held_out.squared_error(rounded, outputs), expected)
 
 
 @pytest.mark.parametrize("scheme", ["int4_wo_32", "int8", "nvfp4", "mxfp4"])

@@ -49,7 +49,7 @@ class HeldOut:
         x = self.x if self.reference is None else self.reference
         return x.float() @ weight.float().t()
 
-    def output_error(self, rounded: Tensor, outputs: Tensor) -> Tensor:
+    def squared_error(self, rounded: Tensor, outputs: Tensor) -> Tensor:
         """Return the squared error of each token's outputs, ``[n]``, float32.
 
         Args:

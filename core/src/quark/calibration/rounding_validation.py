@@ -75,7 +75,7 @@ def _validated(task: RoundingTask, weights: Mapping[str, nn.Parameter], held_out
     def output_error() -> Tensor:
         """Return the squared error of all layers together for each token, ``[n]``."""
         compared = {name: quantizers[name].rows_of(float_weight(layer), rows[name]) for name, layer in task.layers.items()}
-        return torch.stack([held_out.output_error(weight, outputs[name]) for name, weight in compared.items()]).sum(0)
+        return torch.stack([held_out.squared_error(weight, outputs[name]) for name, weight in compared.items()]).sum(0)
 
     errors = output_error()
     _restore(task, weights)

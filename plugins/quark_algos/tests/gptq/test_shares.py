@@ -60,7 +60,7 @@ def test_a_correction_is_as_strong_as_held_out_tokens_want_it(error: float, leas
     _, full, other = rounded(attrs.evolve(QRONOS, correction_share=1.0, preset="reference"), (x, reference))
     assert other["correction_share"] == 1.0
     held_out = HeldOut(x, reference)
-    errors = [float(held_out.output_error(rounded_, held_out.outputs(weight)).sum()) for rounded_ in (best, full)]
+    errors = [float(held_out.squared_error(rounded_, held_out.outputs(weight)).sum()) for rounded_ in (best, full)]
     assert errors[0] < errors[1] or least > 0.8
 
 

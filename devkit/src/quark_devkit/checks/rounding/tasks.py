@@ -171,5 +171,5 @@ def one_case(subject: Subject) -> list[Case]:
 def mean_square_of(layers: Mapping[str, QuantizedLayer], weights: Iterable[Tensor], data: Inputs) -> Tensor:
     """Return the squared error of each token's outputs, summed over layers, ``[tokens]``."""
     held_out = HeldOut(data.x, data.reference)
-    errors = [held_out.output_error(w, layer.weight.detach()) for layer, w in zip(layers.values(), weights, strict=True)]  # type: ignore[operator]
-    return torch.stack(errors).sum(0)
+    pairs = zip(layers.values(), weights, strict=True)
+    return torch.stack([held_out.squared_error(layer.weight.detach(), held_out.outputs(w)) for layer, w in pairs]).sum(0)  # type: ignore[operator]
