@@ -31,6 +31,10 @@ SLICE = 4096
 """Rows of a weight that one thread sweeps over: with fewer, threads would mostly wait for each other to call
 operations from Python.
 """
+WIDE = 4096
+"""Columns of a weight above which products with the columns before a block outweigh that, so that a slice has
+fewer rows, in proportion.
+"""
 
 MOST_COLUMNS = 256
 """Columns of the largest block that a kernel takes: its part of 8 rows is held in registers, 64 of each
@@ -128,7 +132,7 @@ def ldlq_by_rows(
     ``order_on_host`` is ``order`` as a list, for whoever has it already: it is read from the device else.
     """
     sweeps = []
-    for rows in row_slices(wt.shape[1], 1, SLICE) if wt.device.type == "cpu" else [slice(0, wt.shape[1])]:
+    for rows in row_slices(wt.shape[1], max(wt.shape[0], WIDE), SLICE * WIDE) if wt.device.type == "cpu" else [slice(0, wt.shape[1])]:
         rounded = grid.rounder(scales.of_rows(rows), order, order_on_host=order_on_host)
         sweeps.append(partial(ldlq, wt[:, rows], factor, rounded, block, order, causal))
     return Swept.beside(parallel_map(call, sweeps, wt.device))
