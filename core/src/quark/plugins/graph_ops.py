@@ -20,27 +20,6 @@ _LAYERS = {
 }
 """Name of the operator and of the layer type: module class."""
 
-_ARITHMETIC = {
-    "softmax": "Softmax",
-    "gelu": "GELU",
-    "silu": "SiLU",
-    "sigmoid": "Sigmoid",
-    "tanh": "Tanh",
-    "elu": "ELU",
-    "leaky_relu": "LeakyReLU",
-    "hardswish": "Hardswish",
-    "hardsigmoid": "Hardsigmoid",
-}
-"""Name of an operator that computes new values: module class."""
-
-_NORMS = {
-    "layer_norm": "LayerNorm",
-    "rms_norm": "RMSNorm",
-    "group_norm": "GroupNorm",
-    "batch_norm": "BatchNorm1d BatchNorm2d BatchNorm3d",
-}
-"""Name of an operator with parameters that stay float: module classes."""
-
 
 def operators_of_torch() -> Iterator[GraphOpRecord]:
     """Yield a record for each operator, or group of operators that differ in no way that matters here."""
@@ -48,8 +27,11 @@ def operators_of_torch() -> Iterator[GraphOpRecord]:
         yield _record(name, modules=module, inputs=("input",), layer_type=name, weight="weight", bias="bias")
     yield _record("embedding", modules="Embedding", inputs=("indices",), layer_type="embedding", weight="weight")
     yield from _arithmetic()
-    for name, modules in _NORMS.items():
-        yield _record(name, modules=modules, inputs=("input",))
+    # These have parameters that stay float.
+    yield _record("layer_norm", modules="LayerNorm", inputs=("input",))
+    yield _record("rms_norm", modules="RMSNorm", inputs=("input",))
+    yield _record("group_norm", modules="GroupNorm", inputs=("input",))
+    yield _record("batch_norm", modules="BatchNorm1d BatchNorm2d BatchNorm3d", inputs=("input",))
     yield _record("prelu", modules="PReLU", inputs=("self",))
     yield _record("clamp", "clamp hardtanh relu6", "Hardtanh ReLU6", continues=True)
     yield from _moves()
@@ -59,8 +41,15 @@ def _arithmetic() -> Iterator[GraphOpRecord]:
     """Yield the operators that compute new values of all their tensors."""
     for name in ("add", "sub", "mul", "div", "mean"):
         yield _record(name)
-    for name, module in _ARITHMETIC.items():
-        yield _record(name, modules=module)
+    yield _record("softmax", modules="Softmax")
+    yield _record("gelu", modules="GELU")
+    yield _record("silu", modules="SiLU")
+    yield _record("sigmoid", modules="Sigmoid")
+    yield _record("tanh", modules="Tanh")
+    yield _record("elu", modules="ELU")
+    yield _record("leaky_relu", modules="LeakyReLU")
+    yield _record("hardswish", modules="Hardswish")
+    yield _record("hardsigmoid", modules="Hardsigmoid")
     yield _record("matmul", "matmul bmm mm")
     yield _record("attention", "scaled_dot_product_attention")
     yield _record("avg_pool", "avg_pool1d avg_pool2d avg_pool3d", "AvgPool1d AvgPool2d AvgPool3d")
