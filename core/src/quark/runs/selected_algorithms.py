@@ -16,7 +16,7 @@ from quark.calibration.plugin_checks import CheckedRounding, CheckedTuning, Star
 from quark.config.algorithm import AlgoConfig, StoredAlgoConfig
 from quark.config.layer import levels
 from quark.config.model import QConfig
-from quark.config.templates.algorithms import algo_config_from_dict
+from quark.config.templates.algorithms import algo_config_from_dict, require_processor
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, UnsupportedError
 from quark.models.plan.plan_row import PlanRow
@@ -114,7 +114,8 @@ def algorithms_of(config: QConfig) -> Algorithms:
         if names.count(name) > 1:
             raise ConfigError(f"the algorithm '{name}' is named twice: a run has it once. Leave all but one out")
     records = {name: algorithms().get(name) for name in names}
-    _refuse_without_processor(records)
+    for name in names:
+        require_processor(name, named_in="algo_config")
     roundings = [name for name, record in records.items() if record.kind == "rounding"]
     if len(roundings) > 1:
         raise ConfigError(
@@ -206,15 +207,6 @@ def own_settings(settings: AlgoConfig) -> AlgoConfig:
             f"algo_config holds a {type(settings).__name__} of the name '{settings.name}', whose settings are a {own.__name__}: give one"
         )
     return settings
-
-
-def _refuse_without_processor(records: Mapping[str, AlgorithmRecord]) -> None:
-    for name, record in records.items():
-        if record.processor is None:
-            raise UnsupportedError(
-                f"the algorithm '{name}' cannot run: {_source(name)} registers its configuration only. Leave algo_config out, or install a "
-                "distribution that brings its processor"
-            )
 
 
 def _source(name: str) -> str:

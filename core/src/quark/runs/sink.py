@@ -107,7 +107,24 @@ class InPlaceSink(BlockSink):
             self._model.set_submodule(name, layer)
 
 
-class CheckpointSink(InPlaceSink):
+class _ReadingSink(InPlaceSink):
+    """Reads finished blocks from the files of an export.
+
+    Args:
+        model: The model that contains the layers.
+        stream: The export.
+    """
+
+    def __init__(self, model: nn.Module, stream: BlockStream) -> None:
+        super().__init__(model)
+        self._stream = stream
+
+    def read(self, block: Block) -> None:
+        """Read the block from the export."""
+        self._stream.read(block)
+
+
+class CheckpointSink(_ReadingSink):
     """Writes each block to an export when it is finished.
 
     The layers of the block are in the model at that time, where exporters look for them.
@@ -118,8 +135,7 @@ class CheckpointSink(InPlaceSink):
     """
 
     def __init__(self, model: nn.Module, stream: BlockStream) -> None:
-        super().__init__(model)
-        self._stream = stream
+        super().__init__(model, stream)
         self.needs_values = not stream.encodes
 
     def begin(self) -> None:
@@ -172,10 +188,6 @@ class JournaledSink(CheckpointSink):
     def finished(self, block: Block) -> BlockResult | None:
         """Return the journal's entry of a block."""
         return self._finished.get(block.name)
-
-    def read(self, block: Block) -> None:
-        """Read the block from the export."""
-        self._stream.read(block)
 
     def end_block(self, block: Block | None, result: BlockResult) -> None:
         """Write the block to the export, and to the journal when it is on the disk."""
@@ -270,23 +282,6 @@ def sink_of_other(started: StartedRun, directory: Path, writer: Exporter | None,
         return
     with begun_export(started, writer.reopen, directory, options) as stream:
         yield _ReadingSink(model, stream)
-
-
-class _ReadingSink(InPlaceSink):
-    """Reads finished blocks from the files of the first rank.
-
-    Args:
-        model: The model that contains the layers.
-        stream: The export, from which this rank only reads.
-    """
-
-    def __init__(self, model: nn.Module, stream: BlockStream) -> None:
-        super().__init__(model)
-        self._stream = stream
-
-    def read(self, block: Block) -> None:
-        """Read the block from the export."""
-        self._stream.read(block)
 
 
 class _SharedSink(CheckpointSink):

@@ -61,24 +61,17 @@ class ReadAhead(Generic[K, V]):
 
     def take(self, key: K) -> V:
         """Return the thing of a key, which is read now if it was not read ahead."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is None or ahead[0] != key:
-            if ahead is not None:
-                _ended(ahead[1])
+        if self._ahead is None or self._ahead[0] != key:
+            self.stop()
             return self._read(key)
-        return ahead[1].result()
+        (_, future), self._ahead = self._ahead, None
+        return future.result()
 
     def stop(self) -> None:
-        """Wait for the thread, and drop its value."""
+        """Wait for the thread, and drop its value, or what it raised: nobody wants it."""
         ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            _ended(ahead[1])
-
-
-def _ended(future: Future[V]) -> None:
-    """Wait until a thread has ended, whatever it raised: nobody wants its result."""
-    if not future.cancel():
-        future.exception()
+        if ahead is not None and not ahead[1].cancel():
+            ahead[1].exception()
 
 
 class RunSource(BlockSource, Protocol):

@@ -58,8 +58,12 @@ def canonical_algorithm(name: str) -> str:
         raise UnknownNameError(message, kind="algorithm", name=str(name), known=error.known) from None
 
 
-def require_processor(name: str) -> None:
+def require_processor(name: str, named_in: str = "`algorithm`") -> None:
     """Refuse an algorithm whose distribution registers only its configuration.
+
+    Args:
+        name: Of the algorithm.
+        named_in: The argument or field that names it, which the message says to leave out.
 
     Raises:
         UnsupportedError: (a NotImplementedError) That is so; the message names the distribution.
@@ -68,7 +72,7 @@ def require_processor(name: str) -> None:
         source = algorithms().source(name)
         raise UnsupportedError(
             f"the algorithm '{name}' cannot run: {source.distribution} {source.version} registers its configuration only. "
-            "Leave `algorithm` out, or install a distribution that brings its processor"
+            f"Leave {named_in} out, or install a distribution that brings its processor"
         )
 
 
