@@ -46,6 +46,10 @@ class UnknownNameError(ConfigError):
         self.name = name
         self.known = tuple(known)
 
+    def saying(self, message: str) -> UnknownNameError:
+        """Return this error with another message, such as one that says who asks for the name."""
+        return UnknownNameError(message, kind=self.kind, name=self.name, known=self.known)
+
 
 class AmbiguousNameError(ConfigError):
     """A name that several distributions claim; it fails only when it is asked for."""

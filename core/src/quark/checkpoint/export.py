@@ -57,7 +57,7 @@ def exporter_of(name: str, options: ExportOptions | None = None) -> Exporter:
         kind = exporters().load_exporter(name)
     except UnknownNameError as error:
         fix = f"Exporters come with plugins: install a distribution that registers '{name}' in its hook quark_register_exporters"
-        raise UnknownNameError(f"{error} {fix}", kind=error.kind, name=error.name, known=error.known) from None
+        raise error.saying(f"{error} {fix}") from None
     whose = origin("exporters", name)
     with attributed("being made", whose):
         exporter: Exporter = called(str(whose), kind, checked(f"the exporter '{name}'", exporters().options(name), own)) if own else kind()

@@ -98,7 +98,7 @@ def _require(registry: Registry[Any], name: str, entry: Mapping[str, Any], check
         registry.get(name)
     except UnknownNameError as error:
         message = f"{checkpoint} was written with the {registry.kind.name} '{name}' of {_who(entry)}: install that; {error}"
-        raise UnknownNameError(message, kind=error.kind, name=error.name, known=error.known) from None
+        raise error.saying(message) from None
 
 
 def _who(entry: Mapping[str, Any]) -> str:

@@ -201,8 +201,7 @@ def _naming(file: Path) -> Iterator[None]:
     try:
         yield
     except UnknownNameError as error:
-        message = f"{error} (wanted by the quantization_config in '{file}')"
-        raise UnknownNameError(message, kind=error.kind, name=error.name, known=error.known) from None
+        raise error.saying(f"{error} (wanted by the quantization_config in '{file}')") from None
     except (AmbiguousNameError, UnsupportedError) as error:
         raise type(error)(f"{error} (wanted by the quantization_config in '{file}')") from None
     except ConfigError as error:

@@ -89,7 +89,7 @@ def typer_command(name: str, catalog: Catalog | None = None) -> Any:
         if name not in _BROUGHT_BY or not (missing := catalog.missing([_BROUGHT_BY[name]])):
             raise
         fix = missing.replace("The built-in ones come", "It comes", 1)
-        raise UnknownNameError(f"there is no command '{name}'. {fix}", kind="command", name=name, known=error.known) from None
+        raise error.saying(f"there is no command '{name}'. {fix}") from None
     app = typer.Typer()
     try:
         app.add_typer(target, name=name) if isinstance(target, typer.Typer) else app.command(name)(target)

@@ -136,8 +136,7 @@ def algo_config_from_dict(data: Mapping[str, Any]) -> AlgoConfig:
     try:
         config_class = algorithms().load_config(data["name"])
     except UnknownNameError as error:
-        message = f"Unknown algorithm name {data['name']!r}; {error}"
-        raise UnknownNameError(message, kind="algorithm", name=data["name"], known=error.known) from None
+        raise error.saying(f"Unknown algorithm name {data['name']!r}; {error}") from None
     values = {key: value for key, value in data.items() if key not in _LEGACY_KEYS}
     known = {a.name for a in attrs.fields(config_class)}
     if unknown := sorted(set(values) - known):
@@ -168,8 +167,7 @@ def by_algorithm(configs: Mapping[str, AlgoConfig | None] | None, where: str) ->
     try:
         return {canonical_algorithm(name): config for name, config in (configs or {}).items()}
     except UnknownNameError as error:
-        message = f"Unsupported algorithm '{error.name}' in {where}; {error}"
-        raise UnknownNameError(message, kind=error.kind, name=error.name, known=error.known) from None
+        raise error.saying(f"Unsupported algorithm '{error.name}' in {where}; {error}") from None
 
 
 def legacy_settings(parameters: Mapping[str, AlgoConfig | None]) -> dict[str, AlgoConfig | None]:

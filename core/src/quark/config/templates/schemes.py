@@ -123,12 +123,7 @@ def scheme_record(scheme_name: str) -> SchemeRecord:
     try:
         return schemes().get(scheme_name)
     except UnknownNameError as error:
-        raise UnknownNameError(
-            f"Unsupported quantization scheme: {scheme_name}{_run_time_hint(scheme_name)}; {error}",
-            kind="scheme",
-            name=str(scheme_name),
-            known=error.known,
-        ) from None
+        raise error.saying(f"Unsupported quantization scheme: {scheme_name}{_run_time_hint(scheme_name)}; {error}") from None
 
 
 def scheme_config(scheme_name: str, options: Mapping[str, Any] | None = None) -> QLayerConfig:
