@@ -30,7 +30,7 @@ from quark.models.layers.attention import QUERY
 from quark.models.plan.attention import AttentionRow
 from quark.models.plan.kv_scales import kv_scale_groups, merge_kv_scales
 from quark.models.plan.mixtures import ExpertNames
-from quark.numbers import QParams
+from quark.numbers import Observer, QParams
 
 __all__ = ["INPUT", "OUTPUT", "ActivationScales", "Key"]
 
@@ -219,21 +219,19 @@ class ActivationScales:
         if self._ranks.size == 1 or not keys:
             return {key: self._items[key] for key in keys}
         observers = self._ranks.gather({key: self._items[key].observer for key in keys})
-        observed = {}
-        for key in keys:
-            merged = self._items[key].module.quantizer.observer()
-            for each in observers:
-                merged.merge(each[key])
-            observed[key] = attrs.evolve(self._items[key], observer=merged)
-        return observed
+        return {key: self._merged(key, (each[key] for each in observers)) for key in keys}
+
+    def _merged(self, key: Key, observers: Iterable[Observer]) -> Observation:
+        """Return the `Observation` of an activation with what all of these observers have seen."""
+        merged = self._items[key].module.quantizer.observer()
+        for observer in observers:
+            merged.merge(observer)
+        return attrs.evolve(self._items[key], observer=merged)
 
     def _give_common(self, keys: Iterable[Key], members: Sequence[Observation]) -> None:
         """Set the scales of ``keys`` from the merged observed range of all members."""
         for key in keys:
-            common = self._items[key].module.quantizer.observer()
-            for member in members:
-                common.merge(member.observer)
-            self._give(key, attrs.evolve(self._items[key], observer=common).qparams())
+            self._give(key, self._merged(key, (member.observer for member in members)).qparams())
 
     def _give(self, key: Key, qparams: QParams) -> None:
         self._items[key].module.set_qparams(qparams)
