@@ -7,13 +7,13 @@ import gc
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from quark.calibration.batches import Call
 from quark.models.plan.decoder_blocks import decoder_blocks, rows_by_block
+from quark.models.plan.family import text_config
 from quark.models.plan.quant_plan import QuantPlan
 
 __all__ = [
@@ -75,9 +75,7 @@ def held_probabilities(model: nn.Module, calls: Iterable[Call]) -> int:
         model: The model, whose configuration has the number of heads; without one, a single head is assumed.
         calls: The calibration calls.
     """
-    config: Any = getattr(model, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    heads = int(getattr(text, "num_attention_heads", None) or 1)
+    heads = int(getattr(text_config(model), "num_attention_heads", None) or 1)
     bytes_held = 0
     for call in calls:
         ids = next((v for v in (*call.args, *call.kwargs.values()) if isinstance(v, Tensor) and v.ndim > 1), None)

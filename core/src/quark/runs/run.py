@@ -131,17 +131,14 @@ class Run:
                 f"'{name}' tunes each block on all calibration samples in turn, and {ranks.size} processes share them: run one process, or "
                 "leave the algorithm out"
             )
-        two_passes = ranks.any(needs_two_passes(model, plan, self.algorithms, held, device))
-        if two_passes:
-            plan = attrs.evolve(plan, notes=(*plan.notes, TWO_PASSES))
-        warned = warning_lines(plan)
-        for line in plan_lines(plan):
+        run = self.in_memory_mode(ranks.any(needs_two_passes(model, plan, self.algorithms, held, device)))
+        warned = warning_lines(run.plan)
+        for line in plan_lines(run.plan):
             (get_logger().warning if line in warned else get_logger().info)(line)
-        run = attrs.evolve(self, plan=plan, data=batches, two_passes=two_passes, ranks=ranks, events=events)
         sizes = {"blocks": len(decoder_blocks(model, plan.architecture)), "layers": len(plan.quantized)}
         sizes |= {"samples": len(batches), "tokens": tokens_in(batches), "processes": ranks.size}
-        events.tell(RunPlanned, **sizes, two_passes=two_passes)
-        return run
+        events.tell(RunPlanned, **sizes, two_passes=run.two_passes)
+        return attrs.evolve(run, data=batches, ranks=ranks, events=events)
 
     def for_data(self, model: nn.Module, data: Sequence[Call], device: torch.device) -> Run:
         """Return the run in the memory mode that these calls need on a device, with no data yet.
