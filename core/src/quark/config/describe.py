@@ -61,11 +61,8 @@ def describe_layer(layer: QLayerConfig | None) -> str:
     if layer is None:
         return "float"
     parts = [f"W {describe_spec(layer.weight)}"]
-    parts += [
-        f"{label} {describe_activation(spec)}"
-        for label, spec in (("in", layer.input_tensors), ("out", layer.output_tensors))
-        if spec is not None
-    ]
+    activations = {"in": layer.input_tensors, "out": layer.output_tensors}
+    parts += [f"{label} {describe_activation(spec)}" for label, spec in activations.items() if spec is not None]
     return ", ".join([*parts, *([f"bias {describe_spec(layer.bias)}"] if layer.bias is not None else [])])
 
 

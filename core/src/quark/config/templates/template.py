@@ -48,12 +48,6 @@ _MAKE_CONVERTERS = LazyRef("quark.models.hf.weight_converters:make_converters")
 """Imports torch, which templates do without unless a family has converters."""
 
 
-def _converters(architecture: Architecture) -> list[Any] | None:
-    if not architecture.weight_converters:
-        return None
-    return list(_MAKE_CONVERTERS.load()(architecture.weight_converters))
-
-
 def _list(value: str | Sequence[str] | None) -> list[str]:
     return [value] if isinstance(value, str) else list(value or ())
 
@@ -146,7 +140,7 @@ class LLMTemplate:
         """
         derived = {name: derived_config(name, architecture) for name in get_supported_algorithm_types()}
         patterns = {name: getattr(architecture, name) for name in PATTERNS}
-        converters = _converters(architecture)
+        converters = list(_MAKE_CONVERTERS.load()(architecture.weight_converters)) if architecture.weight_converters else None
         template = cls(
             architecture.model_type, **patterns, algorithm_configs=derived, f2f_weight_converters=converters, architecture=architecture
         )

@@ -19,21 +19,9 @@ from quark.plugins.attribution import attributed, origin
 from quark.plugins.catalog import catalog
 from quark.plugins.expected import described
 
-__all__ = ["checked_float_tensors", "float_tensors_of", "refuse_unknown_source", "without_quantization"]
+__all__ = ["checked_float_tensors", "float_tensors_of", "source_layout", "without_quantization"]
 
 _KEY = "quantization_config"
-
-
-def refuse_unknown_source(directory: Path) -> None:
-    """Check that a checkpoint is float, or that an installed layout dequantizes it.
-
-    Raises:
-        CheckpointError: There is no config.json, or it is damaged.
-        ConfigError: No installed layout dequantizes it; the message names its method and those that can be
-            read.
-        AmbiguousNameError: Several do.
-    """
-    _layout_of(directory)
 
 
 def float_tensors_of(directory: Path, shards: Sequence[Shard]) -> list[FloatTensor] | None:
@@ -44,11 +32,11 @@ def float_tensors_of(directory: Path, shards: Sequence[Shard]) -> list[FloatTens
         shards: Its files, from `quark.models.hf.shards.check_shards`.
 
     Raises:
-        ConfigError, AmbiguousNameError: As `refuse_unknown_source`.
+        ConfigError, AmbiguousNameError: As `source_layout`.
         CheckpointError: Codes and scales do not fit each other.
         PluginError: The dequantizer is broken.
     """
-    layout = _layout_of(directory)
+    layout = source_layout(directory)
     if layout is None:
         return None
     name, block = layout
@@ -93,10 +81,16 @@ def without_quantization(config: Any) -> Any:
     return config
 
 
-def _layout_of(directory: Path) -> tuple[str, Mapping[str, Any]] | None:
+def source_layout(directory: Path) -> tuple[str, Mapping[str, Any]] | None:
     """Return the layout that dequantizes a checkpoint, and its ``quantization_config``.
 
     None of a float checkpoint.
+
+    Raises:
+        CheckpointError: There is no config.json, or it is damaged.
+        ConfigError: No installed layout dequantizes it; the message names its method and those that can be
+            read.
+        AmbiguousNameError: Several do.
     """
     path = config_file(directory)
     block = _block(read_json(path))

@@ -16,7 +16,7 @@ from quark.models.hf.internals import initialize_what_no_checkpoint_holds, kept_
 from quark.models.hf.json_files import read_json, reading
 from quark.models.hf.loading import first_dtype, torch_dtype
 from quark.models.hf.model_config import auto_class, model_config, narrowed
-from quark.models.hf.quantized_source import refuse_unknown_source, without_quantization
+from quark.models.hf.quantized_source import source_layout, without_quantization
 
 __all__ = ["empty_model", "meta_model", "narrower_models", "skeleton"]
 
@@ -35,7 +35,7 @@ def meta_model(path: Path, dtype: torch.dtype | None = None, *, trust_remote_cod
         CheckpointError: The directory is no checkpoint.
         ConfigError: The checkpoint is quantized, and no installed layout dequantizes it.
     """
-    refuse_unknown_source(path)
+    source_layout(path)  # refuses a quantized checkpoint that cannot be dequantized
     config = without_quantization(model_config(path, trust_remote_code=trust_remote_code))
     with torch.device("meta"), reading(path / "config.json", _NO_MODEL):
         return auto_class(config).from_config(config, dtype=dtype or config.dtype, trust_remote_code=trust_remote_code)
