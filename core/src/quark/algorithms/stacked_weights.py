@@ -82,5 +82,4 @@ def weight_quantizer(layer: QuantizedLayer) -> QuantizerModule:
 
 def float_weight(layer: QuantizedLayer) -> Tensor:
     """Return the weight of a layer that has not been rounded yet."""
-    weight: Tensor = layer.weight.data  # type: ignore[assignment]
-    return weight
+    return layer.weight.data  # type: ignore[return-value]

@@ -85,8 +85,7 @@ def _states(name: str, quantizers: Mapping[str, QuantizerModule], arrived: Arriv
 
 def _probabilities(name: str, quantizer: QuantizerModule, arrived: Arrived) -> Callable[[Tensor], Tensor]:
     def probabilities(x: Tensor) -> Tensor:
-        output: Tensor = quantizer(x) if arrived(name, {PROBABILITIES: x}) else x
-        return output
+        return quantizer(x) if arrived(name, {PROBABILITIES: x}) else x
 
     return probabilities
 

@@ -43,8 +43,7 @@ def checksums(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
 
 
 def _read(parts: Sequence[Tensor]) -> list[int]:
-    values: list[int] = torch.stack([part.to(parts[0].device) for part in parts]).tolist() if parts else []
-    return values
+    return torch.stack([part.to(parts[0].device) for part in parts]).tolist() if parts else []
 
 
 def _parts(chunks: Iterable[Tensor]) -> tuple[list[Tensor], int]:

@@ -158,8 +158,7 @@ class ExportedLayer:
     def _quantizer(self, slot: Slot) -> QuantizerModule | None:
         if slot is Slot.output_tensors:
             return self.output
-        quantizer: QuantizerModule | None = getattr(self.layer, slot.quantizer_attribute)
-        return quantizer
+        return getattr(self.layer, slot.quantizer_attribute)
 
 
 def exported_layers(

@@ -179,5 +179,4 @@ def reader_of(name: str) -> LayoutReader:
     """Return a reader of the layout of that name. Raises PluginError where its class cannot be called."""
     kind = exporters().load_reader(name)
     with attributed("being made", origin("exporters", name)):
-        reader: LayoutReader = kind()
-    return reader
+        return kind()

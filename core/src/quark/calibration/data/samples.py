@@ -95,10 +95,9 @@ def rendered(tokenizer: Any, sample: Sample) -> str:
     if getattr(tokenizer, "chat_template", None) is None:
         raise CalibrationError("the data hold chats, and this tokenizer has no chat template: use one of a chat model, or plain text")
     try:
-        text: str = tokenizer.apply_chat_template(list(sample), tokenize=False)
+        return tokenizer.apply_chat_template(list(sample), tokenize=False)
     except Exception as error:  # the template is code of the checkpoint, and may raise anything
         raise CalibrationError(f"the tokenizer's chat template refuses a chat of the data: {error}") from error
-    return text
 
 
 def text_of(tokenizer: Any, samples: Iterable[Sample]) -> str:

@@ -57,12 +57,11 @@ def token_sequences(
     for name, number in (("count", count), ("length", length), ("batch_size", batch_size)):
         if number < 1:
             raise CalibrationError(f"{name}={number} leaves no calibration data: give 1 or more")
+    draws = False
     if seed is not None:
         samples = list(samples)
         random.Random(seed).shuffle(samples)
         draws = packing and len(samples) == 1
-    else:
-        draws = False
     rows = list(_packed(tokenizer, samples, None if draws else count, length) if packing else _apart(tokenizer, samples, count, length))
     if draws:
         rows = random.Random(seed).sample(rows, min(count, len(rows)))

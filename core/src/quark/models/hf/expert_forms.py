@@ -32,8 +32,7 @@ def expert_parts(module: nn.Module, architecture: Architecture) -> ExpertParts |
     parts = _of_interface(module)
     if parts is None and architecture.expert_parts is not None:
         names = (*architecture.expert_inputs, architecture.expert_output)
-        own: ExpertParts | None = architecture.expert_parts.load()(module, names)
-        return own
+        return architecture.expert_parts.load()(module, names)
     return parts
 
 

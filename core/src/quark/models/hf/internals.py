@@ -65,8 +65,7 @@ def without_initialization() -> AbstractContextManager[None]:
     """Let the body build a model whose parameters are allocated, and no random numbers drawn for them."""
     from transformers.initialization import no_init_weights
 
-    context: AbstractContextManager[None] = no_init_weights()
-    return context
+    return no_init_weights()
 
 
 def source_of(config: Any) -> str:
@@ -84,8 +83,7 @@ def can_set_attention(model: Any) -> bool:
 
 def apply_gate(experts: Any, outputs: Sequence[Tensor]) -> Tensor:
     """Return the input of the closing projection of fused experts, by the model's own code."""
-    gated: Tensor = experts._apply_gate(torch.cat(list(outputs), dim=-1))
-    return gated
+    return experts._apply_gate(torch.cat(list(outputs), dim=-1))
 
 
 @cache

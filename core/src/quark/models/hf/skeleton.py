@@ -76,8 +76,7 @@ def skeleton(path: Path, dtype: str, device: torch.device, *, trust_remote_code:
         read_json(generation)
         with reading(generation, "it is damaged; fetch it again, or remove it"):
             model.generation_config = GenerationConfig.from_pretrained(path)
-    evaluated: nn.Module = model.eval()
-    return evaluated
+    return model.eval()
 
 
 def empty_model(path: Path, attn_implementation: str | None, *, trust_remote_code: bool = False) -> nn.Module:

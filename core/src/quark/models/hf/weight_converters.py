@@ -251,5 +251,4 @@ def make_converters(rows: Iterable[WeightConversion]) -> list[WeightConverter]:
 def _operation(name: object, *settings: object) -> ConversionOps:
     if name not in OPERATIONS:
         raise ConfigError(f"there is no conversion operation '{name}': use one of {', '.join(OPERATIONS)}")
-    operation: ConversionOps = OPERATIONS[str(name)](*settings)
-    return operation
+    return OPERATIONS[str(name)](*settings)

@@ -103,8 +103,7 @@ def sdpa_attention(
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     query, key, value = _states(module, query, key, value)
-    output: tuple[Tensor, Tensor | None] = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, attention_mask, **options)
-    return output
+    return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, attention_mask, **options)
 
 
 def _softmax(logits: Tensor, sinks: Tensor | None) -> Tensor:
@@ -129,12 +128,10 @@ def _states(module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> tup
     query, key = _applied(module, BASIS, query), _applied(module, BASIS, key)
     calibration = getattr(module, CALIBRATION, None)
     if calibration is not None:
-        states: tuple[Tensor, Tensor, Tensor] = calibration(query, key, value)
-        return states
+        return calibration(query, key, value)
     return _applied(module, QUERY, query), _applied(module, KEY, key), _applied(module, VALUE, value)
 
 
 def _applied(module: nn.Module, name: str, x: Tensor) -> Tensor:
     function = getattr(module, name, None)
-    output: Tensor = x if function is None else function(x)
-    return output
+    return x if function is None else function(x)

@@ -103,8 +103,7 @@ class SeparateExperts(nn.Module):
     def run_expert(self, expert: nn.Module, x: Tensor) -> Tensor:
         """Return the output of one expert, a child of this module, for its tokens ``[tokens, hidden]``."""
         *inputs, last = self.layer_names
-        output: Tensor = getattr(expert, last)(self._gate([getattr(expert, name)(x) for name in inputs]))
-        return output
+        return getattr(expert, last)(self._gate([getattr(expert, name)(x) for name in inputs]))
 
 
 def separated(parts: ExpertParts) -> SeparateExperts:

@@ -46,8 +46,7 @@ class LayerType:
     @cached_property
     def quantized(self) -> type[QuantizedLayer]:
         """The quantized class. Raises PluginError where it cannot be imported or is no `QuantizedLayer`."""
-        quantized: type[QuantizedLayer] = layer_types().load_quantized(self._name)
-        return quantized
+        return layer_types().load_quantized(self._name)
 
 
 def layer_type_of(layer: nn.Module) -> LayerType | None:

@@ -107,8 +107,7 @@ class RunsFromCodes(Packed):
         own: Any = super()
         if own.product.__func__ is not QuantizedLayer.product:
             return None
-        forward: Any = super(QuantizedLayer, self).forward.__func__  # type: ignore[misc]
-        return forward
+        return super(QuantizedLayer, self).forward.__func__  # type: ignore[misc]
 
     def _linear_in_parts(self, packed: PackedWeight, parts: list[slice], x: Tensor) -> Tensor:
         """Return the product of a linear layer, some output channels at a time."""

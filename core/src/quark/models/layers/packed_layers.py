@@ -230,8 +230,7 @@ class PackedLayer(Packed):
             for name in ("weight", "bias", *(slot.quantizer_attribute for slot in Slot), *self._flat):
                 if name in self._buffers or name in self._parameters or name in self._modules:
                     delattr(self, name)
-        output: Tensor = self._ready(*args, **kwargs)
-        return output
+        return self._ready(*args, **kwargs)
 
     def extra_repr(self) -> str:
         """Return the class of the float layer and the shape of its weight, for ``repr``."""

@@ -92,5 +92,4 @@ class PackedQuantizer(PackedScales, Packed):
             self._ready = self.unpack()
             self._buffers.clear()
             self._stored = (self,)
-        output: Tensor = self._ready(x)
-        return output
+        return self._ready(x)

@@ -184,5 +184,4 @@ def _exported(x: Tensor, quantizer: TensorQuantizer, qparams: QParams | None) ->
             f"torch.export cannot take a quantizer with scales of {quantizer.granularity} in a view of the tensor: use one scale"
         )
     scales = (None, None, None) if qparams is None else (qparams.scale, qparams.zero_point, qparams.outer_scale)
-    result: Tensor = _operator(x, *scales, spec, activation)
-    return result
+    return _operator(x, *scales, spec, activation)

@@ -9,7 +9,6 @@ from quark.config.layer import QLayerConfig, TensorSpec
 from quark.config.slot import Slot
 from quark.models.layers.layer_shape import LayerShape
 from quark.models.layers.layer_types import layer_type_of_class
-from quark.models.layers.quantized_layers import QuantizedLayer
 from quark.numbers import TensorQuantizer, quantizer_for
 from quark.plugins import layer_types
 
@@ -96,8 +95,7 @@ class PlanRow:
         """Return the quantizer of one of its tensors for some spec, as its layer type gives it."""
         if self.is_linear:
             return quantizer_for(spec, activation=slot.is_activation)
-        quantized: type[QuantizedLayer] = layer_types().load_quantized(self.layer_type)
-        return quantized.quantizer_of(slot, spec, self.shapes)
+        return layer_types().load_quantized(self.layer_type).quantizer_of(slot, spec, self.shapes)
 
     def shape_error(self, slot: Slot, spec: TensorSpec) -> str | None:
         """Return why one of its tensors cannot be quantized by some spec; None where it can."""

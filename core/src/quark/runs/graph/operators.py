@@ -14,7 +14,6 @@ from torch import Tensor, fx
 from quark.config.layer import TensorSpec
 from quark.config.slot import Slot
 from quark.errors import ConfigError
-from quark.models.layers import QuantizedLayer
 from quark.models.layers.layer_shape import LayerShape
 from quark.numbers import TensorQuantizer, output_first_shape, quantizer_for
 from quark.plugins import GraphOpRecord, LayerTypeRecord, Registry, graph_ops, layer_types
@@ -57,8 +56,7 @@ class Operator:
         """
         if self.record.layer_type is None:
             return quantizer_for(spec, activation=slot.is_activation)
-        quantized: type[QuantizedLayer] = layer_types().load_quantized(self.record.layer_type)
-        return quantized.quantizer_of(slot, spec, self._layer_shape())
+        return layer_types().load_quantized(self.record.layer_type).quantizer_of(slot, spec, self._layer_shape())
 
     def _layer_shape(self) -> LayerShape:
         layer_type, groups = self.layer_type, self.argument("groups") or 1

@@ -14,8 +14,7 @@ __all__ = ["free_path", "set_parameter", "value_of"]
 
 def value_of(model: fx.GraphModule, node: fx.Node) -> Tensor:
     """Return the parameter, or buffer, that a ``get_attr`` node reads."""
-    value: Tensor = attrgetter(str(node.target))(model)
-    return value
+    return attrgetter(str(node.target))(model)
 
 
 def set_parameter(
