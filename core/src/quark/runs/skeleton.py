@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +12,12 @@ from quark.calibration.attention import attention_quantizers, install
 from quark.config.slot import Slot
 from quark.models.layers import QuantizedLayer, QuantizerModule, quantized_class
 from quark.models.layers.attention import PROBABILITIES
+from quark.models.layers.quantized_layers import copied
 from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import QuantPlan
 from quark.numbers import QParams, TensorQuantizer
 
 __all__ = ["quantized_skeleton"]
-
-_M = TypeVar("_M", bound=nn.Module)
 
 
 @torch.no_grad()
@@ -60,7 +58,7 @@ def _quantized_layers(modules: Mapping[str, nn.Module], rows: Iterable[PlanRow])
             first_of[kind] = layer, quantized_class(layer).from_float(layer, row.quantized_to)
             _give_scales(first_of[kind][1], row)
         first, quantized = first_of[kind]
-        layers[row.name] = _copied(quantized)
+        layers[row.name] = copied(quantized, type(quantized))
         kept = (name for name, parameter in first._parameters.items() if quantized._parameters.get(name) is parameter)
         layers[row.name]._parameters |= {name: layer._parameters[name] for name in kept}
     return layers
@@ -74,18 +72,10 @@ def _structure(model: nn.Module) -> nn.Module:
     """Return a copy of the modules that shares their tensors; a module that occurs twice is copied once."""
     copies: dict[int, nn.Module] = {}
     for module in model.modules():
-        copies[id(module)] = _copied(module)
-    for copied in copies.values():
-        copied._modules = {name: None if child is None else copies[id(child)] for name, child in copied._modules.items()}
+        copies[id(module)] = copied(module, type(module))
+    for copy in copies.values():
+        copy._modules = {name: None if child is None else copies[id(child)] for name, child in copy._modules.items()}
     return copies[id(model)]
-
-
-def _copied(module: _M) -> _M:
-    """Return a copy that shares the tensors and submodules of a module."""
-    copied = module.__class__.__new__(module.__class__)
-    # Dicts are the tables of parameters, buffers and submodules, which change in the copy.
-    copied.__dict__.update({k: dict(v) if type(v) is dict else v for k, v in module.__dict__.items()})
-    return copied
 
 
 def _give_scales(layer: QuantizedLayer, row: PlanRow) -> None:

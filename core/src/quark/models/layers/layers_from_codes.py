@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from quark.models.layers.coded_layer import restored_parameter
 from quark.models.layers.packed_weight import PackedWeight, weight_room
-from quark.models.layers.quantized_layers import QuantizedLayer
+from quark.models.layers.quantized_layers import QuantizedLayer, copied
 
 __all__ = ["ROOM_ELEMENTS", "Packed", "RunsFromCodes", "runs_from_codes"]
 
@@ -126,7 +126,8 @@ class RunsFromCodes(Packed):
     @torch.no_grad()
     def unpack(self) -> nn.Module:
         """Return the quantized layer with its weight in memory, as this one has been moved and cast."""
-        packed, quantized = self.packed_weight, _copied(self, type(self).__bases__[1])
+        packed = self.packed_weight
+        quantized: Any = copied(self, type(self).__bases__[1])
         for name in packed.tensors:
             del quantized._buffers[_PREFIX + name]
         del quantized.__dict__["_weight"]
@@ -166,20 +167,13 @@ def runs_from_codes(quantized: QuantizedLayer, weight: PackedWeight) -> Quantize
         CheckpointError: A scale is not valid.
     """
     weight.check()
-    layer = _copied(quantized, _class_from_codes(type(quantized)))  # type: ignore[arg-type]  # classes are hashed by identity
+    layer: Any = copied(quantized, _class_from_codes(type(quantized)))  # type: ignore[arg-type]  # classes are hashed by identity
     layer._parameters.pop("weight", None)
     layer._buffers |= {_PREFIX + name: tensor for name, tensor in weight.tensors.items()}
     # The tensors are the buffers: a second reference would keep those that are moved away.
     shapes = {name: tensor.to("meta") for name, tensor in weight.tensors.items()}
     layer._weight = PackedWeight(weight.packing, shapes, weight.shape, weight.dtype, weight.name)
     return layer
-
-
-def _copied(layer: nn.Module, kind: type[Any]) -> Any:
-    """Return a layer of that class with the attributes of ``layer``, which it does not change."""
-    copied: Any = kind.__new__(kind)  # type: ignore[call-overload]
-    copied.__dict__.update({k: dict(v) if type(v) is dict else v for k, v in layer.__dict__.items()})
-    return copied
 
 
 def _bare(quantized: type[QuantizedLayer]) -> Any:

@@ -202,7 +202,6 @@ class PackedLayer(Packed):
         """Return the quantized layer with some of its parameters, and all other tensors."""
         layer = self._float[0]
         quantized = quantized_class(layer).from_float(layer, self.layer_config)
-        quantized._parameters, quantized._buffers = dict(quantized._parameters), dict(quantized._buffers)
         shapes = {Slot.weight: self.weight_shape, Slot.bias: self._bias_shape}
         quantized._parameters |= dict.fromkeys(parameters)
         for slot in (*parameters, *ACTIVATIONS):

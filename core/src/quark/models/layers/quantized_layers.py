@@ -5,7 +5,7 @@ Convolutions are in `quark.models.layers.convolutions`.
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from torch import Tensor, nn
 
@@ -23,12 +23,15 @@ __all__ = [
     "QuantEmbeddingBag",
     "QuantLinear",
     "QuantizedLayer",
+    "copied",
     "counts_as",
     "is_quantized",
     "is_transposed",
     "linear_weight",
     "quantized_class",
 ]
+
+_M = TypeVar("_M", bound=nn.Module)
 
 
 class QuantizedLayer(nn.Module):
@@ -59,9 +62,7 @@ class QuantizedLayer(nn.Module):
 
         No value is rounded yet.
         """
-        quantized = cls.__new__(cls)
-        quantized.__dict__.update({k: dict(v) if type(v) is dict else v for k, v in layer.__dict__.items()})
-        quantized._modules = dict(layer._modules)
+        quantized = copied(layer, cls)
         quantized.layer_config = config
         quantized.planned_as = counts_as(layer)
         has_bias = getattr(layer, "bias", None) is not None
@@ -175,6 +176,14 @@ class QuantEmbeddingBag(QuantizedLayer, nn.EmbeddingBag):  # type: ignore[misc]
 
     Its input is indices, which are not quantized.
     """
+
+
+def copied(module: nn.Module, kind: type[_M]) -> _M:
+    """Return a module of that class that shares the tensors, submodules and settings of ``module``."""
+    copy = kind.__new__(kind)
+    # Dicts are the tables of parameters, buffers and submodules, which change in the copy.
+    copy.__dict__.update({k: dict(v) if type(v) is dict else v for k, v in module.__dict__.items()})
+    return copy
 
 
 def counts_as(layer: nn.Module) -> type[nn.Module] | None:
