@@ -21,7 +21,7 @@ from torch import Tensor
 from quark.base.parallel import parallel_map, row_slices
 from quark.numbers.number_format import QParams
 
-__all__ = ["CHUNK_ELEMENTS", "cast_finite", "in_parts", "keep_finite_", "scratch"]
+__all__ = ["CHUNK_ELEMENTS", "cast_finite", "in_parts", "keep_finite_", "kept_room", "scratch"]
 
 _LOCAL = threading.local()
 _KEPT = 1 << 20
@@ -37,14 +37,20 @@ def scratch(shape: Sequence[int], dtype: torch.dtype, device: torch.device, use:
         device: On devices other than the CPU, and for more than a tile, the memory is fresh.
         use: What it is for: two pieces of scratch memory that are needed at once have different uses.
     """
-    size = math.prod(shape) * dtype.itemsize
-    if device.type != "cpu" or size > _KEPT:
+    if device.type != "cpu" or math.prod(shape) * dtype.itemsize > _KEPT:
         return torch.empty(shape, dtype=dtype, device=device)
-    rooms: dict[str, Tensor] = _LOCAL.__dict__
-    room = rooms.get(use)
+    return kept_room(shape, dtype, device, use)
+
+
+def kept_room(shape: Sequence[int], dtype: torch.dtype, device: torch.device, use: str) -> Tensor:
+    """Return memory as `scratch` does, of any size and on any device; a thread keeps the largest."""
+    rooms: dict[tuple[str, torch.device], Tensor] = _LOCAL.__dict__.setdefault("rooms", {})
+    size = math.prod(shape) * dtype.itemsize
+    room = rooms.get((use, device))
     if room is None or room.numel() < size:
+        rooms.pop((use, device), None)
         with torch.inference_mode(False):  # memory of inference mode could not be written to outside of it
-            rooms[use] = room = torch.empty(size, dtype=torch.uint8)
+            rooms[use, device] = room = torch.empty(size, dtype=torch.uint8, device=device)
     return room[:size].view(dtype).view(shape)
 
 

@@ -9,7 +9,6 @@ parallelism for instance, is a `PackedWeight` of that part's tensors and shape.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import lru_cache
@@ -22,6 +21,7 @@ from torch import Tensor
 from quark.base.parallel import parallel_map, row_slices
 from quark.models.layers.coded_layer import refuse_bad_scales
 from quark.numbers import QParams, TensorQuantizer
+from quark.numbers.tiles import kept_room
 
 __all__ = ["FormatPacking", "PackedWeight", "RowCuts", "WeightPacking", "row_cuts", "weight_room"]
 
@@ -265,19 +265,9 @@ class PackedWeight:
         return rows[place * cuts.multiple + indices % cuts.multiple]
 
 
-_LOCAL = threading.local()
-
-
 def weight_room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return uninitialized memory for the values of a weight, which all layers on a device share.
 
     It holds until the thread asks again: a layer computes with it before the next layer is called.
     """
-    rooms: dict[torch.device, Tensor] = _LOCAL.__dict__.setdefault("rooms", {})
-    size = math.prod(shape) * dtype.itemsize
-    room = rooms.get(device)
-    if room is None or room.numel() < size:
-        rooms.pop(device, None)
-        with torch.inference_mode(False):  # memory of inference mode could not be written to outside of it
-            rooms[device] = room = torch.empty(size, dtype=torch.uint8, device=device)
-    return room[:size].view(dtype).view(shape)
+    return kept_room(shape, dtype, device, "the values of a weight")
