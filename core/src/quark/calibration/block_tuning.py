@@ -123,13 +123,12 @@ class BlockTuning:
             self.metrics.setdefault(layer, {})[name] = values
 
     def _rounded_block(self, tuning: Tuning) -> RoundedBlock:
-        prefix = self._block.prefix
-        chosen = {n: pair for n, pair in self._layers.items() if n in self._tuned}
+        chosen = {n.removeprefix(self._block.prefix): pair for n, pair in self._layers.items() if n in self._tuned}
         samples = self._samples[tuning.wants_float]
         return RoundedBlock(
             self._block.name,
-            {n.removeprefix(prefix): quantized for n, (_, quantized) in chosen.items()},
-            {n.removeprefix(prefix): linear_weight(layer).detach() for n, (layer, _) in chosen.items()},
+            {n: quantized for n, (_, quantized) in chosen.items()},
+            {n: linear_weight(layer).detach() for n, (layer, _) in chosen.items()},
             self._parameters(),
             [samples[number] for number in sorted(samples)],
             self._output,

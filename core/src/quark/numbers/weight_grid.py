@@ -58,7 +58,9 @@ class WeightGrid:
         self._quantizers = quantizers
         self._rows = list(rows)
         self._level = quantizers[0].stored_level
-        common = self._common_observer(weight) if shared else None
+        common = quantizers[0].observer() if shared else None
+        if common is not None:
+            common.observe(weight.t())
         self._outers = self._outer_scales(weight, common)
         self._outer = None if self._outers is None else torch.cat([o.expand(n) for o, n in zip(self._outers, self._rows, strict=True)])
         self._element_format = self._level.format.element_format()
@@ -216,12 +218,6 @@ class WeightGrid:
         Each then belongs to one group of one row, without zero points and subscales.
         """
         return self.fixed is None and self._level.spec.symmetric is not False and not self.has_subscales
-
-    def _common_observer(self, weight: Tensor) -> Observer:
-        """Return an observer that has seen the weights of all layers."""
-        observer = self._quantizers[0].observer()
-        observer.observe(weight.t())
-        return observer
 
     def _outer_scales(self, weight: Tensor, common: Observer | None) -> list[Tensor] | None:
         """Return the outer scale of each layer, ``[]`` or ``[rows]``; None where the quantizers have none."""

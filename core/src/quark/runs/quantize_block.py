@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from quark.algorithms import RoundToNearest, Tuning
-from quark.base.ranks import Ranks
 from quark.calibration.activation_scales import ActivationScales
 from quark.calibration.attention import install
 from quark.calibration.block_calibration import BlockCalibration
@@ -218,7 +217,8 @@ def quantize_block(pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow
             rounded, inputs, figures.flops = calibration.rounded, calibration.inputs, calibration.flops
         else:
             rounded = _rounded_without_statistics(pipeline, layers, run.chosen(rows), block_run, scales, report)
-    report.tokens |= _of_all_ranks(own_tokens, run.ranks)
+    counts = run.ranks.gather(dict(own_tokens)) if own_tokens else []
+    report.tokens |= {name: sum(count[name] for count in counts) for name in own_tokens}
 
     # Scales of activations, and weights that are rounded to nearest.
     finish_layers(pipeline, layers, scales, rounded, inputs)
@@ -326,12 +326,6 @@ def _rounded_without_statistics(
         metrics = round_validated(pipeline.rounding, rounding_tasks(own, pipeline.input_groups.siblings))
         report.layers |= {name: of_layer for name, of_layer in metrics.items() if of_layer}
         return set(own)
-
-
-def _of_all_ranks(tokens: Mapping[str, int], ranks: Ranks) -> dict[str, int]:
-    """Return the numbers of tokens that have reached layers, on all ranks together."""
-    counts = ranks.gather(dict(tokens)) if tokens else []
-    return {name: sum(count[name] for count in counts) for name in tokens}
 
 
 def quantized_layers(model: nn.Module, rows: Iterable[PlanRow], source: RunSource | None = None) -> dict[str, QuantizedLayer]:

@@ -196,7 +196,18 @@ class LLMTemplate:
         try:
             record = templates().get(model_type)
         except UnknownNameError as error:
-            raise cls._no_template(model_type) from error
+            available = cls.list_available()
+            near = closest(str(model_type), available)
+            hint = f" Did you mean '{near}'?" if near else ""
+            failed = "".join(f". A plugin failed: {failure}" for failure in templates().failures())
+            raise UnknownNameError(
+                f"There is no model template defined for the model type '{model_type}'.{hint} Available templates: {', '.join(available)}. "
+                f"To add one: LLMTemplate.register_template(LLMTemplate(model_type='{model_type}', kv_layers_name=[…], "
+                f"exclude_layers_name=[…])), or a plugin's quark_register_templates{failed}",
+                kind="template",
+                name=str(model_type),
+                known=available,
+            ) from error
         if isinstance(record, RunTimeTemplate):
             return cast("LLMTemplate", record.template)
         registry = algorithms()
@@ -205,21 +216,6 @@ class LLMTemplate:
         if cached is None or cached[0] != source:
             cached = cls._made[record.name] = (source, cls.from_architecture(templates().load_architecture(model_type)))
         return cached[1]
-
-    @classmethod
-    def _no_template(cls, model_type: str) -> UnknownNameError:
-        available = cls.list_available()
-        near = closest(str(model_type), available)
-        hint = f" Did you mean '{near}'?" if near else ""
-        failed = "".join(f". A plugin failed: {failure}" for failure in templates().failures())
-        return UnknownNameError(
-            f"There is no model template defined for the model type '{model_type}'.{hint} Available templates: {', '.join(available)}. "
-            f"To add one: LLMTemplate.register_template(LLMTemplate(model_type='{model_type}', kv_layers_name=[…], "
-            f"exclude_layers_name=[…])), or a plugin's quark_register_templates{failed}",
-            kind="template",
-            name=str(model_type),
-            known=available,
-        )
 
     @classmethod
     def register_scheme(cls, scheme_name: str, config: QLayerConfig) -> None:

@@ -71,7 +71,9 @@ def check_shards(directory: Path) -> list[Shard]:
                 f"'{directory}' has neither {SINGLE} nor {INDEX}: weights are read from safetensors only, convert them first"
             )
         return [read_header(directory / SINGLE)]
-    weight_map = _weight_map(index)
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
+        raise CheckpointError(f"'{index}' is not a safetensors index: its weight_map does not map tensor names to files")
     files = {name: _inside(directory, name) for name in sorted(set(weight_map.values()))}
     if SINGLE not in files and (directory / SINGLE).exists():
         raise CheckpointError(
@@ -124,13 +126,6 @@ def _refuse_unlisted(shards: Mapping[str, Shard], weight_map: Mapping[str, str],
                 f"'{shard.path}' has {len(unlisted)} tensor(s) that '{index}' does not list: {folded(unlisted)}. Readers differ in whether "
                 "they read such tensors, and file and index may be of different checkpoints: fetch both again, or make the index anew"
             )
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    weight_map = read_json(index).get("weight_map")
-    if isinstance(weight_map, dict) and weight_map and all(isinstance(v, str) for v in weight_map.values()):
-        return weight_map
-    raise CheckpointError(f"'{index}' is not a safetensors index: its weight_map does not map tensor names to files")
 
 
 def _inside(directory: Path, name: str) -> Path:
