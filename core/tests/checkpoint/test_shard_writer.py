@@ -179,14 +179,14 @@ def test_parts_without_checksums_are_on_the_disk_too_when_it_says_so(tmp_path: P
 
 
 def test_what_counts_as_written_waits_for_a_part_that_is_written_beside_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    may_write, write_at = Event(), shard_writer._write_at
+    may_write, write_at = Event(), shard_writer.write_at
 
     def write_late(file: int, data: memoryview, offset: int) -> None:
         may_write.wait(60)
         write_at(file, data, offset)
 
     with opened([part({"a": torch.ones(40)}).meta], tmp_path) as writer, ThreadPoolExecutor(1) as thread:
-        monkeypatch.setattr(shard_writer, "_write_at", write_late)
+        monkeypatch.setattr(shard_writer, "write_at", write_late)
         writer.write_beside(part({"a": torch.ones(40)}))
         written = thread.submit(writer.written)
         with pytest.raises(TimeoutError):
@@ -202,7 +202,7 @@ def test_what_goes_wrong_beside_the_others_is_raised_at_the_end(tmp_path: Path, 
         raise OSError("no space")
 
     with opened([part({"a": torch.ones(40)}).meta], tmp_path) as writer:
-        monkeypatch.setattr(shard_writer, "_write_at", fail)
+        monkeypatch.setattr(shard_writer, "write_at", fail)
         writer.write_beside(part({"a": torch.ones(40)}))
         with pytest.raises(OSError, match="no space"):
             writer.finish()

@@ -10,7 +10,6 @@ file, whose pages the system reads when the forward goes on.
 from __future__ import annotations
 
 import mmap
-import os
 import tempfile
 from collections.abc import Hashable
 from pathlib import Path
@@ -20,6 +19,8 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+
+from quark.checkpoint.shard_writer import write_at
 
 __all__ = ["LEAST_SPILLED", "SpilledInputs"]
 
@@ -77,9 +78,7 @@ class SpilledInputs:
         with tempfile.TemporaryFile(dir=self._directory, prefix="quark-inputs-") as file:
             data = memoryview(tensor.detach().view(-1).view(torch.uint8).numpy().data)
             file.truncate(len(data))
-            done = 0
-            while done < len(data):
-                done += os.pwrite(file.fileno(), data[done:], done)
+            write_at(file.fileno(), data, 0)
             memory = mmap.mmap(file.fileno(), len(data))
         del data
         tensor.set_(torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape))  # type: ignore[call-overload]

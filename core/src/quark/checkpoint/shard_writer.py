@@ -27,7 +27,7 @@ from quark.checkpoint.shard_layout import ShardLayout
 from quark.errors import OutputError
 from quark.models.hf.shards import INDEX
 
-__all__ = ["Part", "ShardWriter", "create_shards"]
+__all__ = ["Part", "ShardWriter", "create_shards", "write_at"]
 
 _CHUNK = 4096 * ROW
 """Bytes that are read or written at once."""
@@ -69,7 +69,7 @@ def create_shards(layout: ShardLayout, directory: Path) -> list[str]:
             continue
         file = os.open(directory / name, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
-            _write_at(file, memoryview(header), 0)
+            write_at(file, memoryview(header), 0)
             end = len(header) + sum(place.size for place in layout.places.values() if place.file == number)
             os.ftruncate(file, min(end, os.fstat(file).st_size))
             os.fsync(file)
@@ -228,7 +228,7 @@ class ShardWriter:
     def _write_all(self, tensors: Sequence[tuple[str, Tensor]], checksums: dict[str, str] | None) -> None:
         for name, tensor in tensors:
             place, data = self._layout.places[name], memoryview(tensor.numpy().data)
-            _write_at(self._files[place.file], data, place.offset)
+            write_at(self._files[place.file], data, place.offset)
             if checksums is not None:
                 checksums[name] = checksum([tensor])
 
@@ -267,7 +267,7 @@ def _checked(name: str, tensor: Tensor, expected: Tensor) -> Tensor:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
-def _write_at(file: int, data: memoryview, offset: int) -> None:
+def write_at(file: int, data: memoryview, offset: int) -> None:
     """Write all of ``data``, a part at a time.
 
     Of several that write to one file, each waits while another writes.

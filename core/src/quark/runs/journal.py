@@ -21,6 +21,7 @@ import attrs
 
 from quark.checkpoint.atomic_directory import JOURNAL, synchronize
 from quark.checkpoint.destination import COMPANIONS, OF_THE_RUN, RUN_FILE
+from quark.checkpoint.shard_writer import write_at
 from quark.errors import OutputError, ResumeError
 from quark.models.hf.json_files import read_json
 from quark.runs.identity import RunIdentity, differences
@@ -144,9 +145,7 @@ class Journal:
         file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
             os.ftruncate(file, self._end)
-            done = 0
-            while done < len(data):
-                done += os.pwrite(file, data[done:], self._end + done)
+            write_at(file, memoryview(data), self._end)
             os.fsync(file)
         finally:
             os.close(file)
