@@ -60,6 +60,7 @@ class BlockTuning:
         self._forwards = {f.number: f for f in self._block_run.forwards if not f.is_float}
         self._samples: dict[bool, dict[int, Sample]] = {True: {}, False: {}}
         self._outputs: dict[Forward, Any] = {}
+        self._quantized = {n.removeprefix(self._block.prefix): layer for n, (_, layer) in self._layers.items()}
         with self._clock.phase("forward"):
             if not all(tuning.wants_float for tuning in self._tunings.values()):
                 self._block_run.replay(self._see_target, self._forwards.values())
@@ -137,11 +138,10 @@ class BlockTuning:
 
     def _parameters(self) -> dict[str, nn.Parameter]:
         """Return the vectors among the block's parameters that stay float, as the finished block has them."""
-        quantized = {n.removeprefix(self._block.prefix): layer for n, (_, layer) in self._layers.items()}
         found = {}
         for name, parameter in self._block.module.named_parameters():
             owner, _, attribute = name.rpartition(".")
-            layer = quantized.get(owner)
+            layer = self._quantized.get(owner)
             if parameter.ndim == 1 and (layer is None or layer.bias_quantizer is None):
                 found[name] = parameter if layer is None else getattr(layer, attribute)
         return found
@@ -160,11 +160,10 @@ class BlockTuning:
     @contextmanager
     def _substituted(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
         """See `RoundedBlock.substituted`."""
-        quantized = {n.removeprefix(self._block.prefix): layer for n, (_, layer) in self._layers.items()}
         places = []
         for name, tensor in tensors.items():
             owner, _, attribute = name.rpartition(".")
-            module: nn.Module = quantized[owner] if owner in quantized else self._block.module.get_submodule(owner)
+            module: nn.Module = self._quantized[owner] if owner in self._quantized else self._block.module.get_submodule(owner)
             places.append((module, attribute, module._parameters.pop(attribute)))
             module.__dict__[attribute] = tensor
         try:

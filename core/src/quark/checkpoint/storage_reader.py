@@ -125,7 +125,6 @@ class StoredLayer(Packed):
         for leaf, tensor in stored.items():
             self.register_buffer(leaf, torch.empty_like(tensor))
 
-    @torch.no_grad()
     def unpack(self) -> QuantizedLayer:
         """Return the quantized layer of the stored tensors, on their device.
 
@@ -134,7 +133,6 @@ class StoredLayer(Packed):
         """
         return self._restored(keeps_tensors=False)
 
-    @torch.no_grad()
     def from_codes(self) -> QuantizedLayer:
         """Return a layer that computes the same and keeps the stored tensors of its weight.
 
@@ -143,6 +141,7 @@ class StoredLayer(Packed):
         """
         return self._restored(keeps_tensors=True)
 
+    @torch.no_grad()
     def _restored(self, *, keeps_tensors: bool) -> QuantizedLayer:
         layer = self._quantized[0]
         layer._parameters["bias"] = self._parameters["bias"]

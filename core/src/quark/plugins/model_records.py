@@ -21,6 +21,7 @@ from quark.plugins.records import Record
 
 __all__ = ["GraphOpRecord", "LayerTypeRecord", "RunTimeTemplate", "TemplateRecord"]
 
+_ARCHITECTURE = value_reference("quark.config.architecture:Architecture")
 _OPERATOR = re.compile(r"\w+::\w+")
 
 
@@ -38,7 +39,7 @@ class TemplateRecord(Record):
             small configuration, where transformers knows the family.
     """
 
-    architecture: Reference | None = attrs.field(converter=as_reference, metadata=value_reference("quark.config.architecture:Architecture"))
+    architecture: Reference | None = attrs.field(converter=as_reference, metadata=_ARCHITECTURE)
     modeling: str | None = attrs.field(default=None, validator=attrs.validators.optional(check_module))
     example: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=function_reference())
 
@@ -54,9 +55,7 @@ class RunTimeTemplate(TemplateRecord):
     """
 
     name: str = attrs.field(validator=check_run_time_name)
-    architecture: Reference | None = attrs.field(
-        default=None, converter=as_optional_reference, metadata=value_reference("quark.config.architecture:Architecture")
-    )
+    architecture: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=_ARCHITECTURE)
     template: Any = None
 
 
