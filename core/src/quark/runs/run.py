@@ -247,7 +247,9 @@ def plan_run(model: nn.Module, config: QConfig, codes_of: CodesOf = MappingProxy
     """
     config = config.copied()
     codes_of = codes_of if config.keep_prequantized_layers else {}
-    _refuse_no_spill_directory(config)
+    directory = config.spill_directory
+    if directory is not None and not Path(directory).is_dir():
+        raise ConfigError(f"spill_directory='{directory}' is not a directory: make it, or give one on a disk with room for activations")
     if config.algo_config is not None:
         config.algo_config = [own_settings(settings) for settings in config.algo_config]
     algorithms = algorithms_of(config)
@@ -373,9 +375,3 @@ def allowed_activations(config: QConfig, device: torch.device) -> int | None:
         return config.activation_memory
     free = free_bytes(device)
     return None if free is None else int(SHARE * free)
-
-
-def _refuse_no_spill_directory(config: QConfig) -> None:
-    directory = config.spill_directory
-    if directory is not None and not Path(directory).is_dir():
-        raise ConfigError(f"spill_directory='{directory}' is not a directory: make it, or give one on a disk with room for activations")

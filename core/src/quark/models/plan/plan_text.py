@@ -18,11 +18,10 @@ _MOST_RULES = 16
 
 def _attention_lines(plan: QuantPlan) -> Iterator[str]:
     probabilities = sum(1 for a in plan.attentions if a.probabilities is not None)
-    states = {word: sum(1 for a in plan.attentions if state in a.states) for word, state in _STATES.items()}
     if probabilities:
         yield f"  attention: probabilities of {probabilities} modules {describe_activation(plan.config.softmax_quant_spec)}"
-    for word, count in states.items():
-        if count:
+    for word, state in _STATES.items():
+        if count := sum(1 for a in plan.attentions if state in a.states):
             yield f"  attention: {word} of {count} modules as attention gets them, after the rotary embedding"
 
 
