@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quark.base.parallel import SMALL, coarsely, one_thread, parallel_map, row_slices
+from quark.base.parallel import SMALL, beside, coarsely, one_thread, parallel_map, row_slices
 
 
 @pytest.fixture(autouse=True)
@@ -147,3 +147,33 @@ def test_coarsely_changes_nothing_for_large_matrices() -> None:
     torch.set_num_threads(2)
     with coarsely(SMALL + 1):
         assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_work_beside_is_done_by_another_thread_where_there_is_one(threads: int) -> None:
+    torch.set_num_threads(threads)
+    with coarsely(100), torch.no_grad():
+        result = beside(lambda: (threading.get_ident(), torch.get_num_threads(), torch.is_grad_enabled()))
+        ident, inside, has_grad = result()
+        assert (inside, has_grad) == (1, False)
+        assert (ident == threading.get_ident()) == (threads == 1)
+        assert result()[0] == ident, "computed once"
+        # the thread takes its part of other work when it has done its own
+        assert parallel_map(lambda x: x + 1, range(4)) == [1, 2, 3, 4]
+
+
+def test_work_beside_is_done_at_once_outside_of_coarsely_and_on_large_matrices() -> None:
+    torch.set_num_threads(2)
+    done: list[int] = []
+    beside(lambda: done.append(threading.get_ident()))
+    with coarsely(SMALL + 1):
+        beside(lambda: done.append(threading.get_ident()))
+    assert done == [threading.get_ident()] * 2
+
+
+def test_an_error_of_work_beside_comes_out_where_its_result_is_asked_for() -> None:
+    torch.set_num_threads(2)
+    with coarsely(100):
+        result = beside(lambda: torch.zeros(0)[0])
+        with pytest.raises(IndexError):
+            result()

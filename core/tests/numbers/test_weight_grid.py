@@ -55,6 +55,18 @@ def test_scales_and_values_are_those_of_round_to_nearest(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_error_is_what_rounding_takes_away(scheme: str) -> None:
+    grid, wt = grid_of(quark.schemes().load_config(scheme)().weight), transposed(weights())
+    scales = grid.with_subscales(wt, grid.fixed or grid.scales(wt))
+    out = torch.empty_like(wt)
+    found, rounded = grid.error(wt, scales, out), grid.round_(wt.clone(), scales)
+    assert found.data_ptr() == out.data_ptr()
+    assert found.shape == wt.shape
+    torch.testing.assert_close(wt - found, rounded, rtol=1e-6, atol=1e-7)
+    assert torch.equal(wt, transposed(weights()))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_weights_are_exactly_the_values_of_their_codes(scheme: str) -> None:
     spec = quark.schemes().load_config(scheme)().weight
     grid, quantizer = grid_of(spec), quantizer_for(spec, activation=False)

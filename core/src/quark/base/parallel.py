@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["CPU", "SMALL", "Item", "Result", "coarsely", "one_thread", "parallel_map", "row_slices"]
+__all__ = ["CPU", "SMALL", "Item", "Result", "beside", "coarsely", "one_thread", "parallel_map", "row_slices"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -59,6 +59,23 @@ def parallel_map(work: Callable[[Item], Result], items: Sequence[Item], device: 
     workers = min(_threads(), len(items)) - 1
     with one_thread(), _threads_set(0):
         return list(map(work, items)) if workers < 1 else _shared(work, items, workers)
+
+
+def beside(work: Callable[[], Result], device: torch.device = CPU) -> Callable[[], Result]:
+    """Return a function that returns ``work()``; inside of `coarsely` another thread computes it meanwhile.
+
+    Elsewhere it has been computed when this returns. An exception comes out of the function that is returned.
+    """
+    if device.type != "cpu" or torch.get_num_threads() > 1 or _threads() == 1:
+        result = work()
+        return lambda: result
+    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+    def in_mode() -> Result:
+        with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+            return work()
+
+    return _POOL.submit(in_mode, 1)[0].result
 
 
 @contextmanager
@@ -153,7 +170,7 @@ class _Pool:
         self._executor: ThreadPoolExecutor | None = None
         self._size = 0
 
-    def submit(self, task: Callable[[], None], times: int) -> list[Future[None]]:
+    def submit(self, task: Callable[[], Result], times: int) -> list[Future[Result]]:
         """Have that many threads run ``task``."""
         with self._lock:
             if self._executor is None or times > self._size:

@@ -56,10 +56,11 @@ WIDEST = 256
 """Groups of more channels than this are compared by H's diagonal alone: whole blocks of H would cost more
 than the column loop.
 """
-PIECE = 1 << 18
+PIECE = 1 << 20
 """Weights that a thread works on at a time.
 
-With fewer, calls of operations would take longer than their work; more would leave the thread's cache.
+With a quarter, calls of operations and the scales of groups take half as long again; more would leave the
+caches that threads share, and few layers would have work for two.
 """
 LARGE_PIECE = 1 << 26
 """Weights that are worked on at a time on devices other than the CPU, 256 MiB in float32."""
@@ -189,7 +190,7 @@ def _search_spanning(wt: Tensor, grid: WeightGrid, spans: Tensor, moments: Tenso
 
 def _loss(w: Tensor, grid: WeightGrid, scales: GroupScales, moments: Tensor | None, scratch: Tensor) -> Tensor:
     """Return the weighted squared error of each group of each row, ``[m, n]``."""
-    error = grid.round_(scratch.copy_(w), grid.with_subscales(w, scales)).sub_(w).view(-1, grid.group, w.shape[1])  # [m, g, n]
+    error = grid.error(w, grid.with_subscales(w, scales), scratch).view(-1, grid.group, w.shape[1])  # [m, g, n]
     if moments is None:
         return error.square_().sum(1)
     if moments.ndim == 2:
