@@ -3,13 +3,14 @@
     python -m benchmarks.defaults TEXT_DIR MODEL… --setting now=gptq --setting mse=gptq:scale_search=mse
                                   [--schemes int4_wo_64,mxfp4] [--seeds 0,1] [--calibrate foldoc]
                                   [--evaluate foldoc,devil,code,german] [--windows 4] [--length 512]
-                                  [--calibration-windows 8] [--dtype float32]
+                                  [--calibration-windows 8] [--dtype float32] [--blocks 6]
                                   [--out docs/data/defaults.json]
 
 A MODEL is a directory, or ``NAME=DIRECTORY``; ``tiny-llama``, ``tiny-mixture`` and ``tiny-layernorm`` are the
 bundled ones. ``--seeds`` rescale its channels by factors that cancel (`benchmarks.rescaled`); 0 leaves them
 as they are. Texts are those of `benchmarks.texts`: calibration sees the first half of a text, evaluation the
-second, and of other texts too. ``--windows 2 --length 128`` is a quick look.
+second, and of other texts too. ``--windows 2 --length 128`` is a quick look. ``--blocks`` quantizes the first
+decoder blocks alone, where whole models take too long.
 
 A setting is ``NAME=ALGORITHMS[:OPTION=VALUE,…]``: algorithms joined by ``+``, or ``none`` for
 round-to-nearest; an option is a field of the algorithms' settings (``damp_percent`` of all that have it,
@@ -227,10 +228,25 @@ def _quantized(
     rescale(model, place.seed, next(iter(rows.values()))[:1, :64])
     forward = forward_seconds(model, calib[:2], time.process_time) * len(calib) / 2
     config = setting.config(model.config.model_type, place.scheme)
-    start = time.process_time()
-    with setting.replacing():
+    with _first_blocks(model, args.blocks), setting.replacing():
+        start = time.process_time()
         quantized = ModelQuantizer(config).quantize_model(model, list(calib.split(1)))
-    return quantized, round((time.process_time() - start) / forward, 2)
+        cost = round((time.process_time() - start) / forward, 2)
+    return quantized, cost
+
+
+@contextmanager
+def _first_blocks(model: Any, count: int | None) -> Iterator[None]:
+    """Let a Llama or a model like it have its first decoder blocks alone in the body; None stands for all."""
+    if count is None:
+        yield
+        return
+    others, config = model.model.layers[count:], model.config.get_text_config()
+    whole, model.model.layers = config.num_hidden_layers, model.model.layers[:count]
+    config.num_hidden_layers = count
+    yield
+    model.model.layers.extend(others)
+    config.num_hidden_layers = whole
 
 
 def _values(reference: nn.Module, models: Mapping[str, nn.Module], rows: Tensor) -> dict[str, dict[str, list[float]]]:
@@ -288,6 +304,7 @@ def add_comparison(path: Path, args: argparse.Namespace, cells: Sequence[Mapping
             "length": args.length,
             "calibration_windows": args.calibration_windows,
             "dtype": args.dtype,
+            **({"blocks": args.blocks} if args.blocks else {}),
             "texts": {kind: digest(args.text / f"{kind}.txt") for kind in _texts(args)},
             "cells": list(cells),
         }
@@ -314,6 +331,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--calibration-windows", type=int, default=8)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--blocks", type=int, help="how many of the decoder blocks are quantized; default: all")
     parser.add_argument("--out", type=Path, help="file of results to which the comparison is added")
     return parser
 
