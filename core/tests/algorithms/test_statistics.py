@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from quark.algorithms import AbsMax, AbsMean, CrossMoment, Hessian, Hessian64, Statistic, statistics
+from quark.algorithms import AbsMax, AbsMean, CrossMoment, Hessian, Hessian64, OutputMoment, Statistic
 
 CPU = torch.device("cpu")
 READ: dict[type[Statistic], Callable[[Statistic], Tensor]] = {
@@ -18,6 +17,7 @@ READ: dict[type[Statistic], Callable[[Statistic], Tensor]] = {
     CrossMoment: lambda found: found.matrix(),  # type: ignore[attr-defined]
     Hessian: lambda found: found.matrix(),  # type: ignore[attr-defined]
     Hessian64: lambda found: found.matrix(),  # type: ignore[attr-defined]
+    OutputMoment: lambda found: found.matrix(),  # type: ignore[attr-defined]
 }
 
 
@@ -95,6 +95,25 @@ def test_work_is_counted_by_tokens_and_entries() -> None:
     assert seen(Hessian, x, x).flops == 5 * 4 * (4 + 1)  # a triangle with its diagonal, two operations an entry
     assert seen(CrossMoment, x, x).flops == 2 * 5 * 4 * 4
     assert seen(AbsMax, x, x).flops == 0
+    of_outputs = OutputMoment(4, CPU, 3)
+    of_outputs.update(x, torch.randn(5, 3))
+    assert of_outputs.flops == 2 * 5 * 3 * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_moment_of_outputs_is_the_weight_times_that_of_inputs_and_their_errors(dtype: torch.dtype) -> None:
+    """``Σ (W x_float) xᵀ = W (D + H)``; outputs in bfloat16 differ from W x_float by their rounding."""
+    generator = torch.Generator().manual_seed(0)
+    x, reference = torch.randn(2, 600, 200, generator=generator).to(dtype)
+    weight = torch.randn(24, 200, generator=generator).to(dtype)
+    parts = [OutputMoment(200, CPU, 24), OutputMoment(200, CPU, 24)]
+    for part, tokens in zip(parts, (slice(599), slice(599, 600)), strict=True):
+        part.update(x[tokens], reference[tokens] @ weight.t())
+    parts[0].merge(parts[1])
+    d, h = seen(CrossMoment, x, reference).matrix(), seen(Hessian, x, reference).matrix()  # type: ignore[attr-defined]
+    expected = weight.double() @ (d.double() + h.double())
+    error = torch.linalg.matrix_norm(parts[0].matrix() - expected) / torch.linalg.matrix_norm(expected)
+    assert error < (1e-5 if dtype is torch.float32 else 2**-8)
 
 
 @pytest.mark.parametrize("kind", [Hessian, Hessian64])
@@ -113,32 +132,3 @@ def test_the_hessian_of_bfloat16_inputs_is_exact_but_for_the_float32_sum(kind: t
         assert (hessian.matrix().double() - expected).abs().le(bound).all()
         assert torch.equal(hessian.matrix(), hessian.matrix().t())
     assert not (expected.bfloat16().double() - expected).abs().le(bound).all()
-
-
-@pytest.fixture
-def precision() -> Iterator[Any]:
-    """The precision of torch's matrix products on CPUs, ``ieee`` while a test runs."""
-    matmul = torch.backends.mkldnn.matmul
-    before, matmul.fp32_precision = matmul.fp32_precision, "ieee"
-    yield matmul
-    matmul.fp32_precision = before
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kind", [Hessian, CrossMoment])
-def test_products_are_those_of_bfloat16_where_both_inputs_are(
-    kind: type[Statistic], dtype: torch.dtype, precision: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The difference of two inputs, in a cross moment, is none; an error gives the precision back too."""
-    allowed: list[str] = []
-
-    def failing(*tensors: Tensor) -> None:
-        allowed.append(precision.fp32_precision)
-        raise RuntimeError("no memory")
-
-    monkeypatch.setattr(statistics, "_add_product", failing)
-    statistic = seen(kind, torch.ones(3, 4, dtype=dtype), torch.zeros(3, 4, dtype=dtype))
-    with pytest.raises(RuntimeError, match="no memory"):
-        statistic.flush()
-    assert allowed == ["bf16" if dtype is torch.bfloat16 and kind is Hessian else "ieee"]
-    assert precision.fp32_precision == "ieee"

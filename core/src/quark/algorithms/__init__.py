@@ -2,7 +2,7 @@
 
 from quark.algorithms.rounding import HeldOut, Metrics, NamesLayers, Rounding, RoundingTask, RoundToNearest
 from quark.algorithms.stacked_weights import StackedWeights, float_weight, weight_quantizer
-from quark.algorithms.statistics import AbsMax, AbsMean, CrossMoment, Hessian, Hessian64, Statistic
+from quark.algorithms.statistics import AbsMax, AbsMean, CrossMoment, Hessian, Hessian64, OutputMoment, Statistic
 from quark.algorithms.transform import (
     BlockContext,
     FinishesBlocks,
@@ -35,6 +35,7 @@ __all__ = [
     "Metrics",
     "NamesLayers",
     "OutputError",
+    "OutputMoment",
     "ResolvedSettings",
     "ResolvesForModel",
     "RoundToNearest",

@@ -36,16 +36,21 @@ class HeldOut:
         x: Inputs of the layers in the quantized model, ``[n, K]``, in the model's dtype.
         reference: Their inputs in the float model, likewise; None where no statistic needs them, or they are
             not known.
+        float_outputs: The output of a single layer in the float model, without bias, ``[n, N]``, in place of
+            ``reference`` (`Statistic.of_outputs`); else None.
     """
 
     x: Tensor
     reference: Tensor | None = None
+    float_outputs: Tensor | None = None
 
     def outputs(self, weight: Tensor) -> Tensor:
-        """Return the outputs of a weight ``[N, K]``, ``[n, N]``, float32.
+        """Return the outputs of the float weight ``[N, K]``, or of some of its rows, ``[n, N]``, float32.
 
         Inputs are those of the float model, if they are known.
         """
+        if self.float_outputs is not None:
+            return self.float_outputs.float()
         x = self.x if self.reference is None else self.reference
         return x.float() @ weight.float().t()
 

@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, nullcontext
-from functools import partial
-from operator import call
+from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, Self, TypeVar, TypeVarTuple, cast
 
 import torch
 from torch import Tensor
 
-from quark.base.parallel import coarsely, parallel_map, row_slices
+from quark.algorithms.product_sum import HALVES, ProductSum
+from quark.base.parallel import coarsely
 from quark.base.ranks import Ranks
 from quark.errors import PluginError
 
-__all__ = ["AbsMax", "AbsMean", "CrossMoment", "Hessian", "Hessian64", "Statistic"]
+__all__ = ["AbsMax", "AbsMean", "CrossMoment", "Hessian", "Hessian64", "OutputMoment", "Statistic"]
 
 _Arguments = TypeVarTuple("_Arguments")
 _Value = TypeVar("_Value")
-
-_STRIP = 128
-"""Rows of a Hessian that are summed at a time, from the diagonal on: little more than half the product."""
-_FEW_STRIPS = 4
-"""Number of strips on devices that process one strip at a time: 5/8 of the full product."""
-_WAITING = 2048
-"""Tokens that are collected, on CPUs, before their products are added at once."""
-_CONVERTED = 512
-"""Tokens in 16 bits that are converted at a time, on CPUs: caches hold them until they are multiplied."""
-_HALVES = (torch.float16, torch.bfloat16)
-_PRECISION = threading.Lock()
 
 
 class Statistic(ABC):
@@ -48,6 +34,8 @@ class Statistic(ABC):
     Attributes:
         wants_float: Whether the inputs in the float model are needed too, which doubles the forwards.
         one_in: Of how many tokens of a call one is enough, evenly spaced; a run leaves the others out.
+        of_outputs: `OutputMoment`, if that will do in place of this statistic where it is smaller: for a
+            layer with an input of its own and fewer outputs than inputs. None if not.
         tokens: The number of tokens in the sum.
         inputs_last: Whether inputs stay as they are until the next `flush`, so that none has to be copied.
 
@@ -68,6 +56,7 @@ class Statistic(ABC):
 
     wants_float: ClassVar[bool] = False
     one_in: ClassVar[int] = 1
+    of_outputs: ClassVar[type[OutputMoment] | None] = None
 
     def __init__(self, columns: int, device: torch.device) -> None:
         self.columns = columns
@@ -142,14 +131,14 @@ class Statistic(ABC):
 
 
 class _Moment(Statistic):
-    """A sum of products of channels, ``[K, K]``; the subclass defines the products."""
+    """A sum of products of channels, ``[K, K]`` or ``[rows, K]``; the subclass defines the products."""
 
     master: ClassVar[torch.dtype] = torch.float32
     _is_symmetric: ClassVar[bool] = True
 
-    def __init__(self, columns: int, device: torch.device) -> None:
+    def __init__(self, columns: int, device: torch.device, rows: int | None = None) -> None:
         super().__init__(columns, device)
-        self._products = _Products(columns, self.master, device, is_symmetric=self._is_symmetric)
+        self._products = ProductSum(rows or columns, columns, self.master, device, is_symmetric=self._is_symmetric)
 
     def matrix(self) -> Tensor:
         """Return the accumulated tensor itself, symmetric in a Hessian, which must not be changed."""
@@ -180,7 +169,7 @@ class Hessian(_Moment):
     """
 
     def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
-        x = self._kept(x, x.dtype if x.dtype in _HALVES else torch.float32)
+        x = self._kept(x, x.dtype if x.dtype in HALVES else torch.float32)
         self._products.add(x, x)
 
     @property
@@ -237,6 +226,27 @@ class CrossMoment(_Moment):
         return 2 * self.tokens * self.columns**2
 
 
+class OutputMoment(_Moment):
+    """The cross moment ``Σ y xᵀ [N, K]`` of a layer's float output, without bias, and its input, float32.
+
+    ``y`` is the output in the float model, ``W x_float``: with H and D of the same tokens this is
+    ``W (D + H)``, for ``N ÷ K`` of the work and memory of D.
+    """
+
+    wants_float = True
+    _is_symmetric = False
+
+    def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
+        assert reference is not None
+        dtype = x.dtype if x.dtype in HALVES else torch.float32
+        self._products.add(self._kept(reference, dtype), self._kept(x, dtype))
+
+    @property
+    def flops(self) -> int:
+        """A multiplication and an addition for each token and each entry."""
+        return 2 * self.tokens * self.matrix().numel()
+
+
 class AbsMax(Statistic):
     """The largest magnitude of each input channel, ``[K]``, float32."""
 
@@ -268,133 +278,3 @@ class AbsMean(Statistic):
     def value(self) -> Tensor:
         """The mean magnitude; 0 without tokens."""
         return (self._sum / max(self.tokens, 1)).float()
-
-
-class _Products:
-    """``Σ aᵀ b [K, K]`` over batches of tokens, summed by strips of rows in several threads.
-
-    On CPUs batches are collected until they have `_WAITING` tokens, so that threads synchronize once.
-
-    Args:
-        columns: K.
-        dtype: Dtype of the sum over batches; within a batch it is float32.
-        device: Device of the batches.
-        is_symmetric: Whether a is b in every batch: then strips are summed from the diagonal on, and fourth
-            moments as well.
-
-    Attributes:
-        others: Sums of fourth moments, as of `_fourth_moments`; complete once `total` has been called.
-    """
-
-    def __init__(self, columns: int, dtype: torch.dtype, device: torch.device, *, is_symmetric: bool) -> None:
-        self._sum = torch.zeros(columns, columns, dtype=dtype, device=device)
-        self._is_symmetric = is_symmetric
-        self._is_mirrored = True
-        self.others: Tensor | float = 0.0
-        self._waiting: list[tuple[Tensor, Tensor]] = []
-
-    def add(self, a: Tensor, b: Tensor) -> None:
-        """Add the product of ``a, b [tokens, K]``, which are kept without a copy and must not be changed."""
-        self._waiting.append((a, b))
-        if a.device.type != "cpu" or sum(len(tokens) for tokens, _ in self._waiting) >= _WAITING:
-            self._sum_up()
-
-    def merge(self, other: _Products) -> None:
-        """Add another sum of the same kind."""
-        self._sum_up()
-        self._sum += other.total()
-        self.others = self.others + other.others
-
-    def sum_over(self, ranks: Ranks) -> None:
-        """Add the sums of all other ranks; of a symmetric sum a triangle is exchanged."""
-        if ranks.size == 1:
-            return
-        self._sum_up()
-        if self._is_symmetric:
-            strips = [self._sum[rows, rows.start :] for rows in row_slices(len(self._sum), 1, _STRIP)]
-            triangle = torch.cat([strip.reshape(-1) for strip in strips])
-            ranks.sum_(triangle)
-            for strip, part in zip(strips, triangle.split([strip.numel() for strip in strips]), strict=True):
-                strip.copy_(part.view_as(strip))
-            self._is_mirrored = False
-        else:
-            ranks.sum_(self._sum)
-        self.others = sum(ranks.gather(self.others), start=0.0)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state for other ranks: the sum, and no batch that has still to be added."""
-        self._sum_up()
-        return self.__dict__
-
-    def total(self) -> Tensor:
-        """Return the accumulated tensor itself, which must not be changed."""
-        self._sum_up()
-        if self._is_symmetric and not self._is_mirrored:
-            _mirror_upper_(self._sum)
-            self._is_mirrored = True
-        return self._sum
-
-    def _sum_up(self) -> None:
-        if not self._waiting:
-            return
-        batches, self._waiting, self._is_mirrored = self._waiting, [], False
-
-        def add_to(rows: slice) -> None:
-            start = rows.start if self._is_symmetric else 0
-            for a, b in batches:
-                _add_product(self._sum[rows, start:], a[:, rows], b[:, start:])
-
-        columns, device = len(self._sum), self._sum.device
-        strips = row_slices(columns, 1, _STRIP if device.type == "cpu" else max(_STRIP, -(-columns // _FEW_STRIPS)))
-        work: list[Callable[[], Tensor | None]] = [partial(add_to, rows) for rows in strips]
-        if self._is_symmetric:
-            work += [partial(_fourth_moments, a) for a, _ in batches]
-        with _multiplied_as_bfloat16() if all(a.dtype is torch.bfloat16 for a, _ in batches) else nullcontext():
-            results = parallel_map(call, work, device)
-        self.others = sum((other for other in results if other is not None), start=self.others)
-
-
-def _fourth_moments(x: Tensor) -> Tensor:
-    """Return ``Σ ‖x‖⁴`` and ``Σ_k x_k⁴`` over the tokens of ``x [tokens, K]``, float64."""
-    squares = x.float().square()
-    return torch.stack([part.double().square().sum() for part in (squares.sum(1), torch.linalg.vector_norm(squares, dim=1))])
-
-
-def _mirror_upper_(h: Tensor) -> None:
-    """Copy the upper triangle of ``h [K, K]`` to the lower one in place, by strips that fit into caches."""
-
-    def mirror(strip: slice) -> None:
-        corner = h[strip, strip]
-        corner.copy_(corner.triu() + corner.triu(1).t())
-        h[strip.stop :, strip] = h[strip, strip.stop :].t()
-
-    parallel_map(mirror, row_slices(len(h), 1, _STRIP), h.device)
-
-
-@contextmanager
-def _multiplied_as_bfloat16() -> Iterator[None]:
-    """Let CPUs multiply float32 matrices, whose values are bfloat16, as bfloat16 while the body runs.
-
-    oneDNN does, by AMX or else all of AVX-512, which MKL uses on Intel's alone. One thread at a time borrows
-    the setting, the process's. Sums stay float32.
-    """
-    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # set when torch replaces the module
-    with _PRECISION:
-        before, matmul.fp32_precision = matmul.fp32_precision, "bf16"
-        try:
-            yield
-        finally:
-            matmul.fp32_precision = before
-
-
-def _add_product(target: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add ``aᵀ b`` to ``target`` in place: float32 within a batch, the target's precision over batches."""
-    if a.dtype in _HALVES and a.device.type == "cpu":
-        for tokens in zip(a.split(_CONVERTED), b.split(_CONVERTED), strict=True):
-            _add_product(target, *(part.float() for part in tokens))
-    elif a.dtype in _HALVES:
-        target += torch.mm(a.t(), b, out_dtype=torch.float32)
-    elif target.dtype is torch.float32:
-        target.addmm_(a.t(), b)
-    else:
-        target += torch.mm(a.t(), b)

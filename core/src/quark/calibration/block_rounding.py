@@ -236,21 +236,26 @@ class BlockRounding(BlockCalibration):
         spec = leader.quantized.layer_config.input_tensors
         inside = [n.removeprefix(self._block.prefix) for n in names]
         _, is_new = self._input_groups.observe(inputs, *inside, spec=spec, ranks=self._ranks)
-        if is_new or self._collector is None:
+        if is_new or self._collector is None or self._collector.is_of_outputs:
             with self._clock.phase("statistics"):
-                self._collector = self._collected(leader, inputs)
+                self._collector = self._collected(leader, inputs, is_alone=len(members) == 1)
         return self._collector
 
-    def _collected(self, leader: PausePoint, inputs: Mapping[Forward, Tensor]) -> Collector:
+    def _collected(self, leader: PausePoint, inputs: Mapping[Forward, Tensor], *, is_alone: bool) -> Collector:
         quantizer, weight = leader.quantized.input_quantizer, leader.quantized.weight
+        rows, columns = weight.shape  # type: ignore[misc]
         counts = self._ranks.gather(sum(number_of_tokens(x, forward.call) for forward, x in inputs.items()))
         position = sum(counts[: self._ranks.rank])
         kinds, grid = self._checked.rounding.needs, self._block_run.grid
-        # The forwards wait, with their inputs, until the layers are rounded.
-        collector = Collector(kinds, weight.shape[1], weight.device, sum(counts), grid, inputs_last=True)  # type: ignore[arg-type, index]
         # Tokens are routed differently in the float model: inputs of its experts are of other tokens.
         is_routed = leader.name.startswith(self._routed)
         floats = {f.number: x for f, x in leader.arrived.items() if f.is_float and not is_routed}
+        all_are_known = all(f.number in floats and floats[f.number].shape == x.shape for f, x in inputs.items())
+        outputs = None
+        if is_alone and not is_routed and rows < columns and any(k.of_outputs for k in kinds) and self._ranks.all(all_are_known):
+            outputs, floats = rows, {f.number: leader.float_output(f) for f in leader.arrived if f.is_float}
+        # The forwards wait, with their inputs, until the layers are rounded.
+        collector = Collector(kinds, columns, weight.device, sum(counts), grid, outputs=outputs, inputs_last=True)  # type: ignore[arg-type]
         for forward, x in sorted(inputs.items(), key=lambda item: item[0].number):
             position += collector.take(x, quantizer, floats.get(forward.number), forward, position)
         collector.complete()

@@ -32,9 +32,12 @@ class Collector:
         device: Where the inputs lie.
         tokens: How many tokens there will be on all ranks, or about so many.
         grid: The calls that bring them.
+        outputs: N, where references are the output of one layer in the float model, without bias, in place of
+            its input; None where they are inputs.
         inputs_last: Whether all inputs stay as they are until `flush`.
 
     Attributes:
+        is_of_outputs: Whether references are outputs.
         tokens: How many were seen, held out or not; after `complete`, on all ranks.
         statistics: By class, of all tokens, or of all that are not held out; empty before `complete`.
         held_out: Tokens to validate on; None where they are too few, and before `complete`.
@@ -49,14 +52,16 @@ class Collector:
         tokens: int,
         grid: SampleGrid,
         *,
+        outputs: int | None = None,
         inputs_last: bool = False,
     ) -> None:
+        self.is_of_outputs = outputs is not None
         self.tokens = 0
         self.statistics: dict[type[Statistic], Statistic] = {}
         self.held_out: HeldOut | None = None
         self.sample: InputSample | None = None
         self._grid = grid
-        self._sums = Sums(kinds, columns, device, grid, inputs_last=inputs_last)
+        self._sums = Sums(kinds, columns, device, grid, outputs=outputs, inputs_last=inputs_last)
         self._number_held_out = held_out_tokens(tokens)
         self._is_apart = tokens < TOKENS_PER_CHANNEL * columns
         self._held_out: list[tuple[Tensor, Tensor | None]] = []
@@ -80,7 +85,8 @@ class Collector:
         Args:
             x: The input, float, without padding left out.
             quantizer: Of the input; None where the statistics are of the float input.
-            reference: The input in the float model; None if unknown. One of another shape does not count.
+            reference: The input in the float model, or the output; None if unknown. One of another shape does
+                not count.
             forward: Brings the input.
             position: As of `update`.
         """
@@ -89,7 +95,7 @@ class Collector:
             plain = seen if quantizer is None else tokens_of(x, forward.call)
             self.sample = InputSample.of(plain[:_TOKENS_SHOWN], None if quantizer is None else seen[:_TOKENS_SHOWN])
         if reference is not None:
-            reference = tokens_of(reference, forward.call) if reference.shape == x.shape else None
+            reference = tokens_of(reference, forward.call) if reference.shape[:-1] == x.shape[:-1] else None
         self.update(seen, reference, forward.number, position)
         return len(seen)
 
@@ -119,4 +125,5 @@ class Collector:
         if sum(len(x) for x, _ in held_out) >= FEWEST_TOKENS:
             references = [reference for _, reference in held_out if reference is not None]
             complete = len(references) == len(held_out)
-            self.held_out = HeldOut(torch.cat([x for x, _ in held_out]), torch.cat(references) if complete else None)
+            known = {"float_outputs" if self.is_of_outputs else "reference": torch.cat(references)} if complete else {}
+            self.held_out = HeldOut(torch.cat([x for x, _ in held_out]), **known)

@@ -59,6 +59,7 @@ class PausePoint:
         self.is_done = False
         self._block_run = block_run
         self._expected: dict[Forward, Tensor] | None = None
+        self._outputs: dict[Forward, Tensor] = {}
         self._plain: Any = layer.forward
         self._float_weight = quantized.weight
         self._codes = None if quantized.weight_quantizer is None else quantized.weight_quantizer.codes
@@ -80,7 +81,16 @@ class PausePoint:
             self._block_run.stop(self)
         # By the class: others may have wrapped the layer that it was made from, and what they did was copied
         # with it.
-        return self._plain(x, *args, **kwargs) if forward.is_float else QuantizedLayer.forward(self.quantized, x, *args, **kwargs)
+        if not forward.is_float:
+            return QuantizedLayer.forward(self.quantized, x, *args, **kwargs)
+        output = self._outputs.pop(forward, None)
+        return self._plain(x, *args, **kwargs) if output is None else output
+
+    def float_output(self, forward: Forward) -> Tensor:
+        """Return the layer's output, without bias, in a float forward that waits here; it goes on with it."""
+        output = self._outputs[forward] = self._plain(self.arrived[forward])
+        bias = getattr(self.layer, "bias", None)
+        return output if bias is None else output - bias
 
     def done(self, expected: Mapping[Forward, Tensor] | None = None) -> None:
         """Mark the layer as finished.

@@ -81,13 +81,22 @@ class Sums:
         columns: K, the number of input channels.
         device: Where the inputs lie.
         grid: The calls.
+        outputs: N, where statistics of outputs take the place of others (`Statistic.of_outputs`); else None.
         inputs_last: As of `Statistic`.
     """
 
     def __init__(
-        self, kinds: Sequence[type[Statistic]], columns: int, device: torch.device, grid: SampleGrid, *, inputs_last: bool = False
+        self,
+        kinds: Sequence[type[Statistic]],
+        columns: int,
+        device: torch.device,
+        grid: SampleGrid,
+        *,
+        outputs: int | None = None,
+        inputs_last: bool = False,
     ) -> None:
         self._kinds = kinds
+        self._outputs = outputs
         self._columns = columns
         self._device = device
         self._grid = grid
@@ -133,7 +142,12 @@ class Sums:
         self._cell = -1
 
     def _new(self) -> dict[type[Statistic], Statistic]:
-        statistics = {kind: kind(self._columns, self._device) for kind in self._kinds}
+        statistics: dict[type[Statistic], Statistic] = {}
+        for kind in self._kinds:
+            if self._outputs is None or kind.of_outputs is None:
+                statistics[kind] = kind(self._columns, self._device)
+            else:
+                statistics[kind.of_outputs] = kind.of_outputs(self._columns, self._device, self._outputs)
         for statistic in statistics.values():
             statistic.inputs_last = self._inputs_last
         return statistics

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import quark
-from quark.algorithms import CrossMoment, Hessian64, RoundingTask, Statistic
+from quark.algorithms import CrossMoment, HeldOut, Hessian64, RoundingTask, Statistic
 from quark.config.enums import Dtype
 from quark.config.tensor import QTensorConfig
 from quark.models.layers import quantized_class
@@ -159,19 +159,19 @@ def test_the_preset_reference_of_gptaq_is_what_was_published() -> None:
 def test_the_share_of_a_correction_is_the_best_of_other_tokens() -> None:
     s = setting(11)
     g = torch.Generator().manual_seed(0)
-    x, reference = (torch.randn(40, 96, generator=g, dtype=torch.float64) for _ in range(2))
-    reference = x + 0.3 * reference
-    step = 0.1 * torch.randn(s.wt.shape, generator=g, dtype=torch.float64)
-    step *= torch.sign(((reference - x) @ s.wt * (x @ step)).sum())
+    x, reference = (torch.randn(40, 96, generator=g) for _ in range(2))
+    wt, held_out = s.wt.float(), HeldOut(x, x + 0.3 * reference)
+    step = 0.1 * torch.randn(wt.shape, generator=g)
+    step *= torch.sign((0.3 * reference @ wt * (x @ step)).sum())
 
     def error(share: float) -> float:
-        return float((reference @ s.wt - x @ (s.wt + share * step)).square().sum())
+        return float(held_out.squared_error((wt + share * step).t(), held_out.outputs(wt.t())).double().sum())
 
-    best = share_for(s.wt, step, x, reference, 10.0)
+    best = share_for(wt, step, held_out, 10.0)
     assert 0 < best < 10
     assert error(best) < min(error(best * 0.99), error(best * 1.01))
-    assert share_for(s.wt, step, x, reference, best / 2) == best / 2
-    assert share_for(s.wt, -step, x, reference, 1.0) == 0, "what does harm is left out"
+    assert share_for(wt, step, held_out, best / 2) == best / 2
+    assert share_for(wt, -step, held_out, 1.0) == 0, "what does harm is left out"
 
 
 def test_completing_the_square_holds_for_any_rounding() -> None:

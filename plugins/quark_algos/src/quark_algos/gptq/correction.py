@@ -13,10 +13,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quark.algorithms import CrossMoment, HeldOut, OutputMoment
 from quark.base.from_device import numbers
 from quark_algos.gptq.damping import Factor
 
-__all__ = ["causal_matrix", "corrected", "correction", "share_for"]
+__all__ = ["ErrorMoment", "causal_matrix", "corrected", "correction", "share_for", "solved"]
+
+
+class ErrorMoment(CrossMoment):
+    """D, or for a layer with few outputs ``W (D + H)``, of which `OutputMoment` has less to sum up."""
+
+    of_outputs = OutputMoment
 
 
 def causal_matrix(d: Tensor, factor: Factor, alpha: float) -> Tensor:
@@ -34,19 +41,23 @@ def causal_matrix(d: Tensor, factor: Factor, alpha: float) -> Tensor:
     return torch.linalg.solve_triangular(r, mixed.triu_(1), upper=True, left=False).mul_(alpha)
 
 
-def share_for(wt: Tensor, step: Tensor, x: Tensor, reference: Tensor, most: float) -> float:
+def share_for(wt: Tensor, step: Tensor, held_out: HeldOut, most: float) -> float:
     """Return the strength α of a correction, 0 to ``most``.
 
-    It minimizes ``‖W x − (W + α S) x̃‖²``, a parabola in α, on held-out tokens.
+    It minimizes ``‖W x − (W + α S) x̃‖²``, a parabola in α, on held-out tokens. Of many outputs, about half as
+    many as there are inputs are compared.
 
     Args:
         wt: Wᵀ ``[K, N]``.
         step: Sᵀ ``[K, N]``, the correction in full.
-        x: x̃ ``[n, K]``, inputs of the layer in the quantized model, of tokens that S does not depend on.
-        reference: x ``[n, K]``, inputs of the layer in the float model, of the same tokens.
+        held_out: Tokens that S does not depend on, of both models.
         most: The largest strength.
     """
-    error, change = (reference - x) @ wt, x @ step  # [n, N]
+    if wt.shape[1] > wt.shape[0]:
+        every = -(-2 * wt.shape[1] // wt.shape[0]) | 1
+        wt, step = wt[:, ::every], step[:, ::every]
+    x = held_out.x.float()
+    error, change = torch.addmm(held_out.outputs(wt.t()), x, wt, alpha=-1), x @ step  # [n, N]
     size, common = numbers(change.square().sum(), (error * change).sum())
     return min(max(common / size, 0.0), most) if size > 0 else most
 
@@ -66,11 +77,11 @@ def correction(wt: Tensor, d: Tensor, factor: Factor, perm: Tensor | None = None
         perm: Order of the channels in the factor ``[K]``; None for their own.
     """
     if wt.shape[1] > wt.shape[0]:  # K systems of equations in place of N
-        return torch.mm(_solved(d.t(), factor, perm), wt)
-    return _solved(torch.mm(d.t(), wt), factor, perm)
+        return torch.mm(solved(d.t(), factor, perm), wt)
+    return solved(torch.mm(d.t(), wt), factor, perm)
 
 
-def _solved(b: Tensor, factor: Factor, perm: Tensor | None) -> Tensor:
+def solved(b: Tensor, factor: Factor, perm: Tensor | None = None) -> Tensor:
     """Return ``(H + λ I)⁻¹ b``, ``[K, n]``: ``A · diag(d) · Aᵀ x = b`` by two triangular systems."""
     x = torch.linalg.solve_triangular(factor.a, b if perm is None else b.index_select(0, perm), upper=True, unitriangular=True)
     x = torch.linalg.solve_triangular(factor.a.t(), x.div_(factor.pivots[:, None]), upper=False, unitriangular=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -11,15 +11,15 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.algorithms import CrossMoment, Hessian, Hessian64, Metrics, RoundingTask, Statistic
+from quark.algorithms import CrossMoment, Hessian, Hessian64, Metrics, OutputMoment, RoundingTask, Statistic
 from quark.base.from_device import numbers
 from quark.base.names import folded
-from quark.base.parallel import coarsely
+from quark.base.parallel import beside, coarsely
 from quark.config.algorithm import AlgoConfig
 from quark.errors import NonFiniteError
 from quark.numbers import GroupScales, WeightGrid
 from quark_algos.gptq.config import GPTQConfig, QronosConfig, Recipe, recipe_of
-from quark_algos.gptq.correction import causal_matrix, correction, share_for
+from quark_algos.gptq.correction import ErrorMoment, causal_matrix, correction, share_for, solved
 from quark_algos.gptq.damping import NONE, Factor, SingularError, damped_diagonal, factor, largest_eigenvalue
 from quark_algos.gptq.ldlq import ldlq_by_rows, ldlq_choosing
 from quark_algos.scale_search import COARSE, TO_A_QUARTER, search
@@ -51,7 +51,8 @@ class ColumnRounding:
         assert isinstance(settings, GPTQConfig | QronosConfig)
         self._recipe = recipe_of(settings)
         self._hessian = Hessian64 if self._recipe.float64 else Hessian
-        self.needs: Sequence[type[Statistic]] = (self._hessian, CrossMoment) if self._recipe.share else (self._hessian,)
+        moment = CrossMoment if self._recipe.is_causal else ErrorMoment
+        self.needs: Sequence[type[Statistic]] = (self._hessian, moment) if self._recipe.share else (self._hessian,)
 
     def applies_to(self, name: str) -> bool:
         """Return whether the settings name this layer."""
@@ -70,31 +71,34 @@ class ColumnRounding:
         """
         hessian = task.statistic(self._hessian)
         largest = max(hessian.columns**2, sum(p.numel() for layer in task.layers.values() for p in layer.parameters()))
-        with coarsely(largest, hessian.device):
-            try:
-                solver = hessian.derived(_prepared, self._fitting(hessian))
-            except SingularError as error:
-                raise SingularError(f"{folded(task.layers)}: {error}") from error
-            except NonFiniteError as error:
-                raise NonFiniteError(f"{folded(task.layers)}: {error}", tensor=next(iter(task.layers))) from error
-            weights = task.stacked()
-            weights.wt, causal, share = _corrected(weights.wt, task, hessian, solver)
-            few_tokens = hessian.tokens < hessian.columns
-            if not few_tokens:  # with few tokens, a channel that was always 0 may have inputs in others
-                weights.wt[solver.dead] = 0
-            grid = weights.grid()
-            moments = solver.moments(hessian.matrix(), grid.group)
-            rounded_rows = partial(_rounded_rows, wt=weights.wt, moments=moments, grid=grid, prepared=solver, causal=causal)
-            rows = weights.wt.shape[1]
-            # Rows are independent given the factor, unless scales span them.
-            parts = task.by_rows(rounded_rows, rows) if grid.fixed is None else [rounded_rows(slice(0, rows))]
-            q, loss, scales = zip(*parts, strict=True)
-            weights.keep(grid, torch.cat(q, 1), GroupScales.beside(scales))
-            metrics = solver.metrics | {"few_tokens": few_tokens} | ({} if share is None else {"correction_share": share})
-            losses = weights.by_layer(torch.cat(loss))
-            dead, *means = numbers(solver.dead.sum(), *(loss.mean() for loss in losses.values()))
-            tokens = max(hessian.tokens, 1)
-            return {name: metrics | {"dead": int(dead), "output_mse": mean / tokens} for name, mean in zip(losses, means, strict=True)}
+        try:
+            with coarsely(largest, hessian.device):
+                return self._round(task, hessian)
+        except SingularError as error:
+            raise SingularError(f"{folded(task.layers)}: {error}") from error
+        except NonFiniteError as error:
+            raise NonFiniteError(f"{folded(task.layers)}: {error}", tensor=next(iter(task.layers))) from error
+
+    def _round(self, task: RoundingTask, hessian: Hessian) -> Mapping[str, Metrics]:
+        solver = hessian.derived(_prepared, self._fitting(hessian))
+        weights = task.stacked()
+        weights.wt, causal, share = _corrected(weights.wt, task, hessian, solver)
+        few_tokens = hessian.tokens < hessian.columns
+        if not few_tokens:  # with few tokens, a channel that was always 0 may have inputs in others
+            weights.wt[solver.dead] = 0
+        grid = weights.grid()
+        moments = solver.moments(hessian.matrix(), grid.group)
+        rounded_rows = partial(_rounded_rows, wt=weights.wt, moments=moments, grid=grid, prepared=solver, causal=causal)
+        rows = weights.wt.shape[1]
+        # Rows are independent given the factor, unless scales span them.
+        parts = task.by_rows(rounded_rows, rows) if grid.fixed is None else [rounded_rows(slice(0, rows))]
+        q, loss, scales = zip(*parts, strict=True)
+        weights.keep(grid, torch.cat(q, 1), GroupScales.beside(scales))
+        metrics = solver.metrics | {"few_tokens": few_tokens} | ({} if share is None else {"correction_share": share})
+        losses = weights.by_layer(torch.cat(loss))
+        dead, *means = numbers(solver.dead.sum(), *(loss.mean() for loss in losses.values()))
+        tokens = max(hessian.tokens, 1)
+        return {name: metrics | {"dead": int(dead), "output_mse": mean / tokens} for name, mean in zip(losses, means, strict=True)}
 
     def _fitting(self, hessian: Hessian) -> Recipe:
         """Return the recipe for this Hessian.
@@ -117,7 +121,7 @@ class _Prepared:
         recipe: The recipe.
         perm: act_order as a permutation of the input channels, ``[K]``; None without act_order.
         perm_on_host: The same as a list.
-        factor: Factor of the damped H, channels in the order ``perm``; float32.
+        factored: Returns `factor`, which is computed beside the search of scales.
         dead: Mask of the input channels that are always 0, ``[K]``, not permuted.
         shrinkage: Result of `Hessian.shrinkage`; `NONE` if the recipe does not shrink H.
     """
@@ -125,9 +129,14 @@ class _Prepared:
     recipe: Recipe
     perm: Tensor | None
     perm_on_host: list[int] | None
-    factor: Factor
+    factored: Callable[[], Factor]
     dead: Tensor
     shrinkage: tuple[float, float]
+
+    @property
+    def factor(self) -> Factor:
+        """Factor of the damped H, channels in the order ``perm``; float32."""
+        return self.factored()
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -141,20 +150,21 @@ class _Prepared:
         """
         if self.recipe.scales != "hessian":
             return None
-        return damped_diagonal(h.diagonal(), self.factor.damping, self.shrinkage).float().view(-1, group)
+        assert self.recipe.percdamp is not None
+        return damped_diagonal(h.diagonal(), self.recipe.percdamp, self.shrinkage).float().view(-1, group)
 
 
 def _prepared(hessian: Hessian, recipe: Recipe) -> _Prepared:
-    """Return the factor of H and its permutation.
+    """Return the permutation of H, with its factor begun.
 
     Layers with the same input but other formats share them (`Hessian.derived`).
     """
     assert recipe.percdamp is not None
-    h = hessian.matrix()
+    h, damping = hessian.matrix(), recipe.percdamp
     shrinkage = hessian.shrinkage() if recipe.is_careful else NONE
     perm = torch.argsort(h.diagonal(), descending=True, stable=True) if recipe.act_order and recipe.static_groups else None
-    float32_factor = factor(h, recipe.percdamp, perm, shrinkage).to(torch.float32)
-    return _Prepared(recipe, perm, None if perm is None else perm.tolist(), float32_factor, h.diagonal() <= 0, shrinkage)
+    factored = beside(lambda: factor(h, damping, perm, shrinkage).to(torch.float32), h.device)
+    return _Prepared(recipe, perm, None if perm is None else perm.tolist(), factored, h.diagonal() <= 0, shrinkage)
 
 
 def _corrected(wt: Tensor, task: RoundingTask, hessian: Hessian, prepared: _Prepared) -> tuple[Tensor, Tensor | None, float | None]:
@@ -163,17 +173,21 @@ def _corrected(wt: Tensor, task: RoundingTask, hessian: Hessian, prepared: _Prep
     The causal matrix is GPTAQ's P, if the correction is causal.
     """
     recipe = prepared.recipe
-    if not recipe.share or CrossMoment not in task.statistics:
+    if not recipe.share:
         return wt, None, None
-    d = task.statistic(CrossMoment).matrix()
     if recipe.is_causal:
+        d = task.statistic(CrossMoment).matrix()
         if prepared.perm is not None:
             d = d.index_select(0, prepared.perm).index_select(1, prepared.perm)
         return wt, causal_matrix(d, prepared.factor, recipe.share), recipe.share
-    step = correction(wt, d, prepared.factor, prepared.perm)
+    if OutputMoment in task.statistics:  # W (D + H), so that W D is what it has beyond W H
+        of_errors = torch.addmm(task.statistic(OutputMoment).matrix().t(), hessian.matrix(), wt, beta=1, alpha=-1)
+        step = solved(of_errors, prepared.factor, prepared.perm)
+    else:
+        step = correction(wt, task.statistic(ErrorMoment).matrix(), prepared.factor, prepared.perm)
     share, held_out = recipe.share, task.held_out
-    if recipe.is_careful and held_out is not None and held_out.reference is not None:
-        share = share_for(wt, step, held_out.x.float(), held_out.reference.float(), share)
+    if recipe.is_careful and held_out is not None and (held_out.reference is not None or held_out.float_outputs is not None):
+        share = share_for(wt, step, held_out, share)
     elif recipe.is_careful and hessian.tokens < wt.shape[0]:
         share = 0.0  # without held-out tokens and with few others, nothing shows that the correction helps
     return wt.add_(step, alpha=share), None, share

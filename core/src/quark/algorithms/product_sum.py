@@ -1,0 +1,163 @@
+"""ProductSum: products of channels, summed over batches of tokens: a Hessian or a cross moment."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from operator import call
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quark.base.parallel import parallel_map, row_slices
+from quark.base.ranks import Ranks
+
+__all__ = ["HALVES", "ProductSum"]
+
+_STRIP = 128
+"""Rows of a Hessian that are summed at a time, from the diagonal on: little more than half the product."""
+_FEW_STRIPS = 4
+"""Number of strips on devices that process one strip at a time: 5/8 of the full product."""
+_WAITING = 2048
+"""Tokens that are collected, on CPUs, before their products are added at once."""
+_CONVERTED = 512
+"""Tokens in 16 bits that are converted at a time, on CPUs: caches hold them until they are multiplied."""
+HALVES = (torch.float16, torch.bfloat16)
+_PRECISION = threading.Lock()
+
+
+class ProductSum:
+    """``Σ aᵀ b [rows, K]`` over batches of tokens, summed by strips of rows in several threads.
+
+    On CPUs batches are collected until they have `_WAITING` tokens, so that threads synchronize once.
+
+    Args:
+        rows: The number of channels of a.
+        columns: K, that of b.
+        dtype: Dtype of the sum over batches; within a batch it is float32.
+        device: Device of the batches.
+        is_symmetric: Whether a is b in every batch: then strips are summed from the diagonal on, and fourth
+            moments as well.
+
+    Attributes:
+        others: Sums of fourth moments, as of `_fourth_moments`; complete once `total` has been called.
+    """
+
+    def __init__(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device, *, is_symmetric: bool) -> None:
+        self._sum = torch.zeros(rows, columns, dtype=dtype, device=device)
+        self._is_symmetric = is_symmetric
+        self._is_mirrored = True
+        self.others: Tensor | float = 0.0
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, a: Tensor, b: Tensor) -> None:
+        """Add the product of ``a [tokens, rows]`` and ``b [tokens, K]``.
+
+        They are kept without a copy and must not be changed.
+        """
+        self._waiting.append((a, b))
+        if a.device.type != "cpu" or sum(len(tokens) for tokens, _ in self._waiting) >= _WAITING:
+            self._sum_up()
+
+    def merge(self, other: ProductSum) -> None:
+        """Add another sum of the same kind."""
+        self._sum_up()
+        self._sum += other.total()
+        self.others = self.others + other.others
+
+    def sum_over(self, ranks: Ranks) -> None:
+        """Add the sums of all other ranks; of a symmetric sum a triangle is exchanged."""
+        if ranks.size == 1:
+            return
+        self._sum_up()
+        if self._is_symmetric:
+            strips = [self._sum[rows, rows.start :] for rows in row_slices(len(self._sum), 1, _STRIP)]
+            triangle = torch.cat([strip.reshape(-1) for strip in strips])
+            ranks.sum_(triangle)
+            for strip, part in zip(strips, triangle.split([strip.numel() for strip in strips]), strict=True):
+                strip.copy_(part.view_as(strip))
+            self._is_mirrored = False
+        else:
+            ranks.sum_(self._sum)
+        self.others = sum(ranks.gather(self.others), start=0.0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for other ranks: the sum, and no batch that has still to be added."""
+        self._sum_up()
+        return self.__dict__
+
+    def total(self) -> Tensor:
+        """Return the accumulated tensor itself, which must not be changed."""
+        self._sum_up()
+        if self._is_symmetric and not self._is_mirrored:
+            _mirror_upper_(self._sum)
+            self._is_mirrored = True
+        return self._sum
+
+    def _sum_up(self) -> None:
+        if not self._waiting:
+            return
+        batches, self._waiting, self._is_mirrored = self._waiting, [], False
+
+        def add_to(rows: slice) -> None:
+            start = rows.start if self._is_symmetric else 0
+            for a, b in batches:
+                _add_product(self._sum[rows, start:], a[:, rows], b[:, start:])
+
+        size, device = len(self._sum), self._sum.device
+        strips = row_slices(size, 1, _STRIP if device.type == "cpu" else max(_STRIP, -(-size // _FEW_STRIPS)))
+        work: list[Callable[[], Tensor | None]] = [partial(add_to, rows) for rows in strips]
+        if self._is_symmetric:
+            work += [partial(_fourth_moments, a) for a, _ in batches]
+        with _multiplied_as_bfloat16() if all(a.dtype is torch.bfloat16 for a, _ in batches) else nullcontext():
+            results = parallel_map(call, work, device)
+        self.others = sum((other for other in results if other is not None), start=self.others)
+
+
+def _fourth_moments(x: Tensor) -> Tensor:
+    """Return ``Σ ‖x‖⁴`` and ``Σ_k x_k⁴`` over the tokens of ``x [tokens, K]``, float64."""
+    squares = x.float().square()
+    return torch.stack([part.double().square().sum() for part in (squares.sum(1), torch.linalg.vector_norm(squares, dim=1))])
+
+
+def _mirror_upper_(h: Tensor) -> None:
+    """Copy the upper triangle of ``h [K, K]`` to the lower one in place, by strips that fit into caches."""
+
+    def mirror(strip: slice) -> None:
+        corner = h[strip, strip]
+        corner.copy_(corner.triu() + corner.triu(1).t())
+        h[strip.stop :, strip] = h[strip, strip.stop :].t()
+
+    parallel_map(mirror, row_slices(len(h), 1, _STRIP), h.device)
+
+
+@contextmanager
+def _multiplied_as_bfloat16() -> Iterator[None]:
+    """Let CPUs multiply float32 matrices, whose values are bfloat16, as bfloat16 while the body runs.
+
+    oneDNN does, by AMX or else all of AVX-512, which MKL uses on Intel's alone. One thread at a time borrows
+    the setting, the process's. Sums stay float32.
+    """
+    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # set when torch replaces the module
+    with _PRECISION:
+        before, matmul.fp32_precision = matmul.fp32_precision, "bf16"
+        try:
+            yield
+        finally:
+            matmul.fp32_precision = before
+
+
+def _add_product(target: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add ``aᵀ b`` to ``target`` in place: float32 within a batch, the target's precision over batches."""
+    if a.dtype in HALVES and a.device.type == "cpu":
+        for tokens in zip(a.split(_CONVERTED), b.split(_CONVERTED), strict=True):
+            _add_product(target, *(part.float() for part in tokens))
+    elif a.dtype in HALVES:
+        target += torch.mm(a.t(), b, out_dtype=torch.float32)
+    elif target.dtype is torch.float32:
+        target.addmm_(a.t(), b)
+    else:
+        target += torch.mm(a.t(), b)
