@@ -41,7 +41,7 @@ def test_a_dense_model_is_counted_by_hand() -> None:
     # q, k, v share an input; o has its own; gate and up share one; down has its own.
     groups = ((3 * HIDDEN, HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER))
     assert found.statistics == LAYERS * sum(DATA.tokens * k * k for _, k in groups)
-    assert found.solver == LAYERS * sum(k**3 // 3 + 2 * n * k * k for n, k in groups)
+    assert found.solver == LAYERS * sum(k**3 // 3 + n * k * k for n, k in groups)
     assert found.rounded == LAYERS * linear
 
 

@@ -81,15 +81,17 @@ class _OneBlock:
         model: On the meta device where the planned model is.
         config: Of its run.
         size: Bytes of the block's float tensors.
-        work: Two numbers by phase; the phase's time is a sum of multiples of them. They are FLOPs and bytes
-            of the block, or its bytes and a constant. Phases whose time grows with the data have the FLOPs
-            of a token alone.
+        work: Two numbers by phase; the phase's time is a sum of multiples of them. They are bytes of the
+            block, and a constant, or columns where these are rounded one after another. Phases whose time
+            grows with the data have the FLOPs of a token alone.
+        products: FLOPs of products and factors in the phase "solve", beside that.
     """
 
     model: nn.Module
     config: QConfig
     size: int
     work: Mapping[str, tuple[float, float]]
+    products: int
 
     @classmethod
     def of(cls, model: nn.Module, block: Block, config: QConfig, two_passes: bool, length: int) -> _OneBlock:
@@ -99,8 +101,8 @@ class _OneBlock:
         work = workload_of(one, plan_run(one, config).in_memory_mode(two_passes), Calibration(1, length))
         forward = work.forward / length or size  # without data, a transform's time grows with its weights
         by_token = dict.fromkeys(_BY_TOKEN, (forward, 0.0)) | {"statistics": (work.statistics / length, 0.0)}
-        solve = (float(work.solver), float(size)) if work.solver else (size, 1.0)
-        return cls(one, config, size, {**dict.fromkeys(PHASES, (size, 1.0)), **by_token, "solve": solve})
+        columns = sum(count * task.columns for task, count in work.tasks.items())
+        return cls(one, config, size, {**dict.fromkeys(PHASES, (size, 1.0)), **by_token, "solve": (size, columns or 1.0)}, work.solver)
 
     def fits(self, device: torch.device) -> bool:
         """Return whether a device has the memory for a run on the block."""
@@ -115,7 +117,8 @@ def measured_block(
 
     The time of a copy with few channels tells how long the block would take. Where that is longer than a few
     seconds, the widest copy that takes less is measured, and its seconds are multiplied by the ratio of the
-    FLOPs or of the bytes. The times of two copies tell what part of a phase grows with which of these.
+    FLOPs, the bytes or the columns. The times of two copies tell what part of a phase grows with which of
+    these; products of a rounding column by column are as fast as those of its statistics.
 
     Args:
         model: Of the plan, on the meta device but for buffers that no checkpoint holds; not changed.
@@ -152,8 +155,14 @@ def measured_block(
     fixed, slopes = _line(few, more, used)
     whole = models[0]
     if chosen is not whole:
+        # Products of a rounding are as fast as those of its statistics; the rest of its time grows as others.
+        of_token = chosen.work["statistics"][0]
+        rate = slopes.get("statistics", 0.0) / of_token if of_token else 0.0
+        for one, times in ((chosen, fixed), (other, least)):
+            times["solve"] = max(0.0, times.get("solve", 0.0) - rate * one.products)
         known = {name: [(chosen.work[name], value), (other.work[name], least.get(name, 0.0))] for name, value in fixed.items()}
         fixed = {name: _extended(whole.work[name], *known[name]) for name in fixed}
+        fixed["solve"] += rate * whole.products
         slopes = {name: _extended(whole.work[name], (chosen.work[name], value)) for name, value in slopes.items()}
     return BlockSeconds(fixed, slopes, whole.size, chosen.size / whole.size)
 

@@ -68,7 +68,7 @@ class Workload:
         statistics: FLOPs of the sums ``Σ x xᵀ [K, K]``, of which half is computed, for each input group of
             the rounding.
         solver: FLOPs of the rounding that uses them, as of a column by column rounding: ``K³ / 3`` for the
-            factor of each such sum and ``2 N K²`` for the error that goes from column to column.
+            factor of each such sum and ``N K²`` for the error that goes from column to column.
         rounded: Elements of weights that are rounded.
         tasks: The input groups of the rounding, each kind once, with its number.
     """
@@ -110,7 +110,7 @@ def workload_of(model: nn.Module, run: Run, calibration: Calibration) -> Workloa
         forwards=forwards,
         forward=round(per_token * calibration.tokens * forwards),
         statistics=sum(count * kinds * task.tokens * task.columns**2 for task, count in tasks.items()),
-        solver=sum(count * (task.columns**3 // 3 + 2 * task.rows * task.columns**2) for task, count in tasks.items()),
+        solver=sum(count * (task.columns**3 // 3 + task.rows * task.columns**2) for task, count in tasks.items()),
         rounded=rounded,
         tasks=tasks,
     )
