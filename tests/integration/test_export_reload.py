@@ -316,7 +316,7 @@ def test_no_space_left_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
         raise OSError(errno.ENOSPC, "No space left on device")
 
     model = quantized("int4_wo_64")
-    monkeypatch.setattr("quark.checkpoint.shard_writer._write_at", full)
+    monkeypatch.setattr("quark.checkpoint.shard_writer.write_at", full)
     with pytest.raises(OutputError, match="no space left"):
         export_safetensors(model, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

@@ -41,7 +41,7 @@ def down_with_bias() -> Any:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_layer_with_fewer_outputs_than_inputs_is_known_by_its_float_output(ranks: int) -> None:
     models = [down_with_bias() for _ in range(ranks + 1)]
-    weights = {name: module.weight.double() for name, module in down_with_bias().named_modules() if name.endswith("down_proj")}
+    weights = {name: module.weight.detach().double() for name, module in down_with_bias().named_modules() if name.endswith("down_proj")}
 
     def run(ranks: Ranks, spy: Spy) -> Spy:
         model = models.pop()
@@ -62,6 +62,8 @@ def test_a_layer_with_fewer_outputs_than_inputs_is_known_by_its_float_output(ran
             seen = by_inputs.statistic(FloatInputs)
             y, x = torch.cat(seen.float_seen).double() @ weights[name].t(), torch.cat(seen.seen).double()
             moment, outputs = task.statistic(OutputMoment).matrix(), task.held_out.outputs(weights[name])
+            assert not moment.requires_grad
+            assert not outputs.requires_grad
             assert by_inputs.held_out is not None
             for value, expected in ((moment, y.t() @ x), (outputs, by_inputs.held_out.outputs(weights[name]))):
                 assert torch.linalg.matrix_norm(value - expected) < 1e-5 * torch.linalg.matrix_norm(expected)

@@ -86,6 +86,7 @@ class PausePoint:
         output = self._outputs.pop(forward, None)
         return self._plain(x, *args, **kwargs) if output is None else output
 
+    @torch.no_grad()
     def float_output(self, forward: Forward) -> Tensor:
         """Return the layer's output, without bias, in a float forward that waits here; it goes on with it."""
         output = self._outputs[forward] = self._plain(self.arrived[forward])

@@ -142,10 +142,10 @@ def _cholesky(h: Tensor) -> tuple[Tensor, Tensor]:
 
     The number is 0 where ``h`` is positive definite; ``h`` is used up.
 
-    On CPUs by panels, and with the inverse of the corner of each, so that nearly all of the work is matrix
-    products, which are faster than LAPACK and than the solution of triangular systems.
+    On CPUs by panels, where there are more than two, and with the inverse of the corner of each: nearly all of
+    the work is matrix products then, which are faster than LAPACK and than triangular systems.
     """
-    if h.device.type != "cpu":
+    if h.device.type != "cpu" or h.shape[0] <= 2 * PANEL:
         return torch.linalg.cholesky_ex(h)
     failed = torch.zeros((), dtype=torch.int32)
     for start in range(0, h.shape[0], PANEL):
