@@ -142,7 +142,7 @@ def _cholesky(h: Tensor) -> tuple[Tensor, Tensor]:
 
     The number is 0 where ``h`` is positive definite; ``h`` is used up.
 
-    On CPUs by panels, where there are more than two, and with the inverse of the corner of each: nearly all of
+    On CPUs by panels, where there are more than two, and with the inverse of each one's corner: nearly all of
     the work is matrix products then, which are faster than LAPACK and than triangular systems.
     """
     if h.device.type != "cpu" or h.shape[0] <= 2 * PANEL:
