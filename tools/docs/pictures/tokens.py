@@ -31,11 +31,14 @@ class _Series(NamedTuple):
 
 
 def _measured() -> Iterator[_Series]:
-    """Yield a series for each model and algorithm: of sequences as long as those of the fewest tokens."""
+    """Yield a series for each model and algorithm: of sequences as long as those of the fewest tokens.
+
+    Comparisons of the first blocks alone are left out.
+    """
     found: dict[tuple[str, str], dict[int, float]] = {}
     for comparison in json.loads(RESULTS.read_text(encoding="utf-8"))["comparisons"]:
         sizes = {name: [int(number) for number in name.split("×")] for name in comparison["settings"] if _SIZE.fullmatch(name)}
-        if len(sizes) < len(comparison["settings"]):
+        if len(sizes) < len(comparison["settings"]) or "blocks" in comparison:
             continue
         first = next(iter(sizes))
         algorithms = comparison["settings"][first].partition("=")[2].partition(":")[0]
