@@ -1,7 +1,7 @@
 """Quantize a random Llama-3-8B on an accelerator, block by block: ``python -m benchmarks.accelerator``.
 
     python -m benchmarks.accelerator [--device cuda] [--shape 8b] [--layers 32] [--samples 128] [--length
-    2048] [--runs gptq awq+gptq …]
+    2048] [--runs gptq awq+gptq …] [--activation-memory BYTES]
 
 A checkpoint of random bfloat16 weights is written once, to ``--directory``. Each run reads it, calibrates on
 random tokens and writes int4 in groups of 64. Printed are seconds, by phase too, and the peak of the device's
@@ -66,11 +66,12 @@ class Measured:
     parts: dict[str, int]
 
 
-def measured(source: Path, algorithms: str, device: str, data: list[Tensor], scheme: str = "int4_wo_64") -> Measured:
+def measured(source: Path, algorithms: str, device: str, data: list[Tensor], activation_memory: int | None = None) -> Measured:
     """Run and measure; the output is thrown away."""
     target = torch.device(device)
     module = None if target.type == "cpu" else torch.get_device_module(target)
-    config = LLMTemplate.get("llama").get_config(scheme=scheme, algorithm=algorithms.split("+"))
+    config = LLMTemplate.get("llama").get_config(scheme="int4_wo_64", algorithm=algorithms.split("+"))
+    config = attrs.evolve(config, activation_memory=activation_memory)
     if module is not None:
         module.empty_cache()
         module.reset_peak_memory_stats()
@@ -117,6 +118,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--runs", nargs="+", default=list(RUNS))
+    parser.add_argument("--activation-memory", type=int, default=None, help="bytes that activations may take: of the config")
     parser.add_argument("--directory", type=Path, default=None, help="where the checkpoint is written to, and kept")
     given = parser.parse_args(arguments)
     SHAPES.setdefault("tiny", TINY)
@@ -131,7 +133,7 @@ def main(arguments: list[str] | None = None) -> int:
         is_whole = (given.shape, given.layers, given.samples, given.length) == ("8b", None, 128, 2048) and given.device != "cpu"
         is_met = True
         for run in given.runs:
-            result, bar = measured(source, run, given.device, data), BARS.get(run) if is_whole else None
+            result, bar = measured(source, run, given.device, data, given.activation_memory), BARS.get(run) if is_whole else None
             print("\n".join(_lines(result, bar)), flush=True)
             is_met &= bar is None or result.seconds <= bar
         return 0 if is_met else 1

@@ -8,11 +8,12 @@ wrong on one:
   without dimensions may be an operand of an elementwise operator);
 - what makes the host wait for the device is counted with the place in the code: values that Python reads,
   shapes that depend on values, and copies between host and device;
+- a quotient by a number of the host is a product with its reciprocal, as in CUDA: its last bit may differ;
 - the bytes of tensors that are alive, and their peak, are counted.
 
-Results equal those of the CPU bit for bit where the code computes the same. What is not simulated: streams,
-memory inside of an operator, the kernels of a GPU and the order of their sums. torch keeps the device until
-the process ends; importing this module makes none.
+Otherwise results equal those of the CPU bit for bit where the code computes the same. What is not simulated:
+streams, memory inside of an operator, the other kernels of a GPU and the order of their sums. torch keeps the
+device until the process ends; importing this module makes none.
 """
 
 from __future__ import annotations
@@ -303,6 +304,8 @@ def _dispatched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     refuse_mixed(func, name, tensors, args, kwargs)
     if (wait := wait_of(func, name, args, kwargs)) is not None:
         _Backend.record.waits.append(wait)
+    if name in ("div", "div_") and not kwargs.get("rounding_mode") and _is_of_host(args[1]):
+        func = {"div": _times_reciprocal, "div_": _multiply_by_reciprocal}[name]
     args, kwargs = _map(_inside, args), {key: _map(_inside, value) for key, value in kwargs.items()}
     to_cpu = False
     if kwargs.get("device") is not None:
@@ -339,10 +342,31 @@ def _inside(x: Tensor) -> Tensor:
     return x.inside if isinstance(x, SimulatedTensor) else x
 
 
+def _is_of_host(x: Any) -> bool:
+    """Return whether an operand is a number that the host has."""
+    return not isinstance(x, Tensor) or (x.dim() == 0 and not isinstance(x, SimulatedTensor))
+
+
+def _times_reciprocal(x: Tensor, number: Any) -> Tensor:
+    """Return ``x / number`` as CUDA computes it: ``x · (1 / number)``, in float32 at least."""
+    dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
+    return (x.to(dtype) * (1 / torch.as_tensor(number, dtype=dtype))).to(torch.result_type(x, 1.0))
+
+
+def _multiply_by_reciprocal(x: Tensor, number: Any) -> Tensor:
+    """Do so in place."""
+    return x.copy_(_times_reciprocal(x, number))
+
+
 def _product_in(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tensor:
     """Return ``a b`` of 16-bit matrices in float32, which only GPUs have an operator for."""
     return a.to(out_dtype) @ b.to(out_dtype)
 
 
-_KERNELS: dict[str, Callable[..., Any]] = {"aten.mm.dtype": _product_in}
+def _add_product_in(x: Tensor, a: Tensor, b: Tensor, out_dtype: torch.dtype, *, out: Tensor) -> Tensor:
+    """Return ``x + a b``, likewise."""
+    return torch.addmm(x, a.to(out_dtype), b.to(out_dtype), out=out)
+
+
+_KERNELS: dict[str, Callable[..., Any]] = {"aten.mm.dtype": _product_in, "aten.addmm.dtype_out": _add_product_in}
 """Operators that have kernels for GPUs alone."""

@@ -155,9 +155,9 @@ def _add_product(target: Tensor, a: Tensor, b: Tensor) -> None:
     if a.dtype in HALVES and a.device.type == "cpu":
         for tokens in zip(a.split(_CONVERTED), b.split(_CONVERTED), strict=True):
             _add_product(target, *(part.float() for part in tokens))
-    elif a.dtype in HALVES:
-        target += torch.mm(a.t(), b, out_dtype=torch.float32)
-    elif target.dtype is torch.float32:
-        target.addmm_(a.t(), b)
+        return
+    product: dict[str, Any] = {"out_dtype": torch.float32} if a.dtype in HALVES else {}
+    if target.dtype is torch.float32:
+        torch.addmm(target, a.t(), b, **product, out=target)
     else:
-        target += torch.mm(a.t(), b)
+        target += torch.mm(a.t(), b, **product)

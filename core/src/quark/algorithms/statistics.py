@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quark.algorithms.product_sum import HALVES, ProductSum
 from quark.base.parallel import coarsely
+from quark.base.quotient import divided
 from quark.base.ranks import Ranks
 from quark.errors import PluginError
 
@@ -188,14 +189,14 @@ class Hessian(_Moment):
         if self.tokens < 2:
             return 1.0, 1.0
         h = self.matrix()
-        diagonal = h.diagonal().double() / self.tokens
+        diagonal = divided(h.diagonal().double(), self.tokens)
         squares = diagonal.square().sum()
-        fourth, of_channels = torch.as_tensor(self._products.others) / self.tokens
+        fourth, of_channels = divided(torch.as_tensor(self._products.others), self.tokens)
         alive = diagonal > 0
         mean = torch.where(alive, diagonal, 0).sum() / alive.sum()
         spread = torch.where(alive, diagonal - mean, 0).square().sum()
-        entries = torch.stack([(torch.linalg.matrix_norm(h).double() / self.tokens).square() - squares, spread])
-        variance = torch.stack([fourth - of_channels - entries[0], of_channels - squares]) / (self.tokens - 1)
+        entries = torch.stack([divided(torch.linalg.matrix_norm(h).double(), self.tokens).square() - squares, spread])
+        variance = divided(torch.stack([fourth - of_channels - entries[0], of_channels - squares]), self.tokens - 1)
         shares = torch.where(entries > 0, variance.clamp(min=0) / entries, 1.0).clamp(max=1).nan_to_num(1.0)
         off_diagonal, along = shares.tolist()
         return off_diagonal, along
@@ -277,4 +278,4 @@ class AbsMean(Statistic):
     @property
     def value(self) -> Tensor:
         """The mean magnitude; 0 without tokens."""
-        return (self._sum / max(self.tokens, 1)).float()
+        return divided(self._sum, max(self.tokens, 1)).float()

@@ -13,6 +13,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from quark.base.quotient import divided
 from quark.config.enums import RoundType, ScaleType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
@@ -188,7 +189,7 @@ class NumberFormat(ABC):
 
     def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
         """Return scales, and zero points, of ranges ``[low, high]``, float32; the shape stays."""
-        return QParams((torch.maximum(-low, high) / self.max_magnitude(spec)).clamp_(min=_SMALLEST_NORMAL))
+        return QParams(divided(torch.maximum(-low, high), self.max_magnitude(spec)).clamp_(min=_SMALLEST_NORMAL))
 
     def spec_error(self, spec: QTensorConfig) -> str | None:
         """Return the missing or contradictory field of a spec of this format, with the fix, or None.

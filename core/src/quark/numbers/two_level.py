@@ -11,6 +11,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from quark.base.quotient import divided
 from quark.numbers.fused import FusedRounding, RelativeScales, device_code, fused_rounding
 from quark.numbers.granularity import PerTensor
 from quark.numbers.number_format import QParams
@@ -81,7 +82,7 @@ class TwoLevelQuantizer(MultiLevelQuantizer):
         """Return the outer scale alone: block scales are found from the tensor itself."""
         low, high = observer.range()
         # One division by both largest magnitudes, so that nothing is rounded in between.
-        outer = torch.maximum(-low, high) / (_max_magnitude(self.element_level) * _max_magnitude(self.scale_level))
+        outer = divided(torch.maximum(-low, high), _max_magnitude(self.element_level) * _max_magnitude(self.scale_level))
         return QParams(torch.where(outer == 0, OUTER_SCALE_OF_ZEROS, outer))
 
     def outer_scale(self, x: Tensor, shared: Observer | None = None) -> Tensor:
@@ -167,7 +168,7 @@ class TwoLevelQuantizer(MultiLevelQuantizer):
             return attrs.evolve(self.scales_from_ranges(low, high, outer), outer_scale=outer)
         # As AMD Quark does: scales of activations are divided by the outer scale once they are found, in a
         # second division; scales of weights take one division.
-        return QParams(self._stored(torch.maximum(-low, high) / _max_magnitude(self.element_level) / outer), None, outer)
+        return QParams(self._stored(divided(torch.maximum(-low, high), _max_magnitude(self.element_level)) / outer), None, outer)
 
     def _fused(self, x: Tensor) -> FusedRounding | None:
         """Return the kernel that finds relative scales and rounds in one pass; None where there is none."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from quark.base.quotient import divided
 from quark.config.tensor import QTensorConfig
 from quark.numbers import NumberFormat, Observer, PerGroup, QParams
 from quark.numbers.kernels import DeviceCode
@@ -49,7 +50,7 @@ class TowardZero(NumberFormat):
         return codes.float()
 
     def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
-        return QParams((high + (high == 0)) / LARGEST)
+        return QParams(divided(high + (high == 0), LARGEST))
 
 
 class WithDeviceCode(TowardZero):

@@ -16,6 +16,7 @@ from torch import Tensor
 from quark.algorithms import AbsMean, Hessian, Metrics, RoundingTask, Statistic
 from quark.base.from_device import numbers
 from quark.base.parallel import coarsely, parallel_map
+from quark.base.quotient import divided
 from quark.numbers import GroupScales, WeightGrid
 from quark_algos.equalization.candidates import Quadratic, by_activations, by_both, relative_weights
 from quark_algos.gptq.damping import shrunk
@@ -254,7 +255,7 @@ def _relative_weights(parts: Sequence[Part]) -> Tensor:
     """Return `relative_weights` averaged over the rows of all parts, ``[K]``."""
     total = sum(relative_weights(p.wt, p.grid_of(p.wt).group) * p.wt.shape[1] for p in parts)
     assert isinstance(total, Tensor)
-    return total / sum(p.wt.shape[1] for p in parts)
+    return divided(total, sum(p.wt.shape[1] for p in parts))
 
 
 def _search(forms: Tensor, channels: Channels, losses: _Losses, *, exhaustive: bool) -> Choice:

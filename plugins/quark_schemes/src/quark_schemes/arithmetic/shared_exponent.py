@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quark.base.quotient import divided
 from quark.errors import ConfigError
 
 __all__ = ["MODES", "decode_e8m0", "encode_e8m0", "power_of_two", "shared_exponent_scale"]
@@ -39,7 +40,7 @@ def shared_exponent_scale(amax: Tensor, mode: str, mantissa_bits: int, largest_e
     if mode not in MODES:
         raise ConfigError(f"scale_calculation_mode={mode!r} is unknown: use one of {', '.join(MODES)}")
     if mode == "rceil":
-        amax, mode, largest_exponent = amax / largest, "ceil", 0
+        amax, mode, largest_exponent = divided(amax, largest), "ceil", 0
     bits = amax.contiguous().view(torch.int32)
     if mode == "even":
         bits = bits + (1 << (_MANTISSA - mantissa_bits - 1))

@@ -13,6 +13,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from quark.base.quotient import divided
 from quark.config.enums import QSchemeType, RoundType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
@@ -135,7 +136,7 @@ class MiniFloat(NumberFormat):
             mode, shape = spec.scale_calculation_mode or "even", self.shape
             return QParams(shared_exponent_scale(amax, mode, shape.mantissa_bits, shape.largest_exponent, shape.largest))
         # The quotient of a subnormal magnitude may be 0, which is no scale.
-        ideal = torch.where(amax == 0, SMALLEST_SCALE, (amax / self.shape.largest).clamp_(min=_SMALLEST_QUOTIENT))
+        ideal = torch.where(amax == 0, SMALLEST_SCALE, divided(amax, self.shape.largest).clamp_(min=_SMALLEST_QUOTIENT))
         return QParams(scale_format_of(spec).round(ideal))
 
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:

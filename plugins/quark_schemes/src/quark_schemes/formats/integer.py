@@ -13,6 +13,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from quark.base.quotient import divided
 from quark.config.enums import RoundType, ZeroPointType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
@@ -187,9 +188,9 @@ class IntegerFormat(WholeNumbers):
         low, high = low.clamp(max=0), high.clamp(min=0)
         if spec.symmetric:
             # Unsigned formats have zero point 0 here too, as in AMD Quark: negative values become 0.
-            scale = torch.maximum(-low, high) / self.max_magnitude(spec)
+            scale = divided(torch.maximum(-low, high), self.max_magnitude(spec))
             return QParams(scale_format_of(spec).round(scale.clamp_(min=SMALLEST_SCALE)))
-        scale = scale_format_of(spec).round(((high - low) / (self.high - self.low)).clamp_(min=SMALLEST_SCALE))
+        scale = scale_format_of(spec).round(divided(high - low, self.high - self.low).clamp_(min=SMALLEST_SCALE))
         zero = (self.low - torch.round(low / scale.float())).clamp_(self.low, self.high)  # NaN for infinite ranges, which the run refuses
         return QParams(scale, zero.to(torch.int32))
 
@@ -198,7 +199,7 @@ class IntegerFormat(WholeNumbers):
 
         The range is not widened to hold 0, the zero point neither rounded nor bounded.
         """
-        scale = (high - low) / (self.high - self.low)
+        scale = divided(high - low, self.high - self.low)
         scale = scale_format_of(spec).round(torch.where(scale <= SMALLEST_SCALE, torch.ones_like(scale), scale))
         return QParams(scale, -low / scale.float())
 

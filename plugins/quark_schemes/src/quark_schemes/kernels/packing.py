@@ -111,17 +111,20 @@ def unpack_words(
     """Undo `pack_words`; the highest bit of a signed code is its sign."""
     blocks = tl.cdiv(count, WORDS * CODES)
     row = tl.program_id(0) // blocks * ROWS + tl.arange(0, ROWS)
+    number = tl.program_id(0) % blocks * WORDS + tl.arange(0, WORDS)
+    is_word = (row < rows)[:, None] & (number * CODES < count)[None, :]
+    place = row.to(tl.int64)[:, None] * row_stride + number.to(tl.int64)[None, :] * word_stride
+    words = tl.load(words_ptr + place, mask=is_word, other=0).to(tl.int32)
+    position = _position(tl.arange(0, CODES), CODES, IS_INTERLEAVED, IS_REVERSED)
+    # Up to the sign bit, and down again: the second shift spreads the sign.
+    codes = (words[:, :, None] << (32 - BITS - position * BITS)[None, None, :]) >> (32 - BITS)
+    if not IS_SIGNED:
+        codes = codes & ((1 << BITS) - 1)
+    codes = tl.reshape(codes.to(codes_ptr.dtype.element_ty), [ROWS, WORDS * CODES])
     number = tl.program_id(0) % blocks * WORDS * CODES + tl.arange(0, WORDS * CODES)
     is_inside = (row < rows)[:, None] & (number < count)[None, :]
-    place = row.to(tl.int64)[:, None] * row_stride + (number // CODES).to(tl.int64)[None, :] * word_stride
-    word = tl.load(words_ptr + place, mask=is_inside, other=0).to(tl.int32)
-    position = _position(number % CODES, CODES, IS_INTERLEAVED, IS_REVERSED)
-    # Up to the sign bit, and down again: the second shift spreads the sign.
-    code = (word << (32 - BITS - position * BITS)[None, :]) >> (32 - BITS)
-    if not IS_SIGNED:
-        code = code & ((1 << BITS) - 1)
     target = row.to(tl.int64)[:, None] * code_row_stride + number.to(tl.int64)[None, :] * code_stride
-    tl.store(codes_ptr + target, code.to(codes_ptr.dtype.element_ty), mask=is_inside)
+    tl.store(codes_ptr + target, codes, mask=is_inside)
 
 
 def _constants(layout: WordLayout) -> dict[str, Any]:

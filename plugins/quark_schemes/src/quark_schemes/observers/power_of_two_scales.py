@@ -13,6 +13,7 @@ import math
 import torch
 from torch import Tensor
 
+from quark.base.quotient import divided
 from quark.config.enums import QSchemeType
 from quark.config.tensor import QTensorConfig
 from quark.numbers import format_of
@@ -60,9 +61,9 @@ class _Powers:
         max_magnitude = format_of(spec).max_magnitude(spec)
         if spec.symmetric is not False:
             self._below = self._above = torch.full_like(low, max_magnitude).float()
-            scale = (torch.maximum(-low, high) / max_magnitude).clamp_(min=SMALLEST_SCALE)
+            scale = divided(torch.maximum(-low, high), max_magnitude).clamp_(min=SMALLEST_SCALE)
         else:
-            scale = ((high - low) / (2 * max_magnitude)).clamp_(min=SMALLEST_SCALE)
+            scale = divided(high - low, 2 * max_magnitude).clamp_(min=SMALLEST_SCALE)
             self._below = (-low / scale).round_().float()
             self._above = 2 * max_magnitude - self._below
         self._nearest = scale.log2().round_()
