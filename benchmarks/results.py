@@ -49,7 +49,7 @@ def add_run(path: Path, measured: Sequence[Measurement]) -> None:
     run = {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {"quark": VERSION, "torch": str(torch.__version__)},
-        "machine": machine("cpu"),
+        "machine": machine("cuda" if torch.cuda.is_available() else "cpu"),
         "measurements": [attrs.asdict(one) | {"value": round(one.value, 3)} for one in measured],
     }
     path.parent.mkdir(parents=True, exist_ok=True)

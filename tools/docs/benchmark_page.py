@@ -36,8 +36,9 @@ def page(path: Path = RESULTS) -> str:
 def _machine(run: Mapping[str, Any]) -> str:
     machine, versions = run["machine"], ", ".join(f"{name} {version}" for name, version in run["versions"].items())
     memory = f"{machine['memory_bytes'] / 2**30:.0f} GiB" if machine.get("memory_bytes") else "unknown memory"
+    device = "" if machine["device"] == "cpu" else f"{machine['device']}; "
     return cell(
-        f"{machine['processor']}, {machine['cores']} cores, {machine['threads']} threads, {memory}; {machine['system']}; {versions}"
+        f"{device}{machine['processor']}, {machine['cores']} cores, {machine['threads']} threads, {memory}; {machine['system']}; {versions}"
     )
 
 
