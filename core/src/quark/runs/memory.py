@@ -106,27 +106,23 @@ def return_freed() -> None:
     """Return the process's free memory to the system, with glibc's ``malloc_trim``.
 
     glibc keeps free memory between live allocations: without this call, replaced float weights would stay
-    resident, one block's worth per block. `FreedMemory` decides when to call it.
+    resident, one block's worth per block. `FreedMemory` decides when to call it: the system clears each page
+    that is used again, and after each block of a small model that took 5 % of GPTQ.
     """
     with suppress(OSError, AttributeError, TypeError):  # another system, or another library
         ctypes.CDLL(None).malloc_trim(0)
 
 
 class FreedMemory:
-    """Counts freed bytes, and returns them to the system above a threshold, since that takes time.
+    """Counts freed bytes, and returns them to the system at `LEAST_RETURNED`, since that takes time."""
 
-    Args:
-        enough: Threshold in bytes. Runs with much work per block can afford to return each block at once.
-    """
-
-    def __init__(self, enough: int = LEAST_RETURNED) -> None:
-        self._enough = enough
+    def __init__(self) -> None:
         self._bytes = 0
 
     def add(self, size: int) -> None:
         """Count ``size`` freed bytes, and return memory to the system at the threshold."""
         self._bytes += size
-        if self._bytes >= self._enough:
+        if self._bytes >= LEAST_RETURNED:
             return_freed()
             self._bytes = 0
 

@@ -128,9 +128,8 @@ class BlockPipeline:
         """Return the pipeline of a run that has worked on no block yet."""
         run, algorithms = started.run, started.run.algorithms
         groups = InputGroups(run.plan.architecture, run.plan.config.shared_scale_groups)
-        freed = FreedMemory(1) if algorithms.is_sequential else FreedMemory()
         figures = RunFigures(CalibrationReport(), tokens_in(run.data), algorithms.streams, PhaseClock(changed=run.events.phase))
-        return cls(started, sink, algorithms.checked_rounding(), algorithms.checked_tunings(), groups, freed, figures)
+        return cls(started, sink, algorithms.checked_rounding(), algorithms.checked_tunings(), groups, FreedMemory(), figures)
 
     @property
     def run(self) -> Run:
