@@ -10,6 +10,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from quark.base.quotient import divided
 from quark.config.enums import QSchemeType
 from quark.config.tensor import QTensorConfig
 from quark.numbers import MultiLevelQuantizer, NumberFormat, Observer, PerChannel, QParams, level_quantizer
@@ -78,7 +79,7 @@ class RowScaledQuantizer(MultiLevelQuantizer):
 
     def qparams_from(self, observer: Observer) -> QParams:
         low, high = observer.range()
-        return QParams((torch.maximum(-low, high) / (7.0 * LARGEST)).clamp(min=SMALLEST_ROW_SCALE))
+        return QParams(divided(torch.maximum(-low, high), 7.0 * LARGEST).clamp(min=SMALLEST_ROW_SCALE))
 
     def outer_scale(self, x: Tensor, shared: Observer | None = None) -> Tensor:
         observer = self.observer()
