@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quark.algorithms import StackedWeights
+from quark.base.quotient import divided
 from quark.numbers import GroupScales
 from quark_algos.tuning.config import AutoRoundConfig, TuningConfig
 
@@ -40,7 +41,7 @@ class Adam:
         self._steps += 1
         self._mean.lerp_(gradient, 1 - _BETA1)
         self._square.mul_(_BETA2).addcmul_(gradient, gradient, value=1 - _BETA2)
-        size = (self._square / (1 - _BETA2**self._steps)).sqrt_().add_(torch.finfo(gradient.dtype).tiny)
+        size = divided(self._square, 1 - _BETA2**self._steps).sqrt_().add_(torch.finfo(gradient.dtype).tiny)
         self.value.addcdiv_(self._mean, size, value=-lr / (1 - _BETA1**self._steps))
 
 
