@@ -18,6 +18,7 @@ from quark.algorithms import RoundedBlock, Sample, weight_quantizer
 from quark.config.algorithm import AlgoConfig
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark_algos.gptq.config import GPTQConfig
+from quark_algos.tuning import block as tuning_of_blocks
 from quark_algos.tuning.block import AutoRound, TuneBlock
 from quark_algos.tuning.config import AutoRoundConfig, TuningConfig
 
@@ -66,6 +67,19 @@ def test_blocks_and_the_model_come_nearer_to_the_float_ones_than_by_gptq_alone()
 
 def test_what_it_leaves_lies_on_the_grids() -> None:
     assert [name for name, layer in layers(behind_gptq()[1]).items() if off_grid(layer)] == []
+
+
+@pytest.mark.parametrize(("settings", "expected"), [({}, 8), ({"batch_size": 4}, 8), ({"batch_size": 1}, 32), ({"epochs": 1}, 2)], ids=str)
+def test_many_samples_make_larger_batches_and_no_more_steps(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, int], expected: int
+) -> None:
+    steps: list[float] = []
+    state = tuning_of_blocks._BlockState
+    step = state.step
+    monkeypatch.setattr(tuning_of_blocks, "MOST_STEPS", 2)
+    monkeypatch.setattr(state, "step", lambda own, *rates: steps.append(rates[0]) or step(own, *rates))
+    run(TuningConfig(**settings))  # of eight samples
+    assert len(steps) == expected
 
 
 @pytest.mark.one_in(3)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from quark.algorithms import Metrics, RoundedBlock, Sample
 from quark.base.log import get_logger
-from quark_algos.tuning.config import AutoRoundConfig, TuningConfig
+from quark_algos.tuning.config import MOST_STEPS, AutoRoundConfig, TuningConfig
 from quark_algos.tuning.layer import Adam, OffsetLayer, TunedLayer
 
 __all__ = ["AutoRound", "TuneBlock"]
@@ -48,9 +48,10 @@ class TuneBlock:
         vectors = {name: _Vector(parameter) for name, parameter in block.parameters.items() if settings.norms}
         state = _BlockState(layers, vectors, dtype)
         errors: list[tuple[float, float]] = []
+        size = settings.batch_size or -(-len(samples) // MOST_STEPS)
         generator = torch.Generator().manual_seed(settings.seed)
         for epoch in range(settings.epochs):
-            steps = torch.randperm(len(samples), generator=generator).split(settings.batch_size)
+            steps = torch.randperm(len(samples), generator=generator).split(size)
             losses = []
             for number, batch in enumerate(steps):
                 losses += [state.backward(block, samples[i], len(batch)) for i in batch.tolist()]

@@ -12,13 +12,19 @@ from quark.config.fields import with_dataclass_view
 from quark.plugins import OptionNote
 from quark_algos.fields import positive
 
-__all__ = ["DTYPES", "TARGETS", "AutoRoundConfig", "TuningConfig"]
+__all__ = ["DTYPES", "MOST_STEPS", "TARGETS", "AutoRoundConfig", "TuningConfig"]
 
 DTYPES = ("auto", "bfloat16", "float32")
 """Dtypes in which products are computed while a block is tuned."""
 TARGETS = ("model", "block")
 """What a tuned block is to give: what the float model's does, or what its own float weights give of the
 quantized model's hidden states.
+"""
+
+MOST_STEPS = 32
+"""Steps of a pass over the samples at most, by larger batches where there are more samples.
+
+By more steps scales and codes come to fit the kind of text that they see. Small models need so many.
 """
 
 
@@ -31,7 +37,7 @@ class TuningConfig(AlgoConfig):
 
     Attributes:
         epochs: Passes over the calibration samples.
-        batch_size: Calibration batches for each step.
+        batch_size: Calibration batches for each step; None for as few as make `MOST_STEPS` in an epoch.
         rounding: Tune which of two neighbouring values each weight gets.
         scales: Tune the scales of weights, where the format stores them finely enough.
         norms: Tune norm weights and biases.
@@ -52,7 +58,7 @@ class TuningConfig(AlgoConfig):
 
     name: str = "tuning"
     epochs: int = attrs.field(default=4, validator=positive)
-    batch_size: int = attrs.field(default=1, validator=positive)
+    batch_size: int | None = attrs.field(default=None, validator=validators.optional(positive))
     rounding: bool = True
     scales: bool = True
     norms: bool = True
