@@ -15,6 +15,6 @@ def divided(x: Tensor, number: float) -> Tensor:
 
     Args:
         x: Of a floating-point dtype, in which the quotient is computed.
-        number: The divisor; that dtype has to hold it.
+        number: The divisor, rounded to that dtype.
     """
     return x / (number if x.device.type == "cpu" else x.new_full((), number))
