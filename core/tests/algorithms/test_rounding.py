@@ -1,10 +1,18 @@
-"""RoundingTask: ranks share the rows of its weights, and all of them get all results."""
+"""RoundingTask: ranks share the rows of its weights, and all get all results. Threads share layers."""
 
 from __future__ import annotations
 
-import pytest
+from threading import get_ident
 
-from quark.algorithms import RoundingTask
+import pytest
+import torch
+from torch import nn
+
+import quark
+from quark.algorithms import RoundingTask, RoundToNearest
+from quark.base.parallel import SMALL
+from quark.models.layers import QuantizedLayer, quantized_class
+from quark.numbers.single_level import SingleLevelQuantizer
 from quark_devkit.threads import in_threads
 
 
@@ -25,3 +33,31 @@ def test_by_rows_gives_the_results_of_all_slices_in_order_on_every_rank(
         is_deterministic=is_deterministic,
     )
     assert results == [expected] * size
+
+
+@pytest.mark.parametrize("columns", [64, SMALL // 4])
+def test_threads_round_small_layers_and_share_the_parts_of_large_ones(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, before, rounded_by = quark.schemes().load_config("int4_wo_32")(), torch.get_num_threads(), set()
+
+    def layers() -> dict[str, QuantizedLayer]:
+        torch.manual_seed(0)
+        floats = {f"layer{rows}": nn.Linear(columns, rows, bias=False) for rows in (2, 3, 8)}
+        return {name: quantized_class(layer).from_float(layer, config) for name, layer in floats.items()}
+
+    def recorded(self: SingleLevelQuantizer, x: torch.Tensor) -> object:
+        rounded_by.add(get_ident())
+        return original(self, x)
+
+    original = SingleLevelQuantizer.round_to_nearest
+    monkeypatch.setattr(SingleLevelQuantizer, "round_to_nearest", recorded)
+    tasks = []
+    for threads in (1, 2):
+        tasks.append(RoundingTask(layers()))
+        try:
+            torch.set_num_threads(threads)
+            RoundToNearest().round(tasks[-1])
+        finally:
+            torch.set_num_threads(before)
+    one, other = ([layer.weight for layer in task.layers.values()] for task in tasks)
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))  # type: ignore[arg-type]
+    assert columns == 64 or rounded_by == {get_ident()}

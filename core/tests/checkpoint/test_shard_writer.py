@@ -2,10 +2,10 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from threading import Event
+from threading import Barrier, Event, get_ident
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quark.checkpoint import shard_writer
 from quark.checkpoint.shard_layout import ShardLayout
-from quark.checkpoint.shard_writer import Part, ShardWriter, create_shards
+from quark.checkpoint.shard_writer import Part, ShardWriter, create_shards, small_joined
 from quark.errors import OutputError, UnsupportedError
 from quark.models.hf.shards import DTYPES, check_shards
 
@@ -106,6 +106,40 @@ def test_only_one_part_is_made_at_a_time(tmp_path: Path) -> None:
     assert log == []
     write_shards(parts, tmp_path, 10**9)
     assert log == ["a", "b"]
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_small_parts_are_made_as_one_by_several_threads(two_threads: None) -> None:
+    both, sizes = Barrier(2), {"a": 1, "b": 2, "large": 1 << 24, "c": 1, "larger": 1 << 25}
+
+    def made(name: str) -> Part:
+        def make() -> dict[str, Tensor]:
+            if name in "ab":
+                both.wait(60)  # the other part is made at the same time
+            return {name: torch.full((sizes[name],), len(name), dtype=torch.uint8)}
+
+        return Part({name: torch.empty(sizes[name], dtype=torch.uint8, device="meta")}, make)
+
+    joined = list(small_joined([made(name) for name in sizes]))
+    assert [list(part.meta) for part in joined] == [["a", "b"], ["large", "c"], ["larger"]]
+    for part in joined:
+        assert {name: (t.numel(), int(t[0])) for name, t in part.make().items()} == {name: (sizes[name], len(name)) for name in part.meta}
+
+
+def test_parts_of_another_device_are_made_by_the_calling_thread(two_threads: None) -> None:
+    makers: list[int] = []
+    part = Part({}, lambda: makers.append(get_ident()) or {}, torch.device("meta"))
+    joined = Part.joined([Part({}, dict), part, part])
+    joined.make()
+    assert joined.device == torch.device("meta")
+    assert makers == [get_ident()] * 2
 
 
 def test_a_dtype_the_format_has_no_name_for_is_refused_by_tensor(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from quark.algorithms.stacked_weights import StackedWeights, float_weight, weight_quantizer
 from quark.algorithms.statistics import Statistic
-from quark.base.parallel import row_slices
+from quark.base.parallel import SMALL, parallel_map, row_slices
 from quark.base.ranks import ALONE, Ranks
 from quark.models.layers import QuantizedLayer
 from quark.numbers import Observer
@@ -195,7 +195,8 @@ class RoundToNearest:
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
         """Round the layers to nearest; there is nothing to report."""
         shared = _seen_by_all(task)
-        for layer in task.layers.values():
+
+        def round_layer(layer: QuantizedLayer) -> None:
             quantizer, weight, is_deferred = weight_quantizer(layer), float_weight(layer), False
             if shared is None and not self._defers:
                 values, qparams = quantizer.quantizer.round_to_nearest(weight)
@@ -205,6 +206,13 @@ class RoundToNearest:
                 values = weight if is_deferred else quantizer.quantizer.fake_quantize(weight, qparams)
             layer.weight = nn.Parameter(values, requires_grad=False)
             quantizer.set_qparams(qparams, is_deferred=is_deferred)
+
+        layers = list(task.layers.values())
+        weights = [float_weight(layer) for layer in layers]
+        if all(weight.numel() <= SMALL for weight in weights):  # few parts of one layer keep few threads busy
+            parallel_map(round_layer, layers, weights[0].device)
+        else:
+            list(map(round_layer, layers))
         return {}
 
 

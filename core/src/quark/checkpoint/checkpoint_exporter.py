@@ -34,7 +34,7 @@ from quark.checkpoint.model_tensors import (
     state_parts,
 )
 from quark.checkpoint.shard_layout import ShardLayout
-from quark.checkpoint.shard_writer import Part, ShardWriter, create_shards
+from quark.checkpoint.shard_writer import Part, ShardWriter, create_shards, small_joined
 from quark.config.slot import ACTIVATIONS, PARAMETERS, Slot
 from quark.errors import UnsupportedError
 from quark.models.plan.attention import AttentionRow
@@ -87,7 +87,7 @@ class CheckpointExporter(Exporter):
         """Return the tensors of a quantized layer, by the last part of their names.
 
         They stand for its weight. A bias that is not among them is written as it is, and so are all
-        parameters of a layer without any.
+        parameters of a layer without any. Several threads ask for those of different layers at once.
 
         Args:
             layer: The layer; also on the meta device, with the names, shapes and dtypes that it is going to
@@ -206,7 +206,8 @@ class CheckpointExporter(Exporter):
 
     def _part(self, layer: ExportedLayer, meta: Mapping[str, Tensor]) -> Part:
         under = f"{layer.name}."
-        return Part({under + n: t for n, t in meta.items()}, lambda: {under + n: t for n, t in self.layer_tensors(layer).items()})
+        made = {under + n: t for n, t in meta.items()}
+        return Part(made, lambda: {under + n: t for n, t in self.layer_tensors(layer).items()}, layer.device)
 
     def _with_states(self, plan: QuantPlan) -> list[AttentionRow]:
         return [row for row in plan.attentions if row.fused or self.states_with_attention]
@@ -262,8 +263,7 @@ class _Stream(BlockStream):
         parts = [p for p in self._exporter.parts(model, plan, self._options, outside) if all(name in self._writer for name in p.meta)]
         self._early = {name for part in parts for name in part.meta}
         if parts:
-            meta = {name: tensor for part in parts for name, tensor in part.meta.items()}
-            self._writer.write_beside(Part(meta, lambda: {name: t for part in parts for name, t in part.make().items()}))
+            self._writer.write_beside(Part.joined(parts))
 
     def write(self, block: Block | None) -> None:
         """As `BlockStream.write`."""
@@ -272,10 +272,11 @@ class _Stream(BlockStream):
         region = Region(without=tuple(self._written)) if block is None else Region(block.name)
         if block is not None:
             self._written.append(block.name)
-        for part in self._exporter.parts(self._content.model, self._content.plan, self._options, region):
-            # A tied parameter was announced once, under the first of its names.
-            if not self._early.issuperset(part.meta) and all(name in self._writer for name in part.meta):
-                self._writer.write(part, checksums=block is not None)
+        parts = self._exporter.parts(self._content.model, self._content.plan, self._options, region)
+        # A tied parameter was announced once, under the first of its names.
+        new = [p for p in parts if not self._early.issuperset(p.meta) and all(name in self._writer for name in p.meta)]
+        for part in small_joined(new):
+            self._writer.write(part, checksums=block is not None)
 
     def when_stored(self, then: Callable[[Mapping[str, str]], None]) -> None:
         """As `BlockStream.when_stored`."""

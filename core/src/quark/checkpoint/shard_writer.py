@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import accumulate, groupby
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -22,15 +23,18 @@ import torch
 from torch import Tensor
 
 from quark.base.names import folded
+from quark.base.parallel import CPU, parallel_map
 from quark.checkpoint.checksum import ROW, checksum
 from quark.checkpoint.shard_layout import ShardLayout
 from quark.errors import OutputError
 from quark.models.hf.shards import INDEX
 
-__all__ = ["Part", "ShardWriter", "create_shards", "write_at"]
+__all__ = ["Part", "ShardWriter", "create_shards", "small_joined", "write_at"]
 
 _CHUNK = 4096 * ROW
 """Bytes that are read or written at once."""
+_SMALL = 1 << 24
+"""Bytes in which all parts that end there are computed and written as one."""
 _LAG = 2
 """How many times `ShardWriter.when_stored` may wait for the disk before the caller does."""
 
@@ -42,10 +46,29 @@ class Part:
     Attributes:
         meta: Meta tensors by full name: shapes and dtypes, known in advance.
         make: Returns the tensors, under the same names.
+        device: Where they are computed.
     """
 
     meta: Mapping[str, Tensor]
     make: Callable[[], Mapping[str, Tensor]]
+    device: torch.device = CPU
+
+    @classmethod
+    def joined(cls, parts: Sequence[Part]) -> Part:
+        """Return the tensors of several parts as one: on a CPU several threads compute one each."""
+        device = next((part.device for part in parts if part.device != CPU), CPU)
+
+        def make() -> dict[str, Tensor]:
+            return {name: t for made in parallel_map(lambda part: part.make(), parts, device) for name, t in made.items()}
+
+        return cls({name: t for part in parts for name, t in part.meta.items()}, make, device)
+
+
+def small_joined(parts: Sequence[Part]) -> Iterator[Part]:
+    """Yield parts, those that end in the same `_SMALL` bytes as one: nothing is waited for between them."""
+    ends = accumulate(sum(tensor.nbytes for tensor in part.meta.values()) for part in parts)
+    for _, group in groupby(zip(parts, ends, strict=True), lambda pair: pair[1] // _SMALL):
+        yield Part.joined([part for part, _ in group])
 
 
 def create_shards(layout: ShardLayout, directory: Path) -> list[str]:

@@ -64,8 +64,8 @@ class Packing:
     Number formats that store them otherwise give a subclass of their own as their ``packing``.
 
     All methods must work on meta tensors, by which the shapes of a checkpoint are known without data: no
-    operation may look at values. ``unpack(pack(codes))`` equals ``codes`` and
-    ``unpack_qparams(pack_qparams(qparams))`` equals ``qparams``, to the bit.
+    operation may look at values. Several threads call them, for different tensors. ``unpack(pack(codes))``
+    equals ``codes`` and ``unpack_qparams(pack_qparams(qparams))`` equals ``qparams``, to the bit.
     """
 
     def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
