@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quark.algorithms import OutputError, Validation, validated
+from quark.algorithms.validation import channel_factors
 
 
 def error(squares: list[float], sizes: list[float]) -> OutputError:
@@ -23,6 +24,34 @@ def test_a_token_of_enormous_size_does_not_hide_the_errors_of_others() -> None:
     found = wanted.clone()
     found[1:] += 0.5
     assert OutputError.of(found, wanted).relative.tolist() == pytest.approx([0, 0.25, 0.25, 0.25])
+
+
+def test_a_channel_of_enormous_size_does_not_hide_the_errors_of_others() -> None:
+    wanted = torch.ones(64, 8)
+    wanted[:, 0] = 1e4
+    near, far = wanted.clone(), wanted.clone()
+    near[:, 0] *= 1.001
+    far[:, 1:] += 0.9
+    channels = channel_factors([wanted])
+    assert (OutputError.of(near, wanted).relative > OutputError.of(far, wanted).relative).all()
+    assert (OutputError.of(near, wanted, channels=channels).relative < OutputError.of(far, wanted, channels=channels).relative).all()
+
+
+@given(size=st.floats(0.02, 100), cut=st.integers(1, 15), seed=st.integers(0, 100))
+def test_the_factor_of_a_channel_falls_with_the_root_of_its_size_in_all_references(size: float, cut: int, seed: int) -> None:
+    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(seed))
+    plain, scaled = channel_factors([x]), channel_factors([y := x * torch.tensor([1.0, size, 1.0, 1.0]), y])
+    torch.testing.assert_close(channel_factors([x[:cut], x[cut:]]), plain)
+    torch.testing.assert_close(scaled[1] / scaled[0], plain[1] / plain[0] / size**0.5)
+
+
+def test_a_channel_that_is_always_0_has_a_factor_too() -> None:
+    dead = torch.ones(4, 8)
+    dead[:, 5] = 0
+    factors = channel_factors([dead])
+    assert torch.isfinite(factors).all()
+    assert torch.isfinite(channel_factors([torch.zeros(4, 8)])).all()
+    assert float(factors[5] / factors[0]) < 100
 
 
 def test_the_standard_error_is_that_of_the_mean_of_differences() -> None:

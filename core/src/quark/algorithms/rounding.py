@@ -208,9 +208,8 @@ class RoundToNearest:
             quantizer.set_qparams(qparams, is_deferred=is_deferred)
 
         layers = list(task.layers.values())
-        weights = [float_weight(layer) for layer in layers]
-        if all(weight.numel() <= SMALL for weight in weights):  # few parts of one layer keep few threads busy
-            parallel_map(round_layer, layers, weights[0].device)
+        if all(float_weight(layer).numel() <= SMALL for layer in layers):  # few parts of one layer keep few threads busy
+            parallel_map(round_layer, layers, float_weight(layers[0]).device)
         else:
             list(map(round_layer, layers))
         return {}

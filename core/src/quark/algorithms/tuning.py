@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Protocol
 
 import attrs
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from quark.algorithms.rounding import Metrics
 from quark.algorithms.stacked_weights import StackedWeights
+from quark.algorithms.validation import channel_factors
 from quark.models.layers import QuantizedLayer
 
 __all__ = ["RoundedBlock", "Sample", "Tuning"]
@@ -65,6 +67,11 @@ class RoundedBlock:
     output: Callable[[Sample, torch.dtype | None], Tensor]
     substituted: Callable[[Mapping[str, Tensor]], AbstractContextManager[None]]
 
+    @cached_property
+    def channels(self) -> Tensor:
+        """Factors of output channels, ``[channels]``: by these, outputs are compared with targets."""
+        return channel_factors(sample.target for sample in self.samples)
+
     def weights(self, layer: str) -> StackedWeights:
         """Return the rounded weight of a layer as `StackedWeights`.
 
@@ -93,6 +100,7 @@ class Tuning(Protocol):
         Return metrics, by name of a layer or ``""``.
 
         Nothing else of the block may change. The pipeline compares the error of the block's output on
-        held-out tokens before and after, and takes the change back where the error did not get smaller. The
-        result must not depend on any state of the program, such as random numbers that nobody has seeded.
+        held-out tokens (`OutputError`, with the factors ``block.channels``) before and after, and takes the
+        change back where the error did not get smaller. The result must not depend on any state of the
+        program, such as random numbers that nobody has seeded.
         """

@@ -180,7 +180,7 @@ class BlockTuning:
         for sample in block.samples:
             output = _tokens(self._forwards[sample.number], outputs[self._forwards[sample.number]])
             chosen = sample.is_held_out if is_held_out else torch.ones_like(sample.is_held_out)
-            errors.append(OutputError.of(output[chosen], sample.target[chosen], is_held_out=is_held_out))
+            errors.append(OutputError.of(output[chosen], sample.target[chosen], channels=block.channels, is_held_out=is_held_out))
         return OutputError.joined(errors)
 
 

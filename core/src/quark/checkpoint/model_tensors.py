@@ -17,6 +17,7 @@ from quark.models.layers import QuantizerModule
 from quark.models.layers.attention import PROBABILITIES, QUERY, STATES, STORED_STATES
 from quark.models.layers.packed_layers import packed_scales
 from quark.models.plan.attention import AttentionRow
+from quark.models.plan.decoder_blocks import owners
 from quark.models.plan.kv_scales import merge_kv_scales
 from quark.models.plan.rules import first_match
 from quark.numbers import QParams
@@ -73,7 +74,7 @@ class Region:
     def _inside(self, named: Iterable[tuple[str, V]]) -> dict[str, V]:
         """Return the values whose names lie in no excluded module."""
         excluded = set(self.without)
-        return {name: value for name, value in named if name not in excluded and not _lies_in(name, excluded)}
+        return {name: value for name, value in named if excluded.isdisjoint((name, *owners(name)))}
 
 
 def is_tied_apart(model: nn.Module) -> bool:
@@ -93,24 +94,11 @@ def plain_parts(state: Mapping[str, Tensor], elsewhere: Iterable[str], others: C
     parts = []
     for name, tensor in state.items():
         # Tied parameters are one tensor under several names: readers expect it once, under the first.
-        if (name not in others and _lies_in(name, inside)) or id(tensor) in seen:
+        if (name not in others and not inside.isdisjoint(owners(name))) or id(tensor) in seen:
             continue
         seen.add(id(tensor))
         parts.append(Part({name: tensor.detach().to("meta")}, lambda n=name, t=tensor: {n: t}))  # type: ignore[misc]
     return parts
-
-
-def _lies_in(name: str, modules: Collection[str]) -> bool:
-    """Return whether a tensor belongs to one of the modules, or to a module inside of one.
-
-    Takes the same time for any number of them.
-    """
-    end = name.rfind(".")
-    while end > 0:
-        if name[:end] in modules:
-            return True
-        end = name.rfind(".", 0, end)
-    return False
 
 
 def activation_tensors(module: QuantizerModule | None, qparams: QParams | None, options: ExportOptions) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import Metrics, RoundedBlock, Sample
+from quark.algorithms import Metrics, OutputError, RoundedBlock, Sample
 from quark.base.log import get_logger
 from quark_algos.tuning.config import MOST_STEPS, AutoRoundConfig, TuningConfig
 from quark_algos.tuning.layer import Adam, OffsetLayer, TunedLayer
@@ -24,8 +24,8 @@ class TuneBlock:
     """The algorithm ``tuning``.
 
     Metrics of a block: ``epochs``, ``first_loss`` and ``last_loss`` (mean relative squared error of the
-    output over the first and the last epoch), ``codes`` (share of codes that differ from those of the
-    rounding).
+    output, by the factors of `RoundedBlock.channels`, over the first and the last epoch), ``codes`` (share of
+    codes that differ from those of the rounding).
 
     Args:
         settings: A `TuningConfig`.
@@ -39,14 +39,14 @@ class TuneBlock:
     def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
         """As `quark.algorithms.Tuning.tune`."""
         settings = self._settings
-        samples = _fitted(block, is_relative=True)
+        samples = _fitted(block)
         if not samples:
             return {}
         dtype = _dtype_of_products(settings.compute_dtype, samples)
         names = block.layers if settings.rounding or settings.scales else ()
         layers = {name: TunedLayer(block.weights(name), block.float_weights[name], settings, dtype) for name in names}
         vectors = {name: _Vector(parameter) for name, parameter in block.parameters.items() if settings.norms}
-        state = _BlockState(layers, vectors, dtype)
+        state = _BlockState(layers, vectors, dtype, block.channels)
         errors: list[tuple[float, float]] = []
         size = settings.batch_size or -(-len(samples) // MOST_STEPS)
         generator = torch.Generator().manual_seed(settings.seed)
@@ -85,12 +85,12 @@ class AutoRound:
         The block gets the codes and scales of the step with the smallest loss, as published.
         """
         settings = self._settings
-        samples = _fitted(block, is_relative=False)
+        samples = _fitted(block)
         if not samples:
             return {}
         dtype = _dtype_of_products(settings.compute_dtype, samples)
         layers = {name: OffsetLayer(block.weights(name), block.float_weights[name], settings, dtype) for name in block.layers}
-        state = _BlockState(layers, {}, dtype)
+        state = _BlockState(layers, {}, dtype, None)
         lr = settings.lr or 1 / settings.iters
         generator = torch.Generator().manual_seed(0)
         losses: list[float] = []
@@ -108,34 +108,20 @@ class AutoRound:
 
 @attrs.frozen(eq=False)
 class _Fitted:
-    """A sample with the weight of each token in the loss.
-
-    It has the places of the tokens to fit to and of the held-out ones.
-    """
+    """A sample with the places of the tokens to fit to and of the held-out ones."""
 
     sample: Sample
-    weight: Tensor
     own: Tensor
     held_out: Tensor
 
 
-def _fitted(block: RoundedBlock, *, is_relative: bool) -> list[_Fitted]:
-    """Return the samples of a block that have tokens to fit to.
-
-    Args:
-        block: The block.
-        is_relative: Whether the error of each token counts relative to its squared norm: the norm before the
-            next block divides each by its own size, and without weights the few tokens with massive
-            activations would outweigh all others.
-    """
+def _fitted(block: RoundedBlock) -> list[_Fitted]:
+    """Return the samples of a block that have tokens to fit to."""
     fitted = []
     for sample in block.samples:
         own, held_out = (mask.nonzero().squeeze(1) for mask in (~sample.is_held_out, sample.is_held_out))
         if len(own):
-            size = sample.target.float().square()
-            tiny = torch.finfo(torch.float32).tiny
-            weight = 1 / size.sum(-1).clamp(min=tiny) if is_relative else size.new_full((len(size),), 1 / size.shape[-1])
-            fitted.append(_Fitted(sample, weight, own, held_out))
+            fitted.append(_Fitted(sample, own, held_out))
     return fitted
 
 
@@ -151,11 +137,17 @@ def _dtype_of_products(name: str, samples: Sequence[_Fitted]) -> torch.dtype:
 
 
 class _BlockState:
-    """The tuned parameters of a block: its layers, and vectors such as norm weights."""
+    """The tuned parameters of a block: its layers, and vectors such as norm weights.
 
-    def __init__(self, layers: Mapping[str, TunedLayer | OffsetLayer], vectors: Mapping[str, _Vector], dtype: torch.dtype) -> None:
+    With factors of ``channels`` the loss is the relative error of each token, else the mean square.
+    """
+
+    def __init__(
+        self, layers: Mapping[str, TunedLayer | OffsetLayer], vectors: Mapping[str, _Vector], dtype: torch.dtype, channels: Tensor | None
+    ) -> None:
         self._layers = layers
         self._vectors = vectors
+        self._channels = channels
         self._tensors: dict[str, Tensor] = {}
         self._dtype = None if dtype is torch.float32 else dtype
 
@@ -170,7 +162,8 @@ class _BlockState:
         sample = fitted.sample
         with torch.enable_grad():
             output = self._output(block, sample)
-            errors = (output.float() - sample.target.float()).square().sum(-1) * fitted.weight
+            error = OutputError.of(output, sample.target, channels=self._channels)
+            errors = error.squares / (sample.target.shape[-1] if self._channels is None else error.sizes)
             loss = errors.index_select(0, fitted.own).mean()
             (loss / share).backward()
         held_out = errors.detach().index_select(0, fitted.held_out)
