@@ -180,6 +180,15 @@ def test_the_gap_of_a_format_of_few_values(top: int, wanted: float) -> None:
     assert grid.gap == wanted
 
 
+@pytest.mark.parametrize(
+    ("scheme", "free"),
+    [("int4_wo_32", True), ("mxfp4", True), ("uint4_wo_32", False), ("mx6", False), ("mx9", False), ("fp8", False)],
+)
+def test_scales_may_be_chosen_where_nothing_else_depends_on_them(scheme: str, free: bool) -> None:
+    """Zero points, subscales, and other rows of the same scale each forbid it."""
+    assert grid_of(quark.schemes().load_config(scheme)().weight).can_be_refitted is free
+
+
 def test_channels_with_scales_of_their_own_are_rounded_by_them_from_the_first_on() -> None:
     grid = grid_of(quark.schemes().load_config("int4_wo_32")().weight)
     wt = transposed(weights())

@@ -12,7 +12,7 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import accumulate, groupby
 from pathlib import Path
 from types import TracebackType
@@ -274,11 +274,9 @@ class ShardWriter:
 
 def _header_of(path: Path, length: int) -> bytes | None:
     """Return the first bytes of a file; None where there is none."""
-    try:
-        with path.open("rb") as file:
-            return file.read(length)
-    except FileNotFoundError:
-        return None
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        return file.read(length)
+    return None
 
 
 def _checked(name: str, tensor: Tensor, expected: Tensor) -> Tensor:

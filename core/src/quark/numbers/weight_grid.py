@@ -219,6 +219,14 @@ class WeightGrid:
         below = self._element_format.round_(torch.linspace(-largest, largest, _PROBES)).abs()
         return largest / max(below[(below > 0) & (below < largest)].tolist(), default=largest)
 
+    @property
+    def can_be_refitted(self) -> bool:
+        """Whether scales may be chosen freely.
+
+        Each then belongs to one group of one row, without zero points and subscales.
+        """
+        return self.fixed is None and self._level.spec.symmetric is not False and not self.has_subscales
+
     def _outer_scales(self, weight: Tensor, common: Observer | None) -> list[Tensor] | None:
         """Return the outer scale of each layer, ``[]`` or ``[rows]``; None where the quantizers have none."""
         scales = []
