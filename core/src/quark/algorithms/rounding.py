@@ -208,7 +208,8 @@ class RoundToNearest:
             quantizer.set_qparams(qparams, is_deferred=is_deferred)
 
         layers = list(task.layers.values())
-        if all(float_weight(layer).numel() <= SMALL for layer in layers):  # few parts of one layer keep few threads busy
+        # Few parts of one layer keep few threads busy.
+        if layers and all(float_weight(layer).numel() <= SMALL for layer in layers):
             parallel_map(round_layer, layers, float_weight(layers[0]).device)
         else:
             list(map(round_layer, layers))

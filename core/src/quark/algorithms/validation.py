@@ -82,10 +82,10 @@ class OutputError:
 def channel_factors(references: Iterable[Tensor]) -> Tensor:
     """Return the factors ``[channels]``, float32, by which channels of outputs are compared: 1 ÷ √RMS.
 
-    RMS is the root mean square of a channel in ``references [tokens, channels]``. In many models one to four
-    channels of the residual stream have most of its energy, in Gemma 3 270M up to 96 %, which weights of the
-    norms that read it undo. An error without factors tells of these channels alone; by the whole reciprocal,
-    channels count as much that hold little.
+    RMS is the root mean square of a channel in ``references [tokens, channels]``. In many models a few
+    channels of the residual stream have most of its energy, in Gemma 3 270M four have up to 97 %; weights of
+    the norms that read the stream undo that. An error without factors tells of these channels alone; by 1 ÷
+    RMS, channels that hold little would count as much.
     """
     energy = torch.stack([reference.float().square().sum(0) for reference in references]).sum(0)
     return torch.maximum(energy, energy.mean() * _LEAST).clamp(min=_TINY).pow(-0.25)
