@@ -24,7 +24,7 @@ quantized model's hidden states.
 MOST_STEPS = 32
 """Steps of a pass over the samples at most, by larger batches where there are more samples.
 
-By more steps scales and codes come to fit the kind of text that they see. Small models need so many.
+More bring nothing; with a quarter of them two of three small models have a third more KL divergence.
 """
 
 
