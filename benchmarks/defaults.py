@@ -3,8 +3,8 @@
     python -m benchmarks.defaults TEXT_DIR MODEL… --setting now=gptq --setting mse=gptq:scale_search=mse
                                   [--schemes int4_wo_64,mxfp4] [--seeds 0,1] [--calibrate foldoc]
                                   [--evaluate foldoc,devil,code,german] [--windows 4] [--length 512]
-                                  [--calibration-windows 8] [--dtype float32] [--blocks 6]
-                                  [--out docs/data/defaults.json]
+                                  [--calibration-windows 8] [--dtype float32] [--device cpu]
+                                  [--blocks 6] [--out docs/data/defaults.json]
 
 A MODEL is a directory, or ``NAME=DIRECTORY``; ``tiny-llama``, ``tiny-mixture`` and ``tiny-layernorm`` are the
 bundled ones. ``--seeds`` rescale its channels by factors that cancel (`benchmarks.rescaled`); 0 leaves them
@@ -17,13 +17,15 @@ round-to-nearest; an option is a field of the algorithms' settings (``damp_perce
 ``gptq.damp_percent`` of one), or the full name of a constant or function, such as
 ``quark_algos.gptq.config.BEST_DAMPING``: a function is replaced by one that returns the value. Values are
 JSON. The option ``calibration`` names other texts of calibration than ``--calibrate``: ``code+german`` takes
-half of the sequences from each. ``calibration_windows`` and ``calibration_length`` are the number of its
-sequences and their tokens. The first setting is what the others are compared with.
+half of the sequences from each, ``code+code+german`` two thirds from code. ``calibration_windows`` and
+``calibration_length`` are the number of its sequences and their tokens. The first setting is what the others
+are compared with.
 
 A cell is a model, a seed, a scheme, a text of calibration and a text of evaluation. For each, KL divergence
 from the float model and perplexity are printed, their differences with the standard error paired by sequence,
 and a verdict (`benchmarks.paired`); then the verdict over all cells. ``cost`` is CPU seconds of quantization
-÷ those of a float forward over the calibration tokens, of which other work on the machine makes more.
+÷ those of a float forward over the calibration tokens, of which other work on the machine makes more; on
+another device than the CPU, of its host, which may wait for the device.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ import json
 import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -201,6 +204,7 @@ def measured(args: argparse.Namespace, name: str, path: Path, seed: int) -> Iter
     float_model = load_model(path, args.dtype)
     rows = {kind: windows(tokenizer, args.text / f"{kind}.txt", 1, args.windows, args.length) for kind in args.evaluate}
     rescale(float_model, seed, next(iter(rows.values()))[:1, :64])
+    float_model.to(args.device)
     for calibration in args.calibrate:
         for scheme in args.schemes:
             place = Place(name, seed, scheme, calibration)
@@ -214,10 +218,13 @@ def measured(args: argparse.Namespace, name: str, path: Path, seed: int) -> Iter
 
 
 def mixed(folder: Path, tokenizer: Any, texts: str, sequences: int, length: int) -> Tensor:
-    """Return sequences of calibration, ``[sequences, length]``, of texts joined by ``+``: as many of each."""
+    """Return sequences of calibration, ``[sequences, length]``, of texts joined by ``+``.
+
+    Each gives as many as the others, one that is named twice twice as many.
+    """
     kinds = texts.split("+")
-    counts = [len(range(number, sequences, len(kinds))) for number in range(len(kinds))]
-    return torch.cat([windows(tokenizer, folder / f"{kind}.txt", 0, count, length) for kind, count in zip(kinds, counts, strict=True)])
+    counts = Counter(kinds[number % len(kinds)] for number in range(sequences))
+    return torch.cat([windows(tokenizer, folder / f"{kind}.txt", 0, count, length) for kind, count in counts.items()])
 
 
 def _quantized(
@@ -226,6 +233,7 @@ def _quantized(
     """Return a fresh copy of the model, quantized, and its cost in forwards."""
     model = load_model(path, args.dtype)
     rescale(model, place.seed, next(iter(rows.values()))[:1, :64])
+    model, calib = model.to(args.device), calib.to(args.device)
     forward = forward_seconds(model, calib[:2], time.process_time) * len(calib) / 2
     config = setting.config(model.config.model_type, place.scheme)
     with _first_blocks(model, args.blocks), setting.replacing():
@@ -304,6 +312,7 @@ def add_comparison(path: Path, args: argparse.Namespace, cells: Sequence[Mapping
             "length": args.length,
             "calibration_windows": args.calibration_windows,
             "dtype": args.dtype,
+            "device": args.device,
             **({"blocks": args.blocks} if args.blocks else {}),
             "texts": {kind: digest(args.text / f"{kind}.txt") for kind in _texts(args)},
             "cells": list(cells),
@@ -331,6 +340,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--calibration-windows", type=int, default=8)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--device", default="cpu", help="where the models are")
     parser.add_argument("--blocks", type=int, help="how many of the decoder blocks are quantized; default: all")
     parser.add_argument("--out", type=Path, help="file of results to which the comparison is added")
     return parser

@@ -85,7 +85,10 @@ def test_the_page_has_a_row_for_each_cell_and_the_verdict_over_all(tmp_path: Pat
     for kind in "ab":
         (tmp_path / f"{kind}.txt").write_text(kind, encoding="utf-8")
     defaults.add_comparison(path, args, cells)
+    args.device = "cuda"
+    defaults.add_comparison(path, args, cells)
     text = page.page(path)
+    assert text.count("models on cuda") == 1
     assert "**new: equal**" in text
     assert "cells: 1 better, 1 equal, 0 worse" in text
     assert "| two | 0 | `int4` | a → b | 0.0300 | 20.09 | -0.0033 ± 0.0067, equal | 1.105 |" in text
@@ -158,9 +161,10 @@ def test_a_setting_may_have_calibration_data_of_its_own(tmp_path: Path) -> None:
     assert (setting.calibration, setting.sequences, setting.length, setting.options) == ("a+b", 3, 16, {})
     for kind in "ab":
         (tmp_path / f"{kind}.txt").write_text("".join(f"verse {i} of {kind * 8}\n" for i in range(500)), encoding="utf-8")
-    rows = defaults.mixed(tmp_path, tiny_tokenizer(), "a+b", 3, 16)
-    assert rows.shape == (3, 16)
-    assert ["a" * 8 in tiny_tokenizer().decode(row) for row in rows] == [True, True, False]
+    for texts, are_of_a in (("a+b", [True, True, False]), ("a+b+b", [True, False, False])):
+        rows = defaults.mixed(tmp_path, tiny_tokenizer(), texts, 3, 16)
+        assert rows.shape == (3, 16)
+        assert ["a" * 8 in tiny_tokenizer().decode(row) for row in rows] == are_of_a
 
 
 def test_a_rescaled_model_has_other_weights_and_the_same_function() -> None:

@@ -33,6 +33,8 @@ def _section(comparison: Mapping[str, Any]) -> str:
     named = "; ".join(f"{cell(name)}: {code(text.partition('=')[2])}" for name, text in comparison["settings"].items())
     protocol = f"{comparison['windows']} × {comparison['length']} tokens of each text, {comparison['calibration_windows']} × "
     protocol += f"{comparison['length']} of calibration, {comparison['dtype']}; {versions}"
+    if comparison.get("device", "cpu") != "cpu":
+        protocol += f"; models on {comparison['device']}"
     if "blocks" in comparison:
         protocol += f"; the first {comparison['blocks']} decoder blocks alone are quantized"
     heading = f"### {comparison['created'][:10]}: {cell(', '.join(others))} against {cell(first)}"
