@@ -24,7 +24,7 @@ quantized model's hidden states.
 MOST_STEPS = 32
 """Steps of a pass over the samples at most, by larger batches where there are more samples.
 
-More bring nothing; with a quarter of them two of three small models have a third more KL divergence.
+With twice as many two real models have 6 % more KL divergence, with half as many one of them has 10 % more.
 """
 
 
