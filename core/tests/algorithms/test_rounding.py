@@ -35,20 +35,30 @@ def test_by_rows_gives_the_results_of_all_slices_in_order_on_every_rank(
     assert results == [expected] * size
 
 
-@pytest.mark.parametrize("columns", [64, SMALL // 4])
-def test_threads_round_small_layers_and_share_the_parts_of_large_ones(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, before, rounded_by = quark.schemes().load_config("int4_wo_32")(), torch.get_num_threads(), set()
-    at_once = Barrier(2)
+@pytest.mark.parametrize(
+    ("columns", "sizes", "are_shared"),
+    [
+        pytest.param(64, (2, 8), True, id="small layers"),
+        pytest.param(64, (8,), False, id="a small layer alone"),
+        pytest.param(SMALL // 4, (2, 8), False, id="large layers"),
+    ],
+)
+def test_threads_round_small_layers_and_share_the_parts_of_others(
+    columns: int, sizes: tuple[int, ...], are_shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, before, at_once = quark.schemes().load_config("int4_wo_32")(), torch.get_num_threads(), Barrier(2)
+    rounded_by: set[tuple[int, int]] = set()
 
     def layers() -> dict[str, QuantizedLayer]:
         torch.manual_seed(0)
-        floats = {f"layer{rows}": nn.Linear(columns, rows, bias=False) for rows in (2, 8)}
+        floats = {f"layer{rows}": nn.Linear(columns, rows, bias=False) for rows in sizes}
         return {name: quantized_class(layer).from_float(layer, config) for name, layer in floats.items()}
 
     def recorded(self: SingleLevelQuantizer, x: torch.Tensor) -> object:
-        rounded_by.add(get_ident())
-        if columns == 64 and len(tasks) == 2:
-            at_once.wait(60)  # the other layer is rounded at the same time
+        if len(tasks) == 2:
+            rounded_by.add((get_ident(), torch.get_num_threads()))
+            if are_shared:
+                at_once.wait(60)  # the other layer is rounded at the same time
         return original(self, x)
 
     original = SingleLevelQuantizer.round_to_nearest
@@ -63,4 +73,4 @@ def test_threads_round_small_layers_and_share_the_parts_of_large_ones(columns: i
             torch.set_num_threads(before)
     one, other = ([layer.weight for layer in task.layers.values()] for task in tasks)
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))  # type: ignore[arg-type]
-    assert len(rounded_by) == (2 if columns == 64 else 1)
+    assert [threads for _, threads in rounded_by] == ([1, 1] if are_shared else [2])

@@ -208,8 +208,8 @@ class RoundToNearest:
             quantizer.set_qparams(qparams, is_deferred=is_deferred)
 
         layers = list(task.layers.values())
-        # Few parts of one layer keep few threads busy.
-        if layers and all(float_weight(layer).numel() <= SMALL for layer in layers):
+        # Few parts of one layer keep few threads busy; where it is alone, they have to.
+        if len(layers) > 1 and all(float_weight(layer).numel() <= SMALL for layer in layers):
             parallel_map(round_layer, layers, float_weight(layers[0]).device)
         else:
             list(map(round_layer, layers))
