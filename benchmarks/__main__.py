@@ -39,6 +39,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from benchmarks.results import Measurement, add_run
 
 INT4 = "gptq/int4_wo_64,awq/int4_wo_64,awq+gptq/int4_wo_64,qronos/int4_wo_64"
@@ -111,6 +113,7 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser().parse_args(arguments)
     measured: list[Measurement] = []
     failed: list[str] = []
+    threads = torch.get_num_threads()
     for name in args.only.split(","):
         place, of = BENCHMARKS[name]
         given = of(args)
@@ -125,6 +128,7 @@ def main(arguments: list[str] | None = None) -> None:
         except (Exception, SystemExit):
             traceback.print_exc()
             failed.append(name)
+        torch.set_num_threads(threads)  # some measure one thread
         print(f"== {name} took {time.perf_counter() - start:.0f} s", flush=True)
     if args.results:
         add_run(args.results, measured)

@@ -41,6 +41,24 @@ def test_one_that_fails_or_lacks_a_model_does_not_lose_the_figures_of_the_others
     assert "rtn is left out" in capsys.readouterr().out
 
 
+def test_one_that_measures_one_thread_leaves_all_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, threads = torch.get_num_threads(), []
+
+    def measured(arguments: list[str]) -> list[Measurement]:
+        threads.append(torch.get_num_threads())
+        torch.set_num_threads(1)
+        return []
+
+    monkeypatch.setattr("benchmarks.startup.main", measured)
+    monkeypatch.setattr("benchmarks.formats.main", measured)
+    torch.set_num_threads(2)
+    try:
+        bench.main(["--only", "startup,formats"])
+    finally:
+        torch.set_num_threads(before)
+    assert threads == [2, 2]
+
+
 def test_arguments_are_passed_on() -> None:
     args = bench.parser().parse_args(["--model", "m", "--text", "t", "--amd-quark", "python"])
     assert bench.BENCHMARKS["peers"][1](args) == ["m", "t", "--amd-quark", "python"]
