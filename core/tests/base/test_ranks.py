@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copyreg
+import pickle
 import subprocess
 
 import pytest
@@ -21,6 +22,16 @@ def test_values_are_gathered_in_the_order_of_ranks_with_all_bits_of_their_tensor
         assert [each["n"] for each in gathered] == [0, 1, 2]
         assert all(torch.equal(each["x"], x) and each["x"].dtype is x.dtype for each, x in zip(gathered, tensors, strict=True))
         assert all(each["e"].shape == (0, 5) for each in gathered)
+
+
+def test_values_are_gathered_if_picklers_have_no_attributes_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Since Python 3.13 `Pickler.persistent_id` cannot be set on an instance; here no attribute can, in every version.
+    class Closed(pickle.Pickler):
+        def __setattr__(self, name: str, value: object) -> None:
+            raise AttributeError(f"'{name}' is read-only")
+
+    monkeypatch.setattr(pickle, "Pickler", Closed)
+    assert in_threads(lambda ranks: [x.tolist() for x in ranks.gather(torch.full((1,), ranks.rank))], 2) == [[[0], [1]]] * 2
 
 
 def test_sums_facts_and_broadcasts_are_the_same_on_all_ranks() -> None:

@@ -10,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -250,6 +251,22 @@ def test_finished_blocks_are_refused_continued_or_discarded(leftover: Leftover, 
         with pytest.raises(OutputError, match=f"process {os.getpid()} is writing"):
             refuse_unfinished_run(tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("out", ["out", "./out", "deep/out", "deep/../out"])
+def test_an_output_may_be_relative_also_if_temporary_directories_are_absolute(
+    out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Since Python 3.12 `mkdtemp` returns an absolute path; here it does in every version.
+    mkdtemp = tempfile.mkdtemp
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda *args, **kwargs: os.path.abspath(mkdtemp(*args, **kwargs)))
+    monkeypatch.chdir(tmp_path)
+    Path("deep").mkdir()
+    _left(Path(out), 1)
+    with building(Path(out), leftover="resume") as directory:
+        assert (directory / "half").is_file()
+    assert [path.name for path in Path(out).iterdir()] == ["half"]
+    assert [path.name for path in Path(out).parent.iterdir() if path.name != "deep"] == ["out"]
 
 
 def test_of_several_leftovers_the_one_with_most_blocks_is_continued(tmp_path: Path) -> None:

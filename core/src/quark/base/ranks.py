@@ -180,13 +180,11 @@ class _Message:
     """
 
     def __init__(self, value: object) -> None:
-        file, found = io.BytesIO(), list[Tensor]()
-        pickler = pickle.Pickler(file, protocol=pickle.HIGHEST_PROTOCOL)
-        pickler.persistent_id = lambda part: _numbered(part, found)  # type: ignore[method-assign]
-        pickler.dump(value)
-        device = next((x.device for x in found if x.device.type != "cpu"), torch.device("cpu"))
+        file, tensors = io.BytesIO(), list[Tensor]()
+        _Pickler(file, tensors).dump(value)
+        device = next((x.device for x in tensors if x.device.type != "cpu"), torch.device("cpu"))
         places, parts, size = [], [torch.empty(0, dtype=torch.uint8, device=device)], 0
-        for x in found:
+        for x in tensors:
             places.append(_Place(size, x.dtype, tuple(x.shape), x.device.type))
             part = x.detach().to(device).contiguous().reshape(-1).view(torch.uint8)
             parts.append(torch.nn.functional.pad(part, (0, -len(part) % _ALIGNMENT)))
@@ -198,12 +196,19 @@ class _Message:
 _ALIGNMENT = 16
 
 
-def _numbered(part: object, found: list[Tensor]) -> int | None:
-    """Add a tensor to the tensors of a message and return its number; None for any other object."""
-    if type(part) is not Tensor or part.layout is not torch.strided:
-        return None
-    found.append(part)
-    return len(found) - 1
+class _Pickler(pickle.Pickler):
+    """Writes a value with a number in place of each tensor, and appends the tensors to a list."""
+
+    def __init__(self, file: io.BytesIO, tensors: list[Tensor]) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._tensors = tensors
+
+    def persistent_id(self, part: object) -> int | None:
+        """Return the number of a tensor, and None for any other object."""
+        if type(part) is not Tensor or part.layout is not torch.strided:
+            return None
+        self._tensors.append(part)
+        return len(self._tensors) - 1
 
 
 def _received(group: Group, message: _Message) -> Iterator[Any]:

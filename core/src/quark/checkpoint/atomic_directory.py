@@ -237,7 +237,8 @@ def _locked(path: Path) -> _Partial | str | None:
 
 def _new(out: Path) -> _Partial:
     """Return a new temporary directory with a lock."""
-    path = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=_SUFFIX, dir=out.parent))
+    # mkdtemp returns an absolute path since Python 3.12: `_leftovers` compares this one with paths beside `out`.
+    path = out.parent / Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=_SUFFIX, dir=out.parent)).name
     lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     with suppress(OSError):  # some network file systems have no locks: leftovers stay there
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
