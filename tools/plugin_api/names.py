@@ -12,10 +12,11 @@ import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping
+from enum import EnumType
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from quark.plugins.api_version import API_VERSION
 
@@ -111,8 +112,10 @@ def _annotated(base: type) -> list[str]:
 
 
 def _signature(value: Any) -> Signature:
-    if not callable(value):
+    if not callable(value) or get_origin(value) is not None:  # an alias such as dict[str, float] is not called
         return None
+    if isinstance(value, EnumType):
+        return "value"  # a member by its value: what `inspect` says of an enumeration differs from Python to Python
     try:
         parameters = inspect.signature(value).parameters.values()
     except (ValueError, TypeError):
