@@ -39,7 +39,9 @@ def test_code_for_nvidia_is_exact_wide_and_in_registers(target: str, tmp_path: P
         assert one["spills"] == 0, case
         assert ".local" not in text, case
         assert "div.full" not in text, case  # division that is off by up to 2 units in the last place
-        if one["kernel"] == "round_runs":
+        if one["kernel"] == "round_runs" and "bfp16" in one["case"]:
+            assert "fma.rn.f32" not in text, case  # blocks of 8 values, which are less than threads load at once
+        elif one["kernel"] == "round_runs":
             assert "fma.rn.f32" not in text, case  # a product and a sum that are rounded once
             assert "ld.global.v4.b32" in text, case
             assert re.search(r"st\.global\.v[24]\.b32", text), case

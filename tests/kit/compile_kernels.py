@@ -78,7 +78,7 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
     torch.manual_seed(0)
     weight = torch.randn(64, 256)
     x = weight.bfloat16()
-    for scheme in ("int4_wo_32", "uint4_wo_32", "mxfp4", "nvfp4", "fp8", "int8"):
+    for scheme in ("int4_wo_32", "uint4_wo_32", "mxfp4", "mxfp6_e2m3", "amdfp4", "nvfp4", "bfp16", "fp8", "int8"):
         quantizer = quantizer_for(quark.schemes().load_config(scheme)().weight, activation=False)
         outer = torch.ones(()) if len(quantizer.levels) > 1 else None
         scales = QParams(torch.ones(quantizer.granularity.scale_shape(tuple(x.shape))), None, outer)

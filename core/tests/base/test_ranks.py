@@ -25,7 +25,7 @@ def test_values_are_gathered_in_the_order_of_ranks_with_all_bits_of_their_tensor
 
 
 def test_values_are_gathered_if_picklers_have_no_attributes_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Since Python 3.13 `Pickler.persistent_id` cannot be set on an instance; here no attribute can, in every version.
+    # Since Python 3.13 `persistent_id` cannot be set on a pickler; here no attribute can, in every version.
     class Closed(pickle.Pickler):
         def __setattr__(self, name: str, value: object) -> None:
             raise AttributeError(f"'{name}' is read-only")

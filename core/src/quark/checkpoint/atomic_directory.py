@@ -237,7 +237,7 @@ def _locked(path: Path) -> _Partial | str | None:
 
 def _new(out: Path) -> _Partial:
     """Return a new temporary directory with a lock."""
-    # mkdtemp returns an absolute path since Python 3.12: `_leftovers` compares this one with paths beside `out`.
+    # Since Python 3.12 mkdtemp returns an absolute path; `_leftovers` compares it with paths beside `out`.
     path = out.parent / Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=_SUFFIX, dir=out.parent)).name
     lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     with suppress(OSError):  # some network file systems have no locks: leftovers stay there

@@ -6,12 +6,15 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
-from quark.numbers import kernels
-from quark.numbers.kernels import VARIABLE, Runs, launching_on, uses_kernels
+import quark
+from quark.numbers import kernels, quantizer_for
+from quark.numbers.kernels import OLDEST_TRITON, VARIABLE, Runs, launching_on, uses_kernels
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 CPU, CUDA, META = (torch.device(name) for name in ("cpu", "cuda", "meta"))
@@ -25,10 +28,55 @@ def test_gpus_use_kernels_where_there_is_triton(monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture(params=[True, False], ids=["with Triton", "without"])
 def has_triton(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
     """Whether Triton seems to be installed."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if request.param else None)
-    kernels._types.cache_clear()
-    yield request.param
-    kernels._types.cache_clear()
+    triton = SimpleNamespace(__version__="3.7.0+git1a2b") if request.param else None
+    with seen(triton, monkeypatch):
+        yield request.param
+
+
+@contextmanager
+def seen(triton: object | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let a module, or none, be the installed Triton."""
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.util, "find_spec", lambda name: triton)
+        patch.setitem(sys.modules, "triton", triton)
+        kernels._has_triton.cache_clear()
+        yield
+    kernels._has_triton.cache_clear()
+
+
+class Broken(ModuleType):
+    """A module that cannot be imported to its end."""
+
+    def __getattr__(self, name: str) -> object:
+        raise OSError("libcuda.so.1: cannot open shared object file")
+
+
+@pytest.mark.parametrize(
+    ("triton", "reason"),
+    [
+        (SimpleNamespace(__version__="3.3.1"), "Triton 3.3.1 is too old"),
+        (SimpleNamespace(__version__="of today"), "cannot be imported"),
+        (Broken("triton"), "libcuda"),
+    ],
+    ids=["old", "unknown", "broken"],
+)
+def test_without_a_triton_that_compiles_them_torch_rounds_and_the_log_says_so_once(
+    triton: object, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(VARIABLE, "cpu")
+    with seen(triton, monkeypatch):
+        assert not uses_kernels(CPU)
+        assert not uses_kernels(CPU)
+        weight = quark.schemes().load_config("int8")().weight
+        quantizer_for(weight, activation=False).round_to_nearest(torch.ones(4, 4))
+    (line,) = caplog.messages
+    assert reason in line
+    assert OLDEST_TRITON in line
+
+
+def test_no_triton_is_looked_for_on_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_has_triton", lambda: pytest.fail("Triton was looked for"))
+    assert not uses_kernels(CPU)
 
 
 @pytest.mark.parametrize(("named", "used"), [("", ()), ("cpu", ("cpu",)), (" cuda , cpu ", ("cpu", "cuda")), ("xpu", ())])
@@ -41,6 +89,7 @@ def test_the_variable_names_the_types_of_devices_that_use_them(
 
 def test_what_is_compiled_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_types", lambda named: {"cpu"})
+    monkeypatch.setattr(kernels, "_has_triton", lambda: True)
     assert uses_kernels(CPU)
     compiled = torch.compile(lambda x: x + uses_kernels(x.device), backend="eager", fullgraph=True)
     assert compiled(torch.zeros(2)).tolist() == [0, 0]

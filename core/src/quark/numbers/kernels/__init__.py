@@ -6,17 +6,21 @@ device that uses them is first rounded.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import attrs
 import torch
+from packaging.version import Version
 
-__all__ = ["VARIABLE", "DeviceCode", "DeviceFunction", "Runs", "launching_on", "uses_kernels"]
+from quark.base.log import get_logger
+
+__all__ = ["OLDEST_TRITON", "VARIABLE", "DeviceCode", "DeviceFunction", "Runs", "launching_on", "uses_kernels"]
 
 DeviceFunction = Callable[..., Any]
 """A function under ``triton.jit`` that is called by a kernel."""
@@ -29,8 +33,10 @@ class DeviceCode:
     They work on tiles, which are float32 and of any shape, and give the bits that the methods of
     `quark.numbers.NumberFormat` give on a CPU. Kernels are compiled without contraction of products and sums.
     Two more things keep bits equal: division is ``tl.div_rn``, and bounds are ``tl.where(t < low, low, t)``,
-    which keeps NaN and the sign of zero on every device. Values of codes of a byte need no function: a table
-    holds them, which `quark.numbers.NumberFormat.decode` fills once.
+    which keeps NaN and the sign of zero on every device. An attribute of a constant that is handed to another
+    function gets a name first, ``shape: tl.constexpr = P.shape``: Triton before 3.7 takes only names as
+    constants. Values of codes of a byte need no function: a table holds them, which
+    `quark.numbers.NumberFormat.decode` fills once.
 
     Attributes:
         round: ``(t, zero, P) → t``, as `quark.numbers.NumberFormat.round_`; ``zero`` is None, or float32 that
@@ -58,21 +64,45 @@ Where it is not set, ``cuda`` (AMD's GPUs too); where it is empty, none.
 """
 _DEFAULT = "cuda"
 
+OLDEST_TRITON = "3.4"
+"""The first release of Triton that compiles the kernels; torch 2.8 brings it."""
+
 
 def uses_kernels(device: torch.device) -> bool:
     """Return whether tensors on that device are rounded by kernels, if their format has device code.
 
     With ``QUARK_KERNELS=cpu`` and ``TRITON_INTERPRET=1`` the kernels run on the CPU, in Triton's interpreter,
-    as tests do. What ``torch.compile`` traces has none: the compiler fuses torch's operations.
+    as tests do. What ``torch.compile`` traces has none: the compiler fuses torch's operations. Torch's
+    operations round too if there is no Triton, or one before `OLDEST_TRITON`.
     """
-    return not torch.compiler.is_compiling() and device.type in _types(os.environ.get(VARIABLE, _DEFAULT))
+    if torch.compiler.is_compiling() or device.type not in _types(os.environ.get(VARIABLE, _DEFAULT)):
+        return False
+    return _has_triton()
 
 
 @lru_cache(maxsize=16)
 def _types(named: str) -> frozenset[str]:
-    """Return the device types of a value of the variable; none where there is no Triton."""
-    types = frozenset(name.strip() for name in named.split(",") if name.strip())
-    return types if types and importlib.util.find_spec("triton") is not None else frozenset()
+    """Return the device types of a value of the variable."""
+    return frozenset(name.strip() for name in named.split(",") if name.strip())
+
+
+@cache
+def _has_triton() -> bool:
+    """Return whether the installed Triton compiles the kernels; say in the log why it does not."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    try:
+        version = Version(importlib.import_module("triton").__version__)
+    except Exception as error:  # a broken installation may raise anything
+        reason = f"Triton cannot be imported ({error})"
+    else:
+        if version >= Version(OLDEST_TRITON):
+            return True
+        reason = f"Triton {version} is too old for the kernels"
+    get_logger(__name__).warning(
+        f"{reason}: torch's operations take their place, which is slower and gives the same values. Install Triton {OLDEST_TRITON} or newer"
+    )
+    return False
 
 
 def launching_on(device: torch.device) -> AbstractContextManager[Any]:

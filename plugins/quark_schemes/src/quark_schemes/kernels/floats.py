@@ -77,10 +77,12 @@ def rounded_scale(ideal, S: tl.constexpr):
 
     This is a `quark_schemes.scale_formats.ScaleRounding`.
     """
-    if S.mode is not None:
-        scale = shared_exponent(ideal, S.mode, 0, 0, 1.0)
-    elif S.shape is not None:
-        scale = at_least(round_small(ideal, S.shape), S.shape.smallest)
+    mode: tl.constexpr = S.mode
+    shape: tl.constexpr = S.shape
+    if mode is not None:
+        scale = shared_exponent(ideal, mode, 0, 0, 1.0)
+    elif shape is not None:
+        scale = at_least(round_small(ideal, shape), shape.smallest)
         scale = tl.where((bits_of(ideal) & 0x7FFFFFFF) < 0x7F800000, scale, ideal)
     elif S.dtype == "float16":
         scale = at_least(ideal, S.smallest).to(tl.float16).to(tl.float32)
@@ -108,23 +110,28 @@ class _Parameters:
 
 @triton.jit
 def _round(t, zero, P: tl.constexpr):
-    return round_small(t, P.shape)
+    shape: tl.constexpr = P.shape
+    return round_small(t, shape)
 
 
 @triton.jit
 def _encode(t, P: tl.constexpr):
-    return encode_small(t, P.shape, P.nan_code)
+    shape: tl.constexpr = P.shape
+    return encode_small(t, shape, P.nan_code)
 
 
 @triton.jit
 def _scales(low, high, P: tl.constexpr):
+    mode: tl.constexpr = P.mode
+    shape: tl.constexpr = P.shape
+    formats: tl.constexpr = P.scales
     amax = tl.where(-low > high, -low, high)
-    if P.mode is not None:
-        scale = shared_exponent(amax, P.mode, P.shape.mantissa_bits, P.shape.largest_exponent, P.shape.largest)
+    if mode is not None:
+        scale = shared_exponent(amax, mode, shape.mantissa_bits, shape.largest_exponent, shape.largest)
     else:
         # The quotient of a subnormal magnitude may be 0, which is no scale.
-        ideal = at_least(tl.div_rn(amax, P.shape.largest), 1.1754943508222875e-38)  # 2^-126
-        scale = rounded_scale(tl.where(amax == 0, P.smallest_scale, ideal), P.scales)
+        ideal = at_least(tl.div_rn(amax, shape.largest), 1.1754943508222875e-38)  # 2^-126
+        scale = rounded_scale(tl.where(amax == 0, P.smallest_scale, ideal), formats)
     return scale
 
 

@@ -51,16 +51,17 @@ def _encode(t, P: tl.constexpr):
 
 @triton.jit
 def _scales_of_integer(low, high, P: tl.constexpr):
+    formats: tl.constexpr = P.scales
     if P.zero == "real":
         ideal = tl.div_rn(high - low, P.high - P.low)
-        scale = rounded_scale(tl.where(ideal <= P.smallest_scale, 1.0, ideal), P.scales)
+        scale = rounded_scale(tl.where(ideal <= P.smallest_scale, 1.0, ideal), formats)
     else:
         low, high = tl.where(low > 0, 0.0, low), at_least(high, 0.0)
         if P.zero == "none":
             ideal = tl.div_rn(tl.where(-low > high, -low, high), (P.high - P.low) / 2)
         else:
             ideal = tl.div_rn(high - low, P.high - P.low)
-        scale = rounded_scale(at_least(ideal, P.smallest_scale), P.scales)
+        scale = rounded_scale(at_least(ideal, P.smallest_scale), formats)
     return scale
 
 
@@ -109,8 +110,10 @@ def _round_block_float(t, zero, P: tl.constexpr):
 
 @triton.jit
 def _scales_of_block_float(low, high, P: tl.constexpr):
+    mode: tl.constexpr = P.mode
+    largest: tl.constexpr = P.high * P.unit
     amax = tl.where(-low > high, -low, high)
-    scale = shared_exponent(amax, P.mode, P.even_bits, 0, P.high * P.unit) * P.unit
+    scale = shared_exponent(amax, mode, P.even_bits, 0, largest) * P.unit
     scale = at_least(scale, 1.1754943508222875e-38)  # 2^-126
     if P.grows:
         scale = tl.where(round_whole(tl.div_rn(high, scale)) > P.high, scale * 2, scale)
