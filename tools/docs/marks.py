@@ -21,6 +21,7 @@
 ``{{ measured }}``        the table of measured accuracy
 ``{{ mixed }}``           the tables of measured choices of mixed precision
 ``{{ peers }}``           the tables of the same work in several programs
+``{{ versions }}``        the versions of Python, torch and transformers that are tested together
 ``{{ picture NAME: caption }}``  a drawing of `tools.docs.pictures`
 ========================  ==========================================================================
 """
@@ -45,6 +46,7 @@ from tools.docs import (
     pictures,
     sections,
     tables,
+    versions,
 )
 
 __all__ = ["MARK", "expand"]
@@ -72,6 +74,7 @@ _GENERATORS: dict[str, Callable[[str, str], str]] = {
     "measured": lambda _, __: measured.table(),
     "mixed": lambda _, __: mixed.table(),
     "peers": lambda _, __: peers.table(),
+    "versions": lambda _, __: versions.table(),
     "picture": lambda text, _: pictures.figure(*text.split(": ", 1)),
 }
 

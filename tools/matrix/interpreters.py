@@ -1,0 +1,31 @@
+"""Interpreters of other versions of Python: those on PATH, and those that pyenv has installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["interpreter"]
+
+
+def interpreter(version: str) -> Path | None:
+    """Return the interpreter of a version such as ``"3.13"``, or None if there is none."""
+    return next((path for path in _candidates(version) if _is_of(path, version)), None)
+
+
+def _candidates(version: str) -> Iterator[Path]:
+    if (on_path := shutil.which(f"python{version}")) is not None:
+        yield Path(on_path)
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    yield from sorted(pyenv.glob(f"versions/{version}.*/bin/python{version}"), reverse=True)
+
+
+def _is_of(path: Path, version: str) -> bool:
+    """Return whether an interpreter starts and is of that version: what pyenv puts on PATH may do neither."""
+    said = subprocess.run(
+        [path, "-c", "import sys; print(*sys.version_info[:2], sep='.')"], capture_output=True, text=True, check=False
+    ).stdout
+    return said.strip() == version
