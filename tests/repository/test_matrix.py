@@ -65,7 +65,7 @@ def test_an_interpreter_is_taken_if_it_starts_and_is_of_the_version(pyenv: Path,
 def test_a_cell_without_an_interpreter_is_passed_over_and_said_so(
     pyenv: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(program, "environment", lambda *_: pytest.fail("an environment was made"))
+    monkeypatch.setattr(program, "has_torch", lambda *_: pytest.fail("an environment was made"))
     assert program.main(["3.13"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said == [f"{c.name}: {c.why}, passed over: no python3.13 is on PATH or in pyenv" for c in CELLS if c.python == "3.13"]
@@ -94,7 +94,8 @@ def test_a_result_is_kept_and_shown_and_the_environment_removed(
     result: dict[str, int | bool], status: int, cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = attrs.evolve(Result("abc", {"torch": "2.8.0"}, demo=True, passed=1234, failed=0, skipped=5, minutes=3.0), **result)
-    monkeypatch.setattr(program, "environment", lambda cell, python, place: (place.mkdir(), place / "bin/python")[1])
+    monkeypatch.setattr(program, "has_torch", lambda cell, python, place: place.mkdir() is None)
+    monkeypatch.setattr(program, "environment", lambda cell, place: place / "bin/python")
     monkeypatch.setattr(program, "run", lambda python, workers: measured)
     assert "not run" in versions.table()
     assert program.main([]) == status
@@ -102,3 +103,14 @@ def test_a_result_is_kept_and_shown_and_the_environment_removed(
     demo = "yes" if measured.demo else "no"
     assert f"| {HERE} | 2.8.0 | 5.4.0 | nobody | {demo} | 1,234 | {measured.failed} | 5 |" in versions.table()
     assert not (tmp_path / f".venv-matrix-{cell.name}").exists()
+
+
+def test_a_torch_that_cannot_be_installed_is_an_error_unless_cells_are_run_if_possible(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(program, "has_torch", lambda *_: False)
+    monkeypatch.setattr(program, "environment", lambda *_: (_ for _ in ()).throw(OSError("no torch")))
+    assert program.main(["--if-possible"]) == 0
+    assert f"torch 2.8.0 cannot be installed for Python {HERE}" in capsys.readouterr().out
+    with pytest.raises(OSError, match="no torch"):
+        program.main([])

@@ -40,6 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="list the cells")
     parser.add_argument("--keep", action="store_true", help="keep the environments, .venv-matrix-NAME, and use those that are there")
     parser.add_argument("--no-results", action="store_true", help="leave docs/data/versions.json as it is")
+    parser.add_argument("--if-possible", action="store_true", help="pass over a cell whose torch cannot be installed")
     parser.add_argument("--workers", default="auto", help="processes that share the tests")
     args = parser.parse_args(arguments)
     chosen = [cell for cell in CELLS if not args.cells or {cell.name, *_versions(cell)} & set(args.cells)]
@@ -53,8 +54,10 @@ def main(arguments: list[str] | None = None) -> int:
             continue
         place = ROOT / f".venv-matrix-{cell.name}"
         try:
-            own = environment(cell, python, place)
-            result = run(own, args.workers)
+            if not has_torch(cell, python, place) and args.if_possible:
+                print(f"{cell.name}: passed over: torch {cell.torch} cannot be installed for Python {cell.python}", flush=True)
+                continue
+            result = run(environment(cell, place), args.workers)
         finally:
             if not args.keep:
                 shutil.rmtree(place, ignore_errors=True)
@@ -69,22 +72,32 @@ def _versions(cell: Cell) -> tuple[str, str, str]:
     return cell.python, cell.torch, cell.transformers
 
 
-def environment(cell: Cell, python: Path, place: Path) -> Path:
-    """Return the interpreter of an environment with the versions of a cell, making it if it is not there."""
-    own = place / "bin" / "python"
+def has_torch(cell: Cell, python: Path, place: Path) -> bool:
+    """Make the environment of a cell if it is not there, and return whether torch is in it."""
+    if (place / ".installed").is_file():
+        return True
+    subprocess.run([python, "-m", "venv", "--clear", place], check=True)
+    pip = _pip(place)
+    subprocess.run([*pip, "--upgrade", "pip"], check=True)
+    return subprocess.run([*pip, f"torch=={cell.torch}"], check=False).returncode == 0
+
+
+def environment(cell: Cell, place: Path) -> Path:
+    """Return the interpreter of an environment with all that the tests of a cell need; torch is there."""
+    own, pip = place / "bin" / "python", _pip(place)
     if (place / ".installed").is_file():
         return own
-    subprocess.run([python, "-m", "venv", "--clear", place], check=True)
-    pip = [own, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     exact = [f"torch=={cell.torch}", f"transformers=={cell.transformers}"]
-    subprocess.run([*pip, "--upgrade", "pip"], check=True)
-    subprocess.run([*pip, exact[0]], check=True)
     subprocess.run([*pip, *exact, "-r", "requirements-dev.txt"], check=True, cwd=ROOT)
     editable = [word for package in PACKAGES for word in ("-e", f"./{package}")]
     subprocess.run([*pip, *exact, "--no-build-isolation", *editable], check=True, cwd=ROOT)
     subprocess.run([own, "-m", "pip", "check"], check=True)
     (place / ".installed").touch()
     return own
+
+
+def _pip(place: Path) -> list[str | Path]:
+    return [place / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
 
 
 def run(python: Path, workers: str) -> Result:
