@@ -10,6 +10,7 @@ from pathlib import Path
 
 import attrs
 import pytest
+import yaml
 
 from tools.docs import versions
 from tools.matrix import __main__ as program
@@ -114,3 +115,9 @@ def test_a_torch_that_cannot_be_installed_is_an_error_unless_cells_are_run_if_po
     assert f"torch 2.8.0 cannot be installed for Python {HERE}" in capsys.readouterr().out
     with pytest.raises(OSError, match="no torch"):
         program.main([])
+
+
+def test_the_workflow_runs_the_cells_that_no_other_job_does() -> None:
+    job = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))["jobs"]["versions"]
+    named = {tuple(entry[key] for key in ("python", "torch", "transformers")) for entry in job["strategy"]["matrix"]["include"]}
+    assert named == {(cell.python, cell.torch, cell.transformers) for cell in CELLS if cell.why != "development"}

@@ -27,7 +27,7 @@ def targets_run(workflow: dict[Any, Any]) -> set[str]:
     """Make targets of all jobs, with the values of ``matrix.versions`` put in."""
     found = set()
     for job in workflow["jobs"].values():
-        values = [entry["versions"] for entry in job.get("strategy", {}).get("matrix", {}).get("include", [])]
+        values = [entry.get("versions") for entry in job.get("strategy", {}).get("matrix", {}).get("include", [])]
         for step in job["steps"]:
             for word in re.findall(r"make (.*)", step.get("run", "")):
                 found |= set(values) if "matrix.versions" in word else {target for target in word.split() if "=" not in target}
