@@ -1,0 +1,105 @@
+"""An environment of a neighbour: made by pip, asked what is installed in it and what pip complains of."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import attrs
+
+from tools.neighbours import Neighbour
+
+__all__ = ["Changes", "Environment", "FailedCommandError", "changes"]
+
+
+class FailedCommandError(Exception):
+    """A command in an environment failed; the message has the command and the end of what it printed."""
+
+
+@attrs.frozen
+class Environment:
+    """A virtual environment.
+
+    Attributes:
+        python: Its interpreter.
+    """
+
+    python: Path
+
+    @classmethod
+    def made(cls, folder: Path, neighbour: Neighbour, torch_index: str) -> Environment:
+        """Make a fresh environment, and install a neighbour in it as its users do."""
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        environment = cls(folder / "bin/python")
+        environment.pip(*neighbour.install(torch_index))
+        return environment
+
+    def pip(self, *arguments: str, may_fail: bool = False) -> str:
+        """Run pip, and return what it prints."""
+        return self.run("-m", "pip", *arguments, may_fail=may_fail)
+
+    def quark(self, *arguments: object, cwd: Path) -> str:
+        """Run the program of quark, and return what it prints."""
+        return self.run("-c", "from quark.cli.main import main; main()", *map(str, arguments), cwd=cwd)
+
+    def run(self, *arguments: str, cwd: Path | None = None, may_fail: bool = False) -> str:
+        """Run the interpreter, and return what it prints.
+
+        Raises:
+            FailedCommandError: It does not end with zero, and may not do so.
+        """
+        command = [str(self.python), *arguments]
+        done = subprocess.run(command, cwd=cwd, env=self.variables(), capture_output=True, text=True, check=False)
+        if done.returncode and not may_fail:
+            raise FailedCommandError(f"{' '.join(command)[:300]} failed:\n{(done.stdout + done.stderr)[-3000:]}")
+        return done.stdout
+
+    def variables(self) -> dict[str, str]:
+        """Return environment variables that show nothing of this checkout, with the Hub offline."""
+        inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+        return inherited | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2", "VLLM_CPU_KVCACHE_SPACE": "1"}
+
+    def packages(self) -> dict[str, str]:
+        """Return name → the version, or the address, of each installed distribution."""
+        lines = self.pip("freeze").splitlines()
+        return {name: rest for name, _, rest in (line.replace(" @ ", "==").partition("==") for line in lines) if name}
+
+    def complaints(self) -> list[str]:
+        """Return what ``pip check`` complains of."""
+        return [line for line in self.pip("check", may_fail=True).splitlines() if line != "No broken requirements found."]
+
+
+@attrs.frozen
+class Changes:
+    """What an installation changed.
+
+    Attributes:
+        added: Distributions that were not there.
+        changed: ``NAME OLD → NEW``, of those that were; NEW is ``none`` if it is gone.
+        complaints: What ``pip check`` complains of since then.
+    """
+
+    added: Sequence[str]
+    changed: Sequence[str]
+    complaints: Sequence[str]
+
+
+def changes(environment: Environment, neighbour: Neighbour, wheels: Path) -> Changes:
+    """Install our wheels beside a neighbour, and return what that changed."""
+    before, complaints = environment.packages(), environment.complaints()
+    environment.pip("install", "--find-links", str(wheels), *neighbour.ours)
+    after = environment.packages()
+    return Changes(*_difference(before, after), [line for line in environment.complaints() if line not in complaints])
+
+
+def _difference(before: dict[str, str], after: dict[str, str]) -> tuple[list[str], list[str]]:
+    """Return what is new, and what is no longer as it was."""
+    added = [name for name in after if name not in before]
+    return added, _sentences((name, old, after.get(name, "none")) for name, old in before.items())
+
+
+def _sentences(versions: Iterable[tuple[str, str, str]]) -> list[str]:
+    return [f"{name} {old} → {new}" for name, old, new in versions if old != new]
