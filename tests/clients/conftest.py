@@ -22,8 +22,8 @@ def results() -> Results:
 
 @pytest.fixture(scope="session")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClientProcess]:
-    """vLLM, which sees nothing of this project."""
-    with vllm_process(tmp_path_factory.mktemp("vllm")) as client:
+    """vLLM, which loads no plugin of this project, installed there or not."""
+    with vllm_process(tmp_path_factory.mktemp("vllm"), VLLM_PLUGINS="") as client:
         yield client
 
 

@@ -135,9 +135,8 @@ def run_command(line: str) -> None:
         run_quark(arguments)
     elif name == "make":
         assert re.search(rf"^{arguments[0]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    elif name == "vllm":
-        assert arguments[0] == "serve"
-        assert (Path(arguments[1]) / "config.json").is_file(), f"{line}: no command before it has written {arguments[1]}"
+    elif (name, *arguments[:3]) == ("python", "-m", "vllm.entrypoints.openai.api_server", "--model"):
+        assert (Path(arguments[3]) / "config.json").is_file(), f"{line}: no command before it has written {arguments[3]}"
     elif name == "python":
         assert arguments[0] == "-m"
         assert importlib.util.find_spec(arguments[1]) is not None
@@ -183,7 +182,7 @@ def test_a_command_that_does_not_work_is_noticed(workplace: Path) -> None:
     with pytest.raises(AssertionError, match="nothing checks it"):
         run_command("$ curl something")
     with pytest.raises(AssertionError, match="has written"):
-        run_command("$ vllm serve nowhere")
+        run_command("$ python -m vllm.entrypoints.openai.api_server --model nowhere")
 
 
 def test_code_is_in_a_language_and_fits_the_page() -> None:

@@ -1,7 +1,9 @@
-"""The wheels: what they hold, what they say of themselves, and that they work where nothing of this checkout can be seen."""
+"""The wheels: what they hold and say of themselves, that documented commands install them, and that they work without this checkout."""
 
 import ast
 import os
+import re
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -10,10 +12,13 @@ import zipfile
 from collections.abc import Iterator
 from email.message import Message
 from email.parser import Parser
+from glob import glob
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+
+from tools.neighbours import CPU_TORCH
 
 ROOT = Path(__file__).resolve().parents[2]
 DISTRIBUTIONS = [
@@ -23,6 +28,9 @@ DISTRIBUTIONS = [
     "tiny_model",
     "devkit",
 ]
+DOCUMENTS = ("README.md", "docs/how-to/install.md", "core/README.md")
+PIP = re.compile(r"^(?:\$ )?pip (install .*?)(?:  +#.*)?$", flags=re.MULTILINE)
+OURS = re.compile(r"(__editable__|_?_?quark|acme)", flags=re.IGNORECASE)
 
 
 @pytest.fixture(scope="module")
@@ -168,3 +176,94 @@ def test_wheels_alone_do_the_main_job(installed: Path, tmp_path: Path) -> None:
     assert str(ROOT) not in where
     assert all(f'"{name}"' in rest for name in ("quark-schemes", "quark-algos", "quark-templates", "quark-exporters"))
     assert '"perplexity"' in rest
+
+
+def commands(document: str) -> list[str]:
+    """The arguments of pip, as the lines of a document's code give them."""
+    code = re.findall(r"^```\w*\n(.*?)^```", (ROOT / document).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return [line for block in code for line in PIP.findall(block)]
+
+
+INSTALLS = sorted({line for document in DOCUMENTS for line in commands(document)})
+OFFLINE = [line for line in INSTALLS if "pytorch.org" not in line]
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Path:
+    """The interpreter of an environment that has the third-party packages of this one, and nothing of quark."""
+    third_party = tmp_path / "third_party"
+    third_party.mkdir()
+    for place in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+        for entry in (e for e in Path(place).iterdir() if not OURS.match(e.name) and e.suffix != ".pth"):
+            (third_party / entry.name).symlink_to(entry)
+    environment = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
+    own = Path(sysconfig.get_path("purelib", vars={"base": str(environment), "platbase": str(environment)}))
+    (own / "third_party.pth").write_text(str(third_party), encoding="utf-8")
+    return environment / "bin/python"
+
+
+@pytest.fixture(scope="module")
+def clone(wheels: dict[str, Path]) -> Path:
+    """A folder with the sources of all distributions and the wheels in ``dist``, as a clone has them after ``make wheels``."""
+    place = wheels["core"].parent
+    (place / "sources/dist").mkdir()
+    for wheel in wheels.values():
+        (place / "sources/dist" / wheel.name).symlink_to(wheel)
+    return place / "sources"
+
+
+def pip(python: Path, arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run pip for an environment, without any index; words with wildcards are expanded as a shell does."""
+    words = [name for word in shlex.split(arguments) for name in (sorted(glob(word, root_dir=cwd)) if "*" in word else [word])]
+    command = [sys.executable, "-m", "pip", "--python", str(python), *words, "--no-index", "--no-build-isolation"]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHONPATH"))}
+    return subprocess.run(command, cwd=cwd, env=inherited | {"PIP_CONFIG_FILE": os.devnull}, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("arguments", [pytest.param(line, marks=pytest.mark.slow if "./" in line else ()) for line in OFFLINE])
+def test_a_documented_command_installs_quark_and_what_it_asks_for(arguments: str, clone: Path, fresh: Path, tmp_path: Path) -> None:
+    installed = pip(fresh, arguments, clone)
+    assert installed.returncode == 0, installed.stdout + installed.stderr
+    assert "Successfully installed" in installed.stdout
+    listed = subprocess.run([str(fresh.parent / "quark"), "schemes"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert listed.returncode == 0, listed.stderr
+    assert "int4_wo_64" in listed.stdout
+
+
+def test_each_document_has_a_command_that_runs_here() -> None:
+    assert all({*commands(document)} & {*OFFLINE} for document in DOCUMENTS)
+    assert any("./" in line for line in OFFLINE)
+
+
+def test_without_the_folder_of_wheels_pip_says_what_the_page_says(clone: Path, fresh: Path) -> None:
+    (core,) = (clone / "dist").glob("quark_core-*.whl")
+    failed = pip(fresh, f"install 'dist/{core.name}[all]'", clone)
+    (message,) = re.findall(r"`(No matching distribution [^`]*)`", (ROOT / "docs/how-to/install.md").read_text(encoding="utf-8"))
+    assert failed.returncode != 0
+    assert message in failed.stderr
+
+
+def test_torch_for_cpus_comes_from_one_index() -> None:
+    named = {*INSTALLS} - {*OFFLINE}
+    assert len(named) >= 2
+    assert all(f"index-url {CPU_TORCH} " in f"{line} " for line in named)
+    assert f"\nTORCH_INDEX ?= {CPU_TORCH}\n" in (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def from_pypi(text: str) -> list[str]:
+    """What commands in a text would have pip look for on PyPI: distributions of ours, and extras that are such distributions.
+
+    What other extras need is there: beside an installed distribution such a command works.
+    """
+    commands = [m[0] for m in re.finditer(r"pip install (?!-e )[^`\n#]*", text) if "--find-links" not in m[0]]
+    words = [word.strip("'\"") for command in commands for word in command.split()]
+    return [word for word in words if re.fullmatch(r"(quark|acme)-[\w-]+(\[(all|demo|cpu|cuda)\])?", word)]
+
+
+def test_no_document_installs_a_distribution_of_ours_from_pypi() -> None:
+    own = (ROOT / folder / "README.md" for folder in (*DISTRIBUTIONS, ".", "examples/acme_quant", "examples/from_amd_quark"))
+    pages = {str(page): from_pypi(page.read_text(encoding="utf-8")) for page in [*(ROOT / "docs").rglob("*.md"), *own]}
+    assert {page: words for page, words in pages.items() if words} == {}
+    assert from_pypi("$ pip install quark-vllm   # beside vLLM\n`pip install 'quark-core[all]'`") == ["quark-vllm", "quark-core[all]"]
+    assert from_pypi("`pip install 'quark-core[data]'`; pip install --find-links dist quark-vllm; pip install ./core") == []

@@ -5,6 +5,7 @@
 ``{{ options KIND }}``    the options of each of these records
 ``{{ clients }}``         which program loads checkpoints of which scheme
 ``{{ client_results }}``  what these programs have computed, as `make clients` has measured it
+``{{ neighbours }}``      what `make neighbours` has found beside other libraries
 ``{{ protocols }}``       how perplexity may be measured
 ``{{ capabilities }}``    what records may declare that they can do
 ``{{ hook NAME }}``       what the docstring of a hook says, with its example
@@ -42,6 +43,7 @@ from tools.docs import (
     manual,
     measured,
     mixed,
+    neighbours,
     peers,
     pictures,
     sections,
@@ -58,6 +60,7 @@ _GENERATORS: dict[str, Callable[[str, str], str]] = {
     "options": lambda kind, _: tables.options_of(kind),
     "clients": lambda _, __: tables.clients(),
     "client_results": lambda _, __: client_results.tables(),
+    "neighbours": lambda _, __: neighbours.table(),
     "protocols": lambda _, __: tables.protocols(),
     "capabilities": lambda _, __: tables.capabilities(),
     "hook": lambda name, _: manual.hook(name),

@@ -74,6 +74,7 @@ def result_of(name: str, python: str | None, arguments: argparse.Namespace) -> d
             steps[step] = f"failed: {str(error).splitlines()[-1]}"
     return {
         "install": f"pip {' '.join(neighbour.install())}",
+        "has_that_torch": not neighbour.on_cpu or (python is None and arguments.torch_index == CPU_TORCH),
         "versions": {"Python": environment.run("-c", "import platform; print(platform.python_version())").strip(), **versions},
         "added": [package for package in changed.added if not package.startswith("quark-")],
         "changed": list(changed.changed),

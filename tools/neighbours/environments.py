@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
 
 from tools.neighbours import Neighbour
 
-__all__ = ["Changes", "Environment", "FailedCommandError", "changes"]
+__all__ = ["Changes", "Environment", "FailedCommandError", "changes", "difference"]
 
 
 class FailedCommandError(Exception):
@@ -92,14 +92,10 @@ def changes(environment: Environment, neighbour: Neighbour, wheels: Path) -> Cha
     before, complaints = environment.packages(), environment.complaints()
     environment.pip("install", "--find-links", str(wheels), *neighbour.ours)
     after = environment.packages()
-    return Changes(*_difference(before, after), [line for line in environment.complaints() if line not in complaints])
+    return Changes(*difference(before, after), [line for line in environment.complaints() if line not in complaints])
 
 
-def _difference(before: dict[str, str], after: dict[str, str]) -> tuple[list[str], list[str]]:
-    """Return what is new, and what is no longer as it was."""
+def difference(before: dict[str, str], after: dict[str, str]) -> tuple[list[str], list[str]]:
+    """Return what is new, and what is no longer as it was, of name → version before and after."""
     added = [name for name in after if name not in before]
-    return added, _sentences((name, old, after.get(name, "none")) for name, old in before.items())
-
-
-def _sentences(versions: Iterable[tuple[str, str, str]]) -> list[str]:
-    return [f"{name} {old} → {new}" for name, old, new in versions if old != new]
+    return added, [f"{name} {old} → {after.get(name, 'none')}" for name, old in before.items() if after.get(name) != old]

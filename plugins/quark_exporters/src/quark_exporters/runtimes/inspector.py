@@ -69,7 +69,7 @@ def _with_plugin(facts: CheckpointFacts, alone: Iterable[RuntimeSupport]) -> Run
         summary="vLLM with quark-vllm",
         methods={f"quark_simulate: {asked}; or --quantization quark_packed": folded(served, most=3), **mixed},
         refusals=tuple(refusals),
-        notes=("pip install quark-vllm, where vLLM is",),
+        notes=("install quark-vllm where vLLM is",),
     )
 
 
