@@ -141,7 +141,7 @@ neighbours: wheels  ## install the wheels beside vLLM, llm-compressor and SGLang
 # Each client has an environment of its own; that of vLLM is the one that `make neighbours` has made. Its tests need lm-eval there.
 VLLM_PYTHON ?= $(abspath $(wildcard $(VENV)-neighbours/vllm/bin/python))
 clients: install  ## load exports in transformers, onnxruntime, vLLM, llama.cpp, AMD Quark; what they compute is added to the page of the documentation (VLLM_PYTHON=, LLAMA_PYTHON=, AMDQ_PYTHON=, ORT_PYTHON=)
-	$(if $(VLLM_PYTHON),$(VLLM_PYTHON) -m pip install --quiet "lm-eval[api]")
+	$(if $(and $(VLLM_PYTHON),$(filter file,$(origin VLLM_PYTHON))),$(VLLM_PYTHON) -m pip install --quiet "lm-eval[api]")
 	VLLM_PYTHON=$(VLLM_PYTHON) CLIENTS_RESULTS=docs/data/clients.json $(BIN)/python -m pytest -m clients tests/clients $(PYTEST_ARGS)
 
 # playwright drives the browser of the system: apt-get install chromium. axe-core comes from npm, and is left out where that is not there.
