@@ -1,12 +1,22 @@
-"""The version of every distribution in this repository, and a check that amd-quark is not installed."""
+"""The version of every distribution in this repository, and what may be installed beside them.
+
+Nothing else asks for a version of transformers: see `refuse_unfit_environment`.
+"""
 
 from __future__ import annotations
 
 from quark.errors import EnvironmentConflictError
 
-__all__ = ["VERSION", "refuse_rival"]
+__all__ = ["TRANSFORMERS", "VERSION", "installed_transformers", "refuse_rival", "refuse_unfit_environment"]
 
 VERSION = "1.0.0a1"
+
+TRANSFORMERS = ">=5.4,<6"
+"""The versions of transformers that this project works with.
+
+Up to 5.3 its loader wants the scale of a quantized layer under two names at once, that in the checkpoint and
+that in the module; 4 has no loader that converts tensors, by which models are read here.
+"""
 
 _RIVAL = "amd-quark"
 
@@ -17,13 +27,41 @@ def refuse_rival() -> None:
     Raises:
         EnvironmentConflictError: It is; the message says how to part them.
     """
+    version = _installed(_RIVAL)
+    if version is not None:
+        raise EnvironmentConflictError(
+            f"{_RIVAL} {version} is installed in the same environment as quark-core, and both own the import name 'quark'. "
+            f"Keep them in separate virtual environments, or run: pip uninstall {_RIVAL}, then pip install --force-reinstall quark-core"
+        )
+
+
+def refuse_unfit_environment() -> None:
+    """Raise if this project cannot work in this environment.
+
+    Raises:
+        EnvironmentConflictError: amd-quark is installed, or a version of transformers that is not supported.
+    """
+    from packaging.specifiers import SpecifierSet  # not above, as in `_installed`
+
+    refuse_rival()
+    version = _installed("transformers")
+    if version is not None and not SpecifierSet(TRANSFORMERS).contains(version, prereleases=True):
+        raise EnvironmentConflictError(
+            f"transformers {version} is installed, and quark-core {VERSION} works with transformers{TRANSFORMERS}. "
+            f"Run: pip install 'transformers{TRANSFORMERS}'"
+        )
+
+
+def installed_transformers() -> str:
+    """Return the name and version of the installed transformers, for messages."""
+    return f"transformers {_installed('transformers')}"
+
+
+def _installed(distribution: str) -> str | None:
     import importlib_metadata as metadata  # not above: `import quark` stays free of it
 
     try:
-        version = metadata.version(_RIVAL)
+        version: str = metadata.version(distribution)
     except metadata.PackageNotFoundError:
-        return
-    raise EnvironmentConflictError(
-        f"{_RIVAL} {version} is installed in the same environment as quark-core, and both own the import name 'quark'. "
-        f"Keep them in separate virtual environments, or run: pip uninstall {_RIVAL}, then pip install --force-reinstall quark-core"
-    )
+        return None
+    return version

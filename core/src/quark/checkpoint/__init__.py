@@ -12,9 +12,9 @@ from quark.checkpoint.exporter import BlockStream, Exporter, ExportOptions
 from quark.checkpoint.layer_storage import LayerStorage
 from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, RenamesTensors, StoredConfig
 from quark.checkpoint.packed_model import pack_model
-from quark.checkpoint.reader import import_model_from_safetensors, map_to_quark
+from quark.checkpoint.reader import import_model_from_safetensors
 from quark.checkpoint.storage_reader import StorageReader
-from quark.checkpoint.transformers_loading import register_layouts
+from quark.checkpoint.transformers_loading import map_to_quark, register_layouts
 from quark.config.slot import Slot
 from quark.models.hf.dequantizer import Dequantizer, FloatTensor, LayerCodes
 from quark.models.hf.loading import running_from_codes, unpack_model

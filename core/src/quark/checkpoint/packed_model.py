@@ -13,7 +13,6 @@ from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.slot import Slot
 from quark.models.hf.attention_switch import switch_attention
-from quark.models.hf.internals import is_stored_beside_weight
 from quark.models.layers import counts_as
 from quark.models.layers.attention import PROBABILITIES, STORED_STATES
 from quark.models.layers.packed_layers import Packed, PackedLayer, PackedScales, packed_scales
@@ -87,7 +86,7 @@ def pack_model(
             if pack_layer is not None:
                 model.set_submodule(name, pack_layer(layer, own, name))
             else:
-                model.set_submodule(name, PackedLayer(layer, own, pack_method, name, holds_values, is_stored_beside_weight))
+                model.set_submodule(name, PackedLayer(layer, own, pack_method, name, holds_values))
     stored = [attrs.evolve(row, fused=True) for row in attentions] if states_with_attention else attentions
     _map_attention(model, stored, pack_method, eager=quant_config.softmax_quant_spec is not None)
     return QuantPlan(rows, quant_config, architecture, attentions=attentions)

@@ -11,14 +11,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from quark.base.names import folded
-from quark.base.version import refuse_rival
+from quark.base.version import refuse_unfit_environment
 from quark.checkpoint.content import CheckpointContent, set_results
 from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, StoredConfig, layout_for, quantization_block, reader_of
 from quark.checkpoint.provenance import refuse_unreadable
 from quark.checkpoint.restorers import missing_algorithms, restorers_of
 from quark.config.model import QConfig
 from quark.errors import AmbiguousNameError, CheckpointError, ConfigError, QuarkError, UnknownNameError, UnsupportedError
-from quark.models.hf.loading import keeps_codes, unpack_all
+from quark.models.hf.loading import unpack_all
 from quark.models.hf.placing import left_out_by, module_at, put_tensor, without_source
 from quark.models.hf.shards import Shard, check_shards
 from quark.models.hf.skeleton import empty_model
@@ -28,7 +28,7 @@ from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins.attribution import Origin, attributed, origin
 from quark.plugins.expected import described
 
-__all__ = ["fill_zero_points", "import_model_from_safetensors", "map_to_quark", "packed_content", "place", "placed_by", "prepared", "tie"]
+__all__ = ["fill_zero_points", "import_model_from_safetensors", "packed_content", "place", "placed_by", "prepared", "tie"]
 
 _FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}  # numbers, whichever of them they are; all others are codes
 
@@ -78,7 +78,7 @@ def import_model_from_safetensors(
         UnsupportedError: The export needs a feature that this package or the model does not support.
         PluginError: The code of a plugin failed.
     """
-    refuse_rival()
+    refuse_unfit_environment()
     directory = Path(model_dir)
     float_model = empty_model(directory, attn_implementation, trust_remote_code=trust_remote_code) if model is None else model
     _refuse_lost_buffers(float_model)
@@ -144,40 +144,6 @@ def prepared(reader: LayoutReader, model: nn.Module, stored: StoredConfig, direc
     if whose is not None:
         _expect(plan, QuantPlan, "prepare", whose)
     return plan
-
-
-def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "reorder", custom_mode: str = "quark") -> nn.Module:
-    """Change a float model in place so that the tensors of a checkpoint fit it.
-
-    The library transformers calls this before it loads tensors.
-
-    Args:
-        model: A float model, with weights on any device; they are not used.
-        quant_config: The configuration from the checkpoint's ``quantization_config``.
-        pack_method: The value from its ``export`` block.
-        custom_mode: Its ``quant_method``, which determines the layout.
-
-    Returns:
-        The argument ``model``.
-
-    Raises:
-        UnsupportedError: No registered layout reads that ``custom_mode``; or attention is quantized, and
-            cannot be exchanged.
-        MissingPluginError: An algorithm that runs with the model is not installed.
-        ConfigError, UnknownNameError: The configuration does not fit the model, or asks for a format that is
-            not installed.
-        CheckpointError: A format has a layout in the checkpoint that the installed distribution does not know
-            yet.
-    """
-    try:
-        layout = layout_for({"quant_method": custom_mode}, Path("config.json"))
-    except CheckpointError as error:
-        raise UnsupportedError(f"checkpoints of custom_mode '{custom_mode}' are not read here: {error}") from error
-    reader_of(layout).prepare(model, StoredConfig(config=quant_config, pack_method=pack_method))
-    for layer in model.modules():
-        if isinstance(layer, PackedLayer):
-            layer.keeps_codes = keeps_codes()
-    return model
 
 
 def _expect(value: object, kind: type, method: str, whose: Origin) -> None:

@@ -1,4 +1,4 @@
-"""Registration of the layouts with transformers, so that ``from_pretrained`` reads them.
+"""Loading by ``from_pretrained`` of transformers: what it calls, and registration of the layouts with it.
 
 transformers supports ``quant_method: quark`` itself and imports quark for it. For other methods, a program
 calls `register_layouts` before ``from_pretrained``. Importing quark does not register them, since that would
@@ -7,17 +7,27 @@ import torch and transformers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, RenamesTensors, layout_for, reader_of
+from torch import nn
+
+from quark.base.names import folded
+from quark.base.version import installed_transformers, refuse_unfit_environment
+from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, RenamesTensors, StoredConfig, layout_for, reader_of
 from quark.checkpoint.provenance import refuse_unreadable
-from quark.models.hf.internals import source_of
+from quark.config.model import QConfig
+from quark.errors import CheckpointError, UnsupportedError
+from quark.models.hf.internals import on_missing, renamed_by_loader, renamed_scales, source_of
 from quark.models.hf.loading import keeps_codes, unpack_all
+from quark.models.hf.shards import check_shards
+from quark.models.layers.packed_layers import PackedLayer, PackedScales
 from quark.plugins import exporters
 
-__all__ = ["is_read_here", "register_layouts"]
+__all__ = ["is_read_here", "map_to_quark", "register_layouts"]
 
 _IMPORTS_QUARK = "quark"
 """The method for which transformers has a quantizer that imports this package."""
@@ -34,6 +44,7 @@ def register_layouts() -> list[str]:
     Returns:
         The methods that this call has registered.
     """
+    refuse_unfit_environment()
     from transformers.quantizers import register_quantization_config, register_quantizer
 
     registered = []
@@ -57,6 +68,107 @@ def is_read_here(method: str) -> bool:
 
     quantizer = AUTO_QUANTIZER_MAPPING.get(method)
     return method == _IMPORTS_QUARK or (quantizer is not None and quantizer.__module__ == __name__)
+
+
+def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "reorder", custom_mode: str = "quark") -> nn.Module:
+    """Change a float model in place so that the tensors of a checkpoint fit it.
+
+    The library transformers calls this before it loads tensors.
+
+    Args:
+        model: A float model, with weights on any device; they are not used.
+        quant_config: The configuration from the checkpoint's ``quantization_config``.
+        pack_method: The value from its ``export`` block.
+        custom_mode: Its ``quant_method``, which determines the layout.
+
+    Returns:
+        The argument ``model``.
+
+    Raises:
+        EnvironmentConflictError: This version of transformers is not supported.
+        UnsupportedError: No registered layout reads that ``custom_mode``; or attention is quantized, and
+            cannot be exchanged.
+        MissingPluginError: An algorithm that runs with the model is not installed.
+        ConfigError, UnknownNameError: The configuration does not fit the model, or asks for a format that is
+            not installed.
+        CheckpointError: A format has a layout in the checkpoint that the installed distribution does not know
+            yet.
+    """
+    refuse_unfit_environment()
+    try:
+        layout = layout_for({"quant_method": custom_mode}, Path("config.json"))
+    except CheckpointError as error:
+        raise UnsupportedError(f"checkpoints of custom_mode '{custom_mode}' are not read here: {error}") from error
+    _prepare(model, reader_of(layout), StoredConfig(config=quant_config, pack_method=pack_method), renames_scales=True)
+    for layer in model.modules():
+        if isinstance(layer, PackedLayer):
+            layer.keeps_codes = keeps_codes()
+    return model
+
+
+def _prepare(model: nn.Module, reader: LayoutReader, stored: StoredConfig, *, renames_scales: bool = False) -> None:
+    """Change a float model in place so that transformers fills it with the tensors of a checkpoint.
+
+    Its loader raises where it has no values for a tensor that was put in here.
+
+    Args:
+        model: The model.
+        reader: Of the layout.
+        stored: The configuration of the checkpoint.
+        renames_scales: Whether the loader renames scales (`renamed_scales`).
+    """
+    from transformers import PreTrainedModel
+
+    before = model.state_dict(keep_vars=True)
+    reader.prepare(model, stored)
+    if not isinstance(model, PreTrainedModel):
+        return
+    if renames_scales:
+        _put_scales_where_the_loader_looks(model)
+    known = {id(tensor) for tensor in before.values()}
+    own = {name for name, tensor in model.state_dict(keep_vars=True).items() if id(tensor) not in known}
+    on_missing(model, partial(_fill_missing, model, own))
+
+
+def _put_scales_where_the_loader_looks(model: nn.Module) -> None:
+    renamed, is_another = renamed_scales(), renamed_by_loader(model)
+    for name, layer in model.named_modules():
+        if isinstance(layer, PackedLayer):
+            layer.put_beside_weight(lambda leaf, name=name: leaf not in renamed or is_another(f"{name}.{leaf}"))  # type: ignore[misc]
+
+
+def _fill_missing(model: Any, own: set[str], missing: set[str], give_memory: Callable[[], None]) -> None:
+    """Set zero points that a checkpoint may leave out to 0; raise for others of ``own`` that are missing."""
+    scales = ((path, module) for path, module in model.named_modules() if isinstance(module, PackedScales | PackedLayer))
+    zero_points = {f"{path}.{suffix}" for path, module in scales for suffix in module.zero_points_of_symmetric_specs()} & missing
+    lost = sorted(own & missing - zero_points)
+    if lost:
+        directory, what = source_of(model.config), f"{len(lost)} tensor(s) of a {type(model).__name__}: {folded(lost)}"
+        if _stored_names(directory).issuperset(map(_stored_name, lost)):
+            raise UnsupportedError(
+                f"{installed_transformers()} does not load {what}, though '{directory}' holds them. Read it with "
+                "quark.torch.import_model_from_safetensors, or with another version of transformers"
+            )
+        raise CheckpointError(
+            f"'{directory}' gives no values for {what}. It is incomplete, or of another class of models; "
+            "quark.torch.import_model_from_safetensors takes the class that it names"
+        )
+    give_memory()
+    for name in zero_points:
+        model.get_buffer(name).zero_()
+
+
+def _stored_names(directory: str) -> set[str]:
+    """Return the names of the tensors in a checkpoint; of one that lies on a hub, none."""
+    with suppress(CheckpointError):
+        return {name for shard in check_shards(Path(directory)) for name in shard.tensors}
+    return set()
+
+
+def _stored_name(name: str) -> str:
+    """Return the name in a checkpoint: ``weight_scale`` of the tensor ``weight_quantizer.scale``."""
+    owner, _, leaf = name.rpartition(".")
+    return f"{owner.removesuffix('_quantizer')}_{leaf}" if owner.endswith("_quantizer") else name
 
 
 def _config_class(method: str) -> type[Any]:
@@ -92,7 +204,7 @@ def _quantizer_class() -> type[Any]:
         def _process_model_before_weight_loading(self, model: Any, **_: Any) -> Any:
             stored = self._reader.configuration(self.quantization_config.block, Path(source_of(model.config)))
             refuse_unreadable(stored.config)
-            self._reader.prepare(model, stored)
+            _prepare(model, self._reader, stored)
             return model
 
         def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:

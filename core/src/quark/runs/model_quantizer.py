@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 
 from quark.base.log import get_logger
 from quark.base.names import folded
-from quark.base.version import refuse_rival
+from quark.base.version import refuse_unfit_environment
 from quark.calibration.finite import refuse_non_finite
 from quark.checkpoint.export import exporter_of
 from quark.checkpoint.exporter import ExportOptions
@@ -58,7 +58,7 @@ class ModelQuantizer:
     """
 
     def __init__(self, config: QConfig, multi_device: bool = False) -> None:
-        refuse_rival()
+        refuse_unfit_environment()
         if not isinstance(config, QConfig):
             raise ConfigError(f"ModelQuantizer is given a QConfig, not a {type(config).__name__}: see LLMTemplate.get(…).get_config(…)")
         self.config = config

@@ -14,7 +14,7 @@ import attrs
 import torch
 from torch import nn
 
-from quark.base.version import refuse_rival
+from quark.base.version import refuse_unfit_environment
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.export import exporter_of, refuse_unstorable
 from quark.checkpoint.exporter import ExportOptions
@@ -126,7 +126,7 @@ def plan(
         >>> planned.refusals, round(planned.estimate.output.bits_per_quantized_weight, 2)
         ((), 4.56)
     """
-    refuse_rival()
+    refuse_unfit_environment()
     path, refusals = Path(source), _Refusals()
     with collecting_later():
         writer = refusals.collect(exporter_of, exporter, options or ExportOptions())

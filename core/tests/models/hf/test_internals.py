@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-import pytest
 import torch
 from torch import nn
 from transformers import (
@@ -17,11 +17,11 @@ from transformers import (
 )
 from transformers.core_model_loading import WeightRenaming, dot_natural_key, rename_source_key
 from transformers.models.qwen3_moe.configuration_qwen3_moe import Qwen3MoeConfig
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts, Qwen3MoeForCausalLM
 from transformers.quantizers import quantizer_quark
 
+from quark.config.slot import Slot
 from quark.models.hf import internals
-from quark.models.hf.internals import is_stored_beside_weight
 from quark_tiny_model import tiny_model
 
 SMALL = {
@@ -33,6 +33,7 @@ SMALL = {
     "vocab_size": 8,
 }
 LLAMA = AutoConfig.for_model("llama", **SMALL, pad_token_id=0, bos_token_id=0, eos_token_id=0)
+MIXTURE = Qwen3MoeConfig(**SMALL, moe_intermediate_size=4, num_experts=2)
 
 
 def test_model_classes_are_those_of_the_mapping_of_an_auto_class() -> None:
@@ -106,12 +107,35 @@ def test_stored_names_are_sorted_by_their_numbers_and_renamed_by_pattern() -> No
     assert rename_source_key("layers.9.a", [WeightRenaming(r"\.a$", ".b")], [], "model", state) == ("model.layers.9.b", None)
 
 
-@pytest.mark.parametrize("suffix", ["scale", "zero_point"])
-def test_the_loader_of_quark_checkpoints_looks_for_scales_in_submodules(suffix: str) -> None:
-    assert not is_stored_beside_weight(suffix)
-    assert quantizer_quark.CHECKPOINT_KEYS[f"weight_{suffix}"] == f"weight_quantizer.{suffix}"
+def test_the_loader_of_quark_checkpoints_looks_for_scales_of_one_level_in_submodules() -> None:
+    names = internals.renamed_scales()
+    assert {f"{slot.checkpoint_prefix}_{suffix}" for slot in Slot for suffix in ("scale", "zero_point")} == names
+    assert not any(name.endswith("_2") for name in names)
+    assert quantizer_quark.CHECKPOINT_KEYS["weight_scale"] == "weight_quantizer.scale"
 
 
-def test_it_looks_for_second_levels_beside_the_weight() -> None:
-    assert is_stored_beside_weight("scale_2")
-    assert "weight_scale_2" not in quantizer_quark.CHECKPOINT_KEYS
+def test_the_loader_takes_the_weight_of_an_expert_for_a_part_of_the_fused_experts() -> None:
+    with torch.device("meta"):
+        mixture, llama = Qwen3MoeForCausalLM(MIXTURE), LlamaForCausalLM(LLAMA)
+    name = "model.layers.0.mlp.experts.0.up_proj.weight"
+    assert internals.renamed_by_loader(mixture)(name)
+    assert not internals.renamed_by_loader(mixture)("model.layers.0.self_attn.q_proj.weight")
+    assert not internals.renamed_by_loader(llama)(name)
+
+
+def test_the_names_of_missing_tensors_are_told_once_before_these_get_memory(tmp_path: Path) -> None:
+    class Watched(LlamaForCausalLM):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            internals.on_missing(self, lambda missing, give_memory: told.append((self, missing, give_memory)))
+
+    told: list[Any] = []
+    tied = LlamaForCausalLM(AutoConfig.for_model("llama", **SMALL, tie_word_embeddings=True))
+    state = {name: tensor for name, tensor in tied.state_dict().items() if name != "model.norm.weight"}
+    tied.save_pretrained(tmp_path, state_dict=state)
+    model = Watched.from_pretrained(tmp_path)
+    assert [(found, missing) for found, missing, _ in told] == [(model, {"model.norm.weight"})]
+    assert model.model.norm.weight.is_meta
+    told[0][2]()
+    assert not model.model.norm.weight.is_meta
+    assert "_move_missing_keys_from_meta_to_device" not in model.__dict__

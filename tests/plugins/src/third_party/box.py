@@ -12,7 +12,6 @@ from quark.checkpoint import CheckpointContent, CheckpointExporter, ExportOption
 from quark.config.model import QConfig
 from quark.config.slot import Slot
 from quark.errors import UnsupportedError
-from quark.models.hf.internals import is_stored_beside_weight
 from quark.models.layers import QuantizedLayer, QuantizerModule
 from quark.models.plan.quant_plan import QuantPlan
 
@@ -45,7 +44,7 @@ class BoxExporter(CheckpointExporter):
 class BoxReader:
     """Reads it, with the core's modules for packed layers."""
 
-    renamings = ((r"\.box_codes$", ".weight"), (r"\.box_(scale_2)$", r".weight_\1"), (r"\.box_(\w+)$", r".weight_quantizer.\1"))
+    renamings = ((r"\.box_codes$", ".weight"), (r"\.box_(\w+)$", r".weight_quantizer.\1"))
 
     def configuration(self, block: Mapping[str, Any], directory: Path) -> StoredConfig:
         return StoredConfig(config=QConfig.from_dict(block), pack_method=str(block.get("order", "reorder")))
@@ -57,5 +56,4 @@ class BoxReader:
         owner, _, suffix = name.rpartition(".box_")
         if not owner or suffix == "codes":
             return f"{owner}.weight" if owner else name
-        beside = is_stored_beside_weight(suffix)
-        return f"{owner}.weight_{suffix}" if beside else f"{owner}.{Slot.weight.quantizer_attribute}.{suffix}"
+        return f"{owner}.{Slot.weight.quantizer_attribute}.{suffix}"

@@ -11,6 +11,7 @@ import copy
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from quark.config.architecture import Architecture
@@ -46,10 +47,24 @@ def _of_interface(module: Any) -> ExpertParts | None:
     shell = copy.copy(module)
     shell._parameters = {}
     biases = {name: module._parameters[f"{name}_bias"] for name in (_GATE_UP, _DOWN)} if module.has_bias else {}
-    if not module.is_concatenated:
+    if not _is_concatenated(module, up.shape[1]):
         return ExpertParts({_GATE_UP: up, _DOWN: down}, biases, partial(apply_gate, shell))
     halves = _halved(biases[_GATE_UP], biases[_DOWN]) if biases else {}
     return ExpertParts(_halved(up, down), halves, partial(apply_gate, shell))
+
+
+def _is_concatenated(module: Any, width: int) -> bool:
+    """Return whether outputs of gate and up are stored one behind the other, and not in turns.
+
+    transformers says it since 5.8. Before, the model's own gate tells, when it is given NaN for the output
+    that is the first one of up if they are in turns.
+    """
+    stated = getattr(module, "is_concatenated", None)
+    if stated is not None:
+        return bool(stated)
+    outputs = torch.ones(width, device="cpu")
+    outputs[1] = torch.nan
+    return not bool(module._apply_gate(outputs)[0].isnan())
 
 
 def _pair(module: nn.Module) -> tuple[Tensor, Tensor] | None:

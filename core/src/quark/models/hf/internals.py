@@ -7,9 +7,9 @@ Other uses lie where what they belong to is: names of stored tensors in `quark.m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from functools import cache
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,9 +19,11 @@ __all__ = [
     "apply_gate",
     "can_set_attention",
     "initialize_what_no_checkpoint_holds",
-    "is_stored_beside_weight",
     "kept_in_float32",
     "model_classes",
+    "on_missing",
+    "renamed_by_loader",
+    "renamed_scales",
     "source_of",
     "without_initialization",
 ]
@@ -86,14 +88,41 @@ def apply_gate(experts: Any, outputs: Sequence[Tensor]) -> Tensor:
     return experts._apply_gate(torch.cat(list(outputs), dim=-1))
 
 
-@cache
-def is_stored_beside_weight(suffix: str) -> bool:
-    """Return whether the loader looks for a stored scale beside the weight, not in a submodule.
+def renamed_scales() -> frozenset[str]:
+    """Return the stored names of scales that the loader of Quark checkpoints looks for in submodules.
 
-    transformers looks there for what belongs to second levels; up to 5.19 its loader renamed those names too.
+    ``weight_scale`` becomes ``weight_quantizer.scale``, for instance; second levels are not among them.
     """
-    if not suffix.endswith("_2"):
-        return False
-    from transformers.quantizers import quantizer_quark  # only where a checkpoint of two levels is read, which transformers does anyway
+    from transformers.quantizers.quantizer_quark import CHECKPOINT_KEYS
 
-    return hasattr(quantizer_quark, "CHECKPOINT_KEYS")
+    return frozenset(CHECKPOINT_KEYS)
+
+
+def renamed_by_loader(model: Any) -> Callable[[str], bool]:
+    """Return whether the loader takes a stored name for that of another tensor, in this class of models.
+
+    Up to 5.20 it does so with the scale of an expert, ``experts.0.up_proj.weight_scale``: its name begins
+    with that of a weight that belongs into fused experts.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    transforms = get_model_conversion_mapping(model)
+    return lambda name: any(transform.rename_source_key(name)[0] != name for transform in transforms)
+
+
+def on_missing(model: Any, act: Callable[[set[str], Callable[[], None]], None]) -> None:
+    """Call ``act`` when the loader has filled a model, before it gives memory to tensors without values.
+
+    Args:
+        model: A transformers model that ``from_pretrained`` is about to load.
+        act: Gets the full names of the tensors for which the loader has no values, without tied ones, and the
+            function that gives them memory that nobody has written to.
+    """
+    name = "_move_missing_keys_from_meta_to_device"
+    move = getattr(model, name)
+
+    def moving(missing: Iterable[str], *args: Any, **kwargs: Any) -> None:
+        del model.__dict__[name]
+        act(set(missing) - set(model.all_tied_weights_keys), partial(move, missing, *args, **kwargs))
+
+    model.__dict__[name] = moving

@@ -76,9 +76,6 @@ class PackedLayer(Packed):
         name: Full name of the layer in its model, for messages.
         holds_values: Whether the checkpoint has rounded values in place of codes; it has scales in both
             cases.
-        is_beside_weight: Whether a stored scale with a given suffix is a buffer of this module
-            (``weight_scale_2``), and not of a submodule (``weight_quantizer.scale_2``), because its loader
-            looks for it there.
 
     Attributes:
         keeps_codes: Whether the first forward is that of `from_codes`, and not of `unpack`.
@@ -91,7 +88,6 @@ class PackedLayer(Packed):
         order: str,
         name: str = "a layer",
         holds_values: bool = False,
-        is_beside_weight: Callable[[str], bool] = lambda _: False,
     ) -> None:
         super().__init__()
         weight = linear_weight(layer)
@@ -101,7 +97,6 @@ class PackedLayer(Packed):
         self.order = order
         self._name = name
         self._holds_values = holds_values
-        self._is_beside_weight = is_beside_weight
         self.weight_shape, self.dtype = tuple(weight.shape), weight.dtype
         self._bias_shape = () if bias is None else tuple(bias.shape)  # packed codes do not determine the number of elements
         self._flat: dict[str, tuple[Slot, str]] = {}
@@ -143,19 +138,29 @@ class PackedLayer(Packed):
         else:
             self.register_buffer(slot, self._as_stored(codes))
         if packed:
-            self._store(slot, spec, packed)
+            setattr(self, slot.quantizer_attribute, PackedScales(packed, spec))
 
     def _register_scales(self, slot: Slot, spec: TensorSpec) -> None:
         scales = packed_scales(self._quantizer_of(slot, spec, self._shapes), self._shapes.of_slot(slot), self.order)
         if scales:
-            self._store(slot, spec, scales)
+            setattr(self, slot.quantizer_attribute, PackedScales(scales, spec))
 
-    def _store(self, slot: Slot, spec: TensorSpec | None, scales: dict[str, Tensor]) -> None:
-        inside = {suffix: t for suffix, t in scales.items() if not self._is_beside_weight(suffix)}
-        setattr(self, slot.quantizer_attribute, PackedScales(inside, spec))
-        for suffix in filter(self._is_beside_weight, scales):
-            self._flat[f"{slot.checkpoint_prefix}_{suffix}"] = (slot, suffix)
-            self.register_buffer(f"{slot.checkpoint_prefix}_{suffix}", scales[suffix])
+    def put_beside_weight(self, is_wanted: Callable[[str], bool]) -> None:
+        """Make stored scales buffers of this module, for a loader that looks for them there.
+
+        Args:
+            is_wanted: Whether the scale of a stored name, ``weight_scale``, is one of them. The others stay
+                in a submodule, as ``weight_quantizer.scale``.
+        """
+        for slot in (slot for slot in Slot if getattr(self.layer_config, slot) is not None):
+            inner: PackedScales | None = getattr(self, slot.quantizer_attribute, None)
+            if inner is not None:
+                for suffix, scale in inner.tensors().items():
+                    name = f"{slot.checkpoint_prefix}_{suffix}"
+                    if is_wanted(name):
+                        self._flat[name] = (slot, suffix)
+                        self.register_buffer(name, scale)
+                        del inner._buffers[suffix]
 
     def zero_points_of_symmetric_specs(self) -> Iterator[str]:
         """Yield the names of own tensors that a checkpoint may leave out, since all of their values are 0."""

@@ -13,7 +13,6 @@ from quark.base.log import get_logger
 from quark.checkpoint import CheckpointContent, CheckpointExporter, ExportOptions, StoredConfig, pack_model
 from quark.checkpoint.model_tensors import STORED_PROBABILITIES
 from quark.config.slot import Slot
-from quark.models.hf.internals import is_stored_beside_weight
 from quark.models.hf.placing import module_at
 from quark.models.hf.shards import check_shards
 from quark.models.layers.attention import PROBABILITIES
@@ -96,7 +95,7 @@ def _packed_attribute(name: str) -> str:
     ``weight_scale`` becomes ``weight_quantizer.scale``; others stay.
     """
     prefix, _, suffix = name.partition("_")
-    return f"{_ATTRIBUTES[prefix]}.{suffix}" if suffix and prefix in _ATTRIBUTES and not is_stored_beside_weight(suffix) else name
+    return f"{_ATTRIBUTES[prefix]}.{suffix}" if suffix and prefix in _ATTRIBUTES else name
 
 
 def _attention_attribute(name: str) -> str:
