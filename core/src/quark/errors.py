@@ -124,4 +124,4 @@ class ResumeError(OutputError):
 
 
 class EnvironmentConflictError(QuarkError, RuntimeError):
-    """Another installed distribution owns the same import name."""
+    """What is installed beside this package does not fit: a rival, another version, or a broken library."""

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from quark.base.failed_imports import refuse_failed_import
 from quark.calibration.data.extras import extra
 from quark.calibration.data.samples import Sample, samples_of, value_of
 from quark.errors import CalibrationError
@@ -83,6 +84,7 @@ def _rows(name: str, config: str | None, split: str) -> Any:
             return saved[split] if isinstance(saved, dict) else saved
         return datasets.load_dataset(name, config, split=split)
     except Exception as error:  # of any kind: the network, the cache, a missing split
+        refuse_failed_import(error, f"the data set '{name}' (split '{split}') cannot be loaded")
         raise CalibrationError(
             f"the data set '{name}' (split '{split}') cannot be loaded: {type(error).__name__}: {error}. Check its name and the network, "
             "or use local files"

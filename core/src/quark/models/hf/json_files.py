@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from quark.base.failed_imports import refuse_failed_import
 from quark.errors import CheckpointError, ConfigError, QuarkError
 
 __all__ = ["LARGEST_FILE", "MOST_VALUES", "bounded_bytes", "config_file", "read_json", "reading", "refuse_many_values"]
@@ -107,6 +108,7 @@ def reading(path: Path, cure: str) -> Iterator[None]:
     Raises:
         CheckpointError: The body raised an exception other than MemoryError and QuarkError, or a ConfigError
             that does not name the path.
+        EnvironmentConflictError: A library that is used cannot be imported.
     """
     try:
         yield
@@ -120,6 +122,7 @@ def reading(path: Path, cure: str) -> Iterator[None]:
         # A panic of a library written in Rust is no Exception, and its class cannot be imported.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
+        refuse_failed_import(error, f"'{path}' cannot be read")
         raise CheckpointError(f"'{path}' cannot be read ({_in_one_line(error)}): {cure}") from error
 
 
