@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
+
+from quark.base.version import TRANSFORMERS
 
 ROOT = Path(__file__).resolve().parents[2]
 # The distributions of this repository, by folder.
@@ -91,6 +94,23 @@ def test_what_uses_private_interfaces_of_a_dependency_is_bounded_above() -> None
     requirements = [Requirement(line) for line in project["dependencies"]]
     bounded = {r.name for r in requirements if any(s.operator == "<" for s in r.specifier)}
     assert {"torch", "transformers"} <= bounded
+
+
+def test_the_range_of_transformers_that_is_checked_is_the_one_that_is_declared() -> None:
+    project = tomllib.loads((ROOT / "core/pyproject.toml").read_text())["project"]
+    declared = next(r for r in map(Requirement, project["dependencies"]) if r.name == "transformers")
+    assert declared.specifier == SpecifierSet(TRANSFORMERS)
+
+
+_OF_A_VERSION = re.compile(
+    r"""transformers\.__version__|(version|installed)\(\s*["']transformers["']|hasattr\(\s*(transformers|quantizer_quark|core_model_loading)\b"""
+    r"""|is_transformers_version|from transformers import .*__version__"""
+)
+
+
+def test_one_module_asks_for_the_version_of_transformers() -> None:
+    asking = {named(path) for path in SOURCES if _OF_A_VERSION.search(path.read_text(encoding="utf-8"))}
+    assert asking == {"core/src/quark/base/version.py"}
 
 
 def test_each_distribution_is_installed_checked_and_tested_by_the_tools_of_the_repository() -> None:

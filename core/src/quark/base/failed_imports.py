@@ -43,7 +43,7 @@ def refuse_failed_import(error: BaseException, what: str) -> None:
 
 
 def _modules_run_in(error: BaseException) -> Iterator[str]:
-    """Yield the names of the modules that an error was raised in while they were imported, outermost first."""
+    """Yield the names of the modules whose import an error was raised in, from the outermost one on."""
     trace = error.__traceback__
     while trace is not None:
         name = str(trace.tb_frame.f_globals.get("__name__", ""))

@@ -1,13 +1,13 @@
 """The version of every distribution in this repository, and what may be installed beside them.
 
-Nothing else asks for a version of transformers: see `refuse_unfit_environment`.
+Nothing else in this repository asks for the version of transformers.
 """
 
 from __future__ import annotations
 
 from quark.errors import EnvironmentConflictError
 
-__all__ = ["TRANSFORMERS", "VERSION", "installed_transformers", "refuse_rival", "refuse_unfit_environment"]
+__all__ = ["TRANSFORMERS", "VERSION", "refuse_rival", "refuse_unfit_environment", "transformers_version"]
 
 VERSION = "1.0.0a1"
 
@@ -44,7 +44,7 @@ def refuse_unfit_environment() -> None:
     from packaging.specifiers import SpecifierSet  # not above, as in `_installed`
 
     refuse_rival()
-    version = _installed("transformers")
+    version = transformers_version()
     if version is not None and not SpecifierSet(TRANSFORMERS).contains(version, prereleases=True):
         raise EnvironmentConflictError(
             f"transformers {version} is installed, and quark-core {VERSION} works with transformers{TRANSFORMERS}. "
@@ -52,9 +52,9 @@ def refuse_unfit_environment() -> None:
         )
 
 
-def installed_transformers() -> str:
-    """Return the name and version of the installed transformers, for messages."""
-    return f"transformers {_installed('transformers')}"
+def transformers_version() -> str | None:
+    """Return the version of the installed transformers, for messages; None where there is none."""
+    return _installed("transformers")
 
 
 def _installed(distribution: str) -> str | None:

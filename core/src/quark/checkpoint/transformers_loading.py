@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from quark.base.names import folded
-from quark.base.version import installed_transformers, refuse_unfit_environment
+from quark.base.version import refuse_unfit_environment, transformers_version
 from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, RenamesTensors, StoredConfig, layout_for, reader_of
 from quark.checkpoint.provenance import refuse_unreadable
 from quark.config.model import QConfig
@@ -146,7 +146,7 @@ def _fill_missing(model: Any, own: set[str], missing: set[str], give_memory: Cal
         directory, what = source_of(model.config), f"{len(lost)} tensor(s) of a {type(model).__name__}: {folded(lost)}"
         if _stored_names(directory).issuperset(map(_stored_name, lost)):
             raise UnsupportedError(
-                f"{installed_transformers()} does not load {what}, though '{directory}' holds them. Read it with "
+                f"transformers {transformers_version()} does not load {what}, though '{directory}' holds them. Read it with "
                 "quark.torch.import_model_from_safetensors, or with another version of transformers"
             )
         raise CheckpointError(

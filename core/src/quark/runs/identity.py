@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from quark.base.names import fold_names
-from quark.base.version import VERSION
+from quark.base.version import VERSION, transformers_version
 from quark.calibration.batches import Call
 from quark.checkpoint.exporter import ExportOptions
 from quark.checkpoint.provenance import provenance
@@ -104,7 +103,7 @@ def _versions(plan: QuantPlan, exporter: str) -> dict[str, str]:
     entries = [entry for kind in provenance(plan.config).values() for entry in kind.values()]
     source = origin("exporters", exporter).source
     used = {entry["distribution"]: entry["version"] for entry in entries} | {source.distribution: source.version}
-    return {"quark-core": VERSION, "torch": torch.__version__, "transformers": version("transformers"), **dict(sorted(used.items()))}
+    return {"quark-core": VERSION, "torch": torch.__version__, "transformers": str(transformers_version()), **dict(sorted(used.items()))}
 
 
 def _identity_of_source(shards: Sequence[Shard]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import attrs
 import torch
 
 from quark.base.names import without_numbers
-from quark.base.version import VERSION
+from quark.base.version import VERSION, transformers_version
 from quark.calibration.figures import decibels
 from quark.calibration.phases import PHASES
 from quark.calibration.report import CalibrationReport
@@ -180,7 +180,7 @@ def _layer_settings(rows: tuple[PlanRow, ...]) -> list[dict[str, Any]]:
 def _versions() -> dict[str, str]:
     own = {"quark-core", "quark-schemes", "quark-algos", "quark-templates", "quark-exporters"}
     plugins = {entry.dist.name: entry.dist.version for entry in metadata.entry_points(group="quark") if entry.dist is not None}
-    versions = {"quark": VERSION, "torch": torch.__version__, "transformers": metadata.version("transformers")}
+    versions = {"quark": VERSION, "torch": torch.__version__, "transformers": str(transformers_version())}
     others = {name: version for name, version in sorted(plugins.items()) if name not in own}
     return {**versions, "python": platform.python_version(), **others}
 

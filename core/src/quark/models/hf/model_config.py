@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from quark.base.version import refuse_unfit_environment
 from quark.errors import CheckpointError, PluginError, UnknownNameError
 from quark.models.hf.custom_code import refuse_code
 from quark.models.hf.internals import model_classes
@@ -44,7 +45,9 @@ def model_config(path: Path, *, trust_remote_code: bool = False) -> Any:
             its model type.
         UnsupportedError: Its model needs code that comes with it, which may not run.
         PluginError: The plugin's module cannot be imported.
+        EnvironmentConflictError: This version of transformers is not supported, or a library is broken.
     """
+    refuse_unfit_environment()
     from transformers import CONFIG_MAPPING, AutoConfig
 
     file = config_file(path)
