@@ -13,6 +13,18 @@ from quark.config.architecture import Architecture
 from quark_templates.examples import config_of
 from quark_templates.plugin import DENSE
 
+from .lacking_families import IN_TRANSFORMERS, why_lacking
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests of families that the installed transformers does not have, or cannot compute."""
+    for item in items:
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        subject = getattr(getattr(item, "cls", None), "subject", None)
+        for name in {value for value in (*parameters, subject) if isinstance(value, str)} & IN_TRANSFORMERS:
+            if lacking := why_lacking(name):
+                item.add_marker(pytest.mark.skip(reason=lacking))
+
 
 @cache
 def tiny_model(model_type: str) -> nn.Module:

@@ -10,8 +10,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from quark_templates.examples import EXPERTS, config_of
 from quark_templates.plugin import OWN_FORMS
 
+from .lacking_families import why_lacking
+
 IDS = torch.arange(3, 63).reshape(3, 20)
-SEEING = {name for name in OWN_FORMS if hasattr(config_of(name), "vision_config")}
+SEEING = {name for name in OWN_FORMS if why_lacking(name) is None and hasattr(config_of(name), "vision_config")}
 
 
 def model_of(model_type: str, dtype: torch.dtype = torch.float32) -> nn.Module:
