@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from quark.errors import EnvironmentConflictError
 
-__all__ = ["refuse_failed_import"]
+__all__ = ["needs_libraries", "refuse_failed_import"]
 
 _CODE_OF_CHECKPOINTS = "transformers_modules"
 """The package into which transformers puts code that comes with a checkpoint, which is part of that."""
+
+
+@contextmanager
+def needs_libraries(what: str) -> Iterator[None]:
+    """Let the body import libraries; raise as `refuse_failed_import` if one of them cannot be imported."""
+    try:
+        yield
+    except Exception as error:
+        refuse_failed_import(error, what)
+        raise
 
 
 def refuse_failed_import(error: BaseException, what: str) -> None:

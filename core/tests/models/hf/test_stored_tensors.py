@@ -93,7 +93,7 @@ class PassesOn(ConversionOps):
 
 
 def test_a_tensor_that_a_conversion_passes_on_is_that_tensor() -> None:
-    conversion = WeightConverter("old.weight", "new.weight", [PassesOn()])
+    conversion = WeightConverter("old.weight", "new.weight", operations=[PassesOn()])
     recipe = Recipe((("old.weight", "layers.0.old.weight"),), ("layers.0.new.weight",), conversion)
     x = torch.ones(2, 3)
     made = recipe.make({"layers.0.old.weight": x}, tiny_model(blocks=1))

@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quark.base.failed_imports import refuse_failed_import
-
 __all__ = [
     "apply_gate",
     "can_set_attention",
@@ -34,17 +32,12 @@ __all__ = [
 def model_classes(auto: Any, config: Any) -> tuple[type[nn.Module], ...]:
     """Return the model classes that an Auto class has for a config.
 
-    None where it does not know the config. Raises EnvironmentConflictError where their module cannot be
-    imported.
+    None where it does not know the config.
     """
     mapping = auto._model_mapping
     if type(config) not in mapping:
         return ()
-    try:
-        classes = mapping[type(config)]
-    except Exception as error:
-        refuse_failed_import(error, f"the models of a {type(config).__name__} cannot be built")
-        raise
+    classes = mapping[type(config)]
     return tuple(classes) if isinstance(classes, list | tuple) else (classes,)
 
 

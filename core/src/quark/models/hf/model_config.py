@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from quark.base.failed_imports import needs_libraries
 from quark.base.version import refuse_unfit_environment
 from quark.errors import CheckpointError, PluginError, UnknownNameError
 from quark.models.hf.custom_code import refuse_code
@@ -48,9 +49,10 @@ def model_config(path: Path, *, trust_remote_code: bool = False) -> Any:
         EnvironmentConflictError: This version of transformers is not supported, or a library is broken.
     """
     refuse_unfit_environment()
-    from transformers import CONFIG_MAPPING, AutoConfig
-
     file = config_file(path)
+    with needs_libraries(f"'{file}' cannot be read"):
+        from transformers import CONFIG_MAPPING, AutoConfig
+
     values = read_json(file)
     _refuse_endless(values, file)
     model_type = values.get("model_type")
@@ -154,9 +156,10 @@ def _counts(config: Any, names: tuple[str, ...]) -> dict[str, int]:
 
 def _known_classes(config: Any) -> dict[Any, tuple[Any, ...]]:
     """Return transformers' model classes for a config, by Auto class: for text, for images and text."""
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    with needs_libraries(f"the models of a {type(config).__name__} cannot be built"):
+        from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    return {auto: model_classes(auto, config) for auto in (AutoModelForCausalLM, AutoModelForImageTextToText)}
+        return {auto: model_classes(auto, config) for auto in (AutoModelForCausalLM, AutoModelForImageTextToText)}
 
 
 def _import_modeling(model_type: str) -> None:
