@@ -51,7 +51,8 @@ def test_a_library_that_is_not_there_is_named_if_the_error_does(error: ImportErr
         refuse_failed_import(error, "it fails")
 
 
-def test_other_errors_and_those_of_code_in_a_checkpoint_stay(libraries: Path) -> None:
+def test_other_errors_and_those_of_code_in_a_checkpoint_stay(libraries: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "transformers_modules", raising=False)  # of tests that have loaded such code
     (libraries / "transformers_modules.py").write_text("raise ValueError('no such activation')")
     with pytest.raises(CheckpointError, match="it is damaged"), reading(Path("config.json"), "it is damaged"):
         importlib.import_module("transformers_modules")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
+from torch import nn
 
 from quark.base.version import transformers_version
+from quark.models.plan.mixtures import fused_mixtures
 from quark_templates.examples import tiny_model
 from quark_templates.plugin import CONVOLUTIONAL, DENSE, MIXTURES, MULTIMODAL, OWN_FORMS, TEXT_PARTS
 
@@ -20,15 +23,24 @@ def why_lacking(model_type: str) -> str | None:
 
     if model_type not in CONFIG_MAPPING:
         return f"transformers {transformers_version()} has no {model_type}"
-    if model_type == "dbrx" and not _computes_dbrx():
-        return f"transformers {transformers_version()} cannot compute its own {model_type}"
+    if model_type in _FORMS and not _FORMS[model_type](tiny_model(model_type)):
+        return f"transformers {transformers_version()} has {model_type} in another form"
     return None
 
 
-def _computes_dbrx() -> bool:
-    """Return whether experts may be wider than the model, which transformers has not always allowed."""
+def _computes(model: nn.Module) -> bool:
+    """Return whether a model runs: DBRX of older versions cannot if experts are wider than the model."""
     try:
-        tiny_model("dbrx")(torch.zeros(1, 2, dtype=torch.long))
+        model(torch.zeros(1, 2, dtype=torch.long))
     except RuntimeError:
         return False
     return True
+
+
+_FORMS: dict[str, Callable[[nn.Module], bool]] = {
+    "dbrx": _computes,
+    "glm_moe_dsa": lambda model: bool(fused_mixtures(model)),
+    "gpt_neox": lambda model: hasattr(model, "lm_head"),
+    "granitemoehybrid": lambda model: bool(fused_mixtures(model)),
+}
+"""Whether a family that has changed is in the form that its template is written for."""

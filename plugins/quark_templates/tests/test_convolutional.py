@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import quark
+from quark.base.version import transformers_version
 from quark.config.architecture import Architecture
 from quark.models.layers import QuantizedLayer
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
@@ -94,7 +95,10 @@ def test_kv_layers_put_out_what_the_cache_holds(model: nn.Module, facts: Archite
     (name,) = (name for name in linears(model) if fnmatchcase(name, value))
     model.get_submodule(name).register_forward_hook(lambda _, args, out: put_out.append(out))
     with torch.no_grad():
-        held = model(IDS, use_cache=True).past_key_values.layers[1]
+        cached = model(IDS, use_cache=True).past_key_values
+    if not hasattr(cached, "layers"):
+        pytest.skip(f"transformers {transformers_version()} caches keys in a class of that family")
+    held = cached.layers[1]
     assert torch.equal(put_out[0], held.values.transpose(1, 2).flatten(2))
 
 

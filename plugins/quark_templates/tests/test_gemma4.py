@@ -10,13 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
-from transformers import AutoConfig, Gemma4ForConditionalGeneration, Gemma4UnifiedForConditionalGeneration
+from transformers import AutoConfig
 
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_templates.examples import sizes_of
 
+from .lacking_families import why_lacking
 from .own_forms import IDS, logits
+
+pytestmark = pytest.mark.skipif(why_lacking("gemma4_unified") is not None, reason=str(why_lacking("gemma4_unified")))
 
 SMALL: dict[str, Any] = {  # such as E2B: later blocks take keys and values of the last block of their kind that has some
     "num_hidden_layers": 4,
@@ -33,7 +37,7 @@ LARGE: dict[str, Any] = {"attention_k_eq_v": True, "num_global_key_value_heads":
 def model_with(model_type: str, variant: dict[str, Any]) -> nn.Module:
     sizes = sizes_of(model_type)
     config = AutoConfig.for_model(model_type, **{**sizes, "text_config": {**sizes["text_config"], **variant}, "tie_word_embeddings": True})
-    kind = Gemma4ForConditionalGeneration if model_type == "gemma4" else Gemma4UnifiedForConditionalGeneration
+    kind = getattr(transformers, f"Gemma4{'' if model_type == 'gemma4' else 'Unified'}ForConditionalGeneration")
     torch.manual_seed(0)
     model = kind._from_config(config, dtype=torch.float32).eval()
     model.set_experts_implementation("eager")

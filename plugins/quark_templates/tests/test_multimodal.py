@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import quark
+from quark.base.version import transformers_version
 from quark.config.architecture import Architecture
 from quark.models.hf.weight_converters import apply_converters
 from quark.models.layers import counts_as
@@ -161,6 +162,8 @@ def test_kv_layers_put_out_what_the_cache_holds(model_type: str, facts: Architec
     assert len(keys) == len(values) == len(attending)
     assert len(attending) == sum("linear_attn.out_proj" not in linears(model.get_submodule(name)) for name in blocks)
     _, went_out, cache = watched(model, keys + values, **batch_of(model_type))
+    if not hasattr(cache, "layers"):
+        pytest.skip(f"transformers {transformers_version()} caches keys in a class of that family")
     for i, key, value in zip(attending, keys, values, strict=True):
         held = cache.layers[i]
         assert key.rpartition(".")[0] == value.rpartition(".")[0]

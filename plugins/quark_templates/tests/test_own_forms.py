@@ -24,6 +24,7 @@ from quark.torch import LLMTemplate, ModelQuantizer
 from quark_templates.examples import EXPERTS
 from quark_templates.plugin import OWN_FORMS
 
+from .lacking_families import why_lacking
 from .own_forms import IDS, SEEING, logits, model_of
 from .test_multimodal import blocks_of, linears, matches, watched
 
@@ -150,6 +151,7 @@ def test_without_a_named_attention_norm_more_layers_read_it(model_type: str, fac
 
 
 @torch.no_grad()
+@pytest.mark.skipif(why_lacking("glm5_next") is not None, reason=str(why_lacking("glm5_next")))
 def test_the_indexer_of_glm5_next_reads_the_normed_input_by_a_matrix_that_is_no_layer() -> None:
     """Scales are powers of two: what moves them to all readers changes no bit."""
     model, facts = model_of("glm5_next"), quark.templates().load_architecture("glm5_next")

@@ -58,6 +58,6 @@ def _modules_run_in(error: BaseException) -> Iterator[str]:
     trace = error.__traceback__
     while trace is not None:
         name = str(trace.tb_frame.f_globals.get("__name__", ""))
-        if trace.tb_frame.f_code.co_name == "<module>" and not name.startswith(_CODE_OF_CHECKPOINTS):
+        if trace.tb_frame.f_code.co_name == "<module>" and name.partition(".")[0] != _CODE_OF_CHECKPOINTS:
             yield name
         trace = trace.tb_next
