@@ -29,10 +29,13 @@ def why_lacking(model_type: str) -> str | None:
 
 
 def _computes(model: nn.Module) -> bool:
-    """Return whether a model runs: DBRX of older versions cannot if experts are wider than the model."""
+    """Return whether a model runs.
+
+    DBRX up to 5.12 does not if its experts are wider than the model, nor Llama 4 of 5.24 without an image.
+    """
     try:
         model(torch.zeros(1, 2, dtype=torch.long))
-    except RuntimeError:
+    except (RuntimeError, AttributeError):
         return False
     return True
 
@@ -42,5 +45,6 @@ _FORMS: dict[str, Callable[[nn.Module], bool]] = {
     "glm_moe_dsa": lambda model: bool(fused_mixtures(model)),
     "gpt_neox": lambda model: hasattr(model, "lm_head"),
     "granitemoehybrid": lambda model: bool(fused_mixtures(model)),
+    "llama4": _computes,
 }
 """Whether a family that has changed is in the form that its template is written for."""
