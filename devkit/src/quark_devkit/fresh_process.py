@@ -1,7 +1,7 @@
 """Work in a fresh process with this one's plugins: classes and modules are as after an import.
 
 One server for the life of this process has torch and transformers imported, and is forked for each piece of
-work.
+work; Windows has no forks.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing.context import BaseContext
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -49,13 +50,21 @@ def in_fresh_process(work: Callable[..., T], *arguments: Any) -> T:
         added = ForkingPickler.dumps(_added(catalog()))
     except Exception as error:  # a plugin's objects are anybody's
         raise NotApplicableError(f"a plugin of the running program cannot be taken to another process ({error})") from None
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(_PRELOADED))
+    context = _context()
     with ProcessPoolExecutor(1, mp_context=context, initializer=_look_in, initargs=(_places(),)) as process:
         with _without_main():
             result = process.submit(_work, sources, bytes(added), work, arguments)
         answer: T = result.result(_TIMEOUT)
         return answer
+
+
+def _context() -> BaseContext:
+    """Return how processes begin: as forks of one that has the imports, or by themselves on Windows."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(_PRELOADED))
+    return context
 
 
 def _view_of(mapping: dict[Any, Any]) -> Mapping[Any, Any]:

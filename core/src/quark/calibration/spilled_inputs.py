@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from quark.checkpoint.shard_writer import write_at
+from quark.base.files import release_pages, write_at
 
 __all__ = ["LEAST_SPILLED", "SpilledInputs"]
 
@@ -31,7 +31,7 @@ LEAST_SPILLED = 1 << 16
 class SpilledInputs:
     """Block inputs of waiting forwards: in memory up to a number of bytes, the others in files.
 
-    The files have no names: nothing is left behind by a run that is killed. Each goes when its tensor does.
+    The system removes each file when its tensor goes, and all when the process is killed.
 
     Args:
         directory: Where the files are made. One in memory (tmpfs) would be of no use.
@@ -72,7 +72,7 @@ class SpilledInputs:
         The files keep them.
         """
         for memory in self._mapped.get(forward, ()):
-            memory.madvise(mmap.MADV_DONTNEED)
+            release_pages(memory)
 
     def _spill(self, tensor: Tensor) -> mmap.mmap:
         with tempfile.TemporaryFile(dir=self._directory, prefix="quark-inputs-") as file:

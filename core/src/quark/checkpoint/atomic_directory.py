@@ -14,24 +14,24 @@ process was killed in between. Everything is on the disk before the export gets 
 from __future__ import annotations
 
 import errno
-import fcntl
 import glob
 import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
 import attrs
 
+from quark.base.files import open_file, open_own, pread, sync, try_lock, write_at
 from quark.base.interrupts import uninterrupted
 from quark.base.log import get_logger
 from quark.checkpoint.destination import REPLACED, move_into_place, refuse_used_directory
 from quark.errors import OutputError, ResumeError
 
-__all__ = ["JOURNAL", "Leftover", "building", "finished_blocks", "refuse_unfinished_run", "synchronize"]
+__all__ = ["JOURNAL", "Leftover", "building", "finished_blocks", "refuse_unfinished_run"]
 
 Leftover = Literal["refuse", "resume", "restart"]
 """What becomes of finished blocks that an earlier run has left behind: an error, the beginning of this run,
@@ -49,7 +49,7 @@ _CONTENT = "checkpoint"
 _FIXES = {
     errno.ENOSPC: "there is no space left on the device; free some, or choose another place",
     errno.EDQUOT: "your quota is used up; free some space, or choose another place",
-    errno.EACCES: "you may not write there; choose another place",
+    errno.EACCES: "you may not write there, or another program has a file there open; choose another place",
     errno.EROFS: "the file system is read-only; choose another place",
 }
 
@@ -106,7 +106,7 @@ def building(out: Path, exporter: str | None = None, *, overwrite: bool = False,
         _synchronize_all(directory)
         move_into_place(directory, out, exporter, overwrite=overwrite)
         is_complete = True
-        synchronize(out.parent)
+        sync(out.parent)
     except OSError as error:
         if isinstance(error, OutputError) or error.errno is None:
             raise
@@ -118,10 +118,10 @@ def building(out: Path, exporter: str | None = None, *, overwrite: bool = False,
         with uninterrupted():
             if partial is not None:
                 if is_complete or not finished_blocks(partial.path):
-                    _remove(partial.path, out)
+                    _remove(partial, out)
                 else:
                     get_logger(__name__).warning(f"{_finished(partial.path)}. {_BOTH_WAYS}")
-                os.close(partial.lock)
+                    os.close(partial.lock)
 
 
 def finished_blocks(partial: Path) -> int:
@@ -155,15 +155,16 @@ def _free_leftover(out: Path, leftover: Leftover) -> _Partial | None:
     """
     with _leftovers(out) as free:
         chosen = _choose(free, out, leftover)
-        for partial in free:
-            if partial is not chosen:
-                _remove(partial.path, out)
-                get_logger(__name__).info(f"Removed '{partial.path}', left behind by a run to '{out}' that was killed.")
+        for partial in [partial for partial in free if partial is not chosen]:
+            free.remove(partial)
+            _remove(partial, out)
+            get_logger(__name__).info(f"Removed '{partial.path}', left behind by a run to '{out}' that was killed.")
         if chosen is None:
             return None
         _put_back(chosen.path, out)
         _own(chosen.lock)
-        return attrs.evolve(chosen, lock=os.dup(chosen.lock))
+        free.remove(chosen)
+        return chosen
 
 
 def _choose(free: Iterable[_Partial], out: Path, leftover: Leftover) -> _Partial | None:
@@ -182,6 +183,8 @@ def _choose(free: Iterable[_Partial], out: Path, leftover: Leftover) -> _Partial
 @contextmanager
 def _leftovers(out: Path, own: Path | None = None) -> Iterator[list[_Partial]]:
     """Yield the leftovers of earlier runs to ``out``, locked while the body runs.
+
+    Those that the body takes out of the list are its own: they stay locked.
 
     ``own`` is the temporary directory of this process.
 
@@ -214,24 +217,20 @@ def _locked(path: Path) -> _Partial | str | None:
 
     None for what is neither.
     """
-    try:
-        lock = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
-    except OSError:
+    lock = None if path.is_symlink() else open_own(path / _LOCK)
+    if lock is None:
         return None  # not a temporary directory of an export, or no permission
-    try:
+    with ExitStack() as stack:
+        stack.callback(os.close, lock)
         # The owner writes to its lock file as soon as it has the lock: an empty one is about to be locked.
-        status = os.fstat(lock)
-        if not status.st_size or status.st_uid != os.geteuid() or path.is_symlink():
-            os.close(lock)
+        if not os.fstat(lock).st_size:
             return None
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        owner = os.pread(lock, 100, 0).decode(errors="replace").strip()
-        os.close(lock)
-        return owner
-    except OSError:  # the file system has no locks
-        os.close(lock)
-        return None
+        try:
+            if not try_lock(lock):
+                return pread(lock, 100, 0).decode(errors="replace").strip()
+        except OSError:  # the file system has no locks
+            return None
+        stack.pop_all()
     return _Partial(path, lock)
 
 
@@ -239,9 +238,9 @@ def _new(out: Path) -> _Partial:
     """Return a new temporary directory with a lock."""
     # Since Python 3.12 mkdtemp returns an absolute path; `_leftovers` compares it with paths beside `out`.
     path = out.parent / Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=_SUFFIX, dir=out.parent)).name
-    lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    lock = open_file(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     with suppress(OSError):  # some network file systems have no locks: leftovers stay there
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try_lock(lock)
         _own(lock)
     return _Partial(path, lock)
 
@@ -249,25 +248,28 @@ def _new(out: Path) -> _Partial:
 def _own(lock: int) -> None:
     """Write this process into a lock file."""
     text = f"process {os.getpid()}\n".encode()
-    os.pwrite(lock, text, 0)
+    write_at(lock, memoryview(text), 0)
     os.ftruncate(lock, len(text))
 
 
-def _remove(temporary: Path, out: Path) -> None:
-    """Remove a temporary directory, its lock file last.
+def _remove(partial: _Partial, out: Path) -> None:
+    """Remove a temporary directory, its lock file last, and close that before: Windows removes no open file.
 
     If the process is killed meanwhile, the next run must recognize the leftover.
 
     An earlier export in it is moved back to ``out`` where nothing has taken its place.
     """
-    _put_back(temporary, out)
-    with suppress(OSError):
-        (temporary / JOURNAL).unlink()
-    for directory in (temporary / _CONTENT, temporary / REPLACED):
-        shutil.rmtree(directory, ignore_errors=True)
-        if directory.exists():
-            return
-    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        _put_back(partial.path, out)
+        with suppress(OSError):
+            (partial.path / JOURNAL).unlink()
+        for directory in (partial.path / _CONTENT, partial.path / REPLACED):
+            shutil.rmtree(directory, ignore_errors=True)
+            if directory.exists():
+                return
+    finally:
+        os.close(partial.lock)
+    shutil.rmtree(partial.path, ignore_errors=True)
 
 
 def _put_back(temporary: Path, out: Path) -> None:
@@ -280,13 +282,4 @@ def _synchronize_all(directory: Path) -> None:
     """Wait until a directory and all files in it are on the disk."""
     for path in [*directory.rglob("*"), directory, directory.parent]:
         if not path.is_symlink():
-            synchronize(path)
-
-
-def synchronize(path: Path) -> None:
-    """Wait until a file, or the names in a directory, are on the disk."""
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
+            sync(path)

@@ -5,15 +5,12 @@ It may contain companions of the weights, files of other exporters, and an earli
 
 from __future__ import annotations
 
-import ctypes
-import errno
-import os
 import re
-import shutil
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from quark.base.files import exchange, link_or_copy, move_directory
 from quark.checkpoint.layout_reader import quantization_block
 from quark.errors import OutputError, QuarkError
 from quark.models.hf.custom_code import code_of
@@ -21,7 +18,7 @@ from quark.models.hf.tokenizer import TOKENIZER_FILES
 from quark.plugins import exporters
 from quark.plugins.program_records import ExporterRecord
 
-__all__ = ["COMPANIONS", "OF_THE_RUN", "REPLACED", "REPORT_FILES", "RUN_FILE", "exchange", "move_into_place", "refuse_used_directory"]
+__all__ = ["COMPANIONS", "OF_THE_RUN", "REPLACED", "REPORT_FILES", "RUN_FILE", "move_into_place", "refuse_used_directory"]
 
 COMPANIONS = (
     *TOKENIZER_FILES,
@@ -100,7 +97,7 @@ def move_into_place(export: Path, out: Path, exporter: str | None = None, *, ove
     """
     refuse_used_directory(out, exporter, overwrite=overwrite)
     if not out.is_dir() or not any(out.iterdir()):
-        export.rename(out)
+        move_directory(export, out)
         return
     replaces = overwrite and _is_export(out)
     shared = (*COMPANIONS, *_code_of(out))
@@ -157,10 +154,7 @@ def _keep(path: Path, export: Path) -> None:
     """
     target = export / path.name
     target.unlink(missing_ok=True)
-    try:
-        os.link(path.resolve(), target)
-    except OSError:
-        shutil.copy2(path, target)
+    link_or_copy(path, target)
 
 
 def _why_not_replaceable(out: Path, names: Sequence[str]) -> str | None:
@@ -189,30 +183,3 @@ def _is_export(directory: Path) -> bool:
         return any(exporters().get(name).exporter is not None for name in exporters().fitting(quantization_block(directory)))
     except QuarkError:
         return False
-
-
-_FROM_WORKING_DIRECTORY = -100  # AT_FDCWD of Linux
-_EXCHANGE = 2  # RENAME_EXCHANGE
-_UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP}
-
-
-def exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two directories of one file system, and return whether this system can do it.
-
-    If not, nothing is changed.
-
-    Linux can, on most of its file systems. Source: ``renameat2(2)``.
-
-    Raises:
-        OSError: A directory is missing, or may not be renamed.
-    """
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if renameat2 is None:
-        return False
-    names = [os.fsencode(path) for path in (one, other)]
-    if renameat2(_FROM_WORKING_DIRECTORY, names[0], _FROM_WORKING_DIRECTORY, names[1], _EXCHANGE) == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in _UNSUPPORTED:
-        return False
-    raise OSError(number, os.strerror(number), str(one), None, str(other))

@@ -22,6 +22,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from quark.base.files import allocated_bytes, open_file, pread, sync_data, write_at
 from quark.base.names import folded
 from quark.base.parallel import CPU, parallel_map
 from quark.checkpoint.checksum import ROW, checksum
@@ -29,10 +30,10 @@ from quark.checkpoint.shard_layout import ShardLayout
 from quark.errors import OutputError
 from quark.models.hf.shards import INDEX
 
-__all__ = ["Part", "ShardWriter", "create_shards", "small_joined", "write_at"]
+__all__ = ["Part", "ShardWriter", "create_shards", "small_joined"]
 
 _CHUNK = 4096 * ROW
-"""Bytes that are read or written at once."""
+"""Bytes that are read at once."""
 _SMALL = 1 << 24
 """Bytes in which all parts that end there are computed and written as one."""
 _LAG = 2
@@ -84,18 +85,18 @@ def create_shards(layout: ShardLayout, directory: Path) -> list[str]:
         OSError: From the file system; with ``ENOSPC`` before any file is written if the tensors do not fit.
     """
     missing = {name: header for name, header in layout.headers.items() if _header_of(directory / name, len(header)) != header}
-    held = sum((directory / name).stat().st_blocks * 512 for name in layout.headers if name not in missing)
+    held = sum(allocated_bytes(directory / name) for name in layout.headers if name not in missing)
     if layout.size - held > shutil.disk_usage(directory).free:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
     for number, (name, header) in enumerate(layout.headers.items()):
         if name not in missing:
             continue
-        file = os.open(directory / name, os.O_WRONLY | os.O_CREAT, 0o644)
+        file = open_file(directory / name, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
             write_at(file, memoryview(header), 0)
             end = len(header) + sum(place.size for place in layout.places.values() if place.file == number)
             os.ftruncate(file, min(end, os.fstat(file).st_size))
-            os.fsync(file)
+            sync_data(file)
         finally:
             os.close(file)
     return list(missing)
@@ -129,7 +130,7 @@ class ShardWriter:
                         f"'{directory / name}' is not the file that this run writes to: its header is another one, since it is damaged, or "
                         "of another checkpoint. Start the run again from the beginning"
                     )
-                self._files.append(os.open(directory / name, os.O_RDWR))
+                self._files.append(open_file(directory / name, os.O_RDWR))
                 stack.callback(os.close, self._files[-1])
             # While one part is written, the next is computed: at most two are in memory. Nothing waits for
             # the disk meanwhile.
@@ -235,7 +236,7 @@ class ShardWriter:
             raise RuntimeError(f"{len(self._unwritten)} announced tensor(s) were not written: {folded(sorted(self._unwritten))}")
         index = self._layout.index()
         if index is not None:
-            (self._directory / INDEX).write_text(index, encoding="utf-8")
+            (self._directory / INDEX).write_text(index, encoding="utf-8", newline="\n")
 
     def _wait(self, *, for_disk: bool = False) -> None:
         """Wait until no part is being written any more, or, ``for_disk``, until all is stored.
@@ -261,14 +262,14 @@ class ShardWriter:
         if written is not None:
             written.result()
         for number in sorted(files):
-            os.fdatasync(self._files[number])
+            sync_data(self._files[number])
         then(checksums)
 
     def _chunks(self, name: str) -> Iterator[Tensor]:
         """Yield the bytes of a tensor in chunks, uint8; fewer where the file ends early."""
         place = self._layout.places[name]
         for start in range(0, place.size, _CHUNK):
-            if data := os.pread(self._files[place.file], min(_CHUNK, place.size - start), place.offset + start):
+            if data := pread(self._files[place.file], min(_CHUNK, place.size - start), place.offset + start):
                 yield torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
@@ -286,13 +287,3 @@ def _checked(name: str, tensor: Tensor, expected: Tensor) -> Tensor:
             f"'{name}' was announced as {expected.dtype}{list(expected.shape)} and made as {tensor.dtype}{list(tensor.shape)}"
         )
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-
-
-def write_at(file: int, data: memoryview, offset: int) -> None:
-    """Write all of ``data``, a part at a time.
-
-    Of several that write to one file, each waits while another writes.
-    """
-    done = 0
-    while done < data.nbytes:
-        done += os.pwrite(file, data[done : done + _CHUNK], offset + done)

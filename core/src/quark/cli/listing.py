@@ -39,7 +39,8 @@ def answer(arguments: Sequence[str]) -> bool:
         show(what, as_json="--json" in rest, name=names[0] if names else None)
         sys.stdout.flush()
     except BrokenPipeError:  # such as `quark schemes | head -1`; buffered output must not be written again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with open(os.devnull, "wb") as null:
+            os.dup2(null.fileno(), sys.stdout.fileno())
     return True
 
 

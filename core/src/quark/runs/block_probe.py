@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import os
 import statistics
 import tempfile
 import time
@@ -16,6 +15,7 @@ import attrs
 import torch
 from torch import nn
 
+from quark.base.files import release_cached
 from quark.base.log import get_logger, silenced
 from quark.calibration.batches import Call
 from quark.calibration.phases import PHASES
@@ -236,8 +236,7 @@ def seconds_per_byte(file: Path) -> float:
     From the disk, where the system lets its cached pages go.
     """
     with file.open("rb", buffering=0) as opened:
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(opened.fileno(), 0, _READ, os.POSIX_FADV_DONTNEED)
+        release_cached(opened.fileno(), _READ)
         started, size = time.perf_counter(), 0
         while size < _READ and (part := opened.read(1 << 22)) and time.perf_counter() - started < _SECONDS:
             size += len(part)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from quark.base.system_memory import resident_bytes
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import Exporter, ExportOptions
 from quark.checkpoint.shard_layout import ShardLayout
@@ -24,7 +23,7 @@ from quark.runs.run import Run, held_by_forwards
 from quark.runs.skeleton import quantized_skeleton
 from quark.runs.workload import Calibration, Workload, statistics_bytes, workload_of
 
-__all__ = ["Estimate", "Output", "estimate", "output_of", "resident_bytes"]
+__all__ = ["Estimate", "Output", "estimate", "output_of"]
 
 _PROGRAM = "the program and its modules"
 _OF_HOST = (_PROGRAM, "freed memory", "files being written")
@@ -252,11 +251,3 @@ def _seconds(model: nn.Module, run: Run, calibration: Calibration, block: BlockS
     seconds = {"reading": 0.0 if file is None else stored * seconds_per_byte(file)}
     seconds |= {name: value * in_blocks / block.size for name, value in block.of(tokens).items()}
     return {_NAMES.get(name, name): value for name, value in seconds.items() if value}
-
-
-def resident_bytes() -> int:
-    """Return the resident memory of this process."""
-    try:
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
-    except (OSError, ValueError, IndexError):  # another system: the peak so far
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -19,9 +19,9 @@ from typing import Any, Self
 
 import attrs
 
-from quark.checkpoint.atomic_directory import JOURNAL, synchronize
+from quark.base.files import open_file, sync, sync_data, write_at
+from quark.checkpoint.atomic_directory import JOURNAL
 from quark.checkpoint.destination import COMPANIONS, OF_THE_RUN, RUN_FILE
-from quark.checkpoint.shard_writer import write_at
 from quark.errors import OutputError, ResumeError
 from quark.models.hf.json_files import read_json
 from quark.runs.identity import RunIdentity, differences
@@ -84,8 +84,8 @@ class Journal:
         header = {"format": FORMAT, "run": attrs.asdict(identity), "two_passes": two_passes, "files": files}
         journal = cls(directory.parent / JOURNAL, header, (), 0)
         journal._append(header)
-        synchronize(directory)
-        synchronize(directory.parent)
+        sync(directory)
+        sync(directory.parent)
         return journal
 
     @classmethod
@@ -142,11 +142,11 @@ class Journal:
     def _append(self, line: Mapping[str, Any]) -> None:
         text = json.dumps(line, separators=(",", ":"))
         data = f'{{"crc32":{zlib.crc32(text.encode())},"line":{text}}}\n'.encode()
-        file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
+        file = open_file(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
             os.ftruncate(file, self._end)
             write_at(file, memoryview(data), self._end)
-            os.fsync(file)
+            sync_data(file)
         finally:
             os.close(file)
         self._end += len(data)
@@ -156,7 +156,7 @@ def write_finished_run(directory: Path, identity: RunIdentity) -> None:
     """Write into a complete checkpoint which run it is of, and which files it has."""
     sizes = {p.name: p.stat().st_size for p in sorted(directory.iterdir()) if p.is_file() and p.name not in (*COMPANIONS, *OF_THE_RUN)}
     values = {"format": FORMAT, "run": attrs.asdict(identity), "files": sizes}
-    (directory / RUN_FILE).write_text(json.dumps(values, indent=1), encoding="utf-8")
+    (directory / RUN_FILE).write_text(json.dumps(values, indent=1), encoding="utf-8", newline="\n")
 
 
 def is_finished_run(out: Path, identity: RunIdentity, *, overwrite: bool) -> bool:

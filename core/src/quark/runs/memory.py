@@ -1,16 +1,15 @@
-"""Memory: estimates for activations, free memory, and the return of freed blocks to the system."""
+"""Memory: estimates for activations, free memory of a device, and when freed blocks are returned."""
 
 from __future__ import annotations
 
-import ctypes
 import gc
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
+from quark.base.system_memory import available_bytes, return_freed
 from quark.calibration.batches import Call
 from quark.models.plan.decoder_blocks import decoder_blocks, rows_by_block
 from quark.models.plan.family import text_config
@@ -24,7 +23,6 @@ __all__ = [
     "free_bytes",
     "held_bytes",
     "held_probabilities",
-    "return_freed",
     "tokens_in",
 ]
 
@@ -95,22 +93,7 @@ def free_bytes(device: torch.device) -> int | None:
             return None
         kept = module.memory_reserved(device) - module.memory_allocated(device) if hasattr(module, "memory_reserved") else 0
         return int(module.mem_get_info(device)[0]) + int(kept)
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
-
-
-def return_freed() -> None:
-    """Return the process's free memory to the system, with glibc's ``malloc_trim``.
-
-    glibc keeps free memory between live allocations: without this call, replaced float weights would stay
-    resident, one block's worth per block. `FreedMemory` decides when to call it: the system clears each page
-    that is used again, and after each block of a small model that took 5 % of GPTQ.
-    """
-    with suppress(OSError, AttributeError, TypeError):  # another system, or another library
-        ctypes.CDLL(None).malloc_trim(0)
+    return available_bytes()
 
 
 class FreedMemory:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quark.base.files import represent
 from quark.checkpoint.export import ModelExporter, export_with
 from quark.checkpoint.exporter import ExportOptions
 from quark.checkpoint.reader import import_model_from_safetensors
@@ -106,7 +107,7 @@ def load_params(
         for (suffix, name), path in zip(_NAMES.items(), (json_path, safetensors_path), strict=True):
             if not Path(path).is_file():
                 raise CheckpointError(f"there is no file '{path}': give the two paths of save_params, of which this one ends in {suffix}")
-            (Path(temporary) / name).symlink_to(Path(path).resolve())
+            represent(Path(path), Path(temporary) / name)
         device = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
         return import_model_from_safetensors(model, temporary, device=str(device))
 

@@ -34,7 +34,7 @@ def check(
 
     results = _results(distribution, kind or [], name or [], pyproject, show=not as_json and not badge, verbose=verbose)
     if junit is not None:
-        junit.write_text(report.as_junit(distribution, results), encoding="utf-8")
+        junit.write_text(report.as_junit(distribution, results), encoding="utf-8", newline="\n")
     if as_json:
         print(json.dumps(report.as_json(distribution, results), indent=2))
     elif badge:

@@ -116,7 +116,7 @@ def new_distribution(name: str, kinds: Iterable[str], directory: Path | None = N
     try:
         for path, text in texts.items():
             (out / path).parent.mkdir(parents=True, exist_ok=True)
-            (out / path).write_text(text, encoding="utf-8")
+            (out / path).write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
         raise OutputError(f"'{out}' cannot be written ({error.strerror or error}): choose a directory that can") from error
     return out

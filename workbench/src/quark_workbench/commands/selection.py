@@ -112,7 +112,7 @@ class SelectionOptions:
             typer.echo("\n".join(selection_lines(result)))
         if self.curve is not None:
             text = curve_svg(result.to_dict()) if self.curve.suffix == ".svg" else json.dumps(result.to_dict(), indent=2) + "\n"
-            self.curve.write_text(text, encoding="utf-8")
+            self.curve.write_text(text, encoding="utf-8", newline="\n")
         return result
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-import os
 import platform
 import time
 from collections import Counter
@@ -22,6 +21,7 @@ import attrs
 import torch
 
 from quark.base.names import without_numbers
+from quark.base.system_memory import cores, total_bytes
 from quark.base.version import VERSION, transformers_version
 from quark.calibration.figures import decibels
 from quark.calibration.phases import PHASES
@@ -294,9 +294,9 @@ def machine(device: str = "cpu") -> dict[str, Any]:
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "processor": f"{_processor()} ({torch.backends.cpu.get_cpu_capability()})",
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "cores": cores(),
         "threads": torch.get_num_threads(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0,
+        "memory_bytes": total_bytes(),
         "device": torch.cuda.get_device_name(device) if is_cuda else "cpu",
     }
 

@@ -31,8 +31,9 @@ def write_report(content: CheckpointContent, report: CalibrationReport, director
 
 def write_contents(contents: dict[str, Any], directory: Path) -> None:
     """Write contents as JSON and as a page."""
-    (directory / _JSON).write_text(json.dumps(contents, indent=1, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8")
-    (directory / _HTML).write_text(page(contents), encoding="utf-8")
+    text = json.dumps(contents, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    (directory / _JSON).write_text(text, encoding="utf-8", newline="\n")
+    (directory / _HTML).write_text(page(contents), encoding="utf-8", newline="\n")
 
 
 def read_report(directory: Path) -> dict[str, Any] | None:

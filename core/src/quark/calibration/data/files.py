@@ -63,12 +63,12 @@ def parquet(path: Path, column: str | None = None) -> Iterator[Sample]:
 
 def write_text(path: Path) -> None:
     """Write a small text file."""
-    path.write_text("\n\n".join(_EXAMPLE), encoding="utf-8")
+    path.write_text("\n\n".join(_EXAMPLE), encoding="utf-8", newline="\n")
 
 
 def write_json_lines(path: Path) -> None:
     """Write a small file of JSON lines, with texts."""
-    path.write_text("".join(json.dumps({"text": one}) + "\n" for one in _EXAMPLE), encoding="utf-8")
+    path.write_text("".join(json.dumps({"text": one}) + "\n" for one in _EXAMPLE), encoding="utf-8", newline="\n")
 
 
 def write_parquet(path: Path) -> None:

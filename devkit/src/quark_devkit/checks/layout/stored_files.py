@@ -8,7 +8,6 @@ import io
 import json
 import math
 import os
-import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,15 @@ from typing import Any
 
 import attrs
 
+try:
+    import resource
+except ImportError:  # Windows limits no file
+    resource = None  # type: ignore[assignment]
+
 from quark_devkit.check import CheckFailedError, require
+
+CAN_LIMIT = resource is not None
+"""Whether this system has `largest_file`: Windows has not."""
 
 BITS = {"BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32}
 BITS |= {"U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
@@ -115,7 +122,7 @@ def failing_open(below: Path, number: int) -> Iterator[list[Path]]:
         return any(letter in mode for letter in "wax+")
 
     def by_flags(flags: int = 0, *_: Any, **__: Any) -> bool:
-        return bool(flags & (os.O_WRONLY | os.O_RDWR)) and not flags & os.O_DIRECTORY
+        return bool(flags & (os.O_WRONLY | os.O_RDWR)) and not flags & getattr(os, "O_DIRECTORY", 0)
 
     kept = builtins.open, io.open, os.open
     builtins.open, io.open, os.open = wrapped(kept[0], by_mode), wrapped(kept[1], by_mode), wrapped(kept[2], by_flags)
@@ -127,7 +134,7 @@ def failing_open(below: Path, number: int) -> Iterator[list[Path]]:
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """Let every write beyond that size of a file fail, whatever language it comes from."""
+    """Let every write beyond that size of a file fail, whatever language it comes from: see `CAN_LIMIT`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

@@ -1,0 +1,47 @@
+"""Memory of the machine and of this process, in bytes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+
+__all__ = ["available_bytes", "cores", "resident_bytes", "return_freed", "total_bytes"]
+
+
+def available_bytes() -> int:
+    """Return the memory that programs can get without swapping."""
+    import psutil  # not above: 15 ms that listings do without
+
+    return int(psutil.virtual_memory().available)
+
+
+def total_bytes() -> int:
+    """Return the memory of the machine."""
+    import psutil
+
+    return int(psutil.virtual_memory().total)
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def cores() -> int:
+    """Return the number of processors that this process may use, or of all where the system does not tell."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def return_freed() -> None:
+    """Return the process's free memory to the system, with ``malloc_trim`` of glibc: others have none.
+
+    glibc keeps free memory between live allocations: without this call, replaced float weights would stay
+    resident, one block's worth per block. `quark.runs.memory.FreedMemory` decides when to call it: the system
+    clears each page that is used again, and after each block of a small model that took 5 % of GPTQ.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
