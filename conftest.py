@@ -41,23 +41,41 @@ WHOLE_RUNS = {
 others like them.
 """
 OTHER_CPU = Path(__file__).parent / "tests" / "kit" / "other_cpu"
+OTHER_SYSTEM = OTHER_CPU.with_name("other_system")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--other-cpu``: torch computes products, factorizations and sums in another order, here and in processes that tests start."""
+    """Add ``--other-cpu`` and ``--system``, which change what this process and those that tests start see.
+
+    With the first, torch computes products, factorizations and sums in another order.
+    """
     parser.addoption("--other-cpu", action="store_true", help="sum in another order, as the libraries of another CPU do")
+    parser.addoption("--system", choices=["windows", "macos"], help="refuse what this system does not offer (tests/kit/other_system)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Replace the kernels of torch where ``--other-cpu`` is given."""
+    """Replace what the options name: the kernels of torch, or functions of the system."""
+    if config.getoption("--other-cpu") and config.getoption("--system"):
+        raise pytest.UsageError("--other-cpu and --system change one process each: choose one")
+    if (system := config.getoption("--system")) is not None:
+        os.environ["QUARK_OTHER_SYSTEM"] = system
+        _import_first(OTHER_SYSTEM)
+        from simulated_system import install as install_system
+
+        install_system(system)
     if config.getoption("--other-cpu"):
-        sys.path.insert(0, str(OTHER_CPU))
-        others = [path for path in [os.environ.get("PYTHONPATH")] if path]
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(OTHER_CPU), *others])  # for processes that tests start
+        _import_first(OTHER_CPU)
         import torch  # noqa: F401  # first: in a process that xdist starts, the import itself installs the kernels
         from other_cpu_kernels import install
 
         install()
+
+
+def _import_first(folder: Path) -> None:
+    """Put a folder in front of the import path, here and in processes that tests start."""
+    sys.path.insert(0, str(folder))
+    others = [path for path in [os.environ.get("PYTHONPATH")] if path]
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *others])
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,0 +1,153 @@
+"""Another operating system, simulated on Linux for code of this repository: what Windows or macOS lacks and refuses.
+
+Who asks decides. Modules of the repository, its tests and what they write import stand-ins of ``os``, ``sys``
+and a few others, and cannot import what the system does not have. The functions of Python's library that
+change files refuse what the system refuses, if the repository calls them, also by way of ``pathlib``,
+``shutil`` or ``tempfile``. Everybody else, such as torch, transformers and pytest, gets what Linux has, since
+their builds are those for Linux.
+
+Simulated for both (`simulated_windows`, `simulated_macos` say what each adds): functions and constants that
+are missing, modules that are missing, ``sys.platform``, no ``/proc``. Not simulated: the file system's own
+view (``\\``, drives, upper and lower case, permissions), other processes that hold a file open, ``os.name`` and
+``platform``, what libraries do there, and speed. psutil reads Linux's memory.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import functools
+import io
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+HERE = Path(__file__).parent
+_LIBRARIES = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")} | {str(HERE), sys.prefix + "/bin"})
+_OURS = {"acme_quant", "amd_quark_scripts", "quark"}
+_installed: str | None = None
+
+
+def install(system: str) -> None:
+    """Let the repository's code see a system, ``"windows"`` or ``"macos"``; before any of it is imported.
+
+    Once installed it stays.
+    """
+    global _installed
+    if _installed is None:
+        early = [name for name in sys.modules if name.startswith("quark.")]
+        assert not early, f"{early[0]} has been imported and knows the real system"
+        from importlib import import_module
+
+        import_module(f"simulated_{system}").install()
+        _installed = system
+    assert _installed == system
+
+
+def installed() -> str | None:
+    """Return the system that is simulated."""
+    return _installed
+
+
+@functools.cache
+def _is_of_the_repository(name: str, file: str | None) -> bool:
+    top = name.partition(".")[0]
+    if top in _OURS or top.startswith("quark_"):
+        return True
+    if file is None:  # python -c; but not a worker of pytest-xdist, which is started so
+        return name == "__main__" and not any("execnet" in text or "exec(eval" in text for text in sys.orig_argv)
+    return not file.startswith((*_LIBRARIES, "<")) and not any(part in file for part in ("/site-packages/", "/dist-packages/"))
+
+
+def is_ours(scope: Mapping[str, Any]) -> bool:
+    """Return whether the globals are those of a module of the repository, of a test, or of what a test writes."""
+    return _is_of_the_repository(str(scope.get("__name__", "")), scope.get("__file__"))
+
+
+_BETWEEN = set(sys.stdlib_module_names) - {"__main__"} | {"simulated_system", "simulated_windows", "simulated_macos"}
+
+
+def asked_by_us() -> bool:
+    """Return whether the repository calls, directly or through Python's library."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        scope = frame.f_globals
+        if str(scope.get("__name__", "")).partition(".")[0] not in _BETWEEN:
+            return is_ours(scope)
+        frame = frame.f_back
+    return False
+
+
+class StandIn(ModuleType):
+    """A module as another system has it: some names are missing, others are its own; the rest is the real module's.
+
+    Args:
+        real: The module.
+        missing: Names that it does not have.
+        own: What it has instead, or besides.
+    """
+
+    def __init__(self, real: ModuleType, missing: Iterable[str] = (), own: Mapping[str, Any] | None = None) -> None:
+        super().__init__(real.__name__)
+        self.__dict__.update(_real=real, _missing=frozenset(missing), **(own or {}))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._missing:
+            raise AttributeError(f"module '{self._real.__name__}' has no attribute '{name}' on this system")
+        return getattr(self._real, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__:
+            self.__dict__[name] = value
+        else:
+            setattr(self._real, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._real, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*dir(self._real), *self.__dict__} - self._missing)
+
+
+def import_as(stand_ins: Mapping[str, ModuleType], missing: Iterable[str]) -> None:
+    """Let the repository import stand-ins, and fail to import what is missing."""
+    plain, missing = builtins.__import__, frozenset(missing)
+
+    def imported(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:  # noqa: A002
+        module = name if fromlist else name.partition(".")[0]  # which is what the statement gets
+        if level or (module not in stand_ins and module not in missing) or globals is None or not is_ours(globals):
+            return plain(name, globals, locals, fromlist, level)
+        if module in missing:
+            raise ModuleNotFoundError(f"No module named '{name}'", name=name)
+        if name != module:
+            plain(name, globals, locals, fromlist, level)
+        return stand_ins[module]
+
+    builtins.__import__ = imported
+
+
+def replace(module: ModuleType, name: str, wrapped: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace a function of Python's library by ``wrapped(function)``."""
+    plain = getattr(module, name)
+    setattr(module, name, functools.wraps(plain)(wrapped(plain)))
+
+
+def refuse_proc() -> None:
+    """Let no file below ``/proc`` be there."""
+
+    def absent(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def function(path: Any, *rest: Any, **named: Any) -> Any:
+            if isinstance(path, str | os.PathLike) and os.fspath(path).startswith("/proc") and asked_by_us():
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
+            return plain(path, *rest, **named)
+
+        return function
+
+    for name in ("stat", "lstat", "open", "readlink", "listdir", "scandir"):
+        replace(os, name, absent)
+    replace(io, "open", absent)
+    builtins.open = io.open
