@@ -1,5 +1,6 @@
 """Options, marks and fixtures of every test of the repository."""
 
+import argparse
 import gc
 import importlib.util
 import os
@@ -44,25 +45,29 @@ OTHER_CPU = Path(__file__).parent / "tests" / "kit" / "other_cpu"
 OTHER_SYSTEM = OTHER_CPU.with_name("other_system")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Add ``--other-cpu`` and ``--system``, which change what this process and those that tests start see.
 
     With the first, torch computes products, factorizations and sums in another order.
     """
     parser.addoption("--other-cpu", action="store_true", help="sum in another order, as the libraries of another CPU do")
     parser.addoption("--system", choices=["windows", "macos"], help="refuse what this system does not offer (tests/kit/other_system)")
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    early.add_argument("--system")
+    config: Any = pluginmanager.get_plugin("pytestconfig")
+    if (system := early.parse_known_args(config.invocation_params.args)[0].system) is not None:
+        # Now: the next conftest.py imports the code that is to see that system.
+        os.environ["QUARK_OTHER_SYSTEM"] = system
+        _import_first(OTHER_SYSTEM)
+        from simulated_system import install
+
+        install(system)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Replace what the options name: the kernels of torch, or functions of the system."""
+    """Replace the kernels of torch where ``--other-cpu`` is given."""
     if config.getoption("--other-cpu") and config.getoption("--system"):
         raise pytest.UsageError("--other-cpu and --system change one process each: choose one")
-    if (system := config.getoption("--system")) is not None:
-        os.environ["QUARK_OTHER_SYSTEM"] = system
-        _import_first(OTHER_SYSTEM)
-        from simulated_system import install as install_system
-
-        install_system(system)
     if config.getoption("--other-cpu"):
         _import_first(OTHER_CPU)
         import torch  # noqa: F401  # first: in a process that xdist starts, the import itself installs the kernels

@@ -9,11 +9,8 @@ import resource
 import sys
 from typing import Any
 
+from missing_names import C_OF_LINUX, OS_OF_LINUX
 from simulated_system import StandIn, import_as, refuse_proc
-
-_OF_LINUX = ("fdatasync", "posix_fadvise", "posix_fallocate", "O_TMPFILE", "O_DIRECT", "O_PATH", "memfd_create", "eventfd", "pidfd_open")
-_OF_LINUX += ("copy_file_range", "splice", "getrandom", "sched_getaffinity", "sched_setaffinity", "getxattr", "setxattr", "listxattr")
-_OF_GLIBC = ("renameat2", "malloc_trim")
 
 
 class _Library:
@@ -21,7 +18,7 @@ class _Library:
         self._library = library
 
     def __getattr__(self, name: str) -> Any:
-        if name in _OF_GLIBC:
+        if name in C_OF_LINUX:
             raise AttributeError(f"dlsym(RTLD_DEFAULT, {name}): symbol not found")
         return getattr(self._library, name)
 
@@ -40,7 +37,7 @@ def _used(who: int) -> Any:
 def install() -> None:
     """See `simulated_system.install`."""
     modules = [
-        StandIn(os, [*_OF_LINUX, *(name for name in dir(os) if name.startswith("POSIX_FADV_"))]),
+        StandIn(os, OS_OF_LINUX),
         StandIn(sys, (), {"platform": "darwin"}),
         StandIn(ctypes, (), {"CDLL": _library}),
         StandIn(resource, (), {"getrusage": _used}),

@@ -29,7 +29,7 @@ from typing import Any
 HERE = Path(__file__).parent
 _LIBRARIES = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")} | {str(HERE), sys.prefix + "/bin"})
 _OURS = {"acme_quant", "amd_quark_scripts", "quark"}
-_installed: str | None = None
+_installed: list[str] = []
 
 
 def install(system: str) -> None:
@@ -37,20 +37,19 @@ def install(system: str) -> None:
 
     Once installed it stays.
     """
-    global _installed
-    if _installed is None:
+    if not _installed:
         early = [name for name in sys.modules if name.startswith("quark.")]
         assert not early, f"{early[0]} has been imported and knows the real system"
         from importlib import import_module
 
         import_module(f"simulated_{system}").install()
-        _installed = system
-    assert _installed == system
+        _installed.append(system)
+    assert _installed == [system]
 
 
 def installed() -> str | None:
-    """Return the system that is simulated."""
-    return _installed
+    """Return the system that is simulated, if any."""
+    return _installed[0] if _installed else None
 
 
 @functools.cache
@@ -117,7 +116,7 @@ def import_as(stand_ins: Mapping[str, ModuleType], missing: Iterable[str]) -> No
     """Let the repository import stand-ins, and fail to import what is missing."""
     plain, missing = builtins.__import__, frozenset(missing)
 
-    def imported(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:  # noqa: A002
+    def imported(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
         module = name if fromlist else name.partition(".")[0]  # which is what the statement gets
         if level or (module not in stand_ins and module not in missing) or globals is None or not is_ours(globals):
             return plain(name, globals, locals, fromlist, level)

@@ -30,20 +30,9 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
+from missing_names import MODULES_OF_POSIX, OS_OF_POSIX, SIGNALS_OF_POSIX
 from simulated_system import StandIn, asked_by_us, import_as, refuse_proc, replace
 
-_MODULES = ("fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty")
-_OF_POSIX = """
-O_ASYNC O_CLOEXEC O_DIRECT O_DIRECTORY O_DSYNC O_NOCTTY O_NOFOLLOW O_NONBLOCK O_PATH O_RSYNC O_SYNC O_TMPFILE
-chown chroot confstr copy_file_range ctermid eventfd fchdir fchmod fchown fdatasync fork forkpty fpathconf fstatvfs
-getegid geteuid getgid getgroups getloadavg getpgid getpgrp getpriority getresgid getresuid getsid getuid getxattr
-initgroups killpg lchown listxattr lockf major makedev memfd_create minor mkfifo mknod nice openpty pathconf pidfd_open
-posix_fadvise posix_fallocate posix_spawn posix_spawnp pread preadv pwrite pwritev readv register_at_fork
-removexattr sched_getaffinity sched_setaffinity sched_yield sendfile setegid seteuid setgid setgroups setpgid
-setpriority setsid setuid setxattr splice statvfs sync sysconf sysconf_names tcgetpgrp tcsetpgrp ttyname uname
-wait wait3 wait4 writev
-""".split()
-_SIGNALS_OF_C = {"SIGABRT", "SIGFPE", "SIGILL", "SIGINT", "SIGSEGV", "SIGTERM", "SIG_DFL", "SIG_IGN"}
 _BINARY = 0x8000
 _FORBIDDEN = re.compile(r'[<>:"|?*\x00-\x1f]')
 _DEVICE = re.compile(r"(?i)(con|prn|aux|nul|com[1-9¹²³]|lpt[1-9¹²³])(\..*)?")
@@ -177,8 +166,8 @@ def _opening(plain: Callable[..., Any]) -> Callable[..., Any]:
         encoding: Any = None,
         errors: Any = None,
         newline: Any = None,
-        *rest: Any,
-        **more: Any,
+        closefd: bool = True,
+        opener: Any = None,
     ) -> Any:
         if asked_by_us():
             if isinstance(file, str | bytes | os.PathLike):
@@ -187,7 +176,7 @@ def _opening(plain: Callable[..., Any]) -> Callable[..., Any]:
                 encoding = "cp1252"
             if "b" not in mode and "+" not in mode and "r" not in mode and newline is None:
                 newline = "\r\n"
-        return plain(file, mode, buffering, encoding, errors, newline, *rest, **more)
+        return plain(file, mode, buffering, encoding, errors, newline, closefd, opener)
 
     return opened
 
@@ -269,17 +258,16 @@ def install() -> None:
     locks = ModuleType("msvcrt")
     locks.__dict__.update(locking=_lock, LK_NBLCK=_LOCK_NOW, LK_UNLCK=_UNLOCK)
     own = {"open": _opened, "write": _written, "read": _taken, "fsync": _synchronized, "O_BINARY": _BINARY, "O_TEXT": 0x4000}
-    fadvise = [name for name in dir(os) if name.startswith(("POSIX_", "SCHED_", "RTLD_", "XATTR_", "EFD_"))]
     modules = [
         locks,
-        StandIn(os, [*_OF_POSIX, *fadvise], own),
+        StandIn(os, OS_OF_POSIX, own),
         StandIn(sys, (), {"platform": "win32"}),
-        StandIn(signal, {name for name in dir(signal) if name.startswith("SIG")} - _SIGNALS_OF_C | {"alarm", "setitimer", "pause"}),
+        StandIn(signal, SIGNALS_OF_POSIX),
         StandIn(mmap, {name for name in dir(mmap) if name.startswith(("MADV_", "MAP_", "PROT_"))}, {"mmap": _Mapping}),
         StandIn(ctypes, (), {"CDLL": _library}),
         StandIn(multiprocessing, (), {"get_context": _context, "get_all_start_methods": lambda: ["spawn"]}),
     ]
-    import_as({module.__name__: module for module in modules}, _MODULES)
+    import_as({module.__name__: module for module in modules}, MODULES_OF_POSIX)
     for name in ("rename", "replace"):
         replace(os, name, _renaming)
     for name in ("remove", "unlink", "rmdir"):

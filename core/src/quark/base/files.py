@@ -1,6 +1,6 @@
 """Files: what Linux, macOS and Windows do differently.
 
-No other module asks for the system that it runs on, but for memory (`quark.base.system_memory`).
+No other module asks what system it runs on, but `quark.base.machine` for memory and processors.
 """
 
 from __future__ import annotations

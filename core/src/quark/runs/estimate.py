@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.base.system_memory import resident_bytes
+from quark.base.machine import resident_bytes
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import Exporter, ExportOptions
 from quark.checkpoint.shard_layout import ShardLayout

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from quark.base.system_memory import available_bytes, return_freed
+from quark.base.machine import available_bytes, return_freed
 from quark.calibration.batches import Call
 from quark.models.plan.decoder_blocks import decoder_blocks, rows_by_block
 from quark.models.plan.family import text_config

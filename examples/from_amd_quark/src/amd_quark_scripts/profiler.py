@@ -9,7 +9,6 @@ import atexit
 import functools
 import json
 import os
-import resource
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -19,6 +18,9 @@ from pathlib import Path
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import attrs
+import psutil
+
+from quark.base.machine import peak_bytes, resident_bytes
 
 __all__ = [
     "BaseMetric",
@@ -167,7 +169,7 @@ def _mib(size: float) -> float:
 
 
 def _peak_memory(_: MetricContext) -> float:
-    return _mib(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))
+    return _mib(peak_bytes())
 
 
 def _read(c: MetricContext) -> int:
@@ -235,7 +237,7 @@ class GlobalProfiler:
         self._base = _context(MetricContext(start_time=time.time()))
         if self.enabled:
             output_path.parent.mkdir(parents=True, exist_ok=True)
-            output_path.write_text("memory_usage:\n", encoding="utf-8")
+            output_path.write_text("memory_usage:\n", encoding="utf-8", newline="\n")
             self._checkpoint(ProfileStep.START)
             atexit.register(self.stop)
 
@@ -270,7 +272,7 @@ class GlobalProfiler:
             self._append("- " + "\n  ".join(f"{name}: {value}" for name, value in _collected(self.checkpoint_metrics, context)))
 
     def _append(self, text: str) -> None:
-        with self.output_path.open("a", encoding="utf-8") as file:
+        with self.output_path.open("a", encoding="utf-8", newline="\n") as file:
             file.write(f"{text}\n")
 
 
@@ -296,12 +298,10 @@ def _collected(metrics: Sequence[BaseMetric], context: MetricContext) -> Iterato
 
 def _context(base: MetricContext) -> MetricContext:
     """Return a `MetricContext` of the present; where ``base`` has no memory yet, it is the baseline too."""
-    statm, io = _lines("/proc/self/statm"), dict(line.split(": ") for line in _lines("/proc/self/io"))
-    memory = int(statm[0].split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm else 0
-    disk: dict[str, Any] = {
-        "current_disk_read_bytes": int(io.get("read_bytes", 0)),
-        "current_disk_write_bytes": int(io.get("write_bytes", 0)),
-    }
+    memory, process = resident_bytes(), psutil.Process()
+    counts = hasattr(process, "io_counters")  # not on macOS
+    read, written = process.io_counters()[2:4] if counts else (0, 0)
+    disk: dict[str, Any] = {"current_disk_read_bytes": read, "current_disk_write_bytes": written}
     if not base.base_memory:
         disk |= {name.replace("current", "baseline"): value for name, value in disk.items()}
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
@@ -309,12 +309,4 @@ def _context(base: MetricContext) -> MetricContext:
     if cuda is not None and cuda.is_available():
         gpu = {"gpu_available": True, "gpu_current_memory": cuda.memory_allocated(), "gpu_peak_memory": cuda.max_memory_allocated()}
     own: dict[str, Any] = {"current_time": time.time(), "current_memory": memory, "base_memory": base.base_memory or memory}
-    return attrs.evolve(base, **own, **disk, **gpu, disk_io_available=bool(io))
-
-
-def _lines(path: str) -> list[str]:
-    """Return the lines of a file of the system, none where it has no such file."""
-    try:
-        return Path(path).read_text().splitlines()
-    except OSError:
-        return []
+    return attrs.evolve(base, **own, **disk, **gpu, disk_io_available=counts)

@@ -20,8 +20,8 @@ from typing import Any
 import attrs
 import torch
 
+from quark.base.machine import cores, processor, total_bytes
 from quark.base.names import without_numbers
-from quark.base.system_memory import cores, total_bytes
 from quark.base.version import VERSION, transformers_version
 from quark.calibration.figures import decibels
 from quark.calibration.phases import PHASES
@@ -293,7 +293,7 @@ def machine(device: str = "cpu") -> dict[str, Any]:
     is_cuda = device.startswith("cuda") and torch.cuda.is_available()
     return {
         "system": f"{platform.system()} {platform.machine()}",
-        "processor": f"{_processor()} ({torch.backends.cpu.get_cpu_capability()})",
+        "processor": f"{processor()} ({torch.backends.cpu.get_cpu_capability()})",
         "cores": cores(),
         "threads": torch.get_num_threads(),
         "memory_bytes": total_bytes(),
@@ -307,11 +307,3 @@ def _seconds(work: Any, device: str) -> float:
     if torch.device(device).type != "cpu":
         torch.get_device_module(device).synchronize()
     return max(time.perf_counter() - started, 1e-9)
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())

@@ -134,7 +134,7 @@ def _main(plugins: str, out: str, loads: str) -> None:
         "records": sorted(f"{kind}:{record.name}" for kind, record in _records(catalog, sources)),
         "unloadable": _unloadable(catalog, sources) if loads else [],
     }
-    Path(out).write_text(json.dumps(seen), encoding="utf-8")
+    Path(out).write_text(json.dumps(seen), encoding="utf-8", newline="\n")
 
 
 def _records(catalog: Catalog, sources: list[Source]) -> Iterator[tuple[str, Record]]:

@@ -201,7 +201,7 @@ def brings_the_tokenizer(subject: Subject) -> None:
     assume(not subject.declares("tokenizer_inside"), "it writes the tokenizer into its own file")
     with temporary() as parent:
         source = saved(parent / "float")
-        (source / "tokenizer.json").write_text('{"kept": "as it is"}', encoding="utf-8")
+        (source / "tokenizer.json").write_text('{"kept": "as it is"}', encoding="utf-8", newline="\n")
         model = ModelQuantizer(run_config(first_stored(subject))).quantize_model(load_model(source), batches())
         export_with(subject.lookup_name, model, parent / "out")
         copied = parent / "out" / "tokenizer.json"
@@ -217,4 +217,4 @@ class _Tokenizer:
     file = "added_tokens.json"
 
     def save_pretrained(self, save_directory: str | Path, /) -> None:
-        (Path(save_directory) / self.file).write_text("{}", encoding="utf-8")
+        (Path(save_directory) / self.file).write_text("{}", encoding="utf-8", newline="\n")

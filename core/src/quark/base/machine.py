@@ -1,12 +1,14 @@
-"""Memory of the machine and of this process, in bytes."""
+"""The machine: its memory, in bytes, and its processors; and the memory of this process."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import sys
+from pathlib import Path
 
-__all__ = ["available_bytes", "cores", "resident_bytes", "return_freed", "total_bytes"]
+__all__ = ["available_bytes", "cores", "peak_bytes", "processor", "resident_bytes", "return_freed", "total_bytes"]
 
 
 def available_bytes() -> int:
@@ -30,9 +32,29 @@ def resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
+def peak_bytes() -> int:
+    """Return the largest resident memory that this process has had."""
+    if sys.platform == "win32":
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
 def cores() -> int:
     """Return the number of processors that this process may use, or of all where the system does not tell."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processor() -> str:
+    """Return the name of the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
 def return_freed() -> None:
