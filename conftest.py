@@ -101,12 +101,17 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark as slow: of a test ``one_in(n)`` all but every n-th combination of its parameters; of what has ``slow_runs``, `WHOLE_RUNS`.
 
+    What is marked ``posix`` is skipped on Windows.
+
     ``slow_runs`` may name checks: then these are slow, and no others. With n values of one parameter each value of
     the others is combined with one of them, in turn.
     """
     marker = item.get_closest_marker("one_in")
     if marker is not None and sum(_positions(item)) % marker.args[0]:
         item.add_marker(pytest.mark.slow)
+    marker = item.get_closest_marker("posix")
+    if marker is not None and (item.config.getoption("--system") == "windows" or sys.platform == "win32"):
+        item.add_marker(pytest.mark.skip(reason=f"not on Windows: {marker.args[0]}"))
     marker = item.get_closest_marker("slow_runs")
     if marker is not None:
         callspec = getattr(item, "callspec", None)

@@ -190,15 +190,16 @@ def test_what_is_not_known_to_be_left_behind_is_kept(tmp_path: Path) -> None:
         _unlocked(tmp_path / ".out.longer_than_ours.partial", "process 1\n"),
         _unlocked(tmp_path / ".outer.aaaaaaaa.partial", "process 1\n"),
     ]
-    (tmp_path / ".out.cccccccc.partial").symlink_to(elsewhere)
+    with suppress(OSError):  # Windows allows links to few users
+        (tmp_path / ".out.cccccccc.partial").symlink_to(elsewhere)
     _build(tmp_path / "out")
     assert all((directory / "precious").is_file() for directory in (*kept, elsewhere))
 
 
 def test_a_name_of_wildcards_matches_itself_alone(tmp_path: Path) -> None:
     other = _unlocked(tmp_path / ".outs.aaaaaaaa.partial", "process 1\n")
-    own = _unlocked(tmp_path / ".out*.aaaaaaaa.partial", "process 1\n")
-    _build(tmp_path / "out*")
+    own = _unlocked(tmp_path / ".out[s].aaaaaaaa.partial", "process 1\n")  # Windows allows no star
+    _build(tmp_path / "out[s]")
     assert (other.exists(), own.exists()) == (True, False)
 
 

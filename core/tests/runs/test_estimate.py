@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import resource
-import sys
-from pathlib import Path
-
 import attrs
 import pytest
 import torch
 
 import quark_tiny_model as tiny
-from quark.runs.estimate import Estimate, Output, _activations, _being_written, resident_bytes
+from quark.runs.estimate import Estimate, Output, _activations, _being_written
 from quark.runs.run import plan_run
 from quark.runs.workload import Calibration, Workload
 from quark.torch import LLMTemplate
@@ -55,17 +51,3 @@ def test_bits_of_a_weight_are_those_of_what_is_written() -> None:
     assert (output.bytes, output.bits_per_quantized_weight, output.bits_per_weight) == (7, 4.5, 5.0)
     empty = Output({}, 0, 0, 0, 0)
     assert (empty.bits_per_quantized_weight, empty.bits_per_weight) == (0.0, 0.0)
-
-
-def test_the_resident_memory_is_what_the_system_says_and_elsewhere_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    (resident,) = (int(line.split()[1]) << 10 for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
-    assert resident_bytes() == pytest.approx(resident, rel=0.1)
-
-    def unreadable(*_: object, **__: object) -> str:
-        raise OSError("there is no such file here")
-
-    monkeypatch.setattr(Path, "read_text", unreadable)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert resident_bytes() == pytest.approx(peak * 1024, rel=0.1)
-    monkeypatch.setattr(sys, "platform", "darwin")  # where it counts in bytes
-    assert resident_bytes() == pytest.approx(peak, rel=0.1)

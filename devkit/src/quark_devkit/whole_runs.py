@@ -91,7 +91,7 @@ def require_same_from_disk(config: QConfig, layout: str | None = None, options: 
         options: Of the export.
     """
     layout = readable_layout() if layout is None else layout
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
         source = saved(Path(temporary) / "float")
         disk, memory = Path(temporary) / "disk", Path(temporary) / "memory"
         quantize_checkpoint(source, disk, config, batches(), exporter=layout, options=options)
@@ -115,7 +115,7 @@ def require_same_after_resume(config: QConfig) -> None:
     """
     layout = readable_layout()
     assume("resumable" in exporters().get(layout).capabilities, f"an export in the layout '{layout}' cannot be resumed")
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
         source = saved(Path(temporary) / "float")
         whole, resumed = Path(temporary) / "whole", Path(temporary) / "resumed"
         for out, part in ((whole, "whole"), (resumed, "first"), (resumed, "rest")):
@@ -175,7 +175,7 @@ def require_reload(
         read: Reads the checkpoint; None for quark's own reader.
         options: Of the export.
     """
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
         out = Path(temporary) / "out"
         export_with(layout, model, out, options)
         require_same_logits(model, out, read, "" if options is None else f" ({options})")
@@ -257,7 +257,7 @@ def require_same_when_resumed(config: QConfig, layout: str, options: ExportOptio
         NotApplicableError: The exporter cannot resume.
     """
     options = options or ExportOptions()
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
         source, once = saved(Path(temporary) / "float"), Path(temporary) / "once"
         whole = _recorded(source, once, config, layout, options)
         for damaged in (False, True):

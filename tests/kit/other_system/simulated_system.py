@@ -92,7 +92,7 @@ class StandIn(ModuleType):
 
     def __init__(self, real: ModuleType, missing: Iterable[str] = (), own: Mapping[str, Any] | None = None) -> None:
         super().__init__(real.__name__)
-        self.__dict__.update(_real=real, _missing=frozenset(missing), **(own or {}))
+        self.__dict__.update(_real=real, _missing=frozenset(missing), _before={}, **(own or {}))
 
     def __getattr__(self, name: str) -> Any:
         if name in self._missing:
@@ -103,10 +103,12 @@ class StandIn(ModuleType):
         if name in self.__dict__:
             self.__dict__[name] = value
         else:
+            self._before.setdefault(name, getattr(self._real, name))
             setattr(self._real, name, value)
 
     def __delattr__(self, name: str) -> None:
-        delattr(self._real, name)
+        """Put back what was there: pytest's monkeypatch deletes what `__getattr__` gave it."""
+        setattr(self._real, name, self._before.pop(name))
 
     def __dir__(self) -> list[str]:
         return sorted({*dir(self._real), *self.__dict__} - self._missing)

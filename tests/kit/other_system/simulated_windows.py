@@ -104,13 +104,14 @@ def _renaming(plain: Callable[..., Any]) -> Callable[..., Any]:
 def _removing(plain: Callable[..., Any]) -> Callable[..., Any]:
     def remove(path: Any, *, dir_fd: int | None = None) -> None:
         # TemporaryFile removes the name of its open file here; Windows has another way for it.
-        if sys._getframe(1).f_globals.get("__name__") != "tempfile" and asked_by_us():
+        if sys._getframe(1).f_code.co_name != "TemporaryFile" and asked_by_us():
             whole = _whole(path, dir_fd)
             if plain.__name__ != "rmdir" and stat.S_ISREG(mode := _mode(whole)) and not mode & stat.S_IWUSR:
                 raise PermissionError(errno.EACCES, "Access is denied", whole)
             if plain.__name__ == "rmdir" and f"{os.getcwd()}/".startswith(f"{whole}/"):
                 raise PermissionError(errno.EACCES, "The process works in this directory", whole)
-            _refuse_held(whole)
+            if plain.__name__ != "rmdir":  # which is empty
+                _refuse_held(whole)
         plain(path, dir_fd=dir_fd)
 
     return remove

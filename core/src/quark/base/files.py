@@ -120,7 +120,7 @@ def sync(path: Path) -> None:
 
     Windows does so for files alone, and only for those that may be written to.
     """
-    if sys.platform == "win32" and (path.is_dir() or not os.access(path, os.W_OK)):
+    if sys.platform == "win32" and (path.is_dir() or (path.exists() and not os.access(path, os.W_OK))):
         return
     file = open_file(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
     try:

@@ -34,12 +34,12 @@ def resident_bytes() -> int:
 
 def peak_bytes() -> int:
     """Return the largest resident memory that this process has had."""
-    if sys.platform == "win32":
+    try:
+        import resource
+    except ImportError:  # Windows
         import psutil
 
         return int(psutil.Process().memory_info().peak_wset)
-    import resource
-
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 

@@ -44,7 +44,7 @@ def _files(subject: Subject) -> Iterator[tuple[Path, ...]]:
         return
     if record.example is None:
         raise CheckFailedError("reads files, and its record has no example: give a function that writes a small file to a path")
-    with TemporaryDirectory() as directory:
+    with TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         file = Path(directory, f"example{record.suffixes[0]}")
         try:
             subject.load("example")(file)

@@ -287,7 +287,7 @@ def is_quantized_exported_and_loaded(subject: Subject) -> None:
     model, x = _Small(_float_layer(subject)), _input(_float_layer(subject))
     before, weight = _output(model, x), linear_weight(model.layer).clone()
     config = QConfig(global_quant_config=QLayerConfig(), layer_quant_config={"layer": QLayerConfig(weight=int8_spec())})
-    with TemporaryDirectory(prefix="quark-conformance-") as directory:
+    with TemporaryDirectory(prefix="quark-conformance-", ignore_cleanup_errors=True) as directory:
         quantized: Any = ModelQuantizer(config).quantize_model(model)
         after = _output(quantized, x)
         require(isinstance(quantized.layer, QuantizedLayer), "is not quantized where a pattern names it")

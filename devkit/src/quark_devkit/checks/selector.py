@@ -101,7 +101,7 @@ def leaves_the_model_as_it_was(subject: Subject) -> None:
 def chooses_the_same_from_disk(subject: Subject) -> None:
     """From a checkpoint, whose tensors it loads block by block, it makes the same choices as for the model in
     memory."""
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         path = saved(Path(directory), torch.float32)
         from_disk = _asked(subject, model=path)[1].choices
     in_memory = _asked(subject)[1].choices

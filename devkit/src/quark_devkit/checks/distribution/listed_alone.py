@@ -91,7 +91,7 @@ def modules_of(record: Record) -> Iterator[str]:
 
 @lru_cache(maxsize=32)
 def _listed(sources: tuple[Source, ...], path: tuple[str, ...], loads: bool) -> Listing:
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         out = Path(directory) / "listing.json"
         arguments = [json.dumps([attrs.asdict(source) for source in sources]), str(out), "load" if loads else ""]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("QUARK_")}

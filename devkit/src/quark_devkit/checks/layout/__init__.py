@@ -41,7 +41,7 @@ SIZES = (0, 100, 10_000)
 @contextmanager
 def temporary() -> Iterator[Path]:
     """Yield a directory that is there while the body runs."""
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         yield Path(name)
 
 

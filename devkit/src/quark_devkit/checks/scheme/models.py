@@ -199,7 +199,7 @@ def serves_parts_of_attention(subject: Subject) -> None:
     parts = [part for part, reference in offered.items() if reference is not None]
     assume(parts, "its record offers neither kv_cache nor attention")
     for part in parts:
-        with TemporaryDirectory(prefix="quark-conformance-") as directory:
+        with TemporaryDirectory(prefix="quark-conformance-", ignore_cleanup_errors=True) as directory:
             config = _model_config(subject, **{part: subject.lookup_name})
             model = ModelQuantizer(config).quantize_model(tiny_model(torch.bfloat16), _tokens())
             export_safetensors(model, Path(directory) / "out")

@@ -1,0 +1,31 @@
+"""The machine says what its system says."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from quark.base import machine
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system tells it so on Linux")
+def test_memory_is_what_the_system_says() -> None:
+    def of(file: str, name: str) -> int:
+        lines = Path("/proc", file).read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
+
+    assert machine.resident_bytes() == pytest.approx(of("self/status", "VmRSS"), rel=0.1)
+    assert machine.peak_bytes() == pytest.approx(of("self/status", "VmHWM"), rel=0.1)
+    assert machine.total_bytes() == of("meminfo", "MemTotal")
+    assert machine.available_bytes() == pytest.approx(of("meminfo", "MemAvailable"), rel=0.2)
+    assert machine.processor()
+
+
+def test_memory_and_processors_are_told_on_every_system() -> None:
+    assert 1 << 20 < machine.resident_bytes() < machine.total_bytes()
+    assert 0 < machine.available_bytes() < machine.total_bytes()
+    assert machine.cores() >= 1
+    assert isinstance(machine.processor(), str)
+    machine.return_freed()
