@@ -64,7 +64,9 @@ def replaced(folder: Path) -> None:
 def held_and_left(folder: Path) -> None:
     """Be refused by a process that builds there, and take its place when it has been killed."""
     out = folder / "held"
-    with subprocess.Popen([sys.executable, __file__, "hold", str(out)], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, __file__, "hold", str(out)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "building\n"
         with pytest.raises(OutputError, match=f"^process {process.pid} is writing"):

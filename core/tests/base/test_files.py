@@ -1,4 +1,4 @@
-"""Files: each function does on every system what its docstring says, also where it takes another way than on Linux."""
+"""Files: each function does on every system what its docstring says, whatever way it takes there."""
 
 from __future__ import annotations
 
@@ -31,9 +31,12 @@ def test_bytes_are_written_and_read_at_a_position_as_they_are(tmp_path: Path) ->
 
 def test_threads_that_write_to_one_file_write_to_their_own_positions(tmp_path: Path) -> None:
     file = opened(tmp_path / "file")
-    threads = [
-        Thread(target=lambda i=i: [files.write_at(file, memoryview(bytes([i]) * 3), 3 * (i + 8 * k)) for k in range(200)]) for i in range(8)
-    ]
+
+    def write(i: int) -> None:
+        for k in range(200):
+            files.write_at(file, memoryview(bytes([i]) * 3), 3 * (i + 8 * k))
+
+    threads = [Thread(target=write, args=(i,)) for i in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

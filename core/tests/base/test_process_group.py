@@ -119,6 +119,9 @@ class Processes:
         return said, seconds, out
 
 
+FORKS = pytest.mark.posix("the processes of these tests are forks")
+
+
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
     command = [sys.executable, str(Path(__file__).parents[1] / "forked_processes.py")]
@@ -134,12 +137,14 @@ def different(one: dict[str, bytes], other: dict[str, bytes]) -> list[str]:
     return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
 
 
+@FORKS
 def test_two_processes_write_the_bytes_of_one(processes: Processes) -> None:
     many = processes.checkpoint(2, "gptq")
     assert not different(many, processes.checkpoint(1, "gptq"))
     assert len([name for name in many if name.endswith(".safetensors")]) > 2, "several files, to which both write"
 
 
+@FORKS
 @pytest.mark.slow
 def test_so_they_do_as_programs_that_torchrun_starts_and_the_first_alone_writes_the_report(processes: Processes, tmp_path: Path) -> None:
     out = tmp_path / "many"
@@ -156,6 +161,7 @@ def test_so_they_do_as_programs_that_torchrun_starts_and_the_first_alone_writes_
     assert names == [*report["model"]["blocks"], OUTSIDE], "blocks of both ranks, in order"
 
 
+@FORKS
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("name", RUNS)
@@ -163,6 +169,7 @@ def test_processes_write_the_bytes_of_one(name: str, ranks: int, processes: Proc
     assert not different(processes.checkpoint(ranks, name), processes.checkpoint(1, name))
 
 
+@FORKS
 def test_an_error_of_one_process_stops_all_the_first_says_which_and_why_and_one_process_goes_on(
     processes: Processes, tmp_path: Path
 ) -> None:
@@ -173,12 +180,14 @@ def test_an_error_of_one_process_stops_all_the_first_says_which_and_why_and_one_
     assert not different(processes.quantize(1, "gptq", out, "--resume"), processes.checkpoint(2, "gptq"))
 
 
+@FORKS
 def test_a_process_that_is_killed_stops_all(processes: Processes, tmp_path: Path) -> None:
     said, seconds, _ = processes.fail("kill", 1, tmp_path)
     assert "exitcode: -9" in said
     assert seconds < 60
 
 
+@FORKS
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["raise", "kill"])
 def test_so_it_is_where_the_first_process_fails(how: str, processes: Processes, tmp_path: Path) -> None:
@@ -187,6 +196,7 @@ def test_so_it_is_where_the_first_process_fails(how: str, processes: Processes, 
     assert seconds < 60
 
 
+@FORKS
 @pytest.mark.slow
 def test_torchrun_starts_all_again_where_it_is_told_to(processes: Processes, tmp_path: Path) -> None:
     out, log = tmp_path / "many", tmp_path / "failed_at"

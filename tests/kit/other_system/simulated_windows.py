@@ -23,6 +23,7 @@ import mmap
 import multiprocessing
 import os
 import re
+import resource
 import signal
 import stat
 import sys
@@ -30,6 +31,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
+import psutil
 from missing_names import MODULES_OF_POSIX, OS_OF_POSIX, SIGNALS_OF_POSIX
 from simulated_system import StandIn, asked_by_us, import_as, refuse_proc, replace
 
@@ -242,6 +244,22 @@ class _Mapping(mmap.mmap):
         raise AttributeError("'mmap.mmap' object has no attribute 'madvise'")
 
 
+class _Memory:
+    """Figures of memory as psutil has them on Windows."""
+
+    def __init__(self, figures: Any) -> None:
+        self._figures = figures
+        self.peak_wset = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._figures, name)
+
+
+class _Process(psutil.Process):
+    def memory_info(self) -> Any:
+        return _Memory(super().memory_info())
+
+
 def _library(name: Any, *rest: Any, **named: Any) -> Any:
     if name is None:
         raise TypeError("argument of type 'NoneType' is not iterable")
@@ -262,6 +280,7 @@ def install() -> None:
     modules = [
         locks,
         StandIn(os, OS_OF_POSIX, own),
+        StandIn(psutil, (), {"Process": _Process}),
         StandIn(sys, (), {"platform": "win32"}),
         StandIn(signal, SIGNALS_OF_POSIX),
         StandIn(mmap, {name for name in dir(mmap) if name.startswith(("MADV_", "MAP_", "PROT_"))}, {"mmap": _Mapping}),
