@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from quark.base.files import open_own, try_lock
 from quark.base.interrupts import termination_unwinds, uninterrupted
 from quark.checkpoint.atomic_directory import JOURNAL, Leftover, building, finished_blocks, refuse_unfinished_run
 from quark.checkpoint.destination import refuse_used_directory
@@ -172,6 +173,26 @@ def test_what_a_killed_run_leaves_is_removed_by_the_next_and_what_a_live_one_bui
         _build(tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
     assert f"Removed '{partial}'" in caplog.text
+
+
+def test_a_kill_before_the_lock_file_goes_leaves_what_the_next_run_removes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(path: Path, **options: Any) -> None:
+        if path.suffix == ".partial":  # its lock is free by now: Windows removes no open file
+            lock = open_own(path / "owner.lock")
+            assert lock is not None
+            assert try_lock(lock)
+            os.close(lock)
+        else:
+            rmtree(path, **options)
+
+    rmtree = shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    _build(tmp_path / "out")
+    (partial,) = tmp_path.iterdir()
+    assert [path.name for path in partial.iterdir()] == ["owner.lock"]
+    monkeypatch.undo()
+    _build(tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
 
 
 def _unlocked(directory: Path, content: str | None) -> Path:
