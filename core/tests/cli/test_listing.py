@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -276,3 +278,24 @@ def test_a_terminal_is_told_what_does_not_fit(
     assert all(len(line) <= 60 for line in lines[: end + 1])
     assert "not shown: " in " ".join(lines)
     assert "quark schemes NAME" in " ".join(lines)
+
+
+CLOSED = """
+import errno, sys
+from quark.cli import listing
+
+def closed(*_: object, **__: object) -> None:
+    print("a line that nobody takes")
+    raise OSError(getattr(errno, sys.argv[1]), "the pipe is closed")
+
+listing.show = closed
+print(listing.answer(["plugins"]), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("number", ["EPIPE", "EINVAL"])
+def test_a_listing_ends_quietly_if_nobody_reads_on(number: str) -> None:
+    done = subprocess.run([sys.executable, "-c", CLOSED, number], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "True\n")
+    done = subprocess.run([sys.executable, "-c", CLOSED, "EACCES"], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1

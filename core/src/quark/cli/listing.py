@@ -7,6 +7,7 @@ arguments: see `quark.cli.listing_commands`.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -38,7 +39,9 @@ def answer(arguments: Sequence[str]) -> bool:
     try:
         show(what, as_json="--json" in rest, name=names[0] if names else None)
         sys.stdout.flush()
-    except BrokenPipeError:  # such as `quark schemes | head -1`; buffered output must not be written again at exit
+    except OSError as error:  # such as `quark schemes | head -1`; buffered output must not be written again at exit
+        if error.errno not in (errno.EPIPE, errno.EINVAL):  # the second is what Windows says of a broken pipe
+            raise
         with open(os.devnull, "wb") as null:
             os.dup2(null.fileno(), sys.stdout.fileno())
     return True
