@@ -46,7 +46,7 @@ def replaced(folder: Path) -> None:
     """Export a model, with its inputs in files meanwhile, in place of another."""
     config = LLMTemplate.get("llama").get_config(scheme="int4_wo_64", algorithm="gptq")
     config.activation_memory, config.spill_directory = 0, str(folder)
-    model = ModelQuantizer(config).quantize_model(load_model(tiny_model_dir()), calibration_batches(2, 64))
+    model = ModelQuantizer(config).quantize_model(load_model(tiny_model_dir()), calibration_batches(2, 256))
     for overwrite in (False, True):
         (folder / "replaced").mkdir(exist_ok=True)  # an empty directory is taken
         export_with("safetensors", model, folder / "replaced", attrs.evolve(OPTIONS, overwrite=overwrite))

@@ -296,6 +296,6 @@ print(listing.answer(["plugins"]), file=sys.stderr)
 @pytest.mark.parametrize("number", ["EPIPE", "EINVAL"])
 def test_a_listing_ends_quietly_if_nobody_reads_on(number: str) -> None:
     done = subprocess.run([sys.executable, "-c", CLOSED, number], capture_output=True, text=True, check=False, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "True\n")
+    assert (done.returncode, done.stderr) == (0, "True\n")
     done = subprocess.run([sys.executable, "-c", CLOSED, "EACCES"], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1
