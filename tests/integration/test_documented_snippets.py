@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -122,7 +123,7 @@ def vllm_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]
     algorithm = tmp_path / "autosmoothquant.json"
     algorithm.write_text(json.dumps({"name": "autosmoothquant", "num_attention_heads": 4, "model_decoder_layers": "model.layers"}))
     (tmp_path / "org").mkdir()
-    (tmp_path / "org" / "tiny").symlink_to(tiny_model_dir())
+    shutil.copytree(tiny_model_dir(), tmp_path / "org" / "tiny")
     namespace: dict[str, Any] = {"TEXTS": TEXTS}
     run("vllm_1_load", namespace, {"meta-llama/Llama-2-70b-chat-hf": "org/tiny", '    device_map="auto",\n': ""})
     data = {

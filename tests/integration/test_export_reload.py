@@ -240,7 +240,7 @@ def test_a_tokenizer_that_is_given_is_written_and_not_the_one_beside_the_model(t
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens(["<of the caller>"])
     ModelExporter(tmp_path / "out").export_safetensors_model(quantized("int4_wo_64"), tokenizer=tokenizer)
-    assert "<of the caller>" in (tmp_path / "out" / "tokenizer.json").read_text()
+    assert "<of the caller>" in (tmp_path / "out" / "tokenizer.json").read_text(encoding="utf-8")
 
 
 def test_routers_that_are_no_linear_layers_are_among_what_readers_leave_in_float(tmp_path: Path) -> None:

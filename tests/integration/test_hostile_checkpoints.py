@@ -163,9 +163,9 @@ def test_a_config_that_names_files_elsewhere_gets_none_of_them(sources: Path, pr
 
 def test_a_token_id_that_would_take_all_memory_is_refused(sources: Path, program: Program, tmp_path: Path) -> None:
     directory = Path(shutil.copytree(sources / "float", tmp_path / "in"))
-    tokenizer = json.loads((directory / "tokenizer.json").read_text())
+    tokenizer = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
     tokenizer["model"]["vocab"]["W"] = 10**9
-    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     code, said = program("evaluate", directory, "--text", sources / "text.txt", "--seq-len", 32, "--limit", 1)
     assert code == 2
     assert "tokenizer.json' has the token id 1,000,000,000" in said

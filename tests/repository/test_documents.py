@@ -32,7 +32,7 @@ def lines_with(pattern: re.Pattern[str], paths: list[Path]) -> list[str]:
 
 def test_a_match_may_span_lines_and_is_told_with_its_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
-    (tmp_path / "a.py").write_text('"""One.\n\nSource: spec of the documented\nsurface, §1.\n"""\n')
+    (tmp_path / "a.py").write_text('"""One.\n\nSource: spec of the documented\nsurface, §1.\n"""\n', encoding="utf-8")
     assert lines_with(UNPUBLISHED, [tmp_path / "a.py"]) == ["a.py:3: spec of the documented surface"]
 
 

@@ -227,6 +227,7 @@ def test_a_drawn_change_is_noticed_if_a_test_of_its_line_fails_or_time_is_up(tre
     assert "-    return 2 * x\n+    return 3 * x\n" in drawn.diff(tree, results["3"].mutation)
 
 
+@pytest.mark.posix("a fork")
 def test_a_fork_that_takes_too_long_is_ended_and_its_tree_restored(tree: Path) -> None:
     def works_for_ever(_: Path) -> int:
         while True:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import sys
 import time
@@ -76,6 +75,8 @@ def _fork(job: Job, tree: Path) -> int:
     if (pid := os.fork()) != 0:
         return pid
     try:
+        import resource  # which Windows does not have, nor forks
+
         os.setsid()
         limit = int(job.seconds) + 1
         resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))

@@ -36,7 +36,12 @@ def test_checks_that_are_slow_for_some_plugins_are_checks(pytestconfig: pytest.C
     assert {check.name for check in all_checks().values()} >= conftest.WHOLE_RUNS
 
 
-@pytest.mark.parametrize("mutant", [pytest.param(m, id=m.id, marks=() if m.id in SUITE else pytest.mark.slow) for m in MUTANTS])
+def marks(mutant: Mutant) -> list[pytest.MarkDecorator]:
+    slow = [] if mutant.id in SUITE else [pytest.mark.slow]
+    return [*slow, pytest.mark.posix("no limit of a file's size")] if mutant.about == "takes no notice of a full disk" else slow
+
+
+@pytest.mark.parametrize("mutant", [pytest.param(mutant, id=mutant.id, marks=marks(mutant)) for mutant in MUTANTS])
 def test_the_check_catches_the_mutant(mutant: Mutant, tmp_path: Path) -> None:
     check = all_checks()[mutant.check]
     if mutant.subject is not None:
