@@ -309,11 +309,8 @@ class _Stream(BlockStream):
         """As `BlockStream.finish`."""
         self._writer.finish()
         config = _config_of(content, self._exporter.quantization_config(content, self._options))
-        if isinstance(config, dict):
-            text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-            (self._directory / "config.json").write_text(text, encoding="utf-8", newline="\n")
-        else:
-            config.to_json_file(self._directory / "config.json")
+        text = json.dumps(config, indent=2, sort_keys=True) + "\n" if isinstance(config, dict) else config.to_json_string()
+        (self._directory / "config.json").write_text(text, encoding="utf-8", newline="\n")
         save_companions(content.model, self._directory, self._options.tokenizer)
 
 
