@@ -217,6 +217,7 @@ def test_any_index_gives_files_of_the_directory_or_a_checkpoint_error(weight_map
         assert weight_map == {name: s.path.name for s in shards for name in s.tensors}
 
 
+@pytest.mark.posix("links are allowed to few users of Windows")
 def test_a_cache_of_links_is_read(tmp_path: Path) -> None:
     """Caches of models have their files elsewhere, and links to them in the directory of a revision."""
     revision = tmp_path / "snapshots" / "abc"
@@ -227,6 +228,7 @@ def test_a_cache_of_links_is_read(tmp_path: Path) -> None:
     assert [s.path for s in check_shards(revision)] == [revision / SINGLE]
 
 
+@pytest.mark.posix("links are allowed to few users of Windows")
 @pytest.mark.parametrize("target", ["/dev/zero", "/", "nowhere", SINGLE])
 def test_a_link_to_what_is_no_file_is_refused(target: str, tmp_path: Path) -> None:
     (tmp_path / SINGLE).symlink_to(target)
