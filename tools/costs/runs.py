@@ -171,7 +171,7 @@ def _prepared(case: RunCase, config: QConfig, samples: int = SAMPLES) -> Iterato
         model = _model()
         yield lambda: ModelQuantizer(config).quantize_model(model, data)
         return
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         _model().save_pretrained(Path(folder) / "float")
         yield lambda: quantize_checkpoint(Path(folder) / "float", Path(folder) / "quantized", config, data)
 
