@@ -13,7 +13,7 @@ WORKERS ?= auto
 DOCUMENTS = tests/repository/test_doctests.py tests/repository/test_layout.py tests/repository/test_docs.py tests/repository/test_docs_generated.py \
 	tests/repository/test_docs_site.py tests/integration/test_readme.py tests/integration/test_distribution_readmes.py \
 	examples/acme_quant/tests/test_readme.py plugins/quark_algos/tests/test_readme.py plugins/quark_templates/tests/test_readme.py
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(if $(OTHER_CPU),--other-cpu)
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(if $(OTHER_CPU),--other-cpu) $(if $(SYSTEM),--system $(SYSTEM))
 # The part of the suite that compares what products and sums lead to, in a minute: golden files, bytes of runs, an accelerator beside the CPU.
 NUMERIC = tests/kit/other_cpu tests/test_golden_layers.py tests/test_golden_values.py tests/test_same_bytes.py tests/test_on_an_accelerator.py \
 	core/tests/algorithms core/tests/models/layers plugins/quark_exporters/tests/test_golden_export.py \
@@ -38,7 +38,7 @@ $(STAMP): constraints.txt requirements-dev.txt $(PACKAGES:%=%/pyproject.toml)
 demo: install  ## quantize, export, reload and compare the tiny model
 	$(BIN)/quark demo
 
-test: install  ## the whole test suite, offline (WORKERS=: processes; PYTEST_ARGS=: further arguments, such as paths; OTHER_CPU=1: sums in another order)
+test: install  ## the whole test suite, offline (WORKERS=: processes; PYTEST_ARGS=: further arguments, such as paths; OTHER_CPU=1: sums in another order; SYSTEM=windows, macos: as there, simulated)
 	$(PYTEST) $(PYTEST_ARGS)
 
 numeric: install  ## the numerical part of the suite with sums in another order, as another CPU computes them

@@ -41,7 +41,7 @@ def test_nothing_of_a_neighbour_changed_and_all_went_well_with_the_release_that_
     assert is_fine(DATA[name])
     assert DATA[name]["versions"][NEIGHBOURS[name].distribution] == NEIGHBOURS[name].requirement.partition("==")[2]
     assert DATA[name]["install"] == f"pip {' '.join(NEIGHBOURS[name].install())}"
-    assert {"quantize", "evaluate", "load in transformers"} <= DATA[name]["steps"].keys()
+    assert {"quantize", "evaluate", "load in transformers", "load a mixture in transformers"} <= DATA[name]["steps"].keys()
 
 
 def test_a_result_with_a_change_a_complaint_or_a_failure_is_not_fine() -> None:

@@ -41,6 +41,14 @@ error = float((found - expected).float().norm() / expected.float().norm())
 assert error <= float(most), f"the logits differ by {error:.2%}"
 print("the same logits" if error == 0 else f"logits differ by {error:.1%}")
 """
+_MIXTURE = """
+import torch
+from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
+torch.manual_seed(0)
+sizes = dict(vocab_size=64, hidden_size=64, intermediate_size=64, moe_intermediate_size=64, shared_expert_intermediate_size=64)
+heads = dict(num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, num_experts=4, num_experts_per_tok=2)
+Qwen2MoeForCausalLM(Qwen2MoeConfig(**sizes, **heads)).save_pretrained("mixture")
+"""
 _WRITTEN_BY_LLM_COMPRESSOR = """
 import sys
 from llmcompressor import oneshot
@@ -76,6 +84,7 @@ def work(name: str, environment: Environment, folder: Path) -> Iterator[tuple[st
     yield "quantize", quantize
     yield "evaluate", evaluate
     yield "load in transformers", load
+    yield "load a mixture in transformers", lambda: _mixture(environment, folder)
     yield from _OF_NEIGHBOUR[name](environment, folder, tiny)
 
 
@@ -86,6 +95,15 @@ def loaded(environment: Environment, folder: Path, checkpoint: str, reader: str,
         FailedCommandError: By more than the given share of their norm.
     """
     return environment.run("-c", _LOADED, checkpoint, reader, str(most), cwd=folder).strip().splitlines()[-1]
+
+
+def _mixture(environment: Environment, folder: Path) -> str:
+    """Quantize a random mixture of experts, and load it: releases differ in what their loaders do with experts."""
+    environment.run("-c", _MIXTURE, cwd=folder)
+    for scheme in SCHEMES:
+        environment.quark("quantize", "mixture", f"mixture-{scheme}", "--scheme", scheme, cwd=folder)
+    (said,) = {loaded(environment, folder, f"mixture-{scheme}", "quark") for scheme in SCHEMES}
+    return said
 
 
 def perplexity(printed: str) -> float:
@@ -116,7 +134,7 @@ def _llmcompressor(environment: Environment, folder: Path, tiny: str) -> Iterato
 def _sglang(environment: Environment, folder: Path, tiny: str) -> Iterator[tuple[str, Callable[[], str]]]:
     def start() -> str:
         environment.run("-c", "import quark.torch; from sglang.srt.server_args import ServerArgs; import sglang.srt.configs", cwd=folder)
-        return "is imported; its server needs a GPU"
+        return "is imported; its server does not start without a GPU"
 
     yield "load by compressed-tensors", lambda: _by_compressed_tensors(environment, folder, tiny)
     yield "serve over HTTP", start
