@@ -87,7 +87,7 @@ def environment(cell: Cell, place: Path) -> Path:
     own, pip = place / "bin" / "python", _pip(place)
     if (place / ".installed").is_file():
         return own
-    exact = [f"torch=={cell.torch}", f"transformers=={cell.transformers}"]
+    exact = [f"torch=={cell.torch}", f"transformers=={cell.transformers}", *(["-c", cell.constraints] if cell.constraints else [])]
     subprocess.run([*pip, *exact, "-r", "requirements-dev.txt"], check=True, cwd=ROOT)
     editable = [word for package in PACKAGES for word in ("-e", f"./{package}")]
     subprocess.run([*pip, *exact, "--no-build-isolation", *editable], check=True, cwd=ROOT)

@@ -23,12 +23,14 @@ class Cell:
         python: Such as ``"3.13"``.
         torch, transformers: Releases.
         why: Who has these versions.
+        constraints: A file with the versions of other packages; the newest, if it is empty.
     """
 
     python: str
     torch: str
     transformers: str
     why: str
+    constraints: str = ""
 
     @property
     def name(self) -> str:
@@ -37,7 +39,7 @@ class Cell:
 
 
 CELLS = (
-    Cell("3.11", "2.8.0", "5.4.0", "the lowest that the packages allow"),
+    Cell("3.11", "2.8.0", "5.4.0", "the lowest that the packages allow", "constraints-lowest.txt"),
     Cell("3.12", "2.10.0", "5.17.0", "llm-compressor 0.14"),
     Cell("3.11", "2.13.0", "5.19.0", "vLLM 0.32"),
     Cell("3.11", "2.14.1", "5.19.0", "SGLang 0.5.23"),
