@@ -98,7 +98,7 @@ def loaded(environment: Environment, folder: Path, checkpoint: str, reader: str,
 
 
 def _mixture(environment: Environment, folder: Path) -> str:
-    """Quantize a random mixture of experts, and load it: releases differ in what their loaders do with experts."""
+    """Quantize a random mixture of experts, and load it: what loaders do with experts differs by release."""
     environment.run("-c", _MIXTURE, cwd=folder)
     for scheme in SCHEMES:
         environment.quark("quantize", "mixture", f"mixture-{scheme}", "--scheme", scheme, cwd=folder)
