@@ -120,15 +120,6 @@ def pytest_itemcollected(item: pytest.Item) -> None:
             item.add_marker(pytest.mark.slow)
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs the simulated accelerator if this torch cannot have one."""
-    if item.get_closest_marker("simulated_accelerator") is not None:
-        from quark_devkit.simulated_device import has_python_devices
-
-        if not has_python_devices():
-            pytest.skip("this torch has no devices that are made in Python: torch 2.10 has")
-
-
 _PARAM = type(pytest.param(0))
 
 

@@ -20,7 +20,6 @@ from tools.costs.runs import RUNS, Cost
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.mark.simulated_accelerator
 def test_runs_cost_what_was_recorded() -> None:
     """In a fresh process, where no other test has filled a cache, and where built-in roundings are trusted. A
     cost that falls is to be recorded too, so that what was won is not lost again unseen."""

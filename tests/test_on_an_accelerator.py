@@ -20,8 +20,6 @@ from quark.runs import ModelQuantizer, quantize_checkpoint, source
 from quark.torch import LLMTemplate
 from quark_devkit.simulated_device import NAME, SimulatedDevice, simulated_device
 
-pytestmark = pytest.mark.simulated_accelerator
-
 SCHEMES = schemes().names()
 ALGORITHMS: dict[str, tuple[str, ...]] = {
     "rtn": (),

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from quark_devkit.simulated_device import NAME, SimulatedDevice, SimulatedTensor, simulated_device
 
-pytestmark = pytest.mark.simulated_accelerator
-
 
 @pytest.fixture
 def device() -> Iterator[SimulatedDevice]:

@@ -39,7 +39,7 @@ class Cell:
 
 
 CELLS = (
-    Cell("3.11", "2.8.0", "5.4.0", "the lowest that the packages allow", "constraints-lowest.txt"),
+    Cell("3.11", "2.10.0", "5.4.0", "the lowest that the packages allow", "constraints-lowest.txt"),
     Cell("3.12", "2.10.0", "5.17.0", "llm-compressor 0.14"),
     Cell("3.11", "2.13.0", "5.19.0", "vLLM 0.32"),
     Cell("3.11", "2.14.1", "5.19.0", "SGLang 0.5.23"),

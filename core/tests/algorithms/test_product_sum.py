@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +15,7 @@ from quark.algorithms import CrossMoment, Hessian, OutputMoment, Statistic, prod
 @pytest.fixture
 def precision() -> Iterator[Any]:
     """The precision of torch's matrix products on CPUs, ``ieee`` while a test runs."""
-    matmul = getattr(torch.backends.mkldnn, "matmul", None)
-    if matmul is None:
-        pytest.skip(f"torch {torch.__version__} has no such setting")
+    matmul = torch.backends.mkldnn.matmul
     before, matmul.fp32_precision = matmul.fp32_precision, "ieee"
     yield matmul
     matmul.fp32_precision = before
@@ -43,11 +40,3 @@ def test_products_are_those_of_bfloat16_where_both_inputs_are(
         statistic.flush()
     assert allowed == ["bf16" if dtype is torch.bfloat16 and kind is not CrossMoment else "ieee"]
     assert precision.fp32_precision == "ieee"
-
-
-def test_a_torch_without_that_setting_multiplies_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends, "mkldnn", SimpleNamespace())
-    hessian = Hessian(2, torch.device("cpu"))
-    hessian.update(torch.tensor([[1.0, 2.0], [3.0, -1.0]], dtype=torch.bfloat16))
-    hessian.flush()
-    assert hessian.matrix().tolist() == [[10.0, -1.0], [-1.0, 5.0]]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from quark.base.quotient import divided
 from quark_devkit.simulated_device import NAME, simulated_device
 
 
-@pytest.mark.simulated_accelerator
 def test_a_quotient_is_rounded_once_on_every_device() -> None:
     x = torch.arange(1.0, 1001.0)
     with simulated_device():

@@ -27,13 +27,12 @@ from typing import Any, ClassVar
 
 import attrs
 import torch
-import torch.utils.backend_registration
 from torch import Tensor
 
 from quark.errors import UnsupportedError
 from quark_devkit.device_rules import NAME, Wait, WaitKind, refuse_mixed, wait_of
 
-__all__ = ["CAPACITY", "NAME", "SimulatedDevice", "SimulatedTensor", "Wait", "has_python_devices", "simulated_device"]
+__all__ = ["CAPACITY", "NAME", "SimulatedDevice", "SimulatedTensor", "Wait", "simulated_device"]
 
 CAPACITY = 1 << 34
 """Bytes of memory that the device says it has."""
@@ -96,8 +95,7 @@ def simulated_device() -> Iterator[SimulatedDevice]:
     """Yield the record of a fresh device ``"simulated"``; tensors may be on it during the body, and after.
 
     Raises:
-        UnsupportedError: This torch has no devices that are made in Python (`has_python_devices`), or its one
-            place for a device is taken by another package.
+        UnsupportedError: A package has registered a device of its own with torch, which has a place for one.
     """
     _register()
     record = SimulatedDevice(bytes=sum(_Backend.sizes.values()))
@@ -247,16 +245,9 @@ class _Backend:
         return None
 
 
-def has_python_devices() -> bool:
-    """Return whether this torch lets Python make a device, as releases from 2.10 on do."""
-    return hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend")
-
-
 @cache
 def _register() -> tuple[torch.library.Library, ...]:
     """Register the device with torch, once in a process, and return the libraries, which have to be kept."""
-    if not has_python_devices():
-        raise UnsupportedError(f"torch {torch.__version__} has no devices that are made in Python, which the simulated one is: use 2.10")
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
     if (taken := torch._C._get_privateuse1_backend_name()) != "privateuseone":

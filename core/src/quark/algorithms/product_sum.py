@@ -139,12 +139,9 @@ def _multiplied_as_bfloat16() -> Iterator[None]:
     """Let CPUs multiply float32 matrices, whose values are bfloat16, as bfloat16 while the body runs.
 
     oneDNN does, by AMX or else all of AVX-512, which MKL uses on Intel's alone. One thread at a time borrows
-    the setting, the process's. Sums stay float32. Torch 2.8 has no such setting and multiplies float32.
+    the setting, the process's. Sums stay float32.
     """
-    matmul = getattr(torch.backends.mkldnn, "matmul", None)
-    if matmul is None:
-        yield
-        return
+    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # set when torch replaces the module
     with _PRECISION:
         before, matmul.fp32_precision = matmul.fp32_precision, "bf16"
         try:

@@ -41,7 +41,6 @@ def test_the_weight_of_the_layer_that_computes_is_unpacked_once_and_that_of_anot
     assert not torch.equal(one.weight, other.weight)
 
 
-@pytest.mark.simulated_accelerator
 def test_an_accelerator_unpacks_larger_slices_and_each_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     slices: list[tuple[int, int]] = []
 

@@ -65,7 +65,7 @@ Where it is not set, ``cuda`` (AMD's GPUs too); where it is empty, none.
 _DEFAULT = "cuda"
 
 OLDEST_TRITON = "3.4"
-"""The first release of Triton that compiles the kernels; torch 2.8 brings it."""
+"""The first release of Triton that compiles the kernels."""
 
 
 def uses_kernels(device: torch.device) -> bool:
