@@ -81,6 +81,7 @@ def test_onnxruntime_predicts_the_same(make: Callable[[], nn.Module], tmp_path: 
     assert (fused == classes[TRAINED:]).float().mean() * 100 >= accuracy(trained(make, EPOCHS[make])) - POINTS
 
 
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # of torch's own loader, in torch 2.10
 def test_a_saved_program_computes_the_same(tmp_path: Path) -> None:
     graph, images = quantized(SmallCnn, ALL), digits()[0][:8]
     torch.export.save(torch.export.export(graph, (images,)), tmp_path / "model.pt2")

@@ -44,7 +44,7 @@ def test_the_same_values_are_a_source(tmp_path: Path) -> None:
     config = LLMTemplate.get("qwen2").get_config(scheme="int4_wo_32", exclude_layers=["*"])
     quantize_checkpoint(GOLDEN, tmp_path / "out", attrs.evolve(config, keep_prequantized_layers=False))
     of_model = AutoConfig.from_pretrained(tmp_path / "out")
-    of_model.quantization_config = None
+    del of_model.quantization_config
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", config=of_model, dtype=torch.float32)
     assert close(model, load_file(GOLDEN / "expected.safetensors"))
 

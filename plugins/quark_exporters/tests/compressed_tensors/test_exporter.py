@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 import torch
+from packaging.version import Version
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -59,6 +61,8 @@ def decompressed(directory: Path) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("scheme", [*EXACT, "blocks"])
 def test_the_package_decompresses_our_values_to_the_bit(scheme: str, tmp_path: Path) -> None:
+    if scheme in ("mxfp4", "blocks") and Version(version("compressed-tensors")) < Version("0.16"):
+        pytest.skip(f"compressed-tensors {version('compressed-tensors')} decompresses no {scheme}")
     model = quantized(run_config(wide() if scheme == "blocks" else scheme))
     export_with("compressed_tensors", model, tmp_path / "out")
     weights, expected = decompressed(tmp_path / "out"), model.state_dict()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from quark.base.version import transformers_version
 from quark.checkpoint import FloatTensor
 from quark.errors import CheckpointError, ConfigError
 from quark_exporters.fp8 import Fp8Dequantizer
@@ -28,8 +29,12 @@ def values(block: dict[str, Any], tensors: dict[str, Tensor], name: str, dtype: 
     return result
 
 
+LARGEST = torch.finfo(torch.float8_e4m3fn).max
+
+
 def codes(*shape: int, dtype: torch.dtype = torch.float8_e4m3fn) -> Tensor:
-    return (100 * torch.randn(shape, generator=torch.Generator().manual_seed(0))).to(dtype)
+    numbers = 100 * torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    return numbers.clamp(-LARGEST, LARGEST).to(dtype)  # what is larger becomes NaN in some releases of torch
 
 
 def scales(*shape: int) -> Tensor:
@@ -42,6 +47,8 @@ def test_blocks_that_divide_are_those_of_transformers(shape: tuple[int, ...], dt
     grid = (*shape[:-2], shape[-2] // 128, shape[-1] // 128)
     tensors = {"a.weight": codes(*shape), "a.weight_scale_inv": scales(*grid)}
     theirs = pytest.importorskip("transformers.integrations.finegrained_fp8", exc_type=ImportError)  # the oldest want Triton
+    if not hasattr(theirs.Fp8Dequantize, "_dequantize_one"):
+        pytest.skip(f"transformers {transformers_version()} has no function for one tensor")
     expected = theirs.Fp8Dequantize(None)._dequantize_one(tensors["a.weight"], tensors["a.weight_scale_inv"], dtype)
     assert torch.equal(values(BLOCKS, tensors, "a.weight", dtype), expected)
 

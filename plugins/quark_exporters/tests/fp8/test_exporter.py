@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
 from safetensors.torch import load_file
 
+from quark.base.version import transformers_version
 from quark.checkpoint import import_model_from_safetensors
 from quark.checkpoint.export import export_with
 from quark.config.layer import QLayerConfig
@@ -81,6 +83,8 @@ def test_transformers_dequantizes_blocks_to_our_values(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     pytest.importorskip("accelerate", reason="transformers wants it to load FP8")
+    if Version(transformers_version() or "0") < Version("5.5"):
+        pytest.skip(f"transformers {transformers_version()} gives other values")
     model = quantized(run_config(blocks()), torch.bfloat16)
     export_with("fp8", model, tmp_path / "out")
     expected, loaded = model.state_dict(), AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
@@ -23,6 +24,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from quark.base.version import transformers_version
 from quark.checkpoint.export import export_with
 from quark.checkpoint.exporter import ExportOptions
 from quark.config.model import QConfig
@@ -94,7 +96,10 @@ def test_transformers_loads_the_same_model_and_tokenizer(scheme: str, tmp_path: 
     assert error <= (0.0 if scheme.startswith("mxfp4") else 2 * HALF)
     tokenizer = AutoTokenizer.from_pretrained(out, gguf_file="model.gguf")
     text = "It's 1789, and the naïve cat sat."
-    assert tokenizer(text)["input_ids"] == tiny_tokenizer()(text)["input_ids"]
+    ids, expected = tokenizer(text)["input_ids"], tiny_tokenizer()(text)["input_ids"]
+    if Version(transformers_version() or "0") < Version("5.5") and ids == [tokenizer.bos_token_id, *expected]:
+        pytest.skip(f"transformers {transformers_version()} begins each text with a BOS, whatever the file says")
+    assert ids == expected
 
 
 @pytest.mark.parametrize(
