@@ -43,8 +43,6 @@ CELLS = (
     Cell("3.12", "2.10.0", "5.17.0", "llm-compressor 0.14"),
     Cell("3.11", "2.13.0", "5.19.0", "vLLM 0.32"),
     Cell("3.11", "2.14.1", "5.19.0", "SGLang 0.5.23"),
-    Cell("3.11", "2.13.0", "5.23.0", "development"),
-    Cell("3.12", "2.13.0", "5.23.0", "development"),
     Cell("3.13", "2.13.0", "5.23.0", "development"),
     Cell("3.13", "2.14.1", "5.24.0", "the newest when the table was made"),
 )
