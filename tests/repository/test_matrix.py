@@ -54,6 +54,7 @@ def program_that(path: Path, says: str, status: int = 0) -> Path:
     return path
 
 
+@pytest.mark.posix("a shell script that is a program")
 def test_an_interpreter_is_taken_if_it_starts_and_is_of_the_version(pyenv: Path, tmp_path: Path) -> None:
     assert interpreter("3.13") is None
     program_that(tmp_path / "bin/python3.13", "python3.13: command not found", 127)

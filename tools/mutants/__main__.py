@@ -90,7 +90,7 @@ def read_tables(tables: Sequence[Path]) -> list[Mutant]:
     mutants = [
         Mutant(entry["name"], entry["says"], tuple(entry["tests"]), tuple(Edit(**edit) for edit in entry["edits"]))
         for table in tables
-        for entry in tomllib.loads(table.read_text()).get("mutant", ())
+        for entry in tomllib.loads(table.read_text(encoding="utf-8")).get("mutant", ())
     ]
     names = [mutant.name for mutant in mutants]
     for mutant in mutants:
@@ -130,7 +130,7 @@ def stale_edit(tree: Path, mutant: Mutant) -> str | None:
         path = tree / edit.file
         if not path.is_file():
             return f"there is no file {edit.file}"
-        if (times := path.read_text().count(edit.old)) != 1:
+        if (times := path.read_text(encoding="utf-8").count(edit.old)) != 1:
             return f"its text occurs {times} times in {edit.file}, not once: {edit.old.strip().splitlines()[0]!r} …"
     return None
 
@@ -138,15 +138,15 @@ def stale_edit(tree: Path, mutant: Mutant) -> str | None:
 @contextmanager
 def applied(tree: Path, mutant: Mutant) -> Iterator[None]:
     """Changes `tree` for the time of the block."""
-    before = {tree / edit.file: (tree / edit.file).read_text() for edit in mutant.edits}
+    before = {tree / edit.file: (tree / edit.file).read_text(encoding="utf-8") for edit in mutant.edits}
     try:
         for edit in mutant.edits:
             path = tree / edit.file
-            path.write_text(path.read_text().replace(edit.old, edit.new))
+            path.write_text(path.read_text(encoding="utf-8").replace(edit.old, edit.new), encoding="utf-8", newline="\n")
         yield
     finally:
         for path, text in before.items():
-            path.write_text(text)
+            path.write_text(text, encoding="utf-8", newline="\n")
 
 
 def run_tests(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
