@@ -21,6 +21,7 @@ from quark_templates.examples import EXPERTS
 from quark_templates.plugin import OWN_FORMS
 
 from .caches import eight_bit_cache
+from .lacking_families import why_lacking
 from .own_forms import IDS, logits, model_of
 
 
@@ -58,6 +59,7 @@ def test_a_checkpoint_is_quantized_from_disk_as_in_memory(model_type: str, tmp_p
     assert in_memory == from_disk
 
 
+@pytest.mark.skipif(why_lacking("llama4") is not None, reason=str(why_lacking("llama4")))
 def test_experts_of_llama_4_have_the_names_that_vllm_reads(tmp_path: Path) -> None:
     model = ModelQuantizer(LLMTemplate.get("llama4").get_config("int4_wo_32")).quantize_model(model_of("llama4"))
     export_safetensors(model, tmp_path / "out")
