@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,13 @@ from tools.costs.runs import RUNS, Cost
 ROOT = Path(__file__).resolve().parents[1]
 
 
+PINNED = re.findall(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), flags=re.MULTILINE)[0]
+by_pinned_torch = pytest.mark.skipif(
+    not torch.__version__.startswith(PINNED), reason=f"costs are recorded with torch {PINNED}: other releases compute by other operators"
+)
+
+
+@by_pinned_torch
 def test_runs_cost_what_was_recorded() -> None:
     """In a fresh process, where no other test has filled a cache, and where built-in roundings are trusted. A
     cost that falls is to be recorded too, so that what was won is not lost again unseen."""
@@ -28,6 +36,7 @@ def test_runs_cost_what_was_recorded() -> None:
     assert recorded.read().keys() == RUNS.keys()
 
 
+@by_pinned_torch
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed: make kernels")
 def test_runs_by_kernels_cost_what_was_recorded() -> None:
     done = costs_shown("show", *(name for name, case in RUNS.items() if case.uses_kernels), TRITON_INTERPRET="1")

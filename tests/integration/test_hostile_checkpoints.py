@@ -156,8 +156,8 @@ def test_a_config_that_names_files_elsewhere_gets_none_of_them(sources: Path, pr
     tokenizer = json.loads((directory / "tokenizer_config.json").read_text())
     names = {key: str(elsewhere / "vocab.json") for key in ("tokenizer_file", "vocab_file", "merges_file", "special_tokens_map_file")}
     (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer | names))
-    code, _ = program("quantize", directory, tmp_path / "out", "--scheme", "int4_wo_32")
-    assert code == 0
+    code, said = program("quantize", directory, tmp_path / "out", "--scheme", "int4_wo_32")
+    assert code == 0, said
     assert not [p.name for p in (tmp_path / "out").iterdir() if p.is_file() and "secret" in p.read_text(errors="ignore")]
 
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import quark
+from quark.base.version import transformers_version
 from quark.config.architecture import Architecture
 from quark.models.plan.mixtures import separate_experts
 from quark.torch import LLMTemplate
@@ -52,6 +54,8 @@ def model_of(model_type: str, dtype: torch.dtype = torch.float64, **other: Any) 
     sizes = {name: size for name, size in SIZES.items() if name in known} | OWN_SIZES.get(model_type, {}) | other
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes), dtype=torch.float32).eval().requires_grad_(False)
+    if (head := facts_of(model_type).head) not in dict(model.named_modules()):
+        pytest.skip(f"transformers {transformers_version()} has a {model_type} without {head}")
     for parameter in model.parameters():
         # What a block adds is not small beside what it is given.
         parameter.copy_(parameter * 5 if parameter.ndim > 1 else parameter + torch.rand(parameter.shape) * 0.6)
