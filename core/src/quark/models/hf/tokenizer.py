@@ -8,7 +8,7 @@ from typing import Any
 
 from quark.errors import CheckpointError
 from quark.models.hf.custom_code import refuse_code
-from quark.models.hf.json_files import bounded_bytes, reading
+from quark.models.hf.json_files import bounded_bytes, read_json, reading
 
 __all__ = ["TOKENIZER_FILES", "load_tokenizer"]
 
@@ -28,6 +28,28 @@ TOKENIZER_FILES = (
     "vocab.txt",
 )
 """Files that a tokenizer is loaded from; one of `_NECESSARY` there has to be."""
+
+
+_FILES_OF = {
+    "tokenizer_file": ("tokenizer.json",),
+    "vocab_file": ("tokenizer.model", "vocab.json", "vocab.txt"),
+    "merges_file": ("merges.txt",),
+}
+"""The files of a checkpoint that an entry of tokenizer_config.json may stand for."""
+
+
+def _own_files(path: Path) -> dict[str, str | None]:
+    """Return the entries of tokenizer_config.json that name a file, with files of the checkpoint instead.
+
+    Some releases of transformers read the file that an entry names, wherever it lies. Many checkpoints have
+    an entry from the machine on which they were made.
+    """
+    config = read_json(path / "tokenizer_config.json") if (path / "tokenizer_config.json").is_file() else {}
+    own: dict[str, str | None] = {}
+    for key, named in ((key, value) for key, value in config.items() if key.endswith("_file") and isinstance(value, str)):
+        names = _FILES_OF.get(key, (Path(named).name,))
+        own[key] = next((str(path / name) for name in names if (path / name).is_file()), None)
+    return own
 
 
 def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Any:
@@ -50,7 +72,7 @@ def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Any:
             raise CheckpointError(f"'{file}' has the token id {int(far[1]):,}, and no vocabulary is so large: fetch it again")
     try:
         with reading(path, "its tokenizer is damaged; fetch tokenizer.json and tokenizer_config.json again"):
-            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True, **_own_files(path))
             tokenizer("some text")  # some settings are looked at only when it is used
     except CheckpointError:
         if not trust_remote_code:
