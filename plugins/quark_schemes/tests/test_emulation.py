@@ -255,6 +255,8 @@ def test_torch_compile_traces_each_function_whole(function: Callable[[Tensor], T
 
     It takes seconds.
     """
+    if function is unpack_six and torch.__version__.startswith("2.10."):
+        pytest.skip("dynamo of torch 2.10 hashes no frozen class of attrs")
     x = numbers((6, 96))
     compiled = torch.compile(function, fullgraph=True, backend=backend, dynamic=True)
     same(compiled(x), function(x))
