@@ -1,7 +1,9 @@
 """Compiles the kernels for GPUs that are not there, as a launch on one would, and prints the result of each as a line of JSON.
 
-    python -m tests.kit.compile_kernels [cuda:90]
+    python -m tests.kit.compile_kernels [cuda:90] [kinds|specs]
 
+``kinds``, the default, compiles every kernel for some schemes; ``specs`` the rounding of every spec of
+`tests.kit.kernel_specs`, for each type of floats.
 Triton has its own compiler and assembler: all that a GPU is needed for is to run the result.
 """
 
@@ -11,7 +13,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 os.environ["QUARK_KERNELS"] = "cpu"
@@ -27,6 +29,7 @@ from quark.numbers import QParams, WeightGrid, quantizer_for
 from quark_algos.gptq.damping import factor
 from quark_algos.gptq.ldlq import ldlq
 from quark_schemes.arithmetic.packing import pack_nibbles, pack_nibbles_across, pack_two, unpack_bits, unpack_nibbles, unpack_nibbles_across
+from tests.kit.kernel_specs import CASES
 
 
 class AbsentDriver:
@@ -55,8 +58,8 @@ class Compiled:
     text: str
 
 
-def compiled(target: GPUTarget) -> Iterator[Compiled]:
-    """Compile every kernel for some formats: launches compile, and do not run."""
+def compiled(target: GPUTarget, cases: Iterable[tuple[str, Callable[[], object]]]) -> Iterator[Compiled]:
+    """Compile the kernels that the cases launch: launches compile, and do not run."""
     triton.runtime.driver.set_active(AbsentDriver(target))
     caught: list[Any] = []
     launch = JITFunction.run
@@ -65,7 +68,7 @@ def compiled(target: GPUTarget) -> Iterator[Compiled]:
         caught.append((self.fn.__name__, launch(self, *args, grid=grid, warmup=True, **kwargs)))
 
     JITFunction.run = warmed
-    for case, action in cases():
+    for case, action in cases:
         caught.clear()
         action()
         for name, kernel in caught:
@@ -73,7 +76,7 @@ def compiled(target: GPUTarget) -> Iterator[Compiled]:
             yield Compiled(name, case, getattr(kernel, "n_spills", None) or 0, text)
 
 
-def cases() -> Iterator[tuple[str, Callable[[], object]]]:
+def kinds() -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield the functions that launch a kernel: of each kind, in bfloat16, by several schemes."""
     torch.manual_seed(0)
     weight = torch.randn(64, 256)
@@ -106,7 +109,19 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
             yield f"{scheme}: columns", sweep
 
 
+def specs() -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield the functions that launch a kernel of rounding: of each spec that tests of kernels know."""
+    for name, (spec, activation) in CASES.items():
+        quantizer = quantizer_for(spec, activation=activation)
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            x = torch.randn(6, 128).to(dtype)
+            x = x if quantizer.shape_error(tuple(x.shape)) is None else x[:, :96].contiguous()
+            for method in ("round_to_nearest", "find_qparams"):
+                yield f"{name}, {dtype}: {method}", functools.partial(getattr(quantizer, method), x)
+
+
 if __name__ == "__main__":
     backend, _, arch = (sys.argv[1:] or ["cuda:90"])[0].partition(":")
-    for one in compiled(GPUTarget(backend, int(arch) if arch.isdigit() else arch, 32 if backend == "cuda" else 64)):
+    cases = specs() if sys.argv[2:] == ["specs"] else kinds()
+    for one in compiled(GPUTarget(backend, int(arch) if arch.isdigit() else arch, 32 if backend == "cuda" else 64), cases):
         print(json.dumps(attrs.asdict(one)), flush=True)

@@ -25,8 +25,8 @@ class _IntegerParameters:
         zero: ``"none"``, ``"whole"`` or ``"real"``.
     """
 
-    low: float
-    high: float
+    low: float = attrs.field(converter=float)
+    high: float = attrs.field(converter=float)
     zero: str
     scales: ScaleRounding
     smallest_scale: float = SMALLEST_SCALE
@@ -95,8 +95,8 @@ class _BlockFloatParameters:
     Attributes are those of `quark_schemes.formats.block_float.BlockFloat`; ``unit`` is the last place.
     """
 
-    low: float
-    high: float
+    low: float = attrs.field(converter=float)
+    high: float = attrs.field(converter=float)
     unit: float
     mode: str
     even_bits: int
