@@ -250,11 +250,12 @@ class ShardWriter:
             self._storing.popleft().result()
 
     def _write_all(self, tensors: Sequence[tuple[str, Tensor]], checksums: dict[str, str] | None) -> None:
+        """Write tensors; those of an accelerator are copied here, so that the caller does not wait for it."""
         for name, tensor in tensors:
-            place, data = self._layout.places[name], memoryview(tensor.numpy().data)
-            write_at(self._files[place.file], data, place.offset)
+            place, data = self._layout.places[name], tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            write_at(self._files[place.file], memoryview(data.numpy().data), place.offset)
             if checksums is not None:
-                checksums[name] = checksum([tensor])
+                checksums[name] = checksum([data])
 
     def _store(
         self, written: Future[None] | None, files: Iterable[int], checksums: Mapping[str, str], then: Callable[[Mapping[str, str]], None]
@@ -281,9 +282,9 @@ def _header_of(path: Path, length: int) -> bytes | None:
 
 
 def _checked(name: str, tensor: Tensor, expected: Tensor) -> Tensor:
-    """Return the bytes of a tensor, after checking that shape and dtype are those announced."""
+    """Return a tensor, after checking that shape and dtype are those announced."""
     if tensor.shape != expected.shape or tensor.dtype != expected.dtype:
         raise RuntimeError(
             f"'{name}' was announced as {expected.dtype}{list(expected.shape)} and made as {tensor.dtype}{list(tensor.shape)}"
         )
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return tensor

@@ -71,7 +71,7 @@ class ReportOptions:
             two_passes=run.two_passes,
             seconds=time.perf_counter() - self.started,
             device=device,
-            hashes_weights=is_full or bool(run.data),
+            hashes_weights=is_full,
             command=self.command,
             selection=self.selection,
         )
