@@ -79,7 +79,7 @@ def depth_figures(errors: Sequence[OutputError]) -> dict[str, Any]:
             counts as any other;
         ``snr_db``: −10 log10 of that, None where there is no error; ``tokens``.
     """
-    relative = torch.cat([error.relative for error in errors]) if errors else torch.zeros(0)
+    relative = torch.cat([error.relative for error in errors]) if errors else torch.zeros(0, dtype=torch.float32)
     if not len(relative):
         return {}
     mean = float(relative.mean())

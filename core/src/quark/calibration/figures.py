@@ -207,7 +207,7 @@ def _peak_to_rms(elements: int, square_sum: float, low: float, high: float) -> f
 def _scale_sizes(qparams: QParams | None, device: torch.device) -> Tensor:
     """Return the largest and the median scale, float32, ``[2]``; zeros where there is one scale at most."""
     if qparams is None or qparams.scale.numel() < 2:
-        return torch.zeros(2, device=device)
+        return torch.zeros(2, device=device, dtype=torch.float32)
     scale = qparams.scale.detach().float().abs()
     return torch.stack([scale.max(), _sampled(scale, _SCALE_SAMPLE).median()])
 

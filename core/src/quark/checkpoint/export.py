@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from quark.base.log import get_logger
+from quark.base.torch_state import own_torch_state
 from quark.checkpoint.atomic_directory import Leftover, building
 from quark.checkpoint.content import CheckpointContent, content_of
 from quark.checkpoint.destination import OF_THE_RUN, refuse_used_directory
@@ -178,7 +179,7 @@ def export_with(name: str, model: nn.Module, output_dir: str | Path, options: Ex
     content = content_of(as_model(model))
     _refuse_graph(name, content.plan)
     refuse_unstorable(name, exporter, content, content.model, options)
-    with running("export", source=type(model).__name__, out=str(output_dir)) as events:
+    with own_torch_state(), running("export", source=type(model).__name__, out=str(output_dir)) as events:
         events.phase("write")
         place = exporting(name, Path(output_dir), overwrite=options.overwrite)
         with place as directory, attributed(f"writing '{output_dir}'", origin("exporters", name)):

@@ -174,5 +174,5 @@ def _values_of_bytes(level: SingleLevelQuantizer, device: torch.device) -> Tenso
 @lru_cache(maxsize=1024)
 def _dtypes(level: SingleLevelQuantizer) -> tuple[torch.dtype, torch.dtype | None]:
     """Return the dtypes of a level's scales and zero points; None where it has none."""
-    qparams = level.format.qparams(torch.zeros(1), torch.ones(1), level.spec)
+    qparams = level.format.qparams(torch.zeros(1, dtype=torch.float32), torch.ones(1, dtype=torch.float32), level.spec)
     return qparams.scale.dtype, None if qparams.zero_point is None else qparams.zero_point.dtype

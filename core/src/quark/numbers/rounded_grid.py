@@ -78,9 +78,9 @@ class RoundedGrid(WeightGrid):
     def _gaps(self) -> list[float]:
         """Return the distances between neighbouring values of an element in units of its scale, ascending."""
         far = torch.finfo(torch.float32).max
-        largest = float(self._element_format.round_(torch.tensor([-far, far])).abs().max())
-        probes = largest * torch.exp2(-torch.arange(_PROBES * _OCTAVES) / _PROBES)
-        values = self._element_format.round_(torch.cat([probes, torch.zeros(1)])).unique()
+        largest = float(self._element_format.round_(torch.tensor([-far, far], dtype=torch.float32)).abs().max())
+        probes = largest * torch.exp2(-torch.arange(_PROBES * _OCTAVES, dtype=torch.float32) / _PROBES)
+        values = self._element_format.round_(torch.cat([probes, torch.zeros(1, dtype=torch.float32)])).unique()
         return values.diff().unique().tolist()
 
     def _given_scales(self) -> GroupScales:

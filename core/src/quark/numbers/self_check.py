@@ -78,7 +78,7 @@ def _example(shape: tuple[int, ...]) -> Tensor:
     It is the same each time.
     """
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(shape, generator=generator) * 2.0 ** (torch.arange(shape[0]) % 13 - 6)[:, None]
+    x = torch.randn(shape, generator=generator, dtype=torch.float32) * 2.0 ** (torch.arange(shape[0]) % 13 - 6)[:, None]
     x[0], x[1], x[2] = 0.0, x[1].abs(), -x[2].abs()
     return x
 
@@ -127,7 +127,13 @@ def _values_of_format_error(level: SingleLevelQuantizer) -> str | None:
     if not 0 < top < torch.inf:
         return f"says max_magnitude={top}, where a positive number is wanted"
     end = min(_BEYOND * top, _FAR / 2)
-    t = torch.cat([torch.tensor([-_FAR]), torch.linspace(-end, end, _VALUES), torch.tensor([_FAR])])
+    t = torch.cat(
+        [
+            torch.tensor([-_FAR], dtype=torch.float32),
+            torch.linspace(-end, end, _VALUES, dtype=torch.float32),
+            torch.tensor([_FAR], dtype=torch.float32),
+        ]
+    )
     rounded = level.format.element_format().round_(t.clone())
     steps = rounded.diff()
     steps[[0, -1]] = -steps[[0, -1]].abs()  # beyond the range there are none
@@ -148,7 +154,7 @@ def _values_of_format_error(level: SingleLevelQuantizer) -> str | None:
 def _values_error(quantizer: TensorQuantizer, x: Tensor, activation: bool) -> str | None:
     """Return why scales, values, codes or packing are wrong, as a predicate; None where they are not."""
     shape = tuple(x.shape)
-    qparams: Any = quantizer.find_qparams(x) if not quantizer.is_float else QParams(torch.ones(()))
+    qparams: Any = quantizer.find_qparams(x) if not quantizer.is_float else QParams(torch.ones((), dtype=torch.float32))
     if not isinstance(qparams, QParams):
         return f"gives {qparams!r} where QParams are wanted"
     # A static activation keeps fewer scales than one call finds.

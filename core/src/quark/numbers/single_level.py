@@ -217,7 +217,7 @@ class SingleLevelQuantizer(TensorQuantizer):
 
     def unpack_qparams(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> QParams:
         if self.is_float:
-            return QParams(torch.ones(()))
+            return QParams(torch.ones((), dtype=torch.float32))
         return self.format.packing.unpack_qparams(tensors, self.spec, self.granularity, order, shape)
 
     def empty_qparams(self, shape: tuple[int, ...], device: str) -> QParams:

@@ -158,7 +158,7 @@ class TwoLevelQuantizer(MultiLevelQuantizer):
     def _block_qparams(self, x: Tensor, outer: Tensor) -> QParams:
         """Block scales of ``x`` relative to ``outer``, and ``outer``."""
         if x.numel() == 0:
-            return QParams(torch.ones(self.granularity.scale_shape(tuple(x.shape)), device=x.device), None, outer)
+            return QParams(torch.ones(self.granularity.scale_shape(tuple(x.shape)), device=x.device, dtype=torch.float32), None, outer)
         if (fused := self._fused(x)) is not None:
             return fused.found(x, under=self._relative(outer))
         observer = self.element_level.observer()

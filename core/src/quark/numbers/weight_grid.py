@@ -198,8 +198,8 @@ class WeightGrid:
     @property
     def has_powers_of_two(self) -> bool:
         """Whether `scales_of_ranges` returns powers of two, before outer scales multiply them."""
-        high = torch.tensor(_RANGES)
-        outer = None if self._outer is None else torch.ones(())
+        high = torch.tensor(_RANGES, dtype=torch.float32)
+        outer = None if self._outer is None else torch.ones((), dtype=torch.float32)
         scale = self._quantizers[0].scales_from_ranges(-high, high, outer, observed=False).scale
         return bool((torch.frexp(scale.float())[0] == 0.5).all())
 
@@ -215,8 +215,8 @@ class WeightGrid:
         It is 1 where there is none but 0 below the largest, such as in a ternary format.
         """
         far = torch.finfo(torch.float32).max
-        largest = float(self._element_format.round_(torch.tensor([-far, far])).abs().max())
-        below = self._element_format.round_(torch.linspace(-largest, largest, _PROBES)).abs()
+        largest = float(self._element_format.round_(torch.tensor([-far, far], dtype=torch.float32)).abs().max())
+        below = self._element_format.round_(torch.linspace(-largest, largest, _PROBES, dtype=torch.float32)).abs()
         return largest / max(below[(below > 0) & (below < largest)].tolist(), default=largest)
 
     @property
@@ -254,7 +254,7 @@ class WeightGrid:
         self.number_of_spans = count
         self.spans = self._spread(self._span_numbers)
         self.group = self.columns // self.spans.shape[0]
-        return self._spanning_scales(torch.ones(count, device=weight.device), observed=True)
+        return self._spanning_scales(torch.ones(count, device=weight.device, dtype=torch.float32), observed=True)
 
     def _level_range(self, weight: Tensor, index: int) -> tuple[Tensor, Tensor]:
         """Return low and high of the stored level for a layer's weight ``[K, rows]``, in its units."""

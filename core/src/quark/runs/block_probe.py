@@ -263,7 +263,7 @@ def _with_weights(one: nn.Module, device: torch.device) -> nn.Module:
     generator = torch.Generator().manual_seed(0)
     for module in one.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            values = torch.randn(parameter.shape, generator=generator)
+            values = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
             # Norms of uneven channels, as models have them: an equalization that finds nothing to equalize
             # takes longer.
             values = values.exp() if parameter.ndim == 1 else 0.02 * values

@@ -13,6 +13,7 @@ from torch import nn
 
 from quark.base.log import get_logger
 from quark.base.ranks import ALONE, Ranks
+from quark.base.torch_state import own_torch_state
 from quark.calibration.finite import refuse_non_finite
 from quark.checkpoint.atomic_directory import Leftover, finished_blocks, refuse_unfinished_run
 from quark.checkpoint.content import CheckpointContent
@@ -124,7 +125,7 @@ def quantize_checkpoint(
             algorithm and layer.
     """
     told = {"source": str(source), "out": str(out), **settings_told(config)}
-    with running("quantize", speaks=ranks.is_first, **told) as events:
+    with own_torch_state(), running("quantize", speaks=ranks.is_first, **told) as events:
         events.phase("plan")
         output = Output.of(Path(out), exporter, options or ExportOptions(), resume=resume, restart=restart, ranks=ranks)
         opened = functools.partial(opened_checkpoint, Path(source), device, dtype, weight_converters, trust_remote_code=trust_remote_code)

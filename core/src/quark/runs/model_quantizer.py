@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 
 from quark.base.log import get_logger
 from quark.base.names import folded
+from quark.base.torch_state import own_torch_state
 from quark.base.version import refuse_unfit_environment
 from quark.calibration.finite import refuse_non_finite
 from quark.checkpoint.export import exporter_of
@@ -160,7 +161,7 @@ class ModelQuantizer:
         """
         refuse_no_model(model)
         if self.config.quant_mode is QuantizationMode.fx_graph_mode:
-            with running("quantize", source=type(model).__name__, **settings_told(self.config)):
+            with own_torch_state(), running("quantize", source=type(model).__name__, **settings_told(self.config)):
                 return quantize_graph(model, self.config, dataloader)  # type: ignore[return-value]  # what is captured is a graph module
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         if device.type == "meta" and all(p.is_meta for p in model.parameters()):
@@ -169,7 +170,7 @@ class ModelQuantizer:
                 "quark.runs.quantize_checkpoint, which has one block in memory at a time"
             )
         whole = as_model(model)
-        with running("quantize", source=type(model).__name__, **settings_told(self.config)) as events:
+        with own_torch_state(), running("quantize", source=type(model).__name__, **settings_told(self.config)) as events:
             events.phase("plan")
             run, coded = self._planned(whole)
             if isinstance(model, fx.GraphModule) and not run.plan.rows:

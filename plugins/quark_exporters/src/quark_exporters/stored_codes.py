@@ -133,7 +133,7 @@ def e2m1_values(packed: Tensor) -> Tensor:
     >>> e2m1_values(torch.tensor([[0x21, 0xF8]], dtype=torch.uint8)).tolist()
     [[0.5, 1.0, -0.0, -6.0]]
     """
-    grid = torch.tensor(_VALUES, device=packed.device)
+    grid = torch.tensor(_VALUES, dtype=torch.float32, device=packed.device)
     return grid[torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2).int()]
 
 

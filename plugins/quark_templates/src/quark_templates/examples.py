@@ -217,7 +217,7 @@ def tiny_model(model_type: str) -> nn.Module:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.15 + float(parameter.ndim == 1))
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float32) * 0.15 + float(parameter.ndim == 1))
         for name, table in model.named_buffers():
             if name.endswith("tid2eid"):  # which experts a token goes to, chosen by its number
                 table.copy_((torch.arange(len(table))[:, None] + torch.arange(table.shape[1])) % EXPERTS)

@@ -9,6 +9,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from quark.base.torch_state import own_torch_state
 from quark.errors import ConfigError
 from quark.plugins.run_events import running
 from quark_workbench.evaluate.logits import NextTokens, evaluating, in_chunks, log_probabilities, next_token_logits, windows_of
@@ -81,7 +82,7 @@ def predictions_of(models: Sequence[nn.Module], token_batches: Iterable[Tensor |
     Arguments and errors are those of `quark_workbench.evaluate.compare`.
     """
     predictions = Predictions(TokenMetrics.of(metrics, has_reference=len(models) > 1))
-    with running("evaluate", source=type(models[0]).__name__) as events, evaluating(*models):
+    with own_torch_state(), running("evaluate", source=type(models[0]).__name__) as events, evaluating(*models):
         events.phase("evaluate")
         for windows in events.batches(windows_of(token_batches), of=token_batches):
             predictions.add(windows, *(next_token_logits(model, windows) for model in models))

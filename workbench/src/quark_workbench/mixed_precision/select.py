@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from quark.base.names import folded, without_numbers
+from quark.base.torch_state import own_torch_state
 from quark.calibration.batches import calls
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
@@ -95,7 +96,7 @@ def select_schemes(
         >>> result = select_schemes("Llama-3-8B", ["fp8", "mxfp4"], Budget(bits=5), batches)  # doctest: +SKIP
         >>> result.bits, result.config.layer_quant_config  # doctest: +SKIP
     """
-    with running("select", source=type(model).__name__ if isinstance(model, nn.Module) else str(model)) as events:
+    with own_torch_state(), running("select", source=type(model).__name__ if isinstance(model, nn.Module) else str(model)) as events:
         events.phase("plan")
         offered = candidates_of(candidates, runtime)
         name, chooser = selector_of(selector, selector_options) if selector is None or isinstance(selector, str) else (None, selector)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quark.base.torch_state import own_torch_state
 from quark.calibration.batches import calls
 from quark.calibration.figures import LayerFigures
 from quark.calibration.report import CalibrationReport
@@ -49,7 +50,7 @@ def export_report(directory: Path, float_model: Path | None = None, samples: Ite
             models.
         ConfigError: Samples are given without a float checkpoint.
     """
-    with running("report", source=str(directory)) as events:
+    with own_torch_state(), running("report", source=str(directory)) as events:
         events.phase("plan")
         earlier = read_report(directory)
         if float_model is None and samples is not None:

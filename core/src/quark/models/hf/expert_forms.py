@@ -62,7 +62,7 @@ def _is_concatenated(module: Any, width: int) -> bool:
     stated = getattr(module, "is_concatenated", None)
     if stated is not None:
         return bool(stated)
-    outputs = torch.ones(width, device="cpu")
+    outputs = torch.ones(width, device="cpu", dtype=torch.float32)
     outputs[1] = torch.nan
     return not bool(module._apply_gate(outputs)[0].isnan())
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from quark.base.torch_state import building
 from quark.errors import CheckpointError, ConfigError
 from quark.models.hf.json_files import read_json, reading
 from quark.models.hf.model_config import auto_class, model_config
@@ -97,6 +98,7 @@ def load_model(path: Path, dtype: str = "auto", device: str = "cpu", *, trust_re
     if (path / "generation_config.json").is_file():
         read_json(path / "generation_config.json")  # transformers reads it without bounds, and passes over a damaged one
     with (
+        building(),
         running_from_codes(packed),
         reading(path, "weights and config.json do not belong together, or are damaged; fetch the checkpoint again"),
     ):

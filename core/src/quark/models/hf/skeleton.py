@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quark.base.torch_state import building
 from quark.models.hf.internals import initialize_what_no_checkpoint_holds, kept_in_float32, without_initialization
 from quark.models.hf.json_files import read_json, reading
 from quark.models.hf.loading import first_dtype, torch_dtype
@@ -37,7 +38,7 @@ def meta_model(path: Path, dtype: torch.dtype | None = None, *, trust_remote_cod
     """
     source_layout(path)  # refuses a quantized checkpoint that cannot be dequantized
     config = without_quantization(model_config(path, trust_remote_code=trust_remote_code))
-    with torch.device("meta"), reading(path / "config.json", _NO_MODEL):
+    with building(), torch.device("meta"), reading(path / "config.json", _NO_MODEL):
         return auto_class(config).from_config(config, dtype=dtype or config.dtype, trust_remote_code=trust_remote_code)
 
 
@@ -85,7 +86,7 @@ def empty_model(path: Path, attn_implementation: str | None, *, trust_remote_cod
     Its buffers that no checkpoint holds (rotary tables) are computed. Raises as `model_config`.
     """
     config = without_quantization(model_config(path, trust_remote_code=trust_remote_code))
-    with without_initialization(), reading(path / "config.json", _NO_MODEL):
+    with building(), without_initialization(), reading(path / "config.json", _NO_MODEL):
         model: nn.Module = auto_class(config).from_config(
             config, dtype=config.dtype or torch.float32, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code
         )
@@ -106,6 +107,6 @@ def narrower_models(model: nn.Module, layers: int) -> Iterator[nn.Module]:
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     build: Any = type(model)
     while (config := narrowed(config, layers)) is not None:
-        with torch.device("meta"):
+        with building(), torch.device("meta"):
             narrower: nn.Module = build(config)
         yield narrower.to(dtype).eval()

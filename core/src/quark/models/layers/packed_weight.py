@@ -143,7 +143,7 @@ def _cuts_agree(packing: WeightPacking, cuts: RowCuts, columns: int) -> bool:
     """Return whether the parts of a packed matrix unpack to the parts of its values."""
     rows = cuts.multiple * max(3, 64 // cuts.multiple)
     with torch.device("cpu"), torch.inference_mode(False):
-        weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
+        weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
         quantizer = packing.quantizer
         qparams = quantizer.find_qparams(weight)
         tensors = packing.pack(quantizer.quantize(weight, qparams), qparams)

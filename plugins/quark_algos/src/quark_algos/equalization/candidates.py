@@ -141,7 +141,7 @@ class Quadratic:
     def _parts(self) -> tuple[Tensor, Tensor]:
         """Return F ``[K, RANK]`` and d ``[K]``."""
         # Drawn on the CPU, so that the approximation is the same on every device.
-        drawn = torch.randn(self.h.shape[0], RANK, generator=torch.Generator().manual_seed(0))
+        drawn = torch.randn(self.h.shape[0], RANK, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
         subspace = self.h @ drawn.to(self.h)
         basis, _ = torch.linalg.qr(subspace)
         image = self.h @ basis

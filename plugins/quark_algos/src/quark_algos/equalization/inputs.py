@@ -34,7 +34,7 @@ class TokenSample(Statistic):
 
     def __init__(self, columns: int, device: torch.device) -> None:
         super().__init__(columns, device)
-        self.value = torch.empty(0, columns, device=device)
+        self.value = torch.empty(0, columns, device=device, dtype=torch.float32)
 
     def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
         count = min(SAMPLE - len(self.value), SAMPLE // BATCHES)
@@ -55,7 +55,7 @@ class ChannelRanges(Statistic):
 
     def __init__(self, columns: int, device: torch.device) -> None:
         super().__init__(columns, device)
-        self.range = torch.tensor([[torch.inf], [-torch.inf]], device=device).repeat(1, columns)
+        self.range = torch.tensor([[torch.inf], [-torch.inf]], dtype=torch.float32, device=device).repeat(1, columns)
 
     def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
         self._widen(torch.stack((x.amin(0), x.amax(0))).float())

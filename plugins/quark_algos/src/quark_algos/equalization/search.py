@@ -167,7 +167,7 @@ def awq(
             ratio.
     """
     channels = channels or Channels(parts[0].wt.shape[0])
-    x, exponents = channels.reduced(x_mean.float(), "mean"), torch.tensor(ratios, device=x_mean.device)
+    x, exponents = channels.reduced(x_mean.float(), "mean"), torch.tensor(ratios, dtype=torch.float32, device=x_mean.device)
     with coarsely(_largest(parts), x_mean.device):
         w = channels.reduced(_relative_weights(parts), "mean")
         forms = torch.stack([by_activations(x, exponents), by_both(x, w, exponents)])
@@ -206,7 +206,7 @@ def autosmooth(
         exhaustive: As in `awq`.
     """
     channels = channels or Channels(parts[0].wt.shape[0])
-    x, exponents = channels.reduced(x_max.float(), "max"), torch.tensor(ratios, device=x_max.device)
+    x, exponents = channels.reduced(x_max.float(), "max"), torch.tensor(ratios, dtype=torch.float32, device=x_max.device)
     with coarsely(_largest(parts), x_max.device):
         w = channels.reduced(torch.stack([part.wt.abs().amax(1) for part in parts]).amax(0), "max")
         forms = torch.stack([by_activations(x, exponents), by_both(x, w, exponents)])

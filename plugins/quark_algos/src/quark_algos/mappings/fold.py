@@ -146,7 +146,7 @@ def probe(modules: ResolvedMapping) -> Tensor:
     """
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randint(len(_PROBED), (modules.channels.count,), generator=generator)
-    return torch.tensor(_PROBED)[drawn]
+    return torch.tensor(_PROBED, dtype=torch.float32)[drawn]
 
 
 @torch.no_grad()

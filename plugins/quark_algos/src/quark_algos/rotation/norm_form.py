@@ -88,7 +88,7 @@ def form_of(norm: nn.Module, width: int) -> tuple[bool, bool] | None:
         return None
     like = next((p for p in (weight, bias) if p is not None), torch.empty(0))
     # The scale is large compared with any epsilon, and the mean is as large as the deviation.
-    x = PROBE_SCALE * (1 + torch.randn(4, width, generator=torch.Generator().manual_seed(0)).to(like.device))
+    x = PROBE_SCALE * (1 + torch.randn(4, width, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(like.device))
     output = norm(x.to(like.dtype))
     if not isinstance(output, Tensor) or output.shape != x.shape:
         return None
@@ -107,5 +107,5 @@ def _with_values(norm: nn.Module) -> nn.Module:
     """Return a copy of a norm on the CPU whose parameters have values around 1, none of them 1."""
     copied = copy.deepcopy(norm).to_empty(device="cpu")
     for parameter in copied.parameters():
-        parameter.copy_(torch.linspace(0.5, 1.4, parameter.numel()).view_as(parameter))
+        parameter.copy_(torch.linspace(0.5, 1.4, parameter.numel(), dtype=torch.float32).view_as(parameter))
     return copied

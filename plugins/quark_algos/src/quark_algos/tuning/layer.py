@@ -84,7 +84,9 @@ class TunedLayer:
             self._middle = self._as_leaf((self._qt + self._other_qt).mul_(0.5))
         self._scale: Adam | None = None
         if settings.scales and self._grid.can_be_rescaled:
-            self._scale = Adam(torch.zeros(self._groups, self._qt.shape[1], device=self._qt.device))  # [groups, N], relative
+            self._scale = Adam(
+                torch.zeros(self._groups, self._qt.shape[1], device=self._qt.device, dtype=torch.float32)
+            )  # [groups, N], relative
         self.leaf = self._middle
 
     def _as_leaf(self, values: Tensor) -> Tensor:
@@ -164,7 +166,7 @@ class OffsetLayer:
         self._offsets = torch.zeros_like(self._wt)
         groups = self._grid.current.scale.shape[0]
         has_factors = settings.enable_minmax_tuning and self._grid.can_be_rescaled
-        self._factors = torch.ones(groups, self._wt.shape[1], device=self._wt.device) if has_factors else None
+        self._factors = torch.ones(groups, self._wt.shape[1], device=self._wt.device, dtype=torch.float32) if has_factors else None
         self._size = self._wt.shape[0] // groups
         self._qt = weights.wt
         self.leaf = self._qt

@@ -112,7 +112,7 @@ def _two_level(ops: Ops, quantizer: TwoLevelQuantizer, x: ir.Value, outer: Tenso
     if size is None or outer.ndim:
         raise UnsupportedError("has scales of scales that are not those of groups under one scale of the tensor")
     largest = elements.format.max_magnitude(elements.spec)
-    relative = steps_of(lambda t: quantizer.scales_from_ranges(-t, t, torch.tensor(1 / largest)).scale, signed=False)
+    relative = steps_of(lambda t: quantizer.scales_from_ranges(-t, t, torch.tensor(1 / largest, dtype=torch.float32)).scale, signed=False)
     if relative is None:
         raise UnsupportedError(f"has scales in {scales.format.name}, whose values are too many for a table")
 
@@ -153,7 +153,10 @@ def _block_size(quantizer: SingleLevelQuantizer) -> int | None:
 def _scale(ops: Ops, quantizer: SingleLevelQuantizer, blocks: ir.Value) -> ir.Value:
     """Return the scale of the range of each block: ``[…, 1]``, or of the tensor: ``[]``."""
     number_format, spec = quantizer.format, quantizer.spec
-    if spec.symmetric is False and number_format.qparams(torch.zeros(1), torch.ones(1), spec).zero_point is not None:
+    if (
+        spec.symmetric is False
+        and number_format.qparams(torch.zeros(1, dtype=torch.float32), torch.ones(1, dtype=torch.float32), spec).zero_point is not None
+    ):
         raise UnsupportedError("has zero points that are found at run time, for which there is no form in ONNX")
     of_low, of_high = (_scale_steps(number_format, spec, negative=negative) for negative in (True, False))
     axes = () if isinstance(quantizer.granularity, PerTensor) else (ops.constant([-1]),)
@@ -167,7 +170,7 @@ def _scale(ops: Ops, quantizer: SingleLevelQuantizer, blocks: ir.Value) -> ir.Va
         return _looked_up(ops, of_high, largest)
     # Proportional to the range, above a smallest scale; whether that is so, a trial finds out
     # (`quark_exporters.onnx_layout.trial`).
-    low, high = torch.tensor([[0.0, -1e-45], [0.0, 1e-45]])
+    low, high = torch.tensor([[0.0, -1e-45], [0.0, 1e-45]], dtype=torch.float32)
     of_zeros, smallest = number_format.qparams(low, high, spec).scale.float().tolist()
     scale = ops("Max", ops("Div", largest, ops.constant(number_format.max_magnitude(spec))), ops.constant(smallest))
     return scale if of_zeros == smallest else ops("Where", ops("Equal", largest, ops.constant(0.0)), ops.constant(of_zeros), scale)
@@ -209,7 +212,7 @@ def _round_steps(number_format: NumberFormat) -> Steps | None:
 @lru_cache(maxsize=64)
 def _subscales(number_format: NumberFormat) -> Steps | None:
     """Return the factor of a pair by its largest magnitude; None where formats have none."""
-    if number_format.subscales(torch.ones(1, 32)) is None:
+    if number_format.subscales(torch.ones(1, 32, dtype=torch.float32)) is None:
         return None
 
     def factors(t: Tensor) -> Tensor:
@@ -222,7 +225,7 @@ def _subscales(number_format: NumberFormat) -> Steps | None:
 
 def _scale_steps(number_format: NumberFormat, spec: QTensorConfig, *, negative: bool) -> Steps | None:
     """Return the scale by one end of a range, the other being 0."""
-    zero = torch.zeros(1)
+    zero = torch.zeros(1, dtype=torch.float32)
 
     def scale(end: Tensor) -> Tensor:
         zeros = zero.expand_as(end)
@@ -245,7 +248,9 @@ def _looked_up(ops: Ops, steps: Steps, x: ir.Value) -> ir.Value:
 
     missing = (1 << bits) - len(steps.values)
     # No number lies below the first value's threshold, and none at those that fill the table up.
-    thresholds = torch.cat([torch.full((1,), -torch.inf), steps.thresholds, torch.full((missing,), torch.inf)])
+    thresholds = torch.cat(
+        [torch.full((1,), -torch.inf, dtype=torch.float32), steps.thresholds, torch.full((missing,), torch.inf, dtype=torch.float32)]
+    )
     values = torch.cat([steps.values, steps.values[-1:].expand(missing)])
     tables = {"thresholds": ops.constant(thresholds), "values": ops.constant(values)}
     return ops.function(f"LookUp{bits}", binary_search, _LOOK_UP.format(1 << bits), x=x, **tables)

@@ -47,7 +47,12 @@ def native_type(number_format: NumberFormat) -> ir.DataType | None:
     """
     if (kind := _FLOATS.get(number_format.storage_dtype)) is not None:
         largest = torch.finfo(number_format.storage_dtype).max
-        probe = torch.cat([torch.linspace(-2 * largest, 2 * largest, 4001), torch.logspace(-30, 10, 4001, base=2.0)])
+        probe = torch.cat(
+            [
+                torch.linspace(-2 * largest, 2 * largest, 4001, dtype=torch.float32),
+                torch.logspace(-30, 10, 4001, base=2.0, dtype=torch.float32),
+            ]
+        )
         expected = probe.clamp(-largest, largest).to(number_format.storage_dtype).float()
         return kind if torch.equal(number_format.round_(probe.clone()), expected) else None
     ends = whole_ends(number_format)
@@ -104,7 +109,7 @@ def _ends(number_format: NumberFormat) -> tuple[int, int] | None:
     dtype = number_format.storage_dtype
     if dtype.is_floating_point or number_format.is_cast:
         return None
-    low, high = (int(code) for code in number_format.codes(torch.tensor([-1e30, 1e30])))
+    low, high = (int(code) for code in number_format.codes(torch.tensor([-1e30, 1e30], dtype=torch.float32)))
     if not low <= 0 < high:
         return None
     codes = torch.arange(low, high + 1).to(dtype)
@@ -123,10 +128,12 @@ def _table(number_format: NumberFormat) -> StoredCodes | None:
 
 def _multiples(number_format: NumberFormat) -> StoredCodes | None:
     """Return codes as whole multiples of a power of two, in 8 or 16 bits."""
-    largest = float(number_format.round_(torch.full((32,), 1e30)).max())
+    largest = float(number_format.round_(torch.full((32,), 1e30, dtype=torch.float32)).max())
     if number_format.is_cast or not math.isfinite(largest):
         return None
-    probe = torch.cat([torch.linspace(-largest, largest, 1 << 14), torch.logspace(-30, 10, 1 << 12, base=2.0)])
+    probe = torch.cat(
+        [torch.linspace(-largest, largest, 1 << 14, dtype=torch.float32), torch.logspace(-30, 10, 1 << 12, base=2.0, dtype=torch.float32)]
+    )
     # Neighbours that are equal share what neighbours share.
     values = number_format.decode(number_format.codes(probe.repeat_interleave(2)))
     steps = (2.0**-shift for shift in range(_STEP_BITS))

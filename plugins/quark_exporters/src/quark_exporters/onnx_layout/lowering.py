@@ -69,7 +69,7 @@ def lowered(ops: Ops, traced: TracedQuantizer, x: ir.Value, weight: Tensor | Non
     """
     if weight is not None:
         if qparams is None:
-            qparams = QParams(torch.ones(())) if traced.quantizer.is_float else traced.quantizer.find_qparams(weight)
+            qparams = QParams(torch.ones((), dtype=torch.float32)) if traced.quantizer.is_float else traced.quantizer.find_qparams(weight)
         values = quantized_weight(ops, traced, weight, qparams)
     else:
         columns = None if x.shape is None or not isinstance(x.shape[-1], int) else x.shape[-1]

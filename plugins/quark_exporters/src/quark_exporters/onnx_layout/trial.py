@@ -73,7 +73,10 @@ def _static(quantizer: TensorQuantizer, x: Tensor) -> QParams:
 
 def _example(shape: tuple[int, ...]) -> Tensor:
     """Return rows of normal numbers of many sizes, one of them zeros; the same each time."""
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 2.0 ** (torch.arange(shape[0]) % 13 - 6)[:, None]
+    x = (
+        torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+        * 2.0 ** (torch.arange(shape[0]) % 13 - 6)[:, None]
+    )
     x[0] = 0.0
     return x
 

@@ -154,7 +154,7 @@ class PlaceholderObserver(ServingObserver):
 
     def range(self) -> tuple[Tensor, Tensor]:
         """Return an empty range."""
-        return torch.zeros(()), torch.zeros(())
+        return torch.zeros((), dtype=torch.float32), torch.zeros((), dtype=torch.float32)
 
     def merge(self, other: Observer) -> None:
         """Do nothing."""
