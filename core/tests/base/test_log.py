@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import logging
 import threading
 from contextlib import ExitStack
@@ -12,6 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quark.base.log import get_logger, shown, silenced, unprintable
+
+
+def test_a_line_of_the_log_obeys_nobody(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    get_logger("quark.names").warning("no place for 'x\x1b]0;title\x07'\n  and more")
+    assert capsys.readouterr().err == "[QUARK-WARNING]: no place for 'x\\x1b]0;title\\x07'\n  and more\n"
+
+
+def test_a_reader_that_is_gone_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    monkeypatch.setattr("sys.stderr", Gone())
+    get_logger().warning("nobody reads this")
 
 
 def test_the_level_comes_back_when_the_last_of_several_threads_is_done() -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copyreg
+import os
 import pickle
 import subprocess
+import sys
+import types
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quark.base.ranks import ALONE, Ranks, owners
+from quark.base.ranks import ALONE, Ranks, _Unpickler, owners
 from quark.errors import RankError
 from quark_devkit.threads import in_threads
 
@@ -93,3 +96,13 @@ def test_where_one_rank_fails_the_others_do_not_wait() -> None:
 def test_a_message_that_names_what_could_run_programs_is_refused(thing: object) -> None:
     with pytest.raises(RankError, match="which none of its ranks sends"):
         in_threads(lambda ranks: ranks.gather(thing), 2)
+
+
+@pytest.mark.parametrize("name", ["os.getcwd", "getcwd"])
+def test_a_message_reaches_nothing_that_a_module_has_imported(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("a_module")
+    vars(module).update(os=os, getcwd=os.getcwd)
+    monkeypatch.setitem(sys.modules, "a_module", module)
+    texts = (b"\x8c" + bytes([len(text)]) + text for text in (b"a_module", name.encode()))
+    with pytest.raises(RankError, match="which none of its ranks sends"):
+        _Unpickler(b"\x80\x04" + b"".join(texts) + b"\x93)R.", ()).load()

@@ -30,6 +30,7 @@ __all__ = [
     "pwrite",
     "release_cached",
     "release_pages",
+    "replace_text",
     "represent",
     "sync",
     "sync_data",
@@ -133,6 +134,24 @@ def allocated_bytes(path: Path) -> int:
     """Return the bytes that a file takes on the disk: its size where the system does not tell more."""
     status = path.stat()
     return 512 * status.st_blocks if hasattr(status, "st_blocks") else status.st_size
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a text to a file in one step: a reader sees the earlier file or this one.
+
+    A link of that name is replaced; the file that it points to is not touched.
+    """
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    file = open_file(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        try:
+            write_at(file, memoryview(text.encode()), 0)
+        finally:
+            os.close(file)
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def link_or_copy(path: Path, target: Path) -> None:

@@ -11,9 +11,9 @@ import sys
 import threading
 import unicodedata
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-__all__ = ["beside_a_bar", "get_logger", "shown", "silenced", "unprintable", "writes_to_stderr"]
+__all__ = ["beside_a_bar", "get_logger", "shown", "shown_lines", "silenced", "unprintable", "writes_to_stderr"]
 
 
 class _StderrUnlessConfigured(logging.Handler):
@@ -28,8 +28,10 @@ class _StderrUnlessConfigured(logging.Handler):
         self.write: Callable[[str], object] = _to_stderr
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Write the lines of a record, which may quote a file; a reader that is gone ends no run."""
         if writes_to_stderr():
-            self.write(f"[QUARK-{record.levelname}]: {record.getMessage()}")
+            with suppress(OSError):
+                self.write(f"[QUARK-{record.levelname}]: {shown_lines(record.getMessage())}")
 
 
 def _to_stderr(line: str) -> None:
@@ -125,6 +127,11 @@ def shown(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(character if _is_shown(character) else repr(character)[1:-1] for character in text)
+
+
+def shown_lines(text: str) -> str:
+    """Return a text of several lines with every other `unprintable` character written out."""
+    return "\n".join(map(shown, text.split("\n")))
 
 
 def _is_shown(character: str) -> bool:

@@ -240,8 +240,11 @@ class _Unpickler(pickle.Unpickler):
         """
         package = module.partition(".")[0]
         is_foreign = package in sys.stdlib_module_names or package == "torch" or module not in sys.modules
-        found = None if is_foreign and (module, name) not in _NAMED and module != "torch" else super().find_class(module, name)
-        if found is None or (module == "torch" and not isinstance(found, torch.dtype) and found not in (torch.device, torch.Size)):
+        is_refused = "." in name or (is_foreign and (module, name) not in _NAMED and module != "torch")
+        found = None if is_refused else super().find_class(module, name)
+        is_imported = getattr(found, "__module__", module) != module  # what a module has imported is not its own
+        is_other_of_torch = module == "torch" and not isinstance(found, torch.dtype) and found not in (torch.device, torch.Size)
+        if found is None or is_imported or is_other_of_torch:
             raise RankError(f"a process that takes part in this run has sent '{module}.{name}', which none of its ranks sends: stopped")
         return found
 

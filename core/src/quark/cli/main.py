@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from quark.base.interrupts import termination_unwinds
-from quark.base.log import shown
+from quark.base.log import shown, shown_lines
 from quark.base.version import VERSION, refuse_rival
 from quark.cli import listing
 from quark.errors import QuarkError, RankError
@@ -91,16 +91,15 @@ def _without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
 
 
 def _print_error(error: Exception) -> None:
-    rank = int(os.environ.get("RANK", "0"))
-    if rank and isinstance(error, RankError):
+    rank = os.environ.get("RANK", "0")
+    if rank != "0" and isinstance(error, RankError):
         return  # the rank that has failed has said why, and rank 0 says so too
-    red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() else ("", "")
+    red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() and not os.environ.get("NO_COLOR") else ("", "")
     message = str(error)
     if not isinstance(error, QuarkError):
         # An unexpected error: a report of it needs the traceback.
         begin = " ".join(message.split())[:300]
         known = "; ".join(getattr(error, "__notes__", ())) or "this is a defect of quark or of a plugin"
         message = f"{type(error).__name__}: {begin}. {known[:1].upper()}{known[1:]}. Run it again with --debug and report it"
-    text = "\n".join(map(shown, message.split("\n")))  # it may quote a plugin or a file
-    whose = f" (rank {rank})" if rank else ""
-    print(f"{red}quark{whose}: {text}{plain}", file=sys.stderr)
+    whose = "" if rank == "0" else f" (rank {shown(rank)})"
+    print(f"{red}quark{whose}: {shown_lines(message)}{plain}", file=sys.stderr)  # it may quote a plugin or a file

@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from quark.base.files import replace_text
 from quark.calibration.report import CalibrationReport
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.destination import REPORT_FILES
@@ -30,10 +31,10 @@ def write_report(content: CheckpointContent, report: CalibrationReport, director
 
 
 def write_contents(contents: dict[str, Any], directory: Path) -> None:
-    """Write contents as JSON and as a page."""
+    """Write contents as JSON and as a page; earlier files, or links of their names, are replaced."""
     text = json.dumps(contents, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-    (directory / _JSON).write_text(text, encoding="utf-8", newline="\n")
-    (directory / _HTML).write_text(page(contents), encoding="utf-8", newline="\n")
+    replace_text(directory / _JSON, text)
+    replace_text(directory / _HTML, page(contents))
 
 
 def read_report(directory: Path) -> dict[str, Any] | None:
