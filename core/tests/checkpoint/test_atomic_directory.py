@@ -68,6 +68,35 @@ def test_an_empty_directory_is_taken(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "a").is_file()
 
 
+@pytest.mark.posix("few users of Windows may make links")
+@pytest.mark.parametrize("target", ["there", "missing", "deep/missing"])
+def test_the_directory_that_a_link_points_to_is_written_and_the_link_stays(target: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.symlink_to(target)
+    (tmp_path / "there").mkdir()
+    refuse_used_directory(out)
+    with building(out) as directory:
+        (directory / "a").write_text("x")
+    assert out.is_symlink()
+    assert (tmp_path / target / "a").read_text() == "x"
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+@pytest.mark.parametrize("out", [".", "new/..", "../here"])
+def test_the_current_directory_is_refused_before_any_work(out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(OutputError, match="is the current directory, which cannot be replaced"), building(Path(out)):
+        pass
+    assert list(tmp_path.iterdir()) == [tmp_path / "here"]
+
+
+def test_a_mount_point_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path)
+    with pytest.raises(OutputError, match=r"is a mount point, which cannot be replaced: choose a directory in it, such as '.*model'"):
+        refuse_used_directory(tmp_path)
+
+
 def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("x")
     with pytest.raises(OutputError, match="is a file"):

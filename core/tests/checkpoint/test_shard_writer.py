@@ -178,6 +178,27 @@ def test_a_part_that_was_announced_and_not_written_is_no_finished_export(tmp_pat
             writer.finish()
 
 
+@pytest.mark.posix("Windows lets nobody remove, replace or cut an open file")
+@pytest.mark.parametrize("what", ["removed", "replaced", "cut", "linked elsewhere"])
+def test_a_file_that_is_no_longer_the_one_that_was_written_is_no_finished_export(what: str, tmp_path: Path) -> None:
+    with opened([{"a": torch.zeros(4, device="meta")}], tmp_path) as writer:
+        writer.write(part({"a": torch.zeros(4)}))
+        writer.written()
+        path = next(tmp_path.iterdir())
+        copy = path.read_bytes()
+        if what == "cut":
+            os.truncate(path, len(copy) - 1)
+        else:
+            path.unlink()
+        if what == "replaced":
+            path.write_bytes(copy)
+        if what == "linked elsewhere":
+            (tmp_path / "other").write_bytes(copy)
+            path.symlink_to(tmp_path / "other")
+        with pytest.raises(OutputError, match=r"model\.safetensors' is not the file that this run has written"):
+            writer.finish()
+
+
 def test_a_part_that_is_not_as_announced_is_refused(tmp_path: Path) -> None:
     with opened([{"a": torch.zeros(4, device="meta")}], tmp_path) as writer, pytest.raises(RuntimeError, match="announced"):
         writer.write(part({"a": torch.zeros(5)}))

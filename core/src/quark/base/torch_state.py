@@ -17,15 +17,19 @@ _DEFAULT_DTYPE = threading.RLock()
 
 
 @contextmanager
-def own_torch_state() -> Iterator[None]:
+def own_torch_state(*, takes_turns: bool = True) -> Iterator[None]:
     """Let the body compute as in a fresh process, and put back what was there before.
 
     Autocast and inference mode are off, and tensors are made in float32 and on the CPU unless they say
     otherwise. Threads take turns: the body of one ends before that of the next begins.
+
+    Args:
+        takes_turns: False if the body waits for other ranks, which could be threads of this process.
     """
     accelerator = torch.accelerator.current_accelerator()
     with ExitStack() as stack:
-        stack.enter_context(_TURN)
+        if takes_turns:
+            stack.enter_context(_TURN)
         stack.enter_context(_float32_by_default())
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(mode=False))

@@ -90,6 +90,7 @@ def building(out: Path, exporter: str | None = None, *, overwrite: bool = False,
             to write.
         ResumeError: There is a leftover with finished blocks, and ``leftover`` is ``"refuse"``.
     """
+    out = _resolved(out)
     partial: _Partial | None = None
     is_complete = False
     try:
@@ -124,6 +125,11 @@ def building(out: Path, exporter: str | None = None, *, overwrite: bool = False,
                     os.close(partial.lock)
 
 
+def _resolved(out: Path) -> Path:
+    """Return the directory that a link, ``.`` or ``..`` stands for: only its own name can be taken."""
+    return out.resolve() if out.is_symlink() or out.name in ("", "..") else out
+
+
 def finished_blocks(partial: Path) -> int:
     """Return the number of blocks that the journal of a temporary directory has."""
     try:
@@ -144,7 +150,7 @@ def refuse_unfinished_run(out: Path, leftover: Leftover = "refuse") -> None:
         OutputError: Another process is writing to it; the message names it.
         ResumeError: A leftover has finished blocks, and ``leftover`` is ``"refuse"``.
     """
-    with _leftovers(out) as free:
+    with _leftovers(out := _resolved(out)) as free:
         _choose(free, out, leftover)
 
 

@@ -67,11 +67,14 @@ def refuse_used_directory(out: Path, exporter: str | None = None, *, overwrite: 
             `quark.runs.journal.is_finished_run` tells.
 
     Raises:
-        OutputError: ``out`` contains other files, or is a file.
+        OutputError: ``out`` contains other files, is a file, a mount point or the current directory.
         UnknownNameError: There is no such exporter.
     """
     if out.exists() and not out.is_dir():
         raise OutputError(f"the output '{out}' is a file: choose a directory that does not exist yet")
+    what = "a mount point" if out.is_mount() else "the current directory" if out.is_dir() and out.samefile(Path.cwd()) else None
+    if what is not None:
+        raise OutputError(f"the output '{out}' is {what}, which cannot be replaced: choose a directory in it, such as '{out / 'model'}'")
     others = sorted(path.name for path in out.iterdir() if not _lies_beside(path, exporter)) if out.is_dir() else []
     if not others or (resume and RUN_FILE in others):
         return

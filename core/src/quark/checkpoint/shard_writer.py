@@ -229,14 +229,27 @@ class ShardWriter:
         """Wait until all parts are written, and write the index.
 
         Raises:
+            OutputError: A file has been removed or replaced meanwhile.
             RuntimeError: An announced tensor has not been written.
         """
         self._wait(for_disk=True)
         if self._unwritten:
             raise RuntimeError(f"{len(self._unwritten)} announced tensor(s) were not written: {folded(sorted(self._unwritten))}")
+        self._refuse_replaced()
         index = self._layout.index()
         if index is not None:
             (self._directory / INDEX).write_text(index, encoding="utf-8", newline="\n")
+
+    def _refuse_replaced(self) -> None:
+        """Raise OutputError unless the files under the names of the layout are those that were written."""
+        sizes = self._layout.file_sizes()
+        for name, file in zip(self._layout.headers, self._files, strict=True):
+            path, written = self._directory / name, os.fstat(file)
+            if written.st_size != sizes[name] or not path.is_file() or not os.path.samestat(path.stat(), written):
+                raise OutputError(
+                    f"'{path}' is not the file that this run has written: it was removed, replaced or cut meanwhile. Run it again, and let "
+                    "nothing else change that directory"
+                )
 
     def _wait(self, *, for_disk: bool = False) -> None:
         """Wait until no part is being written any more, or, ``for_disk``, until all is stored.

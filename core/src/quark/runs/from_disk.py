@@ -125,7 +125,7 @@ def quantize_checkpoint(
             algorithm and layer.
     """
     told = {"source": str(source), "out": str(out), **settings_told(config)}
-    with own_torch_state(), running("quantize", speaks=ranks.is_first, **told) as events:
+    with own_torch_state(takes_turns=ranks.size == 1), running("quantize", speaks=ranks.is_first, **told) as events:
         events.phase("plan")
         output = Output.of(Path(out), exporter, options or ExportOptions(), resume=resume, restart=restart, ranks=ranks)
         opened = functools.partial(opened_checkpoint, Path(source), device, dtype, weight_converters, trust_remote_code=trust_remote_code)
