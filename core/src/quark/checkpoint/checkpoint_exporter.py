@@ -27,6 +27,7 @@ from quark.checkpoint.model_tensors import (
     Region,
     WrittenTensors,
     attention_quantizers,
+    carried_parts,
     is_tied_apart,
     plain_parts,
     probability_parts,
@@ -177,7 +178,7 @@ class CheckpointExporter(Exporter):
     def announced(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> list[Mapping[str, Tensor]]:
         """As `Exporter.announced`. Raises UnsupportedError as `check` does."""
         self.check(content, skeleton, options)
-        return [part.meta for part in self.parts(skeleton, content.plan, options)]
+        return [part.meta for part in (*self.parts(skeleton, content.plan, options), *carried_parts(content))]
 
     @contextmanager
     def _opened(
@@ -307,6 +308,8 @@ class _Stream(BlockStream):
 
     def finish(self, content: CheckpointContent) -> None:
         """As `BlockStream.finish`."""
+        for part in small_joined(carried_parts(content)):
+            self._writer.write(part, checksums=False)
         self._writer.finish()
         config = _config_of(content, self._exporter.quantization_config(content, self._options))
         text = json.dumps(config, indent=2, sort_keys=True) + "\n" if isinstance(config, dict) else config.to_json_string()

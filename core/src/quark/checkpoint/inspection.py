@@ -5,7 +5,7 @@ None of them is run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -143,7 +143,7 @@ def inspect_checkpoint(directory: str | Path, *, trust_remote_code: bool = False
     model: Any = empty_model(path, None, trust_remote_code=trust_remote_code)
     plan = prepared(reader, model, stored, path, origin("exporters", layout))
     heads = {name for name, module in model.named_modules() if module is model.get_output_embeddings()} or {"lm_head"}
-    misfits, missing = _placed(model, placed_by(reader, model, stored.config), shards)
+    misfits, missing = _placed(model, placed_by(reader, model, stored.config), shards, stored.config.exclude)
     lacks = [f"'{path}' lacks {len(missing)} tensor(s): {folded(missing)}"] if missing else []
     damage = (*misfits, *lacks, *_bad_scales(shards))
     if damage or exporters().get(layout).inspector is None:
@@ -184,7 +184,7 @@ def refuse_incomplete_export(exporter: str, directory: Path, model: nn.Module) -
             if not {name for name, _ in expected.named_modules()} <= {name for name, _ in model.named_modules()}:
                 return
             prepared(reader, expected, stored, directory, whose)
-            _, missing = _placed(expected, placed_by(reader, expected, stored.config), shards)
+            _, missing = _placed(expected, placed_by(reader, expected, stored.config), shards, stored.config.exclude)
     except PluginError:
         raise
     except QuarkError:
@@ -193,14 +193,16 @@ def refuse_incomplete_export(exporter: str, directory: Path, model: nn.Module) -
         raise whose.error(f"has written files that lack {len(missing)} tensor(s) which its reader wants: {folded(missing)}")
 
 
-def _placed(model: nn.Module, place_of: Callable[[str, Tensor], str], shards: Iterable[Shard]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _placed(
+    model: nn.Module, place_of: Callable[[str, Tensor], str], shards: Iterable[Shard], exclude: Collection[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the stored tensors without a place in the prepared model, or with another shape there.
 
     And the tensors that are missing.
     """
     found: set[str] = set()
     misfits = []
-    is_left_out = left_out_by(model)
+    is_left_out = left_out_by(model, exclude)
     for path, name, dtype, shape in ((s.path, name, *kind) for s in shards for name, kind in s.tensors.items() if not is_left_out(name)):
         if dtype not in DTYPES:
             misfits.append(f"'{name}' in '{path}' is of the dtype {dtype}, which no model has")

@@ -6,13 +6,24 @@ Tensors that are not quantized are, and scales of activations and attention.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import attrs
+import torch
 from torch import Tensor, nn
 
+from quark.base.names import folded
+from quark.base.parallel import CPU
+from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import ExportOptions
 from quark.checkpoint.shard_writer import Part
+from quark.errors import CheckpointError
+from quark.models.hf.dequantized_tensors import DequantizedTensors
+from quark.models.hf.file_tensors import FileTensors
+from quark.models.hf.internals import source_of
+from quark.models.hf.quantized_source import float_tensors_of
+from quark.models.hf.shards import check_shards
 from quark.models.layers import QuantizerModule
 from quark.models.layers.attention import PROBABILITIES, QUERY, STATES, STORED_STATES
 from quark.models.layers.packed_layers import packed_scales
@@ -28,6 +39,7 @@ __all__ = [
     "WrittenTensors",
     "activation_tensors",
     "attention_quantizers",
+    "carried_parts",
     "is_stored",
     "is_tied_apart",
     "plain_parts",
@@ -99,6 +111,38 @@ def plain_parts(state: Mapping[str, Tensor], elsewhere: Iterable[str], others: C
         seen.add(id(tensor))
         parts.append(Part({name: tensor.detach().to("meta")}, lambda n=name, t=tensor: {n: t}))  # type: ignore[misc]
     return parts
+
+
+def carried_parts(content: CheckpointContent) -> list[Part]:
+    """Return a part for each tensor of the float checkpoint that the class of the model does not take.
+
+    It is written as it is stored. Values that are stored as codes are dequantized, in the dtype of the model.
+
+    Raises:
+        CheckpointError: The checkpoint from which the model was loaded is not there any more, or has changed.
+    """
+    names = content.plan.carried
+    if not names:
+        return []
+    directory = Path(source_of(content.model.config))
+    shards = check_shards(directory)
+    files, made = FileTensors(shards), float_tensors_of(directory, shards)
+    tensors = files if made is None else DequantizedTensors(files, made, directory)
+    if lost := [name for name in names if name not in tensors.meta]:
+        raise CheckpointError(f"'{directory}' had {folded(lost)} when the run was planned, and does not any more: restore the checkpoint")
+    dtype = next(p.dtype for p in content.model.parameters() if p.is_floating_point())
+
+    def part(name: str) -> Part:
+        meta = tensors.meta[name]
+        meta = meta if meta is files.meta.get(name) else torch.empty(meta.shape, dtype=dtype, device="meta")
+
+        def make() -> dict[str, Tensor]:
+            with tensors.reading(CPU) as read:
+                return {name: read(name, meta.dtype).to(meta.dtype)}
+
+        return Part({name: meta}, make)
+
+    return [part(name) for name in names]
 
 
 def activation_tensors(module: QuantizerModule | None, qparams: QParams | None, options: ExportOptions) -> dict[str, Tensor]:

@@ -131,7 +131,9 @@ def _packed_content(float_model: nn.Module, directory: Path) -> CheckpointConten
         raise CheckpointError(
             f"the export '{directory}' lacks {len(missing)} tensor(s): {folded(missing)}. It is incomplete, make it again"
         )
-    return CheckpointContent(model, stored.config, plan)
+    is_carried = left_out_by(model, stored.config.exclude)
+    carried = [name for shard in shards for name in shard.tensors if is_carried(name)]
+    return CheckpointContent(model, stored.config, plan.carrying(carried, model))
 
 
 def prepared(reader: LayoutReader, model: nn.Module, stored: StoredConfig, directory: Path, whose: Origin | None = None) -> QuantPlan:
@@ -176,7 +178,7 @@ def _naming(file: Path) -> Iterator[None]:
 
 def _load(model: nn.Module, reader: LayoutReader, tensors: Iterable[tuple[Path, str, Tensor]], config: QConfig) -> set[str]:
     """Put all tensors, each given with its file, into the model, and return their paths in the model."""
-    place_of, missing, is_left_out = placed_by(reader, model, config), missing_algorithms(config), left_out_by(model)
+    place_of, missing, is_left_out = placed_by(reader, model, config), missing_algorithms(config), left_out_by(model, config.exclude)
     loaded = set()
     for path, name, tensor in tensors:
         if is_left_out(name):

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import torch
@@ -42,9 +42,11 @@ class StorageReader(ABC):
 
     Attributes:
         storage: How the tensors of a layer are stored.
+        excluded_under: Key of the ``quantization_config`` under which excluded modules are listed.
     """
 
     storage: LayerStorage
+    excluded_under: ClassVar[str] = "modules_to_not_convert"
 
     @abstractmethod
     def layers(self, block: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
@@ -78,11 +80,14 @@ class StorageReader(ABC):
             raise CheckpointError(f"'{directory}' holds no codes of the layout that its quantization_config names: it is damaged")
         owners = {name.rpartition(".")[0] for name in stored}
         cache = self.cache(stored)
+        listed = block.get(self.excluded_under)
+        floats = (owners | stored.keys()) - layers.keys() - cache.keys()
         config = QConfig(
             global_quant_config=QLayerConfig(),
             layer_quant_config=by_pattern(layers, owners - layers.keys()),
             kv_cache_quant_config=by_pattern(cache, owners - cache.keys()),
             kv_cache_post_rope=True if cache else None,
+            exclude=[name for name in listed if isinstance(name, str) and name in floats] if isinstance(listed, list) else [],
         )
         return StoredConfig(config=config)
 

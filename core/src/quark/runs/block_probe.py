@@ -98,7 +98,7 @@ class _OneBlock:
         """Return the model with one of its blocks, for calibration sequences of that length."""
         one = _of_one_block(model, block)
         size = sum(p.nbytes for p in block.module.parameters())
-        work = workload_of(one, plan_run(one, config).in_memory_mode(two_passes), Calibration(1, length))
+        work = workload_of(one, plan_run(one, config, carried=()).in_memory_mode(two_passes), Calibration(1, length))
         forward = work.forward / length or size  # without data, a transform's time grows with its weights
         by_token = dict.fromkeys(_BY_TOKEN, (forward, 0.0)) | {"statistics": (work.statistics / length, 0.0)}
         columns = sum(count * task.columns for task, count in work.tasks.items())
@@ -280,7 +280,7 @@ def _seconds(
     model = _with_weights(one.model, device)
     generator = torch.Generator().manual_seed(count)
     ids = [torch.randint(_VOCABULARY, (1, length), generator=generator).to(device) for _ in range(count if run.needs_data else 0)]
-    own = attrs.evolve(plan_run(model, one.config), data=[Call((x,)) for x in ids]).in_memory_mode(run.two_passes)
+    own = attrs.evolve(plan_run(model, one.config, carried=()), data=[Call((x,)) for x in ids]).in_memory_mode(run.two_passes)
     began = time.perf_counter()
     started = start_run(own, model)
     before = time.perf_counter() - began

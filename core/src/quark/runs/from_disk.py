@@ -130,7 +130,7 @@ def quantize_checkpoint(
         output = Output.of(Path(out), exporter, options or ExportOptions(), resume=resume, restart=restart, ranks=ranks)
         opened = functools.partial(opened_checkpoint, Path(source), device, dtype, weight_converters, trust_remote_code=trust_remote_code)
         shards, tensors = opened()
-        run = plan_run(tensors.model, config, tensors.codes_of)
+        run = plan_run(tensors.model, config, tensors.codes_of, tensors.carried)
         output.refuse_to_resume(run)
         output.refuse_unstorable(tensors.model, run.plan)
         run = run.with_data(tensors.model, data, tensors.device, ranks, events)

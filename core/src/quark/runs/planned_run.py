@@ -131,8 +131,8 @@ def plan(
     with collecting_later():
         writer = refusals.collect(exporter_of, exporter, options or ExportOptions())
         target = refusals.collect(torch_device, device) or _CPU
-        model, shards, codes_of = _opened(path, dtype, refusals, trust_remote_code=trust_remote_code)
-        run = None if model is None else refusals.collect(_run, model, config, codes_of, refusals)
+        model, shards, codes_of, carried = _opened(path, dtype, refusals, trust_remote_code=trust_remote_code)
+        run = None if model is None else refusals.collect(_run, model, config, codes_of, carried, refusals)
         if model is None or run is None:
             return PlannedRun(None, None, _as_refusals(refusals))
         if run.needs_data and _has_files(path):
@@ -156,19 +156,20 @@ def _has_files(path: Path) -> bool:
 
 def _opened(
     path: Path, dtype: str, refusals: _Refusals, *, trust_remote_code: bool
-) -> tuple[nn.Module | None, Sequence[Shard] | None, CodesOf]:
-    """Return the model on the meta device, its files after a check, and the layers that come quantized.
+) -> tuple[nn.Module | None, Sequence[Shard] | None, CodesOf, Sequence[str]]:
+    """Return the model on the meta device, its checked files, its quantized layers, and what is carried over.
 
     What is refused is None.
     """
     codes_of: CodesOf = {}
+    carried: Sequence[str] = ()
     shards = refusals.collect(check_shards, path) if _has_files(path) else None
     model = _model(path, dtype, refusals, is_complete=shards is not None, trust_remote_code=trust_remote_code)
     if model is not None and shards is not None:
         with refusals.collecting():
             stored = StoredTensors(model, shards, path, weight_converters_of(model), float_tensors_of(path, shards))
-            codes_of = stored.codes_of
-    return model, shards, codes_of
+            codes_of, carried = stored.codes_of, stored.carried
+    return model, shards, codes_of, carried
 
 
 class _Refusals(list[QuarkError]):
@@ -203,11 +204,17 @@ def _model(path: Path, dtype: str, refusals: _Refusals, *, is_complete: bool, tr
     return refusals.collect(meta_model, path, chosen, trust_remote_code=trust_remote_code)
 
 
-def _run(model: nn.Module, config: QConfig | str | Callable[[nn.Module], QConfig], codes_of: CodesOf, refusals: _Refusals) -> Run:
+def _run(
+    model: nn.Module,
+    config: QConfig | str | Callable[[nn.Module], QConfig],
+    codes_of: CodesOf,
+    carried: Sequence[str],
+    refusals: _Refusals,
+) -> Run:
     """Return the planned run."""
     if isinstance(config, str):
         config = template_of(model).get_config(scheme=config)
-    run = plan_run(model, config if isinstance(config, QConfig) else config(model), codes_of)
+    run = plan_run(model, config if isinstance(config, QConfig) else config(model), codes_of, carried)
     refusals.collect(refuse_unswitchable, model, [a.name for a in run.plan.attentions])
     return run
 

@@ -36,7 +36,7 @@ from quark.plugins.events import RunPlanned
 from quark.plugins.run_events import SILENT, RunEvents
 from quark.runs.memory import SHARE, free_bytes, held_bytes, held_probabilities, tokens_in
 from quark.runs.selected_algorithms import Algorithms, algorithms_of, own_settings, refuse_excluded_schemes
-from quark.runs.source import InMemorySource, RunSource
+from quark.runs.source import InMemorySource, RunSource, carried_by
 
 __all__ = [
     "TWO_PASSES",
@@ -227,7 +227,7 @@ class FinishedRun:
 
 
 @attributed("planning the run")
-def plan_run(model: nn.Module, config: QConfig, codes_of: CodesOf = MappingProxyType({})) -> Run:
+def plan_run(model: nn.Module, config: QConfig, codes_of: CodesOf = MappingProxyType({}), carried: Sequence[str] | None = None) -> Run:
     """Plan a run: return the `Run` of a configuration on ``model``, with its algorithms.
 
     Data and memory mode are left to `Run.with_data`.
@@ -240,6 +240,8 @@ def plan_run(model: nn.Module, config: QConfig, codes_of: CodesOf = MappingProxy
         config: What each layer gets.
         codes_of: Layers that come quantized. Those that are not to be quantized stay as they are, unless the
             configuration says otherwise.
+        carried: Names of the tensors of its checkpoint that the model class does not take; None looks into
+            the checkpoint from which the model was loaded.
 
     Raises:
         ConfigError: The configuration does not fit the model.
@@ -254,7 +256,8 @@ def plan_run(model: nn.Module, config: QConfig, codes_of: CodesOf = MappingProxy
         config.algo_config = [own_settings(settings) for settings in config.algo_config]
     algorithms = algorithms_of(config)
     separate_experts(model, config, {name for name, codes in codes_of.items() if codes is not None})
-    plan = make_plan(model, config, architecture_of(model), codes_of)
+    carried = carried_by(model) if carried is None else carried
+    plan = make_plan(model, config, architecture_of(model), codes_of).carrying(carried, model)
     names = list(algorithms.transforms)
     if names and plan.kept:
         raise ConfigError(

@@ -5,26 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from quark.base.log import get_logger
+from quark.base.log import get_logger, silenced
 from quark.calibration.finite import refuse_non_finite
 from quark.calibration.transform_validation import BlockSource
+from quark.errors import QuarkError
+from quark.models.hf.internals import source_of
 from quark.models.hf.placing import owners_of, put_tensor
+from quark.models.hf.quantized_source import float_tensors_of
+from quark.models.hf.shards import INDEX, SINGLE, check_shards
+from quark.models.hf.skeleton import meta_model
 from quark.models.hf.stored_tensors import Recipe, StoredTensors
 from quark.models.layers.coded_layer import CodedLayer
 from quark.models.layers.experts import SeparateExperts, separated
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
+from quark.models.plan.family import weight_converters_of
 from quark.models.plan.mixtures import FusedMixture, fused_mixtures
 from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import QuantPlan
 from quark.runs.memory import free_bytes
 
-__all__ = ["BlockSource", "CheckpointSource", "InMemorySource", "ReadAhead", "RunSource"]
+__all__ = ["BlockSource", "CheckpointSource", "InMemorySource", "ReadAhead", "RunSource", "carried_by"]
 
 PAGE = 4096
 """Bytes of a page of memory, or a part of one."""
@@ -105,6 +112,29 @@ class InMemorySource:
         return {name: self._coded.pop(name) for name in names}
 
 
+def carried_by(model: nn.Module) -> tuple[str, ...]:
+    """Return the tensors that the class of a model in memory does not take of its checkpoint, by full name.
+
+    As `StoredTensors.carried`. The class is the one that the checkpoint's ``config.json`` names, so that
+    parts which somebody has taken out of the model are not among them. None if the model was not loaded from
+    safetensors files.
+    """
+    directory = Path(source_of(getattr(model, "config", None)))
+    if not directory.name or not any((directory / name).is_file() for name in (INDEX, SINGLE)):
+        return ()
+    try:
+        shards = check_shards(directory)
+        if {name for shard in shards for name in shard.tensors} <= model.state_dict().keys():
+            return ()
+        with silenced():
+            own = meta_model(directory)
+            stored = StoredTensors(own, shards, directory, weight_converters_of(own), float_tensors_of(directory, shards))
+    except QuarkError as error:  # the checkpoint has been changed, or is of another form: the model was loaded by somebody else
+        get_logger(__name__).debug(f"Whether '{directory}' has tensors that the model does not take is not known: {error}")
+        return ()
+    return stored.carried
+
+
 class CheckpointSource:
     """Reads the tensors of a block when it is quantized and releases them afterwards.
 
@@ -119,13 +149,13 @@ class CheckpointSource:
 
     Attributes:
         model, device: The arguments of these names.
-        codes_of: As of `quark.models.hf.stored_tensors.StoredTensors`.
+        codes_of, carried: As of `quark.models.hf.stored_tensors.StoredTensors`.
     """
 
     def __init__(self, model: nn.Module, stored: StoredTensors, device: torch.device) -> None:
         self.model = model
         self._stored = stored
-        self.codes_of = stored.codes_of
+        self.codes_of, self.carried = stored.codes_of, stored.carried
         self.device = device
         self._untie()
         self._state: dict[str, Tensor] = model.state_dict(keep_vars=True)

@@ -240,3 +240,9 @@ def test_codes_of_a_checkpoint_that_does_not_say_what_they_mean_are_refused(tmp_
     save_file({"a": torch.ones(2), "b": torch.ones(2).to(torch.float8_e4m3fn)}, tmp_path / SINGLE)
     with pytest.raises(CheckpointError, match="'b' as F8_E4M3"):
         refuse_codes(check_shards(tmp_path), tmp_path)
+
+
+def test_wide_floats_are_no_codes(tmp_path: Path) -> None:
+    dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+    save_file({str(dtype): torch.ones(2, dtype=dtype) for dtype in dtypes}, tmp_path / SINGLE)
+    refuse_codes(check_shards(tmp_path), tmp_path)

@@ -78,9 +78,11 @@ def test_checkpoints_that_do_not_fit_the_model_are_refused(
         opened(changed(tmp_path / "changed", change))
 
 
-def test_a_stored_tensor_without_a_place_in_the_model_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stored_tensor_without_a_place_in_the_model_is_carried_over_and_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     source = changed(tmp_path / "changed", lambda t: t.update({"model.layers.0.extra.weight": torch.zeros(2)}))
-    opened(source)
+    assert opened(source).carried == ("model.layers.0.extra.weight",)
     assert "1 tensor(s) that a LlamaForCausalLM has no place for: model.layers.0.extra.weight" in caplog.text
 
 

@@ -53,8 +53,12 @@ def coded_rows(plan: QuantPlan) -> dict[str, QLayerConfig]:
 
 
 def float_names(content: CheckpointContent) -> list[str]:
-    """Return the names of linear layers without codes, and of modules that runtimes take for such."""
-    return [row.name for row in content.plan.rows if is_float(row)] + routers(content.model, content.config, content.plan)
+    """Return the names of linear layers without codes, and of modules that runtimes take for such.
+
+    Those of tensors that are carried over are among them.
+    """
+    own = [row.name for row in content.plan.rows if is_float(row)] + routers(content.model, content.config, content.plan)
+    return [*own, *content.plan.carried_names]
 
 
 def _cache_reasons(content: CheckpointContent) -> Iterator[tuple[str, str]]:

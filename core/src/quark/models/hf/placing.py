@@ -6,15 +6,16 @@ Tied names are one tensor.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
 from quark.base.names import folded
 from quark.errors import CheckpointError
 
-__all__ = ["left_out_by", "module_at", "owners_of", "put_tensor", "refuse_missing", "without_source"]
+__all__ = ["left_out_by", "module_at", "owners_of", "put_tensor", "recomputed_by", "refuse_missing", "without_source"]
 
 
 def owners_of(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
@@ -74,15 +75,39 @@ def refuse_missing(names: Sequence[str], model: nn.Module, directory: Path) -> N
         )
 
 
-def left_out_by(model: nn.Module) -> Callable[[str], bool]:
+def left_out_by(model: nn.Module, carried: Collection[str] = ()) -> Callable[[str], bool]:
     """Return whether a model class leaves out a stored tensor, as DeepSeek-V3 its layers that predict ahead.
+
+    ``carried`` are names that an export lists because its model has no such module or tensor
+    (`quark.models.plan.quant_plan.QuantPlan.carried_names`).
 
     The patterns of a class are for tensors that the model does not have, and fit others too: GPT-2's
     ``attn.bias`` is found in ``c_attn.bias``. What belongs to a module that stores tensors is never left out.
     """
     patterns = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
     storing = {name for name, module in model.named_modules() if patterns and _stores(module)}
-    return lambda name: name.rpartition(".")[0] not in storing and any(pattern.search(name) for pattern in patterns)
+    without_place = set(carried) - {name for name, _ in model.named_modules()}
+    return lambda name: (
+        not without_place.isdisjoint((name, owner := name.rpartition(".")[0]))
+        or (owner not in storing and any(pattern.search(name) for pattern in patterns))
+    )
+
+
+def recomputed_by(model: Any) -> Callable[[str], bool]:
+    """Return whether a transformers model computes a stored tensor by itself, so that nobody has to keep it.
+
+    It has a computed buffer of that name in a module of that name: ``rotary_emb.inv_freq``, which older
+    releases had in every layer. Or it has the tensor's module, and its class expects the tensor there: the
+    masks ``attn.bias`` of GPT-2.
+    """
+    expects, prefix = left_out_by(model), f"{model.base_model_prefix}."
+    modules = {name.removeprefix(prefix) for name, _ in model.named_modules()}
+    computed = {_last_two(name) for name, _ in model.named_non_persistent_buffers()}
+    return lambda name: _last_two(name) in computed or (name.removeprefix(prefix).rpartition(".")[0] in modules and expects(name))
+
+
+def _last_two(name: str) -> str:
+    return ".".join(name.split(".")[-2:])
 
 
 def _stores(module: nn.Module) -> bool:

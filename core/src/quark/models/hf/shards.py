@@ -18,7 +18,7 @@ from quark.models.hf.json_files import LARGEST_FILE, read_json, refuse_many_valu
 
 __all__ = ["DTYPES", "INDEX", "SINGLE", "Shard", "check_shards", "read_header", "refuse_codes"]
 
-_NARROW_FLOATS = ("F8", "F6", "F4")
+_NARROW_FLOATS = ("F8", "F6_", "F4")
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 

@@ -8,6 +8,7 @@ that of ``from_pretrained``. Source: transformers 5, ``core_model_loading``.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from quark.models.hf.converted_tensors import ConvertedTensors
 from quark.models.hf.dequantized_tensors import DequantizedTensors
 from quark.models.hf.dequantizer import FloatTensor, LayerCodes
 from quark.models.hf.file_tensors import FileTensors
-from quark.models.hf.placing import left_out_by, refuse_missing, without_source
+from quark.models.hf.placing import left_out_by, recomputed_by, refuse_missing, without_source
 from quark.models.hf.shards import Shard, refuse_codes
 from quark.models.hf.weight_converters import WeightConverter
 from quark.models.layers.coded_layer import CodedLayer
@@ -80,6 +81,8 @@ class StoredTensors:
             under the stored names.
         codes_of: How each layer that comes quantized is stored, by full name in the model; None where that
             has no exact expression.
+        carried: Names of the stored tensors that the model class does not take, and does not compute: an
+            export carries them over.
 
     Raises:
         CheckpointError: The checkpoint lacks tensors of the model, stores them in other shapes or as codes,
@@ -111,7 +114,10 @@ class StoredTensors:
         self.recipes = [self._checked(recipe, state) for recipe in recipes]
         refuse_missing(list(without_source(state, (name for recipe in self.recipes for name in recipe.targets))), model, directory)
         self._refuse_integers(state)
-        _warn_unused(unused, model, directory)
+        is_recomputed = recomputed_by(model)
+        without_place = [name for name in unused if names.find(name) is None and name in float_files.meta]
+        self.carried = tuple(name for name in without_place if not is_recomputed(name))
+        _tell_unused(self.carried, [name for name in unused if name not in set(without_place)], model, directory)
 
     def _checked(self, recipe: Recipe, state: Mapping[str, Tensor]) -> Recipe:
         stored = {name: self._tensors.meta[name] for _, name in recipe.sources}
@@ -257,12 +263,21 @@ def _recipes(names: _ModelNames, stored: Iterable[str]) -> tuple[list[Recipe], l
     return [Recipe(tuple(members), (target,), conversions.get(target)) for target, members in sources.items()], unused
 
 
-def _warn_unused(names: Sequence[str], model: Any, directory: Path) -> None:
-    """Log a warning about stored tensors that the model lacks and its class does not expect."""
-    is_expected = left_out_by(model)
-    left_out = [name for name in names if not is_expected(name)]
-    if left_out:
-        get_logger(__name__).warning(
-            f"'{directory}' holds {len(left_out)} tensor(s) that a {type(model).__name__} has no place for: {folded(left_out)}. "
-            "They are left out of the result. Its config.json may name fewer layers, or other parts, than the checkpoint has"
+def _tell_unused(carried: Sequence[str], twice: Sequence[str], model: Any, directory: Path) -> None:
+    """Log the stored tensors that the model class does not take: those that are carried over, and the others.
+
+    It is a warning if the class does not expect them.
+    """
+    log, is_expected = get_logger(__name__), left_out_by(model)
+    if carried:
+        log.log(
+            logging.INFO if all(map(is_expected, carried)) else logging.WARNING,
+            f"'{directory}' holds {len(carried)} tensor(s) that a {type(model).__name__} has no place for: {folded(carried)}. They are "
+            "carried over to the checkpoint as they are stored, and excluded there. If they are no part of it that another program runs, "
+            "its config.json may name fewer layers, or other parts, than the checkpoint has",
+        )
+    if twice:
+        log.warning(
+            f"'{directory}' holds {len(twice)} tensor(s) for which a {type(model).__name__} has other ones: {folded(twice)}. They are left "
+            "out of the result. Its config.json may be of another model"
         )

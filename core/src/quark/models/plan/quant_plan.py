@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import attrs
 from torch import nn
@@ -43,6 +43,10 @@ class QuantPlan:
         attentions: The attention modules with quantized tensors.
         rules: The configuration's patterns and layer types, and how many layers each matches.
         warnings: Settings that are probably unintended, and rules without effect.
+        carried: Full names of the tensors of the float checkpoint that the model class does not take, such as
+            those of layers that predict ahead (MTP): a checkpoint carries them over as they are stored.
+        carried_names: What an export lists for them beside its excluded layers: the modules of these tensors,
+            or the tensors themselves, if they belong to a module of the model.
     """
 
     rows: tuple[PlanRow, ...]
@@ -52,6 +56,19 @@ class QuantPlan:
     attentions: tuple[AttentionRow, ...] = ()
     rules: tuple[Rule, ...] = ()
     warnings: tuple[str, ...] = ()
+    carried: tuple[str, ...] = ()
+    carried_names: tuple[str, ...] = ()
+
+    def carrying(self, names: Sequence[str], model: nn.Module) -> Self:
+        """Return this plan of ``model`` with the names of the tensors that a checkpoint carries over."""
+        if not names:
+            return self
+        modules = {name for name, _ in model.named_modules()}
+        listed = (name if (owner := name.rpartition(".")[0]) in modules else owner for name in names)
+        note = f"{len(names)} tensor(s) of the checkpoint that a {type(model).__name__} does not take are carried over as they are stored: "
+        return attrs.evolve(
+            self, carried=tuple(names), carried_names=tuple(dict.fromkeys(listed)), notes=(*self.notes, note + folded(names))
+        )
 
     @property
     def quantized(self) -> tuple[PlanRow, ...]:
@@ -84,6 +101,7 @@ class QuantPlan:
             "notes": list(self.notes),
             "rules": [attrs.asdict(rule) for rule in self.rules],
             "warnings": list(self.warnings),
+            "carried": list(self.carried),
             "model_type": self.architecture and self.architecture.model_type,
         }
 

@@ -63,6 +63,7 @@ class CompressedTensorsReader(LinearReader):
     """Reads the layout of compressed-tensors, as `quark.checkpoint.LayoutReader`."""
 
     storage = CompressedTensorsStorage()
+    excluded_under = "ignore"
 
     def layers(self, block: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
         """As `quark.checkpoint.StorageReader.layers`."""

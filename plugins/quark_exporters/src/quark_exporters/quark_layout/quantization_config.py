@@ -71,7 +71,7 @@ def quantization_config(content: CheckpointContent, options: ExportOptions) -> d
     exact = attrs.evolve(
         bare,
         # Of experts that stay fused the reader has to know that they are not to be told apart.
-        exclude=[*excluded, *routers(model, config, plan), *(f"{name}.*" for name in fused_mixtures(model))],
+        exclude=[*excluded, *routers(model, config, plan), *(f"{name}.*" for name in fused_mixtures(model)), *plan.carried_names],
         # Excluded layers whose outputs enter the cache are among them: vLLM looks for the group's names
         # there.
         layer_quant_config={**_queries_as_one(layers, plan), **{name: layer for name, layer in cache.items() if name in excluded}},
