@@ -11,11 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+from quark.base.finite import refuse_non_finite, state_of
 from quark.base.ranks import Ranks
-from quark.calibration.finite import refuse_non_finite
 from quark.calibration.report import CalibrationReport
 from quark.errors import NonFiniteError
-from quark.models.plan.plan_row import PlanRow
 from quark_devkit.threads import in_threads
 
 EVERY = [f"model.layers.{i}.mlp.up_proj" for i in range(180)]
@@ -65,9 +64,8 @@ def test_tensors_that_are_not_finite_are_folded() -> None:
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(12)))
     for layer in model:
         layer.weight.data.fill_(torch.nan)
-    rows = [PlanRow(str(i), "linear", (2, 2), None, "global") for i in range(12)]
     with pytest.raises(NonFiniteError, match=r"12 tensor\(s\): \{0-11\}\.weight\.") as error:
-        refuse_non_finite(model, rows)
+        refuse_non_finite(state_of(model), (), lambda _: "")
     assert error.value.tensor == "0.weight"
 
 

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 from quark.calibration.batches import calls
-from quark.calibration.finite import refuse_non_finite
-from quark.config.model import QConfig
-from quark.errors import NonFiniteError
-from quark.models.plan.quant_plan import QuantPlan
-from quark.runs import ModelQuantizer, memory
+from quark.runs import memory
 from quark.runs.memory import LEAST_RETURNED, FreedMemory, held_probabilities, tokens_in
 from quark.runs.run import plan_run
 from quark.torch import LLMTemplate
 from quark_tiny_model import tiny_model
-
-
-def planned(model: nn.Module) -> QuantPlan:
-    """Every linear layer's weight in int8."""
-    return ModelQuantizer(QConfig(global_quant_config=LLMTemplate.get("llama").get_config(scheme="int8").global_quant_config)).plan(model)
 
 
 def test_freed_memory_is_returned_when_enough_has_gathered_and_no_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,24 +22,6 @@ def test_freed_memory_is_returned_when_enough_has_gathered_and_no_sooner(monkeyp
         freed.add(size)
         after_each.append(len(returned))
     assert after_each == [0, 1, 1, 1, 2, 3]
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_a_weight_that_is_not_finite_is_refused_in_every_dtype(dtype: torch.dtype, value: float) -> None:
-    model = nn.Sequential(nn.Linear(16, 8, dtype=dtype))
-    rows = planned(model).quantized
-    refuse_non_finite(model, rows)
-    model[0].weight.data[3, 5] = value
-    with pytest.raises(NonFiniteError, match=r"0\.weight"):
-        refuse_non_finite(model, rows)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_finite_weights_whose_sum_overflows_are_not_refused(dtype: torch.dtype) -> None:
-    model = nn.Sequential(nn.Linear(16, 8, dtype=dtype))
-    model[0].weight.data.fill_(torch.finfo(dtype).max)
-    refuse_non_finite(model, planned(model).quantized)
 
 
 def test_the_tokens_of_a_run_are_those_of_all_its_samples_in_whatever_form() -> None:

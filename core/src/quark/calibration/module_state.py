@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.calibration.finite import is_finite
+from quark.base.finite import is_finite
 from quark.checkpoint.checksum import checksums
 from quark.models.layers import QuantizedLayer, QuantizerModule
 from quark.numbers import on_grid

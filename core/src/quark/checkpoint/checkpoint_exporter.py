@@ -13,9 +13,11 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
+import attrs
 import torch
 from torch import Tensor, nn
 
+from quark.base.finite import buffers_of, refuse_non_finite
 from quark.base.names import folded
 from quark.checkpoint.companions import save_companions
 from quark.checkpoint.content import CheckpointContent
@@ -46,6 +48,10 @@ from quark.models.plan.quant_plan import QuantPlan
 __all__ = ["CheckpointExporter"]
 
 _WHOLE = Region()
+_MADE_HERE = (
+    "They were finite before, so that an algorithm, a scale or the dtype of the model is at fault: choose another dtype (bfloat16), scheme "
+    "or algorithm, or report it with the name of the model"
+)
 
 
 class CheckpointExporter(Exporter):
@@ -250,6 +256,7 @@ class _Stream(BlockStream):
         self._options = options
         self._directory = directory
         self._writer = writer
+        self._buffers = buffers_of(content.model)
         self._written: list[str] = []
         self._early: set[str] = set()
         self.encodes = not options.stores_values
@@ -264,7 +271,7 @@ class _Stream(BlockStream):
         parts = [p for p in self._exporter.parts(model, plan, self._options, outside) if all(name in self._writer for name in p.meta)]
         self._early = {name for part in parts for name in part.meta}
         if parts:
-            self._writer.write_beside(Part.joined(parts))
+            self._writer.write_beside(self._checked(Part.joined(parts)))
 
     def write(self, block: Block | None) -> None:
         """As `BlockStream.write`."""
@@ -277,7 +284,17 @@ class _Stream(BlockStream):
         # A tied parameter was announced once, under the first of its names.
         new = [p for p in parts if not self._early.issuperset(p.meta) and all(name in self._writer for name in p.meta)]
         for part in small_joined(new):
-            self._writer.write(part, checksums=block is not None)
+            self._writer.write(self._checked(part), checksums=block is not None)
+
+    def _checked(self, part: Part) -> Part:
+        """Return a part that is checked for NaN and Inf when it is made: its source was finite."""
+
+        def make() -> Mapping[str, Tensor]:
+            tensors = part.make()
+            refuse_non_finite(tensors, self._buffers, lambda _: _MADE_HERE, warns=False)
+            return tensors
+
+        return attrs.evolve(part, make=make)
 
     def when_stored(self, then: Callable[[Mapping[str, str]], None]) -> None:
         """As `BlockStream.when_stored`."""

@@ -13,6 +13,8 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from quark.base.finite import is_finite
+from quark.base.log import get_logger
 from quark.base.names import folded
 from quark.base.parallel import CPU
 from quark.checkpoint.content import CheckpointContent
@@ -138,7 +140,10 @@ def carried_parts(content: CheckpointContent) -> list[Part]:
 
         def make() -> dict[str, Tensor]:
             with tensors.reading(CPU) as read:
-                return {name: read(name, meta.dtype).to(meta.dtype)}
+                tensor = read(name, meta.dtype).to(meta.dtype)
+            if tensor.is_floating_point() and not is_finite(tensor):
+                get_logger(__name__).warning(f"'{name}', which is carried over, holds NaN or Inf, as it is stored in '{directory}'")
+            return {name: tensor}
 
         return Part({name: meta}, make)
 

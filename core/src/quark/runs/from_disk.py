@@ -14,7 +14,6 @@ from torch import nn
 from quark.base.log import get_logger
 from quark.base.ranks import ALONE, Ranks
 from quark.base.torch_state import own_torch_state
-from quark.calibration.finite import refuse_non_finite
 from quark.checkpoint.atomic_directory import Leftover, finished_blocks, refuse_unfinished_run
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.destination import refuse_used_directory
@@ -326,7 +325,6 @@ def _whole(run: Run, tensors: CheckpointSource, output: Output, complete: Callab
     model = tensors.model
     run.events.phase("load")
     tensors.load_all()
-    refuse_non_finite(model, run.plan.quantized)
     finished = quantize_run(run, model, InPlaceSink(model))
     content = finished.content
     if not run.ranks.is_first:

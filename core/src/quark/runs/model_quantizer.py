@@ -11,11 +11,11 @@ import attrs
 import torch
 from torch import Tensor, fx, nn
 
+from quark.base.finite import buffers_of, refuse_non_finite, state_of
 from quark.base.log import get_logger
 from quark.base.names import folded
 from quark.base.torch_state import own_torch_state
 from quark.base.version import refuse_unfit_environment
-from quark.calibration.finite import refuse_non_finite
 from quark.checkpoint.export import exporter_of
 from quark.checkpoint.exporter import ExportOptions
 from quark.config.enums import QuantizationMode
@@ -41,6 +41,10 @@ __all__ = ["M", "ModelQuantizer", "refuse_no_model", "refuse_unfit", "several_de
 
 M = TypeVar("M", bound=nn.Module)
 
+_NOT_FINITE = (
+    "Nothing has been changed. The checkpoint is damaged or comes from a diverged run, or its values were cast to a dtype that cannot hold "
+    "them, such as float16 beyond 65504: repair it, or load it in another dtype"
+)
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -180,7 +184,7 @@ class ModelQuantizer:
                 )
             run = run.with_data(whole, dataloader, device, events=events)
             refuse_unfit(whole, run.plan.quantized)
-            refuse_non_finite(whole, run.plan.quantized)
+            refuse_non_finite(state_of(whole), buffers_of(whole), lambda _: _NOT_FINITE)
             quantize_run(run, whole, InPlaceSink(whole), InMemorySource(coded))
             put_back(whole, model)
         return model

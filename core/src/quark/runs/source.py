@@ -12,8 +12,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from quark.base.finite import buffers_of, is_finite, refuse_non_finite
 from quark.base.log import get_logger, silenced
-from quark.calibration.finite import refuse_non_finite
 from quark.calibration.transform_validation import BlockSource
 from quark.errors import QuarkError
 from quark.models.hf.internals import source_of
@@ -27,14 +27,11 @@ from quark.models.layers.experts import SeparateExperts, separated
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
 from quark.models.plan.family import weight_converters_of
 from quark.models.plan.mixtures import FusedMixture, fused_mixtures
-from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import QuantPlan
 from quark.runs.memory import free_bytes
 
 __all__ = ["BlockSource", "CheckpointSource", "InMemorySource", "ReadAhead", "RunSource", "carried_by"]
 
-PAGE = 4096
-"""Bytes of a page of memory, or a part of one."""
 LEAST_ROOM = 4
 """How many times the size of a block has to be free for it to be read ahead: what works on the block before
 needs memory too.
@@ -161,11 +158,11 @@ class CheckpointSource:
         self._state: dict[str, Tensor] = model.state_dict(keep_vars=True)
         self._dtype_of = {name: tensor.dtype for name, tensor in self._state.items()}
         self._owners = owners_of(model)
+        self._buffers = buffers_of(model)
         # Fused mixtures will be separated; their fused parameters are read, and the separate weights become
         # views of them.
         self._fused = fused_mixtures(model)
         self._recipes: dict[str | None, list[Recipe]] = {}
-        self._rows: list[PlanRow] = []
         self._outside: list[nn.Module] = []
         self._next: dict[str | None, str] = {}
         self._ahead: ReadAhead[str | None, list[tuple[str, Tensor]]] = ReadAhead(self._read)
@@ -177,9 +174,11 @@ class CheckpointSource:
 
         Raises:
             CheckpointError: A file cannot be read.
+            NonFiniteError: A tensor holds NaN or Inf.
         """
-        for target, tensor in self._stored.read(self._stored.recipes, self._dtype_of, self.device):
-            self._place(target, tensor)
+        for recipes in self._recipes.values():
+            for target, tensor in self._checked(recipes):
+                self._place(target, tensor)
         for mixture, fused in self._fused.items():
             _share(fused, self.model.get_submodule(mixture))
 
@@ -193,7 +192,6 @@ class CheckpointSource:
         inside = tuple(f"{name}." for name in names)
         modules = self.model.named_modules(remove_duplicate=False)
         self._outside = [module for name, module in modules if not f"{name}.".startswith(inside or (".",))]
-        self._rows = list(plan.quantized)
         separate = {name for name, m in self.model.named_modules() if isinstance(m, SeparateExperts)}
         self._fused = {name: m for name, m in self._fused.items() if name in separate}
         names_of: dict[int, list[str]] = {}
@@ -210,7 +208,7 @@ class CheckpointSource:
 
         Raises:
             CheckpointError: A file cannot be read.
-            NonFiniteError: A weight that will be quantized holds NaN or Inf.
+            NonFiniteError: A tensor holds NaN or Inf.
         """
         if block is not None and not block.name:
             return
@@ -223,7 +221,6 @@ class CheckpointSource:
         for mixture, fused in self._fused.items():
             if block.owns(mixture) if block is not None else not fused.is_meta:
                 _share(fused, self.model.get_submodule(mixture))
-        refuse_non_finite(self.model, self._rows if block is None else (r for r in self._rows if block.owns(r.name)))
 
     def release(self, block: Block) -> None:
         """Replace a block's tensors by meta tensors, except those that modules outside it share."""
@@ -251,18 +248,30 @@ class CheckpointSource:
         self._ahead.stop()
 
     def _read(self, name: str | None) -> list[tuple[str, Tensor]]:
-        """Return the tensors of a block by name.
+        """Return the tensors of a block by name, whose pages are in memory, since all of them are checked."""
+        if name is None:  # norms and biases of all blocks are small: they are checked before work on a block is lost
+            inside = (recipe for block, recipes in self._recipes.items() if block is not None for recipe in recipes)
+            self._checked([recipe for recipe in inside if all(self._state[target].ndim < 2 for target in recipe.targets)])
+        return self._checked(self._recipes.get(name, ()))
 
-        Their pages are in memory, also where a tensor is a view of a mapped file.
-
-        Of the tensors outside the blocks, for which a run waits when it begins, pages come when they are
-        needed.
-        """
-        tensors = list(self._stored.read(self._recipes.get(name, ()), self._dtype_of, self.device))
-        for _, tensor in tensors if name is not None else ():
-            if tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.numel():
-                tensor.view(-1).view(torch.uint8)[::PAGE].sum()
+    def _checked(self, recipes: Sequence[Recipe]) -> list[tuple[str, Tensor]]:
+        """Read the tensors of some recipes, each with its name, and check them for NaN and Inf."""
+        tensors = list(self._stored.read(recipes, self._dtype_of, self.device))
+        refuse_non_finite(dict(tensors), self._buffers, lambda names: self._blame(names, recipes))
         return tensors
+
+    def _blame(self, names: Sequence[str], recipes: Sequence[Recipe]) -> str:
+        """Return whether the checkpoint holds NaN or Inf, or its cast to the dtype of the run has made it."""
+        wanted = [recipe for recipe in recipes if not set(names).isdisjoint(recipe.targets)]
+        stored = dict(self._stored.read(wanted, dict.fromkeys(self._dtype_of, torch.float64), torch.device("cpu")))
+        dtypes = sorted({str(self._dtype_of[name]).removeprefix("torch.") for name in names})
+        if not all(is_finite(stored[name]) for name in names):
+            return "The checkpoint is damaged or comes from a diverged run: fetch it again, or repair it"
+        largest = max(float(stored[name].abs().max()) for name in names)
+        return (
+            f"The checkpoint is right, and has numbers up to {largest:.6g} there, which {' and '.join(dtypes)} cannot hold: choose another "
+            "dtype for the run, such as dtype='bfloat16' (--dtype bfloat16)"
+        )
 
     def _has_room_for(self, name: str) -> bool:
         """Return whether a block can be in memory beside the one that is worked on, with room to spare."""

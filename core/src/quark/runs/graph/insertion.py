@@ -12,9 +12,9 @@ import attrs
 import torch
 from torch import Tensor, fx, nn
 
+from quark.base.finite import is_finite
 from quark.base.names import folded
 from quark.calibration.batches import Call
-from quark.calibration.finite import is_finite
 from quark.config.layer import QLayerConfig, TensorSpec
 from quark.config.slot import PARAMETERS, Slot
 from quark.errors import CalibrationError, ConfigError, NonFiniteError, QuarkError

@@ -1,0 +1,68 @@
+"""Checks of tensors for NaN and Inf: before any weight is changed, and of everything that is written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from quark.base.from_device import numbers
+from quark.base.log import get_logger
+from quark.base.names import folded
+from quark.errors import NonFiniteError
+
+__all__ = ["buffers_of", "is_finite", "refuse_non_finite", "state_of"]
+
+
+def refuse_non_finite(
+    tensors: Mapping[str, Tensor], buffers: Collection[str], reason: Callable[[Sequence[str]], str], *, warns: bool = True
+) -> None:
+    """Check tensors by full name. Codes, integers and meta tensors are passed over.
+
+    Args:
+        tensors: Those of a model, or those that are written.
+        buffers: Names of buffers, which may hold Inf: masks of attention do.
+        reason: Returns the cause and the fix for the tensors of these names, for the message.
+        warns: Whether a warning names buffers with Inf.
+
+    Raises:
+        NonFiniteError: A tensor holds NaN, or another one than a buffer Inf; the message names all of them.
+    """
+    floats = {n: t.detach() for n, t in tensors.items() if t.is_floating_point() and t.itemsize > 1 and not t.is_meta}
+    sums = numbers(*(_sum(x) for x in floats.values())) if floats else []
+    names = [n for (n, x), total in zip(floats.items(), sums, strict=True) if not (math.isfinite(total) or bool(torch.isfinite(x).all()))]
+    infinite = [n for n in names if n in buffers and not bool(floats[n].isnan().any())]
+    if infinite and warns:
+        get_logger(__name__).warning(
+            f"{len(infinite)} buffer(s) hold Inf, as masks do, and are written as they are: {folded(infinite)}. If they are no masks, the "
+            "checkpoint is damaged, or was cast to float16, whose largest number is 65504"
+        )
+    if names := [n for n in names if n not in infinite]:
+        raise NonFiniteError(f"NaN or Inf in {len(names)} tensor(s): {folded(names)}. {reason(names)}", tensor=names[0])
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and persistent buffers of a model by full name: what a checkpoint of it holds."""
+    return {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if isinstance(tensor, Tensor)}
+
+
+def buffers_of(model: nn.Module) -> frozenset[str]:
+    """Return the full names of the buffers of a model."""
+    return frozenset(name for name, _ in model.named_buffers(remove_duplicate=False))
+
+
+def is_finite(x: Tensor) -> bool:
+    """Return whether no element is NaN or infinite.
+
+    The tensor is read once: NaN and Inf survive a sum. A sum may also overflow by itself, so the elements are
+    tested if it is not finite.
+    """
+    return bool(torch.isfinite(_sum(x))) or bool(torch.isfinite(x).all())
+
+
+def _sum(x: Tensor) -> Tensor:
+    # Sums accumulate in float32 for any result dtype; bfloat16 has the same range, and a result in bfloat16
+    # is twice as fast.
+    return x.sum() if x.dtype is torch.bfloat16 else x.sum(dtype=torch.float32)
