@@ -27,7 +27,7 @@ def extra(module: str, wanted_for: str) -> Any:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != package:
+        if error.name is None or error.name.partition(".")[0].lstrip("_") != package:  # _bz2 of bz2
             raise  # the package is there, and something that it needs is not
         name = _EXTRAS.get(package)
         command = f"pip install 'quark-core[{name}]'" if name else f"pip install {package}"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from quark.calibration.data.extras import extra
 from quark.calibration.data.samples import Sample, is_chat, samples_of
+from quark.calibration.data.text_files import text_lines, whole_text
 from quark.errors import CalibrationError
 
 __all__ = ["json_lines", "parquet", "text", "write_json_lines", "write_parquet", "write_text"]
@@ -19,10 +20,10 @@ def text(path: Path, separator: str = "") -> Iterator[Sample]:
     """Yield the text of a file: one sample, or several where a separator is given.
 
     Args:
-        path: A file in UTF-8.
+        path: A file in UTF-8, perhaps compressed.
         separator: What stands between two samples, such as a line that says so; empty for one sample.
     """
-    content = path.read_text(encoding="utf-8", errors="replace")
+    content = whole_text(path)
     yield from (part for part in (content.split(separator) if separator else [content]) if part.strip())
 
 
@@ -32,7 +33,7 @@ def json_lines(path: Path, column: str | None = None) -> Iterator[Sample]:
     A file that is one list is read likewise.
 
     Args:
-        path: A file in UTF-8, one JSON value a line.
+        path: A file in UTF-8, perhaps compressed, one JSON value a line.
         column: Key that holds the text or the messages; by default "text", or else "messages".
 
     Raises:
@@ -57,7 +58,7 @@ def parquet(path: Path, column: str | None = None) -> Iterator[Sample]:
     try:
         for batch in reader.ParquetFile(path).iter_batches():
             yield from samples_of(((f"'{path}'", row) for row in batch.to_pylist()), column)
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise CalibrationError(f"'{path}' cannot be read as Parquet: {error}") from error
 
 
@@ -83,28 +84,27 @@ def write_parquet(path: Path) -> None:
 
 def _rows(path: Path) -> Iterator[tuple[str, object]]:
     """Yield the values of a file of JSON lines, or of one JSON list, each with where it is."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                value = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                if number > 1:
-                    raise CalibrationError(f"line {number} of '{path}' is not JSON: {error}") from error
-                value = _whole(path)  # its first line is no value of its own
-                yield from ((f"entry {i} of '{path}'", entry) for i, entry in enumerate(value, 1))
-                return
-            if isinstance(value, list) and not is_chat(value):
-                yield from ((f"entry {i} of line {number} of '{path}'", entry) for i, entry in enumerate(value, 1))
-            else:
-                yield f"line {number} of '{path}'", value
+    for number, line in enumerate(text_lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            if number > 1:
+                raise CalibrationError(f"line {number} of '{path}' is not JSON: {error}") from error
+            value = _whole(path)  # its first line is no value of its own
+            yield from ((f"entry {i} of '{path}'", entry) for i, entry in enumerate(value, 1))
+            return
+        if isinstance(value, list) and not is_chat(value):
+            yield from ((f"entry {i} of line {number} of '{path}'", entry) for i, entry in enumerate(value, 1))
+        else:
+            yield f"line {number} of '{path}'", value
 
 
 def _whole(path: Path) -> list[object]:
     """Return the list that a file holds."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        value = json.loads(whole_text(path))
     except (ValueError, RecursionError) as error:
         raise CalibrationError(f"'{path}' holds no JSON, neither one value a line nor one list: {error}") from error
     if not isinstance(value, list):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from quark.errors import CalibrationError
 
-__all__ = ["COLUMNS", "Message", "Sample", "is_chat", "rendered", "sample_of", "samples_of", "text_of", "value_of"]
+__all__ = ["COLUMNS", "Message", "Sample", "is_chat", "is_unicode", "rendered", "sample_of", "samples_of", "text_of", "value_of"]
 
 
 Message = Mapping[str, Any]
@@ -47,6 +48,19 @@ def is_chat(value: Any) -> bool:
     """Return whether a value is a list of messages, at least one."""
     messages = value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else ()
     return len(messages) > 0 and all(isinstance(m, Mapping) and "role" in m and "content" in m for m in messages)
+
+
+def is_unicode(sample: Sample) -> bool:
+    """Return whether a sample can be encoded: it holds no half of a surrogate pair.
+
+    >>> is_unicode("\\ud83d")
+    False
+    """
+    try:
+        (sample if isinstance(sample, str) else json.dumps(list(sample), ensure_ascii=False, default=str)).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def value_of(row: Any, column: str | None, where: str) -> Any:

@@ -7,7 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from quark.calibration.data.samples import Sample, sample_of
+from quark.base.log import get_logger
+from quark.calibration.data.samples import Sample, is_unicode, sample_of
+from quark.calibration.data.text_files import without_compression
 from quark.errors import AmbiguousNameError, CalibrationError
 from quark.plugins import datasets
 from quark.plugins.attribution import attributed, origin
@@ -72,24 +74,33 @@ def _read(name: str, files: list[Path], options: dict[str, Any]) -> Iterator[Sam
 
 def _samples(name: str, readers: Sequence[tuple[str, Callable[[], Iterable[object]]]]) -> Iterator[Sample]:
     """Yield the samples of all readers of a source; each reader comes with the name of its file."""
-    is_empty = True
-    for where, reader in readers:
-        with attributed(f"reading {where}", origin("datasets", name)):
-            values = iter(reader())
-        while True:
+    is_empty, broken = True, 0
+    try:
+        for where, reader in readers:
             with attributed(f"reading {where}", origin("datasets", name)):
-                value = next(values, _END)
-            if value is _END:
-                break
-            is_empty = False
-            yield sample_of(value, where)
+                values = iter(reader())
+            while True:
+                with attributed(f"reading {where}", origin("datasets", name)):
+                    value = next(values, _END)
+                if value is _END:
+                    break
+                sample = sample_of(value, where)
+                if not is_unicode(sample):
+                    broken += 1
+                    continue
+                is_empty = False
+                yield sample
+    finally:
+        if broken:
+            get_logger(__name__).warning(f"{broken} sample(s) hold half of a surrogate pair, which no tokenizer reads, and are left out.")
     if is_empty:
         raise CalibrationError(f"{', '.join(where for where, _ in readers)} holds no text")
 
 
 def _source_of(file: Path) -> str | None:
     """Return the name of the source that reads files with that ending; None where no source does."""
-    names = [record.name for record in datasets() if file.suffix.lower() in record.suffixes]
+    endings = (file.suffix.lower(), without_compression(file).suffix.lower())
+    names = next((names for ending in endings if (names := [record.name for record in datasets() if ending in record.suffixes])), [])
     if len(names) > 1:
         raise AmbiguousNameError(f"the sources {' and '.join(names)} both read files like '{file}': name one, with the option path={file}")
     return next(iter(names), None)
@@ -100,10 +111,12 @@ def _files_of(path: Path) -> list[Path]:
     if not path.exists():
         known = ", ".join(datasets().names())
         raise CalibrationError(f"'{path}' is neither a file nor a directory, nor one of the sources of data: {known}")
-    if not path.is_dir():
+    if path.is_file():
         return [path]
+    if not path.is_dir():
+        raise CalibrationError(f"'{path}' is a pipe or a device, which may never end: write the text to a file first")
     files = [file for file in sorted(path.iterdir()) if file.is_file() and _source_of(file) is not None]
-    kinds = sorted({file.suffix.lower() for file in files})
+    kinds = sorted({without_compression(file).suffix.lower() for file in files})
     if not files:
         known = ", ".join(sorted(suffix for record in datasets() for suffix in record.suffixes))
         raise CalibrationError(f"the directory '{path}' has no file that can be read as text: there are sources for {known}")
