@@ -151,7 +151,7 @@ class SampledInputs(Inputs):
     one_in = 4
 
 
-@pytest.mark.parametrize("kind", ["tokens", "with a mask", "padded", "another last layer"])
+@pytest.mark.parametrize("kind", ["tokens", "with a mask", "another last layer"])
 def test_an_mlp_computes_the_tokens_alone_that_statistics_take(kind: str) -> None:
     """In forwards that end inside of it; statistics see the same."""
 
@@ -166,11 +166,8 @@ def test_an_mlp_computes_the_tokens_alone_that_statistics_take(kind: str) -> Non
             block.forward = lambda x, *args, **kwargs: plain(x, *args, **kwargs) + 0 * block.self_attn.o_proj(x)
         batches: Any = tiny.calibration_batches(8, 16)
         data = batches
-        if kind in ("with a mask", "padded"):
+        if kind == "with a mask":
             data = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in batches]
-        if kind == "padded":
-            for batch in data:
-                batch["attention_mask"][:, :3] = 0
         quantized(model, config("int4_wo_32"), transform, data)
         statistic = transform.shown["model.layers.0"].statistics["mlp.down_proj"][needs]
         assert isinstance(statistic, Inputs)
@@ -200,7 +197,7 @@ class Measuring(Scaling):
         return super().apply(block)
 
 
-@pytest.mark.parametrize("kind", ["tokens", "padded", "static"])
+@pytest.mark.parametrize("kind", ["tokens", "static"])
 def test_an_mlp_computes_the_tokens_alone_that_are_compared(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One in four of the sequences that are held out; the scale of a static input is of all tokens."""
 
@@ -209,10 +206,6 @@ def test_an_mlp_computes_the_tokens_alone_that_are_compared(kind: str, monkeypat
         model, transform, rows = tiny.tiny_model(), Measuring(), list[int]()
         model.model.layers[0].mlp.register_forward_hook(lambda _, args, output: rows.append(output[..., 0].count_nonzero().item()))
         data: Any = tiny.calibration_batches(8, 16)
-        if kind == "padded":
-            data = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in data]
-            for batch in data:
-                batch["attention_mask"][:, :3] = 0
         quantized(model, config("int8" if kind == "static" else "int4_wo_32"), transform, data)
         return transform, rows
 

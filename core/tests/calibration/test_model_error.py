@@ -152,8 +152,8 @@ def test_only_what_can_be_compared_is_compared(monkeypatch: pytest.MonkeyPatch) 
     assert comparison([Call((ids,))]).calls[0].args[0].shape == (1, 9)
 
 
-def test_token_ids_of_a_call_are_ids_alone_without_padding() -> None:
-    ids, mask = torch.ones(1, 4, dtype=torch.int64), torch.tensor([[1, 1, 1, 0]])
+def test_token_ids_of_a_call_are_ids_alone_or_with_a_mask_of_two_axes() -> None:
+    ids, mask = torch.ones(1, 4, dtype=torch.int64), torch.ones(1, 1, 4, 4)
     assert ids_of(Call((ids,))) is ids
     assert ids_of(Call((), {"input_ids": ids, "attention_mask": torch.ones_like(ids)})) is ids
     for call in (Call((ids,), {"attention_mask": mask}), Call((ids, ids)), Call((), {"labels": ids}), Call((ids.float(),)), Call()):

@@ -1,4 +1,4 @@
-"""Which tokens are looked at, without padding, held out or not; pause points of layers and of experts."""
+"""Which tokens are looked at, held out or not; pause points of layers and of experts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from quark.models.plan.decoder_blocks import Block
 from quark_devkit.example_specs import int8_spec
 
 X = torch.arange(24.0).reshape(2, 4, 3)
-MASK = torch.tensor([[0, 1, 1, 1], [1, 1, 0, 0]])
 HELD = torch.tensor([[0, 0, 0, 1], [0, 1, 0, 0]]).bool()
 
 
@@ -27,20 +26,14 @@ def numbers(x: Tensor) -> list[int]:
 
 
 @pytest.mark.parametrize("x", [X, X.flatten(0, 1)])
-@pytest.mark.parametrize(("held_out", "expected"), [(None, [1, 2, 3, 4, 5]), (True, [3, 5]), (False, [1, 2, 4])])
-def test_tokens_are_divided_and_padding_is_in_neither_part(x: Tensor, held_out: bool | None, expected: list[int]) -> None:
-    call = Call(kwargs={"attention_mask": MASK}, held_out=HELD)
-    assert numbers(tokens_of(x, call, held_out=held_out)) == expected
-
-
-def test_without_a_mask_all_are_tokens() -> None:
-    assert numbers(tokens_of(X, Call(held_out=HELD), held_out=False)) == [0, 1, 2, 4, 6, 7]
+@pytest.mark.parametrize(("held_out", "expected"), [(None, list(range(8))), (True, [3, 5]), (False, [0, 1, 2, 4, 6, 7])])
+def test_each_token_is_in_one_of_the_two_parts(x: Tensor, held_out: bool | None, expected: list[int]) -> None:
+    assert numbers(tokens_of(x, Call(held_out=HELD), held_out=held_out)) == expected
 
 
 def test_of_a_call_without_any_nothing_is_held_out() -> None:
-    call = Call(kwargs={"attention_mask": MASK})
-    assert numbers(tokens_of(X, call, held_out=False)) == [1, 2, 3, 4, 5]
-    assert len(tokens_of(X, call, held_out=True)) == 0
+    assert numbers(tokens_of(X, Call(), held_out=False)) == list(range(8))
+    assert len(tokens_of(X, Call(), held_out=True)) == 0
 
 
 def test_a_row_that_is_held_out_is_so_with_all_its_places() -> None:
@@ -50,7 +43,7 @@ def test_a_row_that_is_held_out_is_so_with_all_its_places() -> None:
 
 def test_tokens_routed_to_an_expert_are_held_out_with_the_whole_of_their_call_alone() -> None:
     routed = X.flatten(0, 1)[[5, 1, 3]]
-    part, whole = Call(kwargs={"attention_mask": MASK}, held_out=HELD), Call(kwargs={"attention_mask": MASK}, held_out=MASK.bool())
+    part, whole = Call(held_out=HELD), Call(held_out=torch.ones_like(HELD))
     assert numbers(tokens_of(routed, part, held_out=False)) == [5, 1, 3]
     assert len(tokens_of(routed, part, held_out=True)) == 0
     assert len(tokens_of(routed, whole, held_out=False)) == 0

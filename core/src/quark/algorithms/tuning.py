@@ -28,7 +28,7 @@ class Sample:
 
     Attributes:
         number: Of the call.
-        target: Output of the float block for its tokens, without padding, ``[tokens, channels]``, in the
+        target: Output of the float block for its tokens, ``[tokens, channels]``, in the
             model's dtype.
         is_held_out: Which of these tokens nothing may be fitted to, bool, ``[tokens]``.
     """

@@ -10,7 +10,8 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.calibration.held_out import Sequences, held_out
+from quark.calibration.held_out import held_out
+from quark.calibration.padding import MASK, main_tensor, without_padding
 from quark.errors import CalibrationError
 
 __all__ = ["MOST_BATCHES", "Call", "calls", "ids_of"]
@@ -20,7 +21,6 @@ MOST_BATCHES = 16_384
 
 _KINDS = "a tensor of token ids, a dict of tensors, a list or tuple of tensors (the positional arguments), or one of dicts"
 _IDS = "input_ids"
-_MASK = "attention_mask"
 _DTYPES = (torch.int64, torch.int32)
 
 
@@ -52,6 +52,8 @@ class Call:
 def calls(data: Iterable[Any] | None, wanted_by: str = "activations with static scales", model: nn.Module | None = None) -> list[Call]:
     """Return every batch of ``data`` as a call; a batch that is a list of dicts gives one call per dict.
 
+    A batch with padding gives one call per sequence, without it (`quark.calibration.padding`).
+
     Args:
         data: A DataLoader or any iterable of tensors, dicts (BatchEncoding too), lists or tuples of tensors
             (positional arguments), or lists of dicts; or one tensor or dict. Batches may differ in length;
@@ -72,12 +74,17 @@ def calls(data: Iterable[Any] | None, wanted_by: str = "activations with static 
             "--calib on the command line; or use a scheme with dynamic or float activations, and no algorithm that needs layer inputs"
         )
     inputs = ModelInputs.of(model)
-    parsed = []
+    parsed, number = list[Call](), -1
     for number, batch in enumerate(_read(data)):
+        name = f"calibration batch {number}"
         for args, kwargs in _arguments(batch, number):
-            parsed.append(Call(*inputs.checked(args, kwargs, f"calibration batch {number}")))
-    if not parsed:
+            for part in without_padding(*inputs.checked(args, kwargs, name), name, has_decoder=inputs.has_decoder):
+                parsed.append(Call(*part))
+                inputs.check_vocabulary(parsed[-1], name)
+    if number < 0:
         raise CalibrationError("the calibration data is empty: no scale or statistic can be computed. Give at least one sequence")
+    if not parsed:
+        raise CalibrationError("the calibration data is padding alone: every attention_mask is 0 everywhere. Give at least one token")
     return _with_held_out(parsed)
 
 
@@ -131,37 +138,24 @@ def _arguments(batch: Any, number: int) -> Iterator[tuple[tuple[Any, ...], dict[
         raise CalibrationError(f"calibration batch {number} is a {type(batch).__name__}: a batch is {_KINDS}")
 
 
-def _sequences(call: Call) -> Sequences | None:
-    """Return the sequences of a call: its token ids, or else its first tensor; None if it has no tensor."""
-    named = [call.kwargs[name] for name in ("input_ids", "inputs_embeds") if name in call.kwargs]
-    rows = next((v for v in (*call.args, *named, *call.kwargs.values()) if isinstance(v, Tensor) and v.ndim > 0), None)
-    mask = call.kwargs.get("attention_mask")
-    return None if rows is None else Sequences(rows, mask if isinstance(mask, Tensor) else None)
-
-
 def ids_of(call: Call) -> Tensor | None:
-    """Return the token ids ``[batch, tokens]`` of a call that has nothing else but a mask without padding.
+    """Return the token ids ``[batch, tokens]`` of a call with nothing else but a mask of two axes.
 
     None for another call.
     """
     tensors: dict[Any, Any] = {**dict(enumerate(call.args)), **call.kwargs}
-    mask, ids = tensors.pop(_MASK, None), next(iter(tensors.values()), None)
+    mask, ids = tensors.pop(MASK, None), next(iter(tensors.values()), None)
     is_alone = len(tensors) == 1 and (bool(call.args) or _IDS in tensors)
     if not is_alone or not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point():
         return None
-    return ids if mask is None or (isinstance(mask, Tensor) and bool((mask == 1).all())) else None
+    return ids if mask is None or (isinstance(mask, Tensor) and mask.ndim == 2) else None
 
 
 def _with_held_out(parsed: Sequence[Call]) -> list[Call]:
     """Return the calls with masks of their held-out tokens."""
-    sequences = [_sequences(call) for call in parsed]
-    present = [s for s in sequences if s is not None]
-    if present and not any(bool(s.tokens.any()) for s in present):
-        raise CalibrationError("the calibration data is padding alone: every attention_mask is 0 everywhere. Give at least one token")
-    masks = iter(held_out(present))
-    held_masks = [None if s is None else next(masks) for s in sequences]
-    pairs = zip(parsed, held_masks, strict=True)
-    return [call if mask is None or not mask.any() else attrs.evolve(call, held_out=mask) for call, mask in pairs]
+    rows = {number: main for number, call in enumerate(parsed) if (main := main_tensor(call.args, call.kwargs)) is not None}
+    masks = dict(zip(rows, held_out(list(rows.values())), strict=True))
+    return [attrs.evolve(call, held_out=masks[n]) if n in masks and bool(masks[n].any()) else call for n, call in enumerate(parsed)]
 
 
 def _moved(value: Any, device: torch.device) -> Any:
@@ -176,19 +170,23 @@ class ModelInputs:
         vocabulary: The number of token ids; None where the model takes no token ids or the number is not
             known.
         names: Names of the positional arguments, in order; empty where they are not known.
+        has_decoder: Whether it is an encoder-decoder model, which makes its decoder's input of ``labels``.
     """
 
     vocabulary: int | None = None
     names: tuple[str, ...] = ()
+    has_decoder: bool = False
 
     @classmethod
     def of(cls, model: nn.Module | None) -> ModelInputs:
         """Return the inputs that a model declares; transformers models declare their main input."""
-        if model is None or getattr(model, "main_input_name", None) != _IDS:
+        if model is None:
             return cls()
         parameters = inspect.signature(model.forward).parameters.values()
         names = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
-        return cls(_vocabulary_of(model), names if names[:1] == (_IDS,) else ())
+        has_rest = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+        vocabulary = _vocabulary_of(model) if getattr(model, "main_input_name", None) == _IDS else None
+        return cls(vocabulary, () if has_rest else names, bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False)))
 
     def checked(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], batch: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of one call: token ids with a batch axis first, the others by name.
@@ -214,9 +212,9 @@ class ModelInputs:
             self._check_ids(ids, kwargs, batch)
         if not isinstance(ids, Tensor) or ids.is_floating_point():
             return args, dict(kwargs)
-        with_batch = {k: v[None] if k in (_IDS, _MASK) and isinstance(v, Tensor) and v.ndim == 1 else v for k, v in kwargs.items()}
+        with_batch = {k: v[None] if k in (_IDS, MASK) and isinstance(v, Tensor) and v.ndim == 1 else v for k, v in kwargs.items()}
         first = tuple(a[None] if a is ids and ids.ndim == 1 else a for a in args)
-        _check_mask(first[0] if first else with_batch[_IDS], with_batch.get(_MASK), batch)
+        _check_mask(first[0] if first else with_batch[_IDS], with_batch.get(MASK), batch)
         return first, with_batch
 
     def _check_ids(self, ids: Any, kwargs: Mapping[str, Any], batch: str) -> None:
@@ -230,7 +228,16 @@ class ModelInputs:
             raise CalibrationError(f"the token ids of {batch} have the dtype {ids.dtype}: give torch.int64, as with .long()")
         if ids.ndim not in (1, 2):
             raise CalibrationError(f"the token ids of {batch} have the shape {list(ids.shape)}: give [batch, tokens]")
-        assert self.vocabulary is not None
+
+    def check_vocabulary(self, call: Call, batch: str) -> None:
+        """Check that the model has each token id of a call; ids of padding are not there any more.
+
+        Raises:
+            CalibrationError: It does not.
+        """
+        ids = call.args[0] if call.args else call.kwargs.get(_IDS)
+        if self.vocabulary is None or ids is None:
+            return
         lowest, highest = int(ids.min()), int(ids.max())
         if lowest < 0 or highest >= self.vocabulary:
             raise CalibrationError(
@@ -262,5 +269,5 @@ def _check_mask(ids: Tensor, mask: Any, batch: str) -> None:
     """
     if isinstance(mask, Tensor) and mask.ndim <= 2 and mask.shape != ids.shape:
         raise CalibrationError(
-            f"'{_MASK}' of {batch} has the shape {list(mask.shape)}, and the token ids have {list(ids.shape)}: give one of their shape"
+            f"'{MASK}' of {batch} has the shape {list(mask.shape)}, and the token ids have {list(ids.shape)}: give one of their shape"
         )

@@ -24,7 +24,7 @@ from quark.calibration.attention import calibrating, inside_block
 from quark.calibration.block_calibration import BlockCalibration
 from quark.calibration.forwards import Forward, current_forward, replaced_forward
 from quark.calibration.input_statistics import Collector
-from quark.calibration.pause_points import PausePoint, PooledExperts, number_of_tokens, pooled_experts
+from quark.calibration.pause_points import PausePoint, PooledExperts, pooled_experts
 from quark.calibration.rounding_tasks import round_to_nearest
 from quark.calibration.rounding_validation import round_validated
 
@@ -244,7 +244,7 @@ class BlockRounding(BlockCalibration):
     def _collected(self, leader: PausePoint, inputs: Mapping[Forward, Tensor], *, is_alone: bool) -> Collector:
         quantizer, weight = leader.quantized.input_quantizer, leader.quantized.weight
         rows, columns = weight.shape  # type: ignore[misc]
-        counts = self._ranks.gather(sum(number_of_tokens(x, forward.call) for forward, x in inputs.items()))
+        counts = self._ranks.gather(sum(x.numel() // x.shape[-1] for x in inputs.values()))
         position = sum(counts[: self._ranks.rank])
         kinds, grid = self._checked.rounding.needs, self._block_run.grid
         # Tokens are routed differently in the float model: inputs of its experts are of other tokens.

@@ -19,7 +19,7 @@ from quark.calibration.input_groups import InputGroups, common_groups
 from quark.calibration.lockstep import BlockRun, EndOfBlock
 from quark.calibration.module_state import state_of
 from quark.calibration.output_error import as_rounded, configs_of, tensor_of
-from quark.calibration.pause_points import has_padding, tokens_of
+from quark.calibration.pause_points import tokens_of
 from quark.calibration.plugin_checks import StartedTransform
 from quark.calibration.sample_grid import Sums
 from quark.config.architecture import Architecture
@@ -202,7 +202,7 @@ class BlockTransforms:
 
         def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
             forward = current_forward()
-            if forward is None or not args or not self._is_of_statistics_alone(forward) or has_padding(forward.call):
+            if forward is None or not args or not self._is_of_statistics_alone(forward):
                 return None
             first, called = next(iter(self._called.values()), []), self._called.get(forward, [])
             left = first[len(called) :]
@@ -256,7 +256,7 @@ class BlockTransforms:
     def _step(self, forward: Forward) -> int:
         """Return of how many tokens of a forward one is compared; 1 unless all of them are held out."""
         call = forward.call
-        is_whole = call.held_out is not None and bool(call.held_out.all()) and not has_padding(call)
+        is_whole = call.held_out is not None and bool(call.held_out.all())
         return self._compared_one_in if is_whole else 1
 
     def _validation_tokens(self, forward: Forward, output: Any) -> Tensor:

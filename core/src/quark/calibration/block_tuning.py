@@ -18,7 +18,6 @@ from quark.calibration.forwards import Forward
 from quark.calibration.held_out import held_out_ends
 from quark.calibration.lockstep import BlockRun
 from quark.calibration.output_error import tensor_of
-from quark.calibration.pause_points import tokens_of
 from quark.calibration.phases import PhaseClock
 from quark.models.layers import QuantizedLayer
 from quark.models.layers.quantized_layers import linear_weight
@@ -73,10 +72,9 @@ class BlockTuning:
     def _see_target(self, forward: Forward, output: Any) -> None:
         """Keep the output of the float block in a forward as the target of its call."""
         stream = tensor_of(output).detach()
-        length = stream.shape[-2] if stream.ndim > 2 else stream[..., 0].numel()
-        rows = (torch.arange(stream[..., 0].numel(), device=stream.device) // length).view(*stream.shape[:-1], 1)
-        held_out = held_out_ends(tokens_of(rows, forward.call).squeeze(-1))
-        self._samples[forward.is_float][forward.number] = Sample(forward.number, tokens_of(stream, forward.call).clone(), held_out)
+        target = stream.flatten(0, -2).clone()
+        held_out = held_out_ends(torch.arange(len(target), device=stream.device) // stream.shape[-2])
+        self._samples[forward.is_float][forward.number] = Sample(forward.number, target, held_out)
 
     def rehearse(self, stand_in: Callable[..., Any] | None) -> None:
         """Let the forwards into the block while it is rounded, and keep their outputs.
@@ -184,8 +182,8 @@ class BlockTuning:
         return OutputError.joined(errors)
 
 
-def _tokens(forward: Forward, output: Any) -> Tensor:
-    return tokens_of(tensor_of(output), forward.call)
+def _tokens(_: Forward, output: Any) -> Tensor:
+    return tensor_of(output).flatten(0, -2)
 
 
 @attrs.frozen(eq=False)

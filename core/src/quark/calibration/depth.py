@@ -16,7 +16,6 @@ from quark.algorithms import OutputError
 from quark.calibration.figures import decibels
 from quark.calibration.forwards import current_forward
 from quark.calibration.output_error import tensor_of
-from quark.calibration.pause_points import tokens_of
 from quark.models.plan.decoder_blocks import Block
 
 __all__ = ["DEPTH_CALLS", "DepthError", "depth_figures"]
@@ -58,7 +57,7 @@ class DepthError:
             forward = current_forward()
             if forward is None or forward.is_probe or forward.number >= DEPTH_CALLS:
                 return
-            hidden = tokens_of(tensor_of(output), forward.call)
+            hidden = tensor_of(output).flatten(0, -2)
             other = self._left.pop((name, forward.number, not forward.is_float), None)
             if other is None:
                 self._left[name, forward.number, forward.is_float] = hidden

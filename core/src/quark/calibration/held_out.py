@@ -5,7 +5,7 @@ An algorithm validates its decisions on tokens that it has not seen.
 There are three rules, for three kinds of decisions:
 
 - `held_out`, for transforms, which compare whole outputs of a block: whole sequences, an eighth to a quarter
-  of all tokens, never padding. The choice depends on the contents of the sequences alone, neither on their
+  of all tokens. The choice depends on the contents of the sequences alone, neither on their
   order nor on how they are split into batches.
 - `held_out_tokens`, for roundings, which compare the outputs of one layer: one token in sixteen, at most 128,
   the first ones of each input.
@@ -21,7 +21,6 @@ import ctypes
 import hashlib
 from collections.abc import Iterator, Sequence
 
-import attrs
 import torch
 from torch import Tensor
 
@@ -33,7 +32,6 @@ __all__ = [
     "MOST_TOKENS",
     "ONE_IN",
     "TOKENS_PER_CHANNEL",
-    "Sequences",
     "held_out",
     "held_out_ends",
     "held_out_tokens",
@@ -67,74 +65,54 @@ win.
 """
 
 
-@attrs.frozen(eq=False)
-class Sequences:
-    """The sequences of one call of the model.
+def held_out(batches: Sequence[Tensor]) -> list[Tensor]:
+    """Return for each batch which of its tokens are held out.
 
-    Attributes:
-        rows: Token ids ``[batch, tokens]``, or any other tensor whose first axis is the batch, such as
-            images.
-        is_token: ``[batch, tokens]``, nonzero where a token is no padding; None where all count.
-    """
-
-    rows: Tensor
-    is_token: Tensor | None = None
-
-    @property
-    def tokens(self) -> Tensor:
-        """Tokens that may be held out, bool, on the CPU.
-
-        ``[batch, tokens]``, or ``[batch, 1]`` where rows are not made of token ids.
-        """
-        shape = self.rows.shape if self.are_ids else (self.rows.shape[0], 1)
-        if self.is_token is not None and self.is_token.shape == shape:
-            return self.is_token.cpu() != 0
-        return torch.ones(shape, dtype=torch.bool)
-
-    @property
-    def are_ids(self) -> bool:
-        """Whether rows are made of tokens: some of them can be held out."""
-        return self.rows.ndim == 2 and not self.rows.is_floating_point()
-
-
-def held_out(calls: Sequence[Sequences]) -> list[Tensor]:
-    """Return for each call which of its tokens are held out.
-
-    A result is bool, of the shape of `Sequences.tokens`, on the CPU.
+    A result is bool, on the CPU: ``[batch, tokens]`` for token ids, and ``[batch, 1]`` for rows that are not
+    made of tokens, such as images.
 
     Whole sequences are, if there are enough of them (eight, if all have one length): those that a hash of
     their content puts first, and equal ones together. Of fewer, the last eighth of the tokens of each. Where
     neither can be, as with one image, all masks are False.
 
     Args:
-        calls: All of them; of each, whatever its rows are.
+        batches: All of them: token ids ``[batch, tokens]``, or any other tensors whose first axis is the
+            batch.
     """
-    tokens = [call.tokens for call in calls]
-    rows, is_enough = _rows(calls, tokens)
+    rows, is_enough = _rows(batches)
     if not is_enough:
-        ends = [_end_of_each(t) for t in tokens]
+        ends = [_end_of_each(batch) for batch in batches]
         if any(bool(mask.any()) for mask in ends):
             return ends
-    masks = [torch.zeros_like(t) for t in tokens]
-    for call, row in rows:
-        masks[call][row] = tokens[call][row]
+    masks = [torch.zeros(len(batch), _tokens_in_row(batch), dtype=torch.bool) for batch in batches]
+    for number, row in rows:
+        masks[number][row] = True
     return masks
 
 
-def _rows(calls: Sequence[Sequences], tokens: Sequence[Tensor]) -> tuple[list[tuple[int, int]], bool]:
-    """Return rows to hold out, each a call's number and its own, and whether they are enough.
+def _are_ids(batch: Tensor) -> bool:
+    """Return whether rows are made of tokens: some of them can be held out."""
+    return batch.ndim == 2 and not batch.is_floating_point()
+
+
+def _tokens_in_row(batch: Tensor) -> int:
+    return batch.shape[1] if _are_ids(batch) else 1
+
+
+def _rows(batches: Sequence[Tensor]) -> tuple[list[tuple[int, int]], bool]:
+    """Return rows to hold out, each a batch's number and its own, and whether they are enough.
 
     They have at most `MOST_SHARE` of all tokens.
     """
     equal: dict[bytes, list[tuple[int, int]]] = {}
-    for number, call in enumerate(calls):
-        for row, digest in _digests(call, tokens[number]):
+    for number, batch in enumerate(batches):
+        for row, digest in enumerate(_digests(batch)):
             equal.setdefault(digest, []).append((number, row))
-    total, size = sum(int(t.sum()) for t in tokens), 0
+    total, size = sum(len(batch) * _tokens_in_row(batch) for batch in batches), 0
     chosen: list[tuple[int, int]] = []
     number_of_groups = 0
     for _, group in sorted(equal.items()):
-        more = sum(int(tokens[number][row].sum()) for number, row in group)
+        more = sum(_tokens_in_row(batches[number]) for number, _ in group)
         if size + more <= MOST_SHARE * total:
             chosen += group
             size, number_of_groups = size + more, number_of_groups + 1
@@ -143,21 +121,18 @@ def _rows(calls: Sequence[Sequences], tokens: Sequence[Tensor]) -> tuple[list[tu
     return chosen, False
 
 
-def _digests(call: Sequences, tokens: Tensor) -> Iterator[tuple[int, bytes]]:
-    """Yield a hash of each row that has tokens; padding, and the dtype of token ids, make no difference."""
-    rows = call.rows.detach().cpu()
-    for number in torch.nonzero(tokens.any(-1)).flatten().tolist():
-        row = (rows[number].long()[tokens[number]] if call.are_ids else rows[number]).contiguous()
-        content = ctypes.string_at(row.data_ptr(), row.numel() * row.element_size())
-        yield number, hashlib.blake2b(content, digest_size=16).digest()
+def _digests(batch: Tensor) -> Iterator[bytes]:
+    """Yield a hash of each row; the dtype of token ids makes no difference."""
+    for row in batch.detach().cpu():
+        content = (row.long() if _are_ids(batch) else row).contiguous()
+        yield hashlib.blake2b(ctypes.string_at(content.data_ptr(), content.nbytes), digest_size=16).digest()
 
 
-def _end_of_each(tokens: Tensor) -> Tensor:
+def _end_of_each(batch: Tensor) -> Tensor:
     """Return the last eighth of the tokens of each row, rounded, and one of four to eleven."""
-    counts = tokens.sum(-1, keepdim=True)
-    wanted = torch.where(counts * MOST_SHARE < 1, 0, (counts * LEAST_SHARE).round().clamp(min=1))
-    from_the_end = tokens.flip(-1).cumsum(-1).flip(-1)
-    return tokens & (from_the_end <= wanted)
+    tokens = _tokens_in_row(batch)
+    wanted = max(1, round(tokens * LEAST_SHARE)) if tokens * MOST_SHARE >= 1 else 0
+    return (torch.arange(tokens) >= tokens - wanted).expand(len(batch), -1)
 
 
 def held_out_tokens(tokens: int) -> int:

@@ -11,7 +11,6 @@ from quark.algorithms import HeldOut, Statistic
 from quark.calibration.figures import InputSample
 from quark.calibration.forwards import Forward
 from quark.calibration.held_out import FEWEST_TOKENS, TOKENS_PER_CHANNEL, held_out_tokens
-from quark.calibration.pause_points import tokens_of
 from quark.calibration.sample_grid import SampleGrid, Sums
 from quark.models.layers import QuantizerModule
 
@@ -83,19 +82,19 @@ class Collector:
         """Take in the tokens of the layers' input in one forward, and return their number.
 
         Args:
-            x: The input, float, without padding left out.
+            x: The input, float.
             quantizer: Of the input; None where the statistics are of the float input.
             reference: The input in the float model, or the output; None if unknown. One of another shape does
                 not count.
             forward: Brings the input.
             position: As of `update`.
         """
-        seen = tokens_of(x if quantizer is None else quantizer(x), forward.call)
+        plain = x.flatten(0, -2)
+        seen = plain if quantizer is None else quantizer(x).flatten(0, -2)
         if self.sample is None and len(seen):
-            plain = seen if quantizer is None else tokens_of(x, forward.call)
             self.sample = InputSample.of(plain[:_TOKENS_SHOWN], None if quantizer is None else seen[:_TOKENS_SHOWN])
         if reference is not None:
-            reference = tokens_of(reference, forward.call) if reference.shape[:-1] == x.shape[:-1] else None
+            reference = reference.flatten(0, -2) if reference.shape[:-1] == x.shape[:-1] else None
         self.update(seen, reference, forward.number, position)
         return len(seen)
 

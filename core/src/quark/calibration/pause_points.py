@@ -27,7 +27,7 @@ from quark.calibration.lockstep import BlockRun
 from quark.models.layers import QuantizedLayer
 from quark.models.plan.decoder_blocks import Block
 
-__all__ = ["PausePoint", "PooledExperts", "has_padding", "number_of_tokens", "pooled_experts", "tokens_of"]
+__all__ = ["PausePoint", "PooledExperts", "pooled_experts", "tokens_of"]
 
 
 class PausePoint:
@@ -114,57 +114,26 @@ class PausePoint:
 
 
 def tokens_of(x: Tensor, call: Call, *, held_out: bool | None = None) -> Tensor:
-    """Return the tokens of an input as ``[n, K]``, without padding.
+    """Return the tokens of an input as ``[n, K]``; none of them is padding (`quark.calibration.padding`).
 
     The input is ``x [batch, tokens, K]`` or ``[batch · tokens, K]``.
 
     Args:
         x: Of a forward of that call. Where its tokens have another arrangement, such as those routed to an
             expert, all of them count as held out if all of the call is, and none otherwise.
-        call: Its ``attention_mask [batch, tokens]`` says what is padding.
+        call: Says which tokens are held out.
         held_out: True for the tokens alone that are held out, False for the others, None for both.
     """
     flat = x.reshape(-1, x.shape[-1])
-    chosen = _chosen(call, held_out)
-    if chosen is None:
-        return flat
-    mask = _laid_out(chosen, x.shape[:-1])
-    if mask is not None:
-        if bool(mask.all()):
-            return flat
-        rows = mask.nonzero().squeeze(1)  # on the host, which has the mask: a device would have to be asked how many there are
-        return flat.index_select(0, rows.to(flat.device, non_blocking=True))
-    is_held_out = call.held_out is not None and not bool(_chosen(call, False).any())  # type: ignore[union-attr]
-    return flat if held_out in (None, is_held_out) else flat[:0]
-
-
-def number_of_tokens(x: Tensor, call: Call) -> int:
-    """Return how many tokens `tokens_of` gives of ``x``."""
-    chosen = _chosen(call, None)
-    mask = None if chosen is None else _laid_out(chosen, x.shape[:-1])
-    return x.numel() // x.shape[-1] if mask is None else int(mask.sum())
-
-
-def has_padding(call: Call) -> bool:
-    """Return whether some tokens of a call are padding."""
-    is_token = _chosen(call, None)
-    return is_token is not None and not bool(is_token.all())
-
-
-def _chosen(call: Call, held_out: bool | None) -> Tensor | None:
-    """Return the tokens that `tokens_of` is asked for, bool, on the CPU.
-
-    ``[batch, tokens]`` or ``[batch, 1]``; None where they are all.
-    """
-    mask = call.kwargs.get("attention_mask")
-    is_token = mask.cpu() != 0 if isinstance(mask, Tensor) and mask.ndim == 2 else None
     if held_out is None:
-        return is_token
-    if call.held_out is None:
-        return torch.zeros(1, 1, dtype=torch.bool) if held_out else is_token
-    if held_out:
-        return call.held_out
-    return ~call.held_out if is_token is None else is_token & ~call.held_out
+        return flat
+    if call.held_out is None or bool(call.held_out.all()):
+        return flat if held_out == (call.held_out is not None) else flat[:0]
+    mask = _laid_out(call.held_out if held_out else ~call.held_out, x.shape[:-1])
+    if mask is None:
+        return flat[:0] if held_out else flat
+    rows = mask.nonzero().squeeze(1)  # on the host, which has the mask: a device would have to be asked how many there are
+    return flat.index_select(0, rows.to(flat.device, non_blocking=True))
 
 
 def _laid_out(mask: Tensor, shape: torch.Size) -> Tensor | None:

@@ -24,7 +24,6 @@ from quark.calibration.block_calibration import BlockCalibration
 from quark.calibration.forwards import Forward, current_forward, replaced_forward
 from quark.calibration.input_groups import common_groups
 from quark.calibration.input_statistics import Collector
-from quark.calibration.pause_points import number_of_tokens
 from quark.calibration.rounding_tasks import round_to_nearest
 from quark.calibration.rounding_validation import round_validated
 from quark.models.layers import QuantizedLayer
@@ -121,7 +120,7 @@ class TwoPasses(BlockCalibration):
         grid, first = self._block_run.grid, self._tokens_of_first_call
         assert first is not None  # the first call passes before all others
         if forward.number == 0:
-            first.setdefault(leader, number_of_tokens(x, forward.call))
+            first.setdefault(leader, x.numel() // x.shape[-1])
         count = first.get(leader, 0)  # calls are about alike
         if leader not in self._collectors:
             self._collectors[leader] = Collector(self._checked.rounding.needs, x.shape[-1], x.device, grid.calls * count, grid)

@@ -16,7 +16,6 @@ from quark.calibration.depth import DEPTH_CALLS, depth_figures
 from quark.calibration.forwards import current_forward, without_cache
 from quark.calibration.lockstep import LockStep
 from quark.calibration.output_error import tensor_of
-from quark.calibration.pause_points import tokens_of
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
 from quark.models.plan.family import architecture_of
 from quark.runs.source import BlockSource
@@ -81,9 +80,9 @@ class _Side:
         def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             forward = current_forward()
             assert forward is not None
-            outputs[forward.number] = tokens_of(tensor_of(output), forward.call)
+            outputs[forward.number] = tensor_of(output).flatten(0, -2)
             if index == 0:
-                self.entered[forward.number] = tokens_of(args[0] if args else kwargs["hidden_states"], forward.call)
+                self.entered[forward.number] = (args[0] if args else kwargs["hidden_states"]).flatten(0, -2)
 
         handle = self.blocks[index].module.register_forward_hook(keep, with_kwargs=True, prepend=True)  # before the forward waits there
         try:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from quark.algorithms import RoundingTask, RoundToNearest
+from quark.calibration.batches import calls
 from quark.errors import UnsupportedError
 from quark.torch import ModelQuantizer
 from quark_tiny_model import tiny_model
@@ -47,16 +48,17 @@ def test_several_choices_together_are_what_each_is_alone() -> None:
     assert measured_kl(problem, [one, other, {}], 128) == [*measured_kl(problem, [one], 128), *measured_kl(problem, [other], 128), 0.0]
 
 
-def test_padding_is_not_counted() -> None:
-    problem = problem_of("mxfp4", "fp8", sequences=1)
-    tokens = problem.data[0].args[0]
-    mask = torch.ones_like(tokens)
-    mask[:, 40:] = 0
-    call = attrs.evolve(problem.data[0], args=(), kwargs={"input_ids": tokens, "attention_mask": mask}, held_out=None)
-    short = attrs.evolve(problem.data[0], args=(tokens[:, :40],), held_out=None)
-    choices = dict.fromkeys(problem.sizes, "mxfp4")
-    padded, plain = (measured_kl(attrs.evolve(problem, data=[one]), [choices], 64)[0] for one in (call, short))
-    assert padded == pytest.approx(plain, rel=1e-3)
+@pytest.mark.parametrize("sensitivity", SENSITIVITIES)
+def test_padding_is_not_counted(sensitivity: str) -> None:
+    problem = problem_of("mxfp4", "fp8", sequences=2)
+    rows = [call.args[0][:, :length] for call, length in zip(problem.data, (40, 25), strict=True)]
+    width = max(row.shape[1] for row in rows)
+    padded = {
+        "input_ids": torch.cat([torch.nn.functional.pad(row, (width - row.shape[1], 0), value=7) for row in rows]),
+        "attention_mask": torch.tensor([[0] * (width - row.shape[1]) + [1] * row.shape[1] for row in rows]),
+    }
+    found, expected = (losses_of(attrs.evolve(problem, data=calls(data)), sensitivity, 10**6) for data in ([padded], rows))
+    assert found == expected
 
 
 def test_predicted_divergence_of_one_group_is_near_the_measured_one() -> None:

@@ -103,8 +103,8 @@ def observe(model: fx.GraphModule, paths: Iterable[str], calls: Sequence[Call]) 
             except Exception as error:
                 raise CalibrationError(
                     f"the graph cannot be called with calibration batch {number} ({type(error).__name__}: {error}). Its inputs "
-                    f"are {_inputs(model)}, and a batch has nothing else, such as labels. A size that is fixed there was fixed when the "
-                    "model was captured: leave out a last, smaller batch (drop_last=True), or capture the model with "
+                    f"are {_inputs(model)}, and a batch has nothing else, such as labels, and no padding. A size that is fixed there was "
+                    "fixed when the model was captured: leave out a last, smaller batch (drop_last=True), or capture the model with "
                     "quark.runs.graph.capture, which lets the batch vary"
                 ) from error
     for path in paths:

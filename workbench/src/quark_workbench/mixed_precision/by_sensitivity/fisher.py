@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from quark.calibration.batches import Call
 from quark.calibration.forwards import without_cache
-from quark.calibration.pause_points import tokens_of
 from quark.errors import UnsupportedError
 from quark.runs.memory import SHARE, free_bytes
 from quark_workbench.mixed_precision import Candidate, SelectionProblem
@@ -64,29 +63,26 @@ class _Errors:
         offered: Candidates that quantize a layer, by full name of layer.
         forms: Has the layers in the schemes of the candidates.
         squares: ``Σ_t (g_tᵀ δy_t)²`` so far, by layer, then by candidate.
-        call: The call whose passes run.
     """
 
     offered: Mapping[str, Sequence[Candidate]]
     forms: _Forms
     squares: dict[str, dict[str, float]]
-    call: Call = attrs.field(factory=Call)
 
     def hook(self, name: str) -> Callable[[nn.Module, Any, Tensor], None]:
         """Return the forward hook of a layer."""
 
         def watch(module: nn.Module, args: Any, output: Tensor) -> None:
             if output.requires_grad:
-                x, y, call = args[0].detach(), output.detach(), self.call
-                output.register_hook(lambda gradient: self._add(name, module, x, y, gradient, call))
+                x, y = args[0].detach(), output.detach()
+                output.register_hook(lambda gradient: self._add(name, module, x, y, gradient))
 
         return watch
 
     @torch.no_grad()
-    def _add(self, name: str, module: nn.Module, x: Tensor, y: Tensor, gradient: Tensor, call: Call) -> None:
+    def _add(self, name: str, module: nn.Module, x: Tensor, y: Tensor, gradient: Tensor) -> None:
         """Add one batch of a layer: input, output and gradient, each ``[…, K or N]``."""
-        y, gradient = tokens_of(y, call).float(), tokens_of(gradient, call).float()
-        x = tokens_of(x, call)
+        x, y, gradient = x.flatten(0, -2), y.flatten(0, -2).float(), gradient.flatten(0, -2).float()
         for candidate in self.offered[name]:
             error = self.forms.of(name, module, candidate)(x).float() - y
             self.squares[name][candidate.name] += float((gradient * error).sum(-1).square().sum())
@@ -121,7 +117,6 @@ def divergences(problem: SelectionProblem, calls: Sequence[Call], seed: int = 0,
         for name in offered:
             stack.callback(problem.model.get_submodule(name).register_forward_hook(errors.hook(name)).remove)
         for call in problem.events.batches(calls, of=calls):
-            errors.call = call
             tokens += _backward(problem.model, call, generator)
     for block in problem.blocks:
         problem.source.release(block)
@@ -132,7 +127,7 @@ def _backward(model: nn.Module, call: Call, generator: torch.Generator) -> int:
     """Run a forward, draw next tokens, and go back from their log-likelihood; return their number."""
     with torch.enable_grad():
         output = call.run(model)
-        log_p = torch.log_softmax(tokens_of(getattr(output, "logits", output), call).float(), -1)  # [tokens, V]
+        log_p = torch.log_softmax(getattr(output, "logits", output).flatten(0, -2).float(), -1)  # [tokens, V]
         drawn = torch.multinomial(log_p.detach().exp().cpu(), 1, generator=generator).to(log_p.device)
         log_p.gather(1, drawn).sum().backward()
     return len(log_p)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from quark.calibration.batches import Call
 from quark.calibration.forwards import current_forward
-from quark.calibration.pause_points import tokens_of
 from quark.errors import NonFiniteError
 from quark.runs.memory import tokens_in
 from quark_workbench.evaluate.predictions import kl_divergence
@@ -33,7 +32,7 @@ class _Forward(Call):
 
     Attributes:
         candidate_of: Name of the candidate by full name of layer; empty for the float model.
-        finished: Called with the logits of all tokens but padding, ``[tokens, V]``.
+        finished: Called with the logits of all tokens, ``[tokens, V]``.
     """
 
     candidate_of: Mapping[str, str]
@@ -42,7 +41,7 @@ class _Forward(Call):
     def run(self, model: nn.Module) -> Any:
         output = Call.run(self, model)
         logits: Tensor = getattr(output, "logits", output)
-        self.finished(tokens_of(logits, self))
+        self.finished(logits.flatten(0, -2))
 
 
 def limited(data: Sequence[Call], tokens: int) -> list[Call]:

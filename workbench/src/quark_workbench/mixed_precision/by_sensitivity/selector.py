@@ -11,8 +11,6 @@ from torch import nn
 
 from quark.base.log import get_logger
 from quark.calibration.batches import Call
-from quark.calibration.forwards import current_forward
-from quark.calibration.pause_points import tokens_of
 from quark.errors import ConfigError
 from quark.runs.memory import tokens_in
 from quark_workbench.mixed_precision import CurvePoint, Selection, SelectionProblem
@@ -90,9 +88,8 @@ def output_errors(problem: SelectionProblem, calls: Sequence[Call]) -> dict[str,
     forms = BlockForms(problem)
 
     def replacement(name: str, layer: nn.Module, plain: Callable[..., Any], x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        forward: Any = current_forward()
         y = plain(x, *args, **kwargs)
-        for part, wanted in zip(*(tokens_of(t, forward.call).split(_TOKENS) for t in (x, y)), strict=True):
+        for part, wanted in zip(*(t.flatten(0, -2).split(_TOKENS) for t in (x, y)), strict=True):
             for one in offered[name]:
                 squares[name][one.name] += float((forms.of(name, layer, one)(part) - wanted).float().square().sum())
         return y

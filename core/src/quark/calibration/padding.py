@@ -1,0 +1,197 @@
+"""Padding: which positions of a calibration batch count, decided once, before the model is called.
+
+Positions that the masks of a batch leave out are taken out of its tensors, and its sequences become calls of
+their own. So no forward has padding, and no observer, statistic, figure or mixture of experts has to ask: a
+padded batch gives what its sequences give unpadded, one by one.
+
+What counts:
+
+- The mask says it, and never the token id: without a mask the model attends to a pad token too.
+- Each mask speaks for its own stream: ``attention_mask`` for the main input, ``decoder_attention_mask`` for
+  the tensors called ``decoder_…``, and so on. So what counts in a cross-attention are the decoder's tokens
+  for queries, and the encoder's for keys and values.
+- In an encoder-decoder model that makes its decoder's input of ``labels``, the label -100 is padding.
+- In a mask ``[batch, heads, queries, keys]`` a position counts if it attends to itself, and it or another
+  position to one of the others.
+- A sequence that is all padding is no call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from quark.errors import CalibrationError
+
+__all__ = ["MASK", "Arguments", "main_tensor", "without_padding"]
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+MASK = "attention_mask"
+_DECODER = "decoder_"
+_LABELS, _NO_LABEL = "labels", -100
+_POSITIONS = "position_ids"
+"""Its last two axes are batch and tokens; a first one may have the axes of an image."""
+_BY_TOKEN = ("inputs_embeds", "hidden_states")
+"""Ends of the names of float tensors that have a vector for each token; images, such as pixel values, may
+have the sizes of a batch of tokens by chance.
+"""
+_MASKED = -9_000.0
+"""What a float mask of four axes adds to a logit that is masked, at most: -10,000 and less are in use. Biases
+by distance (ALiBi) are larger.
+"""
+
+
+def main_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Return the tensor whose first axis is the batch: the token ids, or else the first that is no mask."""
+    named = [kwargs[name] for name in ("input_ids", "inputs_embeds") if name in kwargs]
+    others = (value for name, value in kwargs.items() if not name.endswith("mask"))
+    return next((v for v in (*args, *named, *others) if isinstance(v, Tensor) and v.ndim > 0), None)
+
+
+def without_padding(args: tuple[Any, ...], kwargs: Mapping[str, Any], batch: str, *, has_decoder: bool = False) -> Iterator[Arguments]:
+    """Yield the arguments of calls that have the tokens of one batch, and no padding.
+
+    A batch without padding stays whole.
+
+    Args:
+        args: Positional arguments of the model; none of them is a mask.
+        kwargs: Keyword arguments.
+        batch: Name of the batch in error messages.
+        has_decoder: Whether the model makes its decoder's input of ``labels`` if it is given none.
+
+    Raises:
+        CalibrationError: The padding cannot be taken out, since an argument has no row for each sequence.
+    """
+    main = main_tensor(args, kwargs)
+    streams = {} if main is None else _streams(main, kwargs, has_decoder)
+    if main is None or all(counts is None or bool(counts.all()) for counts in streams.values()):
+        yield args, dict(kwargs)
+        return
+    for number in range(len(main)):
+        sequence = _Sequence(main, number, {p: None if counts is None else counts[number] for p, counts in streams.items()}, has_decoder)
+        if all(counts is None or bool(counts.any()) for counts in sequence.counts.values()):
+            try:
+                yield tuple(sequence.part("", a) for a in args), {name: sequence.part(name, value) for name, value in kwargs.items()}
+            except IndexError as error:
+                raise CalibrationError(
+                    f"'{error}' of {batch} has no row for each of the {len(main)} sequences, so that their padding cannot be taken out: "
+                    "give one sequence per batch"
+                ) from None
+
+
+def _streams(main: Tensor, kwargs: Mapping[str, Any], has_decoder: bool) -> dict[str, Tensor | None]:
+    """Return which positions count, bool ``[batch, tokens]`` on the CPU, by the beginning of tensors' names.
+
+    None if no mask says it, or if no tensor is cut into the mask's positions, such as a spectrogram, of which
+    the model reads all.
+    """
+    streams: dict[str, Tensor | None] = {"": None, _DECODER: None, "encoder_": None}
+    for name, mask in kwargs.items():
+        if not name.endswith(MASK):
+            continue
+        prefix = name.removesuffix(MASK)
+        own = [v for n, v in kwargs.items() if n.startswith(prefix) and n != name] if prefix else [main]
+        own += [kwargs[_LABELS]] if prefix == _DECODER and _LABELS in kwargs else []
+        counts = _positions(mask)
+        counts = counts.expand(len(main), -1) if counts is not None and len(counts) == 1 else counts
+        fits = counts is not None and any(isinstance(v, Tensor) and v.shape[:2] == counts.shape for v in own)
+        if own:
+            streams[prefix] = counts if fits else None
+    labels = kwargs.get(_LABELS)
+    if has_decoder and isinstance(labels, Tensor) and not any(name.startswith(_DECODER) for name in kwargs):
+        streams[_DECODER] = labels.cpu() != _NO_LABEL
+    return streams
+
+
+@attrs.frozen(eq=False)
+class _Sequence:
+    """One sequence of a batch.
+
+    Attributes:
+        main: The tensor whose first axis is the batch.
+        number: Of its row.
+        counts: Which of its positions count, ``[tokens]``, by stream; None for streams that stay whole.
+        has_decoder: As of `without_padding`.
+    """
+
+    main: Tensor
+    number: int
+    counts: Mapping[str, Tensor | None]
+    has_decoder: bool
+
+    def part(self, name: str, value: Any) -> Any:
+        """Return the part of an argument that belongs to the sequence, its batch axis kept.
+
+        Raises:
+            IndexError: It has no row for each sequence.
+        """
+        stream = _DECODER if name == _LABELS and self.has_decoder else max((p for p in self.counts if name.startswith(p)), key=len)
+        if isinstance(value, list) and len(self.main) > 1:
+            if len(value) != len(self.main):
+                raise IndexError(name)
+            return value[self.number : self.number + 1]
+        return tree_map_only(Tensor, partial(self._part, name, stream), value)
+
+    def _part(self, name: str, stream: str, x: Tensor) -> Tensor:
+        counts = self.counts[stream]
+        batch_axis, axes = (0, []) if counts is None else self._axes(name, x, len(counts), is_mask=name == stream + MASK)
+        if batch_axis is not None and x.ndim and len(self.main) > 1 and x.shape[batch_axis] != 1:
+            if x.shape[batch_axis] != len(self.main):
+                raise IndexError(name or "input")
+            x = x.narrow(batch_axis, self.number, 1)
+        if counts is not None:
+            positions = counts.nonzero().squeeze(1).to(x.device)
+            for axis in axes:
+                x = x.index_select(axis, positions)
+        return x
+
+    def _axes(self, name: str, x: Tensor, tokens: int, *, is_mask: bool) -> tuple[int | None, list[int]]:
+        """Return the batch axis of a tensor, None without one, and the axes of as many positions."""
+        batch = len(self.main)
+        if x.ndim == 1 and len(x) == tokens != batch:
+            return None, [0]
+        if is_mask and x.ndim > 2:
+            return 0, [axis for axis in (x.ndim - 2, x.ndim - 1) if x.shape[axis] == tokens]
+        if not x.is_floating_point() or x.ndim == 2 or x is self.main or name.endswith(_BY_TOKEN):
+            pairs = [axis for axis in range(x.ndim - 1) if x.shape[axis] in (1, batch) and x.shape[axis + 1] == tokens]
+            if pairs:
+                axis = pairs[-1 if name == _POSITIONS else 0]
+                return axis, [axis + 1]
+        return 0, []
+
+
+def _positions(mask: Any) -> Tensor | None:
+    """Return which positions a mask lets count, ``[batch or 1, tokens]``; None if it does not say.
+
+    Of several masks of one input, for layers of different kinds, the first says it.
+    """
+    mask = next((leaf for leaf in tree_leaves(mask) if isinstance(leaf, Tensor)), None)
+    if mask is None or mask.ndim not in (2, 3, 4):
+        return None
+    mask = mask.detach().cpu()
+    is_added = mask.is_floating_point() and mask.ndim > 2 and bool((mask < 0).any() | (mask <= 0).all())
+    allowed = mask > _MASKED if is_added else mask != 0
+    if mask.ndim == 2:
+        return allowed
+    allowed = allowed if mask.ndim == 3 else allowed.any(1)
+    if allowed.shape[1] == 1:
+        return allowed[:, 0]
+    return _attended(allowed) if allowed.shape[1] == allowed.shape[2] else None
+
+
+def _attended(allowed: Tensor) -> Tensor:
+    """Return which positions count by the keys that each query may attend to, ``[batch, queries, keys]``.
+
+    Queries without keys are often given all of them, or themselves, so that their softmax is finite.
+    """
+    is_open = allowed.all(2) & (allowed.triu(1) & ~allowed.mT).any(2)
+    counts = allowed.diagonal(dim1=1, dim2=2) & ~is_open
+    linked = (allowed | allowed.mT) & counts[:, :, None] & counts[:, None] & ~torch.eye(allowed.shape[1], dtype=torch.bool)
+    return counts & (linked.any(2) | ~linked.any((1, 2))[:, None])
