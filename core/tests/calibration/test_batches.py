@@ -85,6 +85,23 @@ def test_positional_arguments_of_a_known_model_get_their_names_so_that_padding_i
     assert [c.run(MODEL).logits.shape[:2] for c in found] == [(1, 1), (1, 4), (1, 4)]
 
 
+def test_positional_arguments_of_a_model_of_ones_own_get_their_names_too_if_all_have_one() -> None:
+    class Own(torch.nn.Module):
+        def forward(self, x: Tensor, attention_mask: Tensor) -> None:
+            """Nobody calls it."""
+
+    class Rest(torch.nn.Module):
+        def forward(self, x: Tensor, *rest: Tensor) -> None:
+            """Nobody calls it."""
+
+    class First(torch.nn.Module):
+        def forward(self, x: Tensor, /, attention_mask: Tensor) -> None:
+            """Nobody calls it."""
+
+    assert [c.args[0].tolist() for c in calls([(IDS, IDS > 2)], model=Own())] == [[[3]], [[4, 5, 6, 7]], [[8, 9, 10, 11]]]
+    assert [len(calls([(IDS, IDS > 2)], model=model)[0].args) for model in (Rest(), First())] == [2, 2]
+
+
 def test_token_ids_in_a_dict_get_a_batch_axis_too() -> None:
     found = calls([{"input_ids": IDS[0], "attention_mask": IDS[0] >= 0}], model=MODEL)[0]
     assert [found.kwargs[name].shape for name in ("input_ids", "attention_mask")] == [(1, 4), (1, 4)]

@@ -44,7 +44,6 @@ CONFIGS: dict[str, tuple[str, Any]] = {
     "llama": ("LlamaForCausalLM", hf.LlamaConfig(**SMALL, num_key_value_heads=2)),
     "gpt2": ("GPT2LMHeadModel", hf.GPT2Config(vocab_size=256, n_embd=64, n_layer=2, n_head=4, n_positions=64)),
     "opt": ("OPTForCausalLM", hf.OPTConfig(vocab_size=256, hidden_size=64, ffn_dim=128, num_hidden_layers=2, num_attention_heads=4)),
-    "mamba2": ("Mamba2ForCausalLM", hf.Mamba2Config(vocab_size=256, hidden_size=64, num_hidden_layers=2, num_heads=8, head_dim=16)),
     "bert": ("BertForMaskedLM", hf.BertConfig(**SMALL)),
     "xlm-roberta": ("XLMRobertaForSequenceClassification", hf.XLMRobertaConfig(**SMALL, max_position_embeddings=64)),
     "deberta": ("DebertaV2ForTokenClassification", hf.DebertaV2Config(**SMALL)),

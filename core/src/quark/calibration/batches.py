@@ -182,11 +182,8 @@ class ModelInputs:
         """Return the inputs that a model declares; transformers models declare their main input."""
         if model is None:
             return cls()
-        parameters = inspect.signature(model.forward).parameters.values()
-        names = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
-        has_rest = any(p.kind is p.VAR_POSITIONAL for p in parameters)
         vocabulary = _vocabulary_of(model) if getattr(model, "main_input_name", None) == _IDS else None
-        return cls(vocabulary, () if has_rest else names, bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False)))
+        return cls(vocabulary, _names_of(model), bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False)))
 
     def checked(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], batch: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of one call: token ids with a batch axis first, the others by name.
@@ -244,6 +241,16 @@ class ModelInputs:
                 f"{batch} has the token id {lowest if lowest < 0 else highest}, and the model's vocabulary is 0 to {self.vocabulary - 1}: "
                 "use the tokenizer of this model"
             )
+
+
+def _names_of(model: nn.Module) -> tuple[str, ...]:
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):  # of a compiled function
+        return ()
+    if any(p.kind in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY) for p in parameters):
+        return ()
+    return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
 
 
 def _vocabulary_of(model: Any) -> int | None:

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from quark.base.machine import available_bytes, return_freed
 from quark.calibration.batches import Call
+from quark.calibration.padding import main_tensor
 from quark.models.plan.decoder_blocks import decoder_blocks, rows_by_block
 from quark.models.plan.family import text_config
 from quark.models.plan.quant_plan import QuantPlan
@@ -36,13 +37,13 @@ LEAST_RETURNED = 64 << 20
 def tokens_in(calls: Iterable[Call]) -> int:
     """Return the number of tokens of all calls.
 
-    They are elements of token ids, or vectors of the first floating-point argument.
+    They are elements of token ids, or vectors of a floating-point input.
     """
     tokens = 0
     for call in calls:
-        first = next((v for v in (*call.args, *call.kwargs.values()) if isinstance(v, Tensor)), None)
-        if first is not None:
-            tokens += first.numel() // (first.shape[-1] if first.is_floating_point() and first.ndim > 1 else 1)
+        main = main_tensor(call.args, call.kwargs)
+        if main is not None:
+            tokens += main.numel() // (main.shape[-1] if main.is_floating_point() and main.ndim > 1 else 1)
     return tokens
 
 
@@ -76,9 +77,9 @@ def held_probabilities(model: nn.Module, calls: Iterable[Call]) -> int:
     heads = int(getattr(text_config(model), "num_attention_heads", None) or 1)
     bytes_held = 0
     for call in calls:
-        ids = next((v for v in (*call.args, *call.kwargs.values()) if isinstance(v, Tensor) and v.ndim > 1), None)
-        if ids is not None:
-            bytes_held += 2 * 4 * heads * ids.shape[0] * ids.shape[1] ** 2
+        main = main_tensor(call.args, call.kwargs)
+        if main is not None and main.ndim > 1:
+            bytes_held += 2 * 4 * heads * main.shape[0] * main.shape[1] ** 2
     return bytes_held
 
 
