@@ -180,7 +180,12 @@ class ScaleType(_Vocabulary):
 
 
 class RoundType(_Vocabulary):
-    """How a value between two representable ones is rounded."""
+    """What becomes of a value halfway between two whole numbers; every other value goes to the nearest one.
+
+    Under ``half_even`` it becomes the even one, under ``round`` the larger one, under ``floor`` the one
+    farther from 0: what AMD Quark's GPU kernel does by these names. Formats that are no integers round half
+    to even under each of them, as there.
+    """
 
     round = 2
     floor = 3

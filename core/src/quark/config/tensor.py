@@ -107,7 +107,7 @@ class QTensorConfig:
         group_size: Elements in a group; -1 is the whole axis.
         block_size: Rows and columns of a 2-D block.
         symmetric: Whether the zero point is fixed at 0. None where the format has no zero point.
-        round_method: Rounding between two representable values.
+        round_method: Rounding of a value halfway between two representable ones (`RoundType`).
         scale_type: In which type scales are kept.
         scale_format: In which number format scales are: None or ``"float32"``, ``"e8m0"``, ``"e4m3"``,
             ``"e5m3"``; or a name that the number format of the elements knows.

@@ -79,11 +79,10 @@ def test_codes_are_not_stored_as_values_that_need_more_than_16_bits() -> None:
 
 
 @pytest.mark.parametrize("rounding", [RoundType.floor, RoundType.round])
-@pytest.mark.parametrize("name", ["int8", "fp8_e4m3"])
-def test_quantize_linear_is_not_taken_for_another_rounding(name: str, rounding: RoundType) -> None:
+def test_quantize_linear_is_not_taken_for_another_rounding(rounding: RoundType) -> None:
     from attrs import evolve
 
-    assert native_type(evolve(number_format(name), rounding=rounding)) is None  # type: ignore[misc]
+    assert native_type(evolve(number_format("int8"), rounding=rounding)) is None  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,13 @@
 """Block floating point against its definition, written out element by element: MXINT8, BFP16, MX6, MX9."""
 
 import math
-from collections.abc import Callable
-from typing import Any
 
-import attrs
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quark.config.enums import RoundType
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
 from quark.numbers import PerGroup, number_format, quantizer_for
@@ -206,12 +202,3 @@ def test_a_stored_block_is_its_mantissas_and_then_the_bits_of_its_pairs(name: st
     packed = fmt.packing.pack(codes.to(torch.int16), PerGroup(16), "reorder")
     assert bytes(packed.flatten().tolist()) == stored
     assert torch.equal(fmt.packing.unpack(packed, PerGroup(16), "reorder", (1, 32)), codes)
-
-
-@pytest.mark.parametrize(("method", "whole"), [(RoundType.floor, torch.floor), (RoundType.half_even, torch.round)])
-@pytest.mark.parametrize("name", ["mx6", "mx9"])
-def test_microexponents_round_by_the_method_of_their_spec(name: str, method: RoundType, whole: Callable[[Tensor], Tensor]) -> None:
-    of: Any = attrs.evolve(number_format(name), rounding=method)  # type: ignore[misc]
-    x = torch.cat([torch.arange(-4, 4, 0.0625), torch.randn(128, generator=torch.Generator().manual_seed(0)) * 4])
-    step = of.subscales(x.clone())
-    assert torch.equal(of.round_(x.clone()), whole(x.clamp(of.low * step, of.high * step) / step) * step)

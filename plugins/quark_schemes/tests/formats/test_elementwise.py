@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 import quark
-from quark.config.enums import RoundType
 from quark.config.tensor import QTensorConfig
-from quark.numbers import NumberFormat, canonicalize, format_of, number_format
+from quark.numbers import NumberFormat, canonicalize, number_format
 from quark_schemes.formats.floats import MiniFloat
 from quark_schemes.formats.integer import IntegerFormat
 
@@ -128,40 +127,6 @@ def neighbours(fmt: NumberFormat) -> tuple[Tensor, Tensor, Tensor, Tensor, Tenso
     middle = (low + high) / 2  # exact: neighbours differ by a power of two
     just = torch.finfo(torch.float32).eps * 4
     return low, high, middle, middle - middle.abs() * just, middle + middle.abs() * just
-
-
-@pytest.mark.parametrize("name", ELEMENTWISE)
-def test_rounding_down_goes_to_the_lower_neighbour(name: str) -> None:
-    fmt = format_of(spec(name, round_method=RoundType.floor))
-    low, _high, middle, below, above = neighbours(fmt)
-    for between in (middle, below, above):
-        assert torch.equal(fmt.round_(between.clone()), low)
-    assert torch.equal(fmt.round_(low.clone()), low), "a value stays what it is"
-
-
-@pytest.mark.parametrize("name", ELEMENTWISE)
-def test_rounding_half_away_from_zero_differs_at_halfway_only(name: str) -> None:
-    fmt = format_of(spec(name, round_method=RoundType.round))
-    low, high, middle, below, above = neighbours(fmt)
-    inner = middle != 0
-    assert torch.equal(fmt.round_(below.clone())[inner], low[inner])
-    assert torch.equal(fmt.round_(above.clone())[inner], high[inner])
-    assert torch.equal(fmt.round_(middle.clone()), torch.where(middle < 0, low, high))
-
-
-@pytest.mark.parametrize("method", [RoundType.half_even, RoundType.floor, RoundType.round])
-@pytest.mark.parametrize("name", ["int4", "uint8", "fp4", "fp8_e4m3"])
-def test_the_rounding_of_a_spec_reaches_values_and_codes_alike(name: str, method: RoundType) -> None:
-    from quark.numbers import quantizer_for
-
-    quantizer = quantizer_for(spec(name, round_method=method), activation=False)
-    x = torch.randn(8, 32, generator=torch.Generator().manual_seed(0))
-    values, qparams = quantizer.round_to_nearest(x)
-    assert torch.equal(quantizer.dequantize(quantizer.quantize(x, qparams), qparams), values)
-    down = quantizer_for(spec(name, round_method=RoundType.floor), activation=False).fake_quantize(x, qparams)
-    scale = qparams.scale
-    assert ((down <= x + scale * 1e-5) | (x < values.min())).all()
-    assert torch.equal(values, down) == (method is RoundType.floor)
 
 
 @pytest.mark.parametrize("name", ["fp8_e4m3", "fp8_e5m2", "fp8_e5m3"])

@@ -13,7 +13,7 @@ from quark.config.enums import RoundType
 from quark.config.tensor import QTensorConfig
 from quark.numbers import TensorQuantizer, quantizer_for
 from tests.kit.interpreted_kernels import Kernels, assert_same_bits
-from tests.kit.kernel_specs import CASES, integer, small_float
+from tests.kit.kernel_specs import CASES, integer
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 ROWS, COLUMNS = 6, 128
@@ -113,6 +113,6 @@ def test_results_go_where_they_are_wanted_and_strides_do_not_matter(kernels: Ker
         assert_same_bits(quantizer.round_to_nearest(three)[0].reshape(x.shape), expected)
 
 
-@pytest.mark.parametrize("spec", [integer(round_method=RoundType.floor), small_float(round_method=RoundType.round)], ids=str)
+@pytest.mark.parametrize("spec", [integer(round_method=RoundType.floor), integer(round_method=RoundType.round)], ids=str)
 def test_other_roundings_are_left_to_torch(spec: QTensorConfig) -> None:
     assert quantizer_for(spec, activation=False).stored_level.format.device_code(spec) is None

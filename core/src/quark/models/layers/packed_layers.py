@@ -25,6 +25,7 @@ from quark.models.layers.layers_from_codes import Packed, runs_from_codes
 from quark.models.layers.packed_weight import FormatPacking, PackedWeight
 from quark.models.layers.quantized_layers import QuantizedLayer, linear_weight, quantized_class
 from quark.models.layers.quantizer_module import QuantizerModule
+from quark.numbers.build import canonicalize
 from quark.numbers.on_grid import LOSSY, codes_error
 from quark.numbers.tensor_quantizer import TensorQuantizer
 from quark.plugins.attribution import origin
@@ -53,7 +54,7 @@ class PackedScales(nn.Module):
 
     def __init__(self, tensors: dict[str, Tensor], spec: TensorSpec | None) -> None:
         super().__init__()
-        self._is_symmetric = all(level.symmetric is not False for level in levels(spec))
+        self._is_symmetric = _is_symmetric(spec)
         for suffix, tensor in tensors.items():
             self.register_buffer(suffix, tensor)
 
@@ -165,8 +166,7 @@ class PackedLayer(Packed):
     def zero_points_of_symmetric_specs(self) -> Iterator[str]:
         """Yield the names of own tensors that a checkpoint may leave out, since all of their values are 0."""
         for name, (slot, suffix) in self._flat.items():
-            symmetric = all(level.symmetric is not False for level in levels(getattr(self.layer_config, slot)))
-            if symmetric and suffix.startswith("zero_point"):
+            if _is_symmetric(getattr(self.layer_config, slot)) and suffix.startswith("zero_point"):
                 yield name
 
     def _stored(self, slot: Slot) -> dict[str, Tensor]:
@@ -340,6 +340,11 @@ def checked_codes(name: str, module: QuantizerModule, values: Tensor) -> Tensor:
         ConfigError: The values are not on the grid, since they were changed after rounding.
     """
     return _codes_and_complaint(name, module, values, "reorder")[0]
+
+
+def _is_symmetric(spec: TensorSpec | None) -> bool:
+    """Return whether no level of a spec has zero points, once formats have made the spec explicit."""
+    return spec is None or all(level.symmetric is not False for level in canonicalize(spec))
 
 
 def _codes_and_complaint(name: str, module: QuantizerModule, values: Tensor, order: str) -> tuple[Tensor, str | None]:

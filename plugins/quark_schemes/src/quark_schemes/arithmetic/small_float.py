@@ -1,4 +1,4 @@
-"""Small floats and whole numbers: rounding, encoding and decoding as pure functions.
+"""Small floats: rounding, encoding and decoding as pure functions.
 
 A `FloatShape` is the layout of a small float. Rounding adds and subtracts a power of two so large that only
 the mantissa bits of the format survive the sum, which the processor rounds half to even. Codes are looked up
@@ -11,14 +11,11 @@ Source: OCP 8-bit Floating Point Specification v1.0; OCP Microscaling Formats v1
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
 
 import attrs
 import torch
 from torch import Tensor
-
-from quark.config.enums import RoundType
 
 __all__ = [
     "E2M1",
@@ -29,11 +26,9 @@ __all__ = [
     "E5M3",
     "FLOAT32_BIAS",
     "FLOAT32_MANTISSA",
-    "WHOLE_ROUNDINGS",
     "FloatShape",
     "decode_small",
     "encode_small",
-    "round_half_away",
     "round_small_",
 ]
 
@@ -100,36 +95,20 @@ E2M3 = FloatShape(exponent_bits=2, mantissa_bits=3, bias=1, largest=7.5)
 E2M1 = FloatShape(exponent_bits=2, mantissa_bits=1, bias=1, largest=6.0)
 
 
-def round_half_away(t: Tensor) -> Tensor:
-    """Round to whole numbers in place, halfway values away from zero."""
-    down = t.trunc()
-    return torch.where((t - down).abs_() >= 0.5, down + t.sign(), down, out=t)
-
-
-WHOLE_ROUNDINGS: dict[RoundType, Callable[[Tensor], Tensor]] = {
-    RoundType.half_even: torch.Tensor.round_,
-    RoundType.floor: torch.Tensor.floor_,
-    RoundType.round: round_half_away,
-}
-"""Rounds to whole numbers in place, by round method."""
-
-
 _EXPONENT = 0x7F800000
 
 
-def round_small_(t: Tensor, shape: FloatShape, rounding: RoundType = RoundType.half_even) -> Tensor:
-    """Round float32 values in place to the values of ``shape``, saturating; NaN stays. Returns ``t``.
+def round_small_(t: Tensor, shape: FloatShape) -> Tensor:
+    """Round float32 values in place to the nearest values of ``shape``, halfway to even codes, saturating.
+
+    NaN stays. Returns ``t``.
 
     Args:
         t: Values, any shape.
         shape: The format.
-        rounding: Half to even; ``floor`` towards −∞; ``round`` halfway values away from zero.
     """
     t.clamp_(-shape.largest if shape.signed else 0.0, shape.largest)
     exponent = _spacing_exponent(t, shape)
-    if rounding is not RoundType.half_even:
-        spacing = (exponent - (shape.mantissa_bits << FLOAT32_MANTISSA)).view(torch.float32)
-        return t.copy_(WHOLE_ROUNDINGS[rounding](t / spacing).mul_(spacing))
     # 1.5 · 2^(exponent + 23 − mantissa bits): adding it keeps exactly the mantissa bits of the format.
     magic = exponent.add_(((FLOAT32_MANTISSA - shape.mantissa_bits) << FLOAT32_MANTISSA) | (1 << (FLOAT32_MANTISSA - 1)))
     offset = magic.view(torch.float32)
@@ -148,15 +127,15 @@ def _spacing_exponent(t: Tensor, shape: FloatShape) -> Tensor:
     return t.view(torch.int32).bitwise_and(_EXPONENT).clamp_(min=smallest)
 
 
-def encode_small(t: Tensor, shape: FloatShape, rounding: RoundType | None = None, out: Tensor | None = None) -> Tensor:
+def encode_small(t: Tensor, shape: FloatShape, *, is_rounded: bool = True, out: Tensor | None = None) -> Tensor:
     """Return codes, uint8, of float32 or bfloat16 values; ``t`` is not changed.
 
     Args:
         t: Values, any shape. NaN gets the first code of NaN, or, in a format without one, the code of the
             largest value.
         shape: The format.
-        rounding: How `round_small_` rounds the values first; None where they are values of the format, of
-            which −0 keeps its sign.
+        is_rounded: Whether they are values of the format, of which −0 keeps its sign; else they are rounded
+            as by `round_small_`.
         out: Gets the codes where it is given; contiguous, of the same shape.
     """
     # The upper half of a float32 decides its code, once its last bit says whether the lower half is anything
@@ -168,7 +147,7 @@ def encode_small(t: Tensor, shape: FloatShape, rounding: RoundType | None = None
         bits = t.contiguous().view(torch.int32)
         upper = bits.bitwise_and(0xFFFF).add_(0xFFFF).bitwise_or_(bits).bitwise_right_shift_(16)
     result = torch.empty(t.shape, dtype=torch.uint8, device=t.device) if out is None else out
-    torch.index_select(_code_table(shape, rounding, t.device), 0, upper.add_(1 << 15).view(-1), out=result.view(-1))
+    torch.index_select(_code_table(shape, is_rounded, t.device), 0, upper.add_(1 << 15).view(-1), out=result.view(-1))
     return result
 
 
@@ -204,13 +183,13 @@ def _decode_numbers(codes: Tensor, shape: FloatShape) -> Tensor:
 
 
 @lru_cache(maxsize=32)
-def _code_table(shape: FloatShape, rounding: RoundType | None, device: torch.device) -> Tensor:
+def _code_table(shape: FloatShape, is_rounded: bool, device: torch.device) -> Tensor:
     """Return the codes, uint8 ``[65536]``, of all float32 values whose lower half is 0.
 
     They are in the order of their bits as int32.
     """
     values = (torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32) << 16).view(torch.float32)
-    rounded = values if rounding is None else round_small_(values.clone(), shape, rounding)
+    rounded = values if is_rounded else round_small_(values.clone(), shape)
     # Codes without their sign are in the order of their values, those that are no numbers last.
     magnitudes = _decode_numbers(torch.arange(1 << (shape.bits - shape.signed), dtype=torch.uint8), shape)
     codes = torch.searchsorted(magnitudes, rounded.abs()).clamp_(max=len(magnitudes) - 1).to(torch.uint8)

@@ -19,7 +19,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.config.enums import Dtype, QSchemeType, RoundType
+from quark.config.enums import Dtype, QSchemeType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
@@ -27,7 +27,6 @@ from quark.numbers import Granularity, Packing, PerGroup, QParams, Spacing
 from quark.numbers.kernels import DeviceCode
 from quark_schemes.arithmetic.packing import pack_bits, pack_flags, unpack_bits, unpack_flags
 from quark_schemes.arithmetic.shared_exponent import MODES, decode_e8m0, encode_e8m0, shared_exponent_scale
-from quark_schemes.arithmetic.small_float import WHOLE_ROUNDINGS
 from quark_schemes.formats.integer import WholeNumbers
 
 __all__ = [
@@ -157,8 +156,6 @@ class BlockFloat(WholeNumbers):
         return True  # exact: scales are powers of two, none so small that its reciprocal overflows
 
     def device_code(self, spec: QTensorConfig) -> DeviceCode | None:
-        if self.rounding is not RoundType.half_even:
-            return None
         from quark_schemes.kernels.integer import block_float_code
 
         return block_float_code(self.low, self.high, self.fraction_bits, self._mode(spec), self.even_bits, self.grows)
@@ -179,11 +176,11 @@ class BlockFloat(WholeNumbers):
         scale = shared_exponent_scale(amax, mode, self.even_bits, 0, self.high / (1 << self.fraction_bits))
         scale = (scale * 2.0**-self.fraction_bits).clamp(min=_SMALLEST)
         if self.grows:
-            scale = torch.where(WHOLE_ROUNDINGS[self.rounding](high / scale) > self.high, scale * 2, scale)
+            scale = torch.where((high / scale).round_() > self.high, scale * 2, scale)
         return QParams(scale)
 
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        return WHOLE_ROUNDINGS[self.rounding](t).clamp_(self.low, self.high)
+        return t.round_().clamp_(self.low, self.high)
 
 
 @attrs.frozen(kw_only=True)
@@ -246,9 +243,6 @@ class Microexponent(BlockFloat):
         halved = self._halved(t)
         high = (_bits(float(self.high)) - halved).view(torch.float32)
         torch.clamp(t, -high, high, out=t)
-        if self.rounding is not RoundType.half_even:
-            step = (_bits(1.0) - halved).view(torch.float32)
-            return t.copy_(WHOLE_ROUNDINGS[self.rounding](t / step).mul_(step))
         # Adding 1.5 · 2^23 steps leaves whole numbers of them, rounded half to even.
         magic = halved.neg_().add_(_bits(1.5 * 2.0**23)).view(torch.float32)
         return t.add_(magic).sub_(magic)
@@ -276,7 +270,7 @@ class Microexponent(BlockFloat):
     def codes(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         halved = self._halved(t)
         steps = t.mul_((halved + _bits(1.0)).view(torch.float32))
-        mantissa = WHOLE_ROUNDINGS[self.rounding](steps).clamp_(self.low, self.high).to(torch.int16)
+        mantissa = steps.round_().clamp_(self.low, self.high).to(torch.int16)
         return mantissa.bitwise_left_shift_(1).bitwise_or_(halved.bitwise_right_shift_(23).to(torch.int16))
 
     def decode(self, codes: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quark.base.quotient import divided
-from quark.config.enums import QSchemeType, RoundType
+from quark.config.enums import QSchemeType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
 from quark.numbers import Granularity, NumberFormat, Packing, QParams, Spacing
@@ -73,13 +73,11 @@ class MiniFloat(NumberFormat):
         shape: Its exponent, mantissa and special codes.
         torch_dtype: Torch's own dtype of these codes, in which checkpoints store them; None where they are
             packed into bytes.
-        rounding: How values between two representable ones are rounded.
     """
 
     name: str
     shape: FloatShape
     torch_dtype: torch.dtype | None = None
-    rounding: RoundType = RoundType.half_even
     packing: Packing = attrs.field(default=attrs.Factory(lambda self: SmallFloatPacking(self.shape.bits), takes_self=True))
 
     @property
@@ -95,9 +93,6 @@ class MiniFloat(NumberFormat):
     def canonicalize(self, spec: QTensorConfig) -> TensorSpec:
         # There is no zero point, whether a configuration says so or not.
         return with_outer_scale(spec if spec.symmetric is not None else attrs.evolve(spec, symmetric=True))
-
-    def for_spec(self, spec: QTensorConfig) -> MiniFloat:
-        return self if spec.round_method in (None, self.rounding) else attrs.evolve(self, rounding=spec.round_method)
 
     def spec_error(self, spec: QTensorConfig) -> str | None:
         missing = [name for name in ("is_dynamic", "qscheme") if getattr(spec, name) is None]
@@ -117,8 +112,6 @@ class MiniFloat(NumberFormat):
         return spec.scale_format == "e8m0"
 
     def device_code(self, spec: QTensorConfig) -> DeviceCode | None:
-        if self.rounding is not RoundType.half_even:
-            return None
         from quark_schemes.kernels.floats import device_code
 
         mode = (spec.scale_calculation_mode or "even") if spec.scale_format == "e8m0" else None
@@ -140,7 +133,7 @@ class MiniFloat(NumberFormat):
         return QParams(scale_format_of(spec).round(ideal))
 
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        return round_small_(t, self.shape, self.rounding)
+        return round_small_(t, self.shape)
 
     def encode(self, t: Tensor) -> Tensor:
         # Torch's cast is faster than a table; decoding is faster by table.
@@ -148,22 +141,19 @@ class MiniFloat(NumberFormat):
 
     def codes(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         if self.torch_dtype is None:
-            return encode_small(t, self.shape, self.rounding)
-        if self.rounding is RoundType.half_even:
-            return t.clamp_(-self.shape.largest, self.shape.largest).to(self.torch_dtype)
-        return self.encode(self.round_(t, zero))
+            return encode_small(t, self.shape, is_rounded=False)
+        return t.clamp_(-self.shape.largest, self.shape.largest).to(self.torch_dtype)
 
     def write_codes(self, t: Tensor, zero: Tensor | None, out: Tensor) -> None:
-        if self.torch_dtype is not None and self.rounding is RoundType.half_even:
+        if self.torch_dtype is not None:
             out.copy_(t.clamp_(-self.shape.largest, self.shape.largest))
-        elif self.torch_dtype is None and out.is_contiguous():
-            encode_small(t, self.shape, self.rounding, out)
+        elif out.is_contiguous():
+            encode_small(t, self.shape, is_rounded=False, out=out)
         else:
             out.copy_(self.codes(t, zero))
 
     def writes_codes_of(self, dtype: torch.dtype) -> bool:
-        # Numbers too small for bfloat16 become 0, which rounding towards −∞ tells from small negative ones.
-        return dtype is torch.float32 or (dtype is torch.bfloat16 and self.torch_dtype is None and self.rounding is RoundType.half_even)
+        return dtype is torch.float32 or (dtype is torch.bfloat16 and self.torch_dtype is None)
 
     def decode(self, codes: Tensor) -> Tensor:
         return decode_small(codes.view(torch.uint8), self.shape)

@@ -6,6 +6,7 @@ transposed. Source: AMD Quark 0.13 and its checkpoints (``int4_wo_128``, ``int8`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Self
 
@@ -17,7 +18,7 @@ from quark.base.quotient import divided
 from quark.config.enums import RoundType, ZeroPointType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
-from quark.numbers import Granularity, NumberFormat, Packing, PerGroup, QParams, Spacing
+from quark.numbers import Granularity, NumberFormat, Packing, PerGroup, QParams, Spacing, observer_class
 from quark.numbers.kernels import DeviceCode
 from quark_schemes.arithmetic.packing import (
     pack_bits,
@@ -27,7 +28,6 @@ from quark_schemes.arithmetic.packing import (
     unpack_nibbles,
     unpack_nibbles_across,
 )
-from quark_schemes.arithmetic.small_float import WHOLE_ROUNDINGS
 from quark_schemes.scale_formats import SMALLEST_SCALE, scale_error, scale_format_of, with_outer_scale
 
 __all__ = ["INT2", "INT3", "INT4", "INT8", "INT16", "UINT2", "UINT4", "UINT8", "IntegerFormat", "IntegerPacking", "WholeNumbers"]
@@ -113,16 +113,7 @@ def _laid_out(x: Tensor, granularity: Granularity) -> Tensor:
 
 @attrs.frozen(kw_only=True)
 class WholeNumbers(NumberFormat):
-    """Base of formats whose values are whole numbers: integers, and mantissas of block floating point.
-
-    Attributes:
-        rounding: The rounding of values between two whole numbers.
-    """
-
-    rounding: RoundType = RoundType.half_even
-
-    def for_spec(self, spec: QTensorConfig) -> Self:
-        return self if spec.round_method in (None, self.rounding) else attrs.evolve(self, rounding=spec.round_method)
+    """Base of formats whose values are whole numbers: integers, and mantissas of block floating point."""
 
     def encode(self, t: Tensor) -> Tensor:
         return t.to(self.storage_dtype)
@@ -131,14 +122,44 @@ class WholeNumbers(NumberFormat):
         return codes.float()
 
 
+def _half_up(t: Tensor) -> Tensor:
+    """Round to whole numbers in place, halfway values upwards."""
+    # Adding a half would round the largest number below it up as well.
+    return torch.where(t - t.floor() >= 0.5, t.ceil(), t.floor(), out=t)
+
+
+def _half_away(t: Tensor) -> Tensor:
+    """Round to whole numbers in place, halfway values away from zero."""
+    down = t.trunc()
+    return torch.where((t - down).abs_() >= 0.5, down + t.sign(), down, out=t)
+
+
+_ROUNDINGS: dict[RoundType, Callable[[Tensor], Tensor]] = {
+    RoundType.half_even: torch.Tensor.round_,
+    RoundType.round: _half_up,
+    RoundType.floor: _half_away,
+}
+"""Rounds to the nearest whole numbers in place: methods differ in what becomes of halfway values.
+
+Source: the kernel of AMD Quark 0.13 for one scale per tensor on a GPU. Everything else there, and every
+export, rounds half to even whatever the method; nothing truncates.
+"""
+
+
 @attrs.frozen(kw_only=True)
 class IntegerFormat(WholeNumbers):
-    """An integer of ``bits`` bits, signed or not."""
+    """An integer of ``bits`` bits, signed or not.
+
+    Attributes:
+        signed: Whether half of the codes are negative.
+        rounding: What becomes of values halfway between two whole numbers.
+    """
 
     name: str
     bits: int
     signed: bool
     storage_dtype: torch.dtype
+    rounding: RoundType = RoundType.half_even
     packing: Packing = attrs.field(
         default=attrs.Factory(lambda self: IntegerPacking(self.bits, self.signed, self.storage_dtype), takes_self=True)
     )
@@ -153,6 +174,9 @@ class IntegerFormat(WholeNumbers):
         """The largest code."""
         return self.low + (1 << self.bits) - 1
 
+    def for_spec(self, spec: QTensorConfig) -> Self:
+        return self if spec.round_method in (None, self.rounding) else attrs.evolve(self, rounding=spec.round_method)
+
     def spec_error(self, spec: QTensorConfig) -> str | None:
         missing = [name for name in ("is_dynamic", "qscheme", "symmetric") if getattr(spec, name) is None]
         if missing:
@@ -162,6 +186,8 @@ class IntegerFormat(WholeNumbers):
         return scale_error(spec)
 
     def canonicalize(self, spec: QTensorConfig) -> TensorSpec:
+        if spec.symmetric and not self.signed and "centred" in observer_class(spec).options:
+            spec = attrs.evolve(spec, symmetric=False, observer_options=(*spec.observer_options, ("centred", True)))
         return with_outer_scale(spec)
 
     def by_reciprocal(self, spec: QTensorConfig) -> bool:
@@ -187,7 +213,8 @@ class IntegerFormat(WholeNumbers):
             return self._real_zero_point(low, high, spec)
         low, high = low.clamp(max=0), high.clamp(min=0)
         if spec.symmetric:
-            # Unsigned formats have zero point 0 here too, as in AMD Quark: negative values become 0.
+            # Unsigned formats have zero point 0 here too, as in AMD Quark: negative values become 0. Specs of
+            # observers that put it in the middle are asymmetric by now (`canonicalize`).
             scale = divided(torch.maximum(-low, high), self.max_magnitude(spec))
             return QParams(scale_format_of(spec).round(scale.clamp_(min=SMALLEST_SCALE)))
         scale = scale_format_of(spec).round(divided(high - low, self.high - self.low).clamp_(min=SMALLEST_SCALE))
@@ -205,7 +232,7 @@ class IntegerFormat(WholeNumbers):
 
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         # A whole zero point moves codes, not ties: halfway values round to even as they do without it.
-        round_whole_ = WHOLE_ROUNDINGS[self.rounding]
+        round_whole_ = _ROUNDINGS[self.rounding]
         if zero is not None and zero.is_floating_point():
             round_whole_(t.add_(zero))
         else:

@@ -33,11 +33,19 @@ __all__ = [
 
 _OFFSETS = (2, 1, 0, -1, -2)  # wide ranges first: of equally good ranges the widest is used
 _SMALLEST_EXPONENT = math.frexp(SMALLEST_SCALE)[1] - 1
-_LARGEST_EXPONENT = 104  # with this scale the range of a 16-bit integer is still finite in float32
+_LARGEST = float(torch.finfo(torch.float32).max)
 
 
 class _PowOf2Observer(ServingObserver):
-    """Refuses specs for which no range yields a power of two as the scale."""
+    """Refuses specs for which no range yields a power of two as the scale.
+
+    Attributes:
+        centred: Whether the zero point is in the middle of the codes, whatever the data. So it is for
+            symmetric specs of unsigned formats, as in AMD Quark.
+    """
+
+    centred = False
+    options = ("centred",)
 
     @classmethod
     def spec_error(cls, spec: QTensorConfig) -> str | None:
@@ -63,14 +71,18 @@ class _Powers:
             self._below = self._above = torch.full_like(low, max_magnitude).float()
             scale = divided(torch.maximum(-low, high), max_magnitude).clamp_(min=SMALLEST_SCALE)
         else:
-            scale = divided(high - low, 2 * max_magnitude).clamp_(min=SMALLEST_SCALE)
-            self._below = (-low / scale).round_().float()
+            is_centred = dict(spec.observer_options).get("centred", False)
+            span = 2 * torch.maximum(-low, high) if is_centred else high - low
+            scale = divided(span, 2 * max_magnitude).clamp_(min=SMALLEST_SCALE)
+            middle = torch.full_like(low, math.ceil(max_magnitude))
+            self._below = (middle if is_centred else (-low / scale).round_()).float()
             self._above = 2 * max_magnitude - self._below
         self._nearest = scale.log2().round_()
+        self._largest = math.floor(math.log2(_LARGEST / math.ceil(2 * max_magnitude)))  # both ends are finite, and their distance
 
     def range(self, offset: int) -> Range:
         """Return the range, float32, whose scale is the nearest power of two times ``2^offset``, exactly."""
-        exponent = (self._nearest + offset).clamp_(_SMALLEST_EXPONENT, _LARGEST_EXPONENT)
+        exponent = (self._nearest + offset).clamp_(_SMALLEST_EXPONENT, self._largest)
         scale = power_of_two(exponent.to(torch.int32))
         return -self._below * scale, self._above * scale
 
