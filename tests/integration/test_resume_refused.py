@@ -51,8 +51,8 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
         r"settings\.configuration\.global_quant",
     ),
     "another setting of the algorithm": (
-        {"config": LLMTemplate.get("llama").get_config("int4_wo_32", algorithm="gptq", algorithm_options={"gptq": {"damp_percent": 0.05}})},
-        r"settings\.configuration\.algo_config\.0\.damp_percent was 0\.01 and is 0\.05",
+        {"config": LLMTemplate.get("llama").get_config("int4_wo_32", algorithm="gptq", algorithm_options={"gptq": {"damp_percent": 0.02}})},
+        r"settings\.configuration\.algo_config\.0\.damp_percent was 0\.05 and is 0\.02",
     ),
     "other data": ({"data": [DATA[0], DATA[1] + 1]}, r"data\.digest was"),
     "fewer data": ({"data": DATA[:1]}, r"data\.calls was 2 and is 1"),

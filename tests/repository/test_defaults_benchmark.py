@@ -103,7 +103,8 @@ def test_a_setting_is_algorithms_with_options_and_replaced_constants() -> None:
     assert (gptq.damp_percent, gptq.scale_search) == (0.2, "mse")
     before = gptq_config.BEST_DAMPING
     with setting.replacing():
-        assert recipe_of(gptq).percdamp == 0.3
+        assert recipe_of(gptq).percdamp == 0.2, "what is given counts before the constant of a preset"
+        assert recipe_of(GPTQConfig()).percdamp == 0.3
     assert before == gptq_config.BEST_DAMPING
 
 

@@ -39,6 +39,14 @@ class AlgoConfig:
         """Return why no settings can be derived for a family; None if they can, or if no reason is known."""
         return None
 
+    def resolved(self) -> Self:
+        """Return the settings with values in place of what stands for them, such as the defaults of a preset.
+
+        A run has the algorithm of these settings, and its checkpoint states them. Resolved settings resolve
+        to themselves.
+        """
+        return self
+
     def runs_with_model(self) -> bool:
         """Return whether the algorithm leaves modules that run with the model, which readers put back."""
         return False

@@ -193,7 +193,7 @@ def _circle(earlier: Mapping[str, set[str]]) -> Sequence[str]:
 
 
 def own_settings(settings: AlgoConfig) -> AlgoConfig:
-    """Return settings as the algorithm's own class: those that were read from JSON are converted.
+    """Return settings as the algorithm's own class, resolved: those that were read from JSON are converted.
 
     Raises:
         ConfigError: They are of another class, or have keys that are none of the algorithm's.
@@ -206,7 +206,7 @@ def own_settings(settings: AlgoConfig) -> AlgoConfig:
         raise ConfigError(
             f"algo_config holds a {type(settings).__name__} of the name '{settings.name}', whose settings are a {own.__name__}: give one"
         )
-    return settings
+    return settings.resolved()
 
 
 def _source(name: str) -> str:

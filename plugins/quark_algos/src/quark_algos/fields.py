@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import validators
 
-__all__ = ["LEGACY", "OWN", "PRESETS", "UNUSED", "positive"]
+__all__ = ["LEGACY", "OWN", "PRESETS", "UNUSED", "given", "is_given", "of_preset", "positive"]
 
 LEGACY = {"legacy": True}
 """Metadata of a field that is read from configurations of older AMD Quark releases and never written."""
@@ -29,3 +29,25 @@ PRESETS = ("best", "reference")
 """Presets: ``"best"`` by held-out perplexity, and ``"reference"``, the algorithm as published with AMD
 Quark's defaults.
 """
+
+
+class _OfPreset(float):
+    """A default, AMD Quark's number, in place of which a preset may have another."""
+
+
+def of_preset(value: float) -> float:
+    """Return a default in place of which a preset may have another number.
+
+    What a user gives is a plain float, also if it is the same number, and no preset changes it.
+    """
+    return _OfPreset(value)
+
+
+def given(value: float, preset: float | None = None) -> float:
+    """Return a number that was given; in place of a default, the preset's, if it has one."""
+    return preset if preset is not None and not is_given(value) else float(value)
+
+
+def is_given(value: float) -> bool:
+    """Return whether a number was given, which is no default of a preset."""
+    return not isinstance(value, _OfPreset)

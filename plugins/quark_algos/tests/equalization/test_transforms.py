@@ -119,7 +119,8 @@ def test_what_is_taken_back_leaves_no_trace() -> None:
     assert all(torch.equal(a, b) for a, b in zip(changed.state_dict().values(), plain.state_dict().values(), strict=True))
 
 
-def test_the_best_preset_takes_a_share_of_one_half_for_the_documented_default() -> None:
+def test_the_best_preset_takes_a_share_of_one_half_if_none_is_given() -> None:
+    assert quantized("smoothquant", "int8", alpha=1.0).quark_report.transformed != quantized("smoothquant", "int8").quark_report.transformed
     documented, half = quantized("smoothquant", "int8"), quantized("smoothquant", "int8", alpha=0.5)
     assert scales(documented)
     assert documented.quark_report.transformed == half.quark_report.transformed

@@ -10,12 +10,17 @@ from attrs import validators
 from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
 from quark.config.fields import with_dataclass_view
-from quark_algos.fields import LEGACY, OWN, PRESETS, UNUSED, positive
+from quark_algos.fields import LEGACY, OWN, PRESETS, UNUSED, given, of_preset, positive
 from quark_algos.mappings.mapping import mappings_of
 
-__all__ = ["COMPUTE_SCALE_LOSSES", "AWQConfig", "AutoSmoothQuantConfig", "SmoothQuantConfig"]
+__all__ = ["BEST_ALPHA", "COMPUTE_SCALE_LOSSES", "AWQConfig", "AutoSmoothQuantConfig", "SmoothQuantConfig"]
 
 COMPUTE_SCALE_LOSSES = ("MSE", "MAE", "RMSE")
+BEST_ALPHA = 0.5
+"""Migration strength of the preset "best".
+
+AMD Quark's default of 1 moves the whole range.
+"""
 
 
 @attrs.define(kw_only=True)
@@ -83,8 +88,8 @@ class SmoothQuantConfig(_EqualizationConfig):
 
     Attributes:
         alpha: Migration strength, 0 to 1: the exponent of the activations' range. AMD Quark's default of 1
-            makes int8 much worse if activations have outliers in many channels; the preset ``"best"`` uses
-            0.5 in its place, as the paper does.
+            makes int8 much worse if activations have outliers in many channels; if no other is given, the
+            preset ``"best"`` has 0.5, as the paper has.
         scale_clamp_min: Smallest scale, above 0.
         scaling_layers: As in `AWQConfig`.
         model_decoder_layers: Full name of the list of decoder blocks; part of AMD Quark's public API, not
@@ -98,10 +103,14 @@ class SmoothQuantConfig(_EqualizationConfig):
 
     name: str = "smooth"
     preset: str = attrs.field(default="best", validator=validators.in_(PRESETS), metadata=OWN)
-    alpha: float = attrs.field(default=1.0, validator=[validators.ge(0), validators.le(1)])
+    alpha: float = attrs.field(default=of_preset(1.0), validator=[validators.ge(0), validators.le(1)])
     scale_clamp_min: float = attrs.field(default=1e-3, validator=positive)
     scaling_layers: list[dict[str, Any]] = attrs.field(factory=list)
     model_decoder_layers: str = attrs.field(default="", metadata=UNUSED)
+
+    def resolved(self) -> Self:
+        """Return the settings with the preset's migration strength."""
+        return attrs.evolve(self, alpha=given(self.alpha, BEST_ALPHA if self.preset == "best" else None))
 
 
 @with_dataclass_view

@@ -54,11 +54,6 @@ _PROBE_MARGIN = 16
 
 Whole blocks add up rounding errors.
 """
-_SANE_ALPHA = 0.5
-"""Alpha of SmoothQuant (arXiv 2211.10438).
-
-The preset "best" uses it in place of AMD Quark's default of 1, which moves the whole range.
-"""
 
 
 class Equalization(ABC):
@@ -261,9 +256,7 @@ class SmoothQuant(Equalization):
     def __init__(self, settings: AlgoConfig) -> None:
         super().__init__(settings)
         assert isinstance(settings, SmoothQuantConfig)
-        self._alpha, self._smallest = settings.alpha, settings.scale_clamp_min
-        if self.preset == "best" and settings.alpha == 1.0:
-            self._alpha = _SANE_ALPHA
+        self._alpha, self._smallest = settings.resolved().alpha, settings.scale_clamp_min
 
     def scale(self, modules: ResolvedMapping, block: BlockContext) -> Tensor | None:
         layers = self._read(modules, block)

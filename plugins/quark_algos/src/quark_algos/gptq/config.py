@@ -5,7 +5,7 @@ A `Recipe` is the settings of any of the three as one set of parameters, with th
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, cast
 
 import attrs
 from attrs import validators
@@ -15,7 +15,7 @@ from quark.config.architecture import Architecture
 from quark.config.fields import with_dataclass_view
 from quark.errors import ConfigError
 from quark.plugins import OptionNote
-from quark_algos.fields import LEGACY, OWN, PRESETS, UNUSED, positive
+from quark_algos.fields import LEGACY, OWN, PRESETS, UNUSED, given, is_given, of_preset, positive
 from quark_algos.mappings.mapping import linear_layers
 
 __all__ = [
@@ -31,6 +31,8 @@ __all__ = [
 
 
 SCALE_SEARCHES = ("minmax", "mse", "hessian")
+_ALPHA = 1e-3
+"""Damping of Qronos, as a share of H's largest eigenvalue, in AMD Quark."""
 
 
 @with_dataclass_view
@@ -45,8 +47,8 @@ class _HessianConfig(AlgoConfig):
         static_groups: Compute the scales of all groups before any column is rounded; required with
             ``desc_act``.
         preset: ``"reference"`` is the published algorithm with AMD Quark's defaults; ``"best"`` also searches
-            scales by the output error, shrinks the Hessian where tokens are few, and uses a percdamp of at
-            least 0.05. The settings below override the preset.
+            scales by the output error, shrinks the Hessian where tokens are few, and has a percdamp of 0.05.
+            Settings that are given override the preset.
         scale_search: How group scales are found: ``"minmax"``, ``"mse"`` (error of the weights) or
             ``"hessian"`` (error of the outputs); None for that of the preset.
         float64: Accumulate and factor the Hessian in float64; slower, and changes results by rounding only.
@@ -100,7 +102,7 @@ class GPTQConfig(_HessianConfig):
 
     Attributes:
         damp_percent: percdamp: this times the mean diagonal of the Hessian is added to its diagonal; above 0
-            and below 1.
+            and below 1. If it is not given, the preset ``"best"`` has 0.05.
         inside_layer_modules: Names of the linear layers, relative to a decoder block; ``*`` matches any
             characters. Empty: all layers.
         model_decoder_layers: Full name of the list of decoder blocks; part of AMD Quark's public API, not
@@ -112,9 +114,13 @@ class GPTQConfig(_HessianConfig):
     """
 
     name: str = "gptq"
-    damp_percent: float = attrs.field(default=0.01, validator=[positive, validators.lt(1)])
+    damp_percent: float = attrs.field(default=of_preset(0.01), validator=[positive, validators.lt(1)])
     inside_layer_modules: list[str] = attrs.field(factory=list)
     model_decoder_layers: str = attrs.field(default="", metadata=UNUSED)
+
+    def resolved(self) -> Self:
+        """Return the settings with the preset's percdamp."""
+        return attrs.evolve(self, damp_percent=given(self.damp_percent, BEST_DAMPING if self.preset == "best" else None))
 
 
 @with_dataclass_view
@@ -142,8 +148,9 @@ class QronosConfig(_HessianConfig):
     Attributes:
         inside_layer_modules: Names of the linear layers, relative to a decoder block.
         model_decoder_layers: Full name of the list of decoder blocks; as in `GPTQConfig`.
-        alpha: Damping of the preset "reference": this times the largest eigenvalue of the Hessian is added to
-            its diagonal; above 0.
+        alpha: Damping: this times the largest eigenvalue of the Hessian is added to its diagonal; above 0. If
+            it is not given, the preset ``"best"`` adds 0.05 times the mean of the diagonal in its place, and
+            None is written.
         beta: Part of AMD Quark's public API, not used: it scales the inverse Hessian before a second
             factorization; here is neither.
         correction_share: Strength of the correction for quantized inputs, 0 to 1; None for that of the
@@ -153,11 +160,17 @@ class QronosConfig(_HessianConfig):
     name: str = "qronos"
     inside_layer_modules: list[str]
     model_decoder_layers: str = attrs.field(metadata=UNUSED)
-    alpha: Annotated[float, OptionNote(beside={"preset": "reference"})] = attrs.field(default=1e-3, validator=positive)
+    alpha: float | None = attrs.field(default=cast("float | None", of_preset(_ALPHA)), validator=validators.optional(positive))
     beta: float = attrs.field(default=1e4, validator=positive, metadata=UNUSED)
     correction_share: float | None = attrs.field(
         default=None, validator=validators.optional([validators.ge(0), validators.le(1)]), metadata=OWN
     )
+
+    def resolved(self) -> Self:
+        """Return the settings with the damping that is used; no ``alpha`` if it is the preset's percdamp."""
+        is_of_preset = self.alpha is None or not is_given(self.alpha)
+        alpha = None if is_of_preset and self.preset == "best" else float(_ALPHA if self.alpha is None else self.alpha)
+        return attrs.evolve(self, alpha=alpha)
 
 
 @attrs.frozen(kw_only=True)
@@ -196,7 +209,7 @@ class Recipe:
 
 BEST_SHARE = 0.5
 BEST_DAMPING = 0.05
-"""Strength of the correction and the smallest percdamp of the preset "best".
+"""Strength of the correction and percdamp of the preset "best", where settings give none.
 
 Chosen by `benchmarks.defaults`.
 """
@@ -205,13 +218,13 @@ Chosen by `benchmarks.defaults`.
 def recipe_of(settings: GPTQConfig | QronosConfig) -> Recipe:
     """Return the recipe of the settings of any of the three algorithms."""
     best = settings.preset == "best"
+    settings = settings.resolved()
     own: dict[str, Any] = {}
     if isinstance(settings, QronosConfig):
-        own["percdamp"] = BEST_DAMPING if best else None
-        own["eigen_damping"] = settings.alpha
+        own = {"percdamp": BEST_DAMPING} if settings.alpha is None else {"percdamp": None, "eigen_damping": settings.alpha}
         own["share"] = (BEST_SHARE if best else 1.0) if settings.correction_share is None else settings.correction_share
     else:
-        own["percdamp"] = max(settings.damp_percent, BEST_DAMPING) if best else settings.damp_percent
+        own["percdamp"] = settings.damp_percent
     if isinstance(settings, GPTAQConfig):
         own |= {"share": settings.alpha, "is_causal": not best}
     return Recipe(

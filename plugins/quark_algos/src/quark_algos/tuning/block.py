@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import torch
@@ -76,7 +76,8 @@ class AutoRound:
     wants_float = True
 
     def __init__(self, settings: AutoRoundConfig) -> None:
-        self._settings = settings
+        self._settings = settings.resolved()
+        self._lr, self._minmax_lr = (cast("float", lr) for lr in (self._settings.lr, self._settings.minmax_lr))
 
     @torch.no_grad()
     def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
@@ -91,7 +92,6 @@ class AutoRound:
         dtype = _dtype_of_products(settings.compute_dtype, samples)
         layers = {name: OffsetLayer(block.weights(name), block.float_weights[name], settings, dtype) for name in block.layers}
         state = _BlockState(layers, {}, dtype, None)
-        lr = settings.lr or 1 / settings.iters
         generator = torch.Generator().manual_seed(0)
         losses: list[float] = []
         best = state.current()
@@ -102,7 +102,7 @@ class AutoRound:
                 best = state.current()
             losses.append(loss)
             decay = 1 - step / settings.iters
-            state.step(lr * decay, (settings.minmax_lr or lr) * decay, 0.0)
+            state.step(self._lr * decay, self._minmax_lr * decay, 0.0)
         return {"": {"first_loss": losses[0], "best_loss": min(losses), "codes": state.write(block, best)}}
 
 

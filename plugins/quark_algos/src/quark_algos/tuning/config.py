@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
 import attrs
 from attrs import validators
@@ -103,3 +103,8 @@ class AutoRoundConfig(AlgoConfig):
     enable_minmax_tuning: bool = True
     batch_size: int = attrs.field(default=8, validator=positive)
     compute_dtype: str = attrs.field(default="auto", validator=validators.in_(DTYPES))
+
+    def resolved(self) -> Self:
+        """Return the settings with the first steps."""
+        lr = self.lr or 1 / self.iters
+        return attrs.evolve(self, lr=lr, minmax_lr=self.minmax_lr or lr)
