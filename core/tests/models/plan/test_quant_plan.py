@@ -164,6 +164,33 @@ def test_the_closest_name_is_offered_for_a_pattern_that_matches_nothing(pattern:
     assert [hint in warning for warning in warnings] == ([] if hint is None else [True])
 
 
+FP8 = QLayerConfig(weight=fp8())
+
+
+@pytest.mark.parametrize(
+    ("exclude", "patterns", "others"),
+    [
+        (["*q_proj"], ["*0.q_proj"], "exclude '*q_proj'"),
+        ([], ["*_proj", "*.q_proj"], "the pattern '*_proj' before it"),
+        (["*0.q_proj"], ["*1*", "*.q_proj"], "exclude '*0.q_proj' and the pattern '*1*' before it"),
+    ],
+)
+def test_a_pattern_that_other_rules_leave_nothing_is_told_of_and_an_error_on_request(
+    exclude: list[str], patterns: list[str], others: str
+) -> None:
+    config = QConfig(GLOBAL, exclude=exclude, layer_quant_config=dict.fromkeys(patterns, FP8))
+    (warning,) = make_plan(model(), config).warnings
+    assert warning.startswith(f"the pattern '{patterns[-1]}' in layer_quant_config has no effect: what it matches, ")
+    assert f", goes by {others}. " in warning
+    with pytest.raises(ConfigError, match="has no effect: what it matches"):
+        make_plan(model(), attrs.evolve(config, strict=True))
+
+
+def test_a_pattern_that_decides_for_one_layer_is_not_told_of() -> None:
+    config = QConfig(GLOBAL, exclude=["*1.q_proj"], layer_quant_config={"*k_proj": FP8, "*.q_proj": FP8, "*1.*": FP8})
+    assert not make_plan(model(), config).warnings
+
+
 def test_the_plan_counts_what_every_rule_matches() -> None:
     fine = QLayerConfig(weight=int4(16))
     config = QConfig(

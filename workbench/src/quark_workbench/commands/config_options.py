@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from quark.config.model import QConfig
 
-__all__ = ["ConfigOptions"]
+__all__ = ["ConfigOptions", "without_named"]
 
 
 @attrs.frozen(kw_only=True)
@@ -56,7 +57,13 @@ class ConfigOptions:
             help="Pattern of layers to leave in float, added to those that the model's template leaves in float; may be repeated."
         ),
     ] = None
-    layer: Annotated[list[str] | None, typer.Option(help="PATTERN=SCHEME for some layers; may be repeated.")] = None
+    layer: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="PATTERN=SCHEME for some layers, such as lm_head=ptpc_fp8; may be repeated. If all of them are layers that the model's "
+            "template leaves in float, they are quantized all the same."
+        ),
+    ] = None
     separate_kv_scales: Annotated[
         bool, typer.Option("--separate-kv-scales", help="Keys and values keep separate scales; by default they share the larger scale.")
     ] = False
@@ -145,8 +152,10 @@ class ConfigOptions:
             shared_scale_groups=None if fused is None else [list(group) for group in fused],
             exclude_layers=[*template.exclude_layers_name, *self.exclude] if self.exclude else None,
         )
+        own = self.exclude or []
         return attrs.evolve(
             config,
+            exclude=[*without_named([pattern for pattern in config.exclude if pattern not in own], list(self.named_layers), model), *own],
             separate_kv_scales=self.separate_kv_scales,
             calibrate_all_experts=self.calibrate_all_experts,
             activation_memory=None if self.activation_memory is None else size_in_bytes(self.activation_memory, "--activation-memory"),
@@ -154,6 +163,31 @@ class ConfigOptions:
             keep_prequantized_layers=self.keep_prequantized,
             strict=self.strict,
         )
+
+
+def without_named(excluded: Sequence[str], named: Sequence[str], model: nn.Module) -> list[str]:
+    """Return a template's exclusions without the layers that a user names; others that they match stay.
+
+    A pattern names layers if it matches none but excluded ones: it would have no effect otherwise.
+
+    Args:
+        excluded: Patterns of layers that the template leaves in float.
+        named: Patterns that the user gives schemes.
+        model: Has the layers; meta tensors will do.
+    """
+    from quark.base.names import matches
+    from quark.models.layers.quantized_layers import counts_as
+    from quark.models.plan.rules import first_match
+
+    layers = [name for name, module in model.named_modules() if counts_as(module) is not None]
+    floats = {name for name in layers if first_match(name, excluded) is not None}
+    groups = [{name for name in layers if matches(name, pattern)} for pattern in named]
+    wanted = {name for names in groups if names <= floats for name in names}
+    kept: list[str] = []
+    for pattern in excluded:
+        own = [name for name in layers if matches(name, pattern)]
+        kept += [pattern] if wanted.isdisjoint(own) else [name for name in own if name not in wanted]
+    return kept
 
 
 def _pair(text: str) -> tuple[str, str]:

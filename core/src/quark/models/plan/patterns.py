@@ -12,6 +12,7 @@ from quark.config.architecture import Architecture
 from quark.config.model import QConfig
 from quark.models.layers.layer_types import layer_type_of_class, planned_names
 from quark.models.layers.quantized_layers import counts_as
+from quark.models.plan.rules import first_match
 
 __all__ = ["Rule", "rules_of"]
 
@@ -27,8 +28,8 @@ class Rule:
         rule: The pattern, or the name of the type.
         layers: The number of quantizable layers that the rule matches; for ``exclude``, if there are none,
             the number of other modules.
-        problem: Why the rule has no effect, in a sentence; empty where it has one, or comes from the model's
-            own template.
+        problem: Why the rule has no effect, in a sentence; empty if it has one, or comes from the model's own
+            template.
     """
 
     field: str
@@ -53,12 +54,32 @@ def _patterns(modules: Mapping[str, nn.Module], config: QConfig, architecture: A
     template_cache = set(architecture.with_modules(architecture.kv_layers_name or ())) if architecture else set()
     if not any(_count(pattern, layers) for pattern in template_cache):
         template_cache = set()
+    deciding = _deciding(layers, config)
     optional = {"exclude": template_excludes, "layer_quant_config": template_cache, "kv_cache_quant_config": template_cache}
     for field in _FIELDS:
         for pattern in getattr(config, field):
             count = _count(pattern, layers) or (_count(pattern, modules) if field == "exclude" else 0)
-            problem = "" if count or pattern in optional[field] else _unmatched(field, pattern, layers)
+            problem = "" if count else _unmatched(field, pattern, layers)
+            if count and field == "layer_quant_config" and pattern not in deciding:
+                problem = _overruled(pattern, layers, config)
+            problem = "" if pattern in optional[field] else problem
             yield Rule(field, pattern, count, problem)
+
+
+def _deciding(layers: Sequence[str], config: QConfig) -> set[str | None]:
+    """Return the patterns of ``layer_quant_config`` that decide for a layer."""
+    return {first_match(name, config.layer_quant_config) for name in layers if first_match(name, config.exclude) is None}
+
+
+def _overruled(pattern: str, layers: Sequence[str], config: QConfig) -> str:
+    """Return the sentence about a pattern that matches layers for all of which other rules decide."""
+    names = [name for name in layers if matches(name, pattern)]
+    rules = {(first_match(n, config.exclude), first_match(n, config.layer_quant_config)) for n in names}
+    others = sorted({f"exclude '{excluded}'" if excluded else f"the pattern '{first}' before it" for excluded, first in rules})
+    return (
+        f"the pattern '{pattern}' in layer_quant_config has no effect: what it matches, {folded(names)}, goes by {' and '.join(others)}. "
+        "Take that out, or the pattern"
+    )
 
 
 def _unmatched(field: str, pattern: str, layers: Sequence[str]) -> str:
