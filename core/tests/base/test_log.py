@@ -43,6 +43,27 @@ def test_the_level_comes_back_when_the_last_of_several_threads_is_done() -> None
     assert get_logger().level == before
 
 
+@pytest.mark.parametrize(
+    ("asked", "level"), [("error", "ERROR"), ("Warning", "WARNING"), ("debug", "DEBUG"), ("loud", "INFO"), (None, "INFO")]
+)
+def test_the_environment_sets_the_level_unless_the_application_has(
+    asked: str | None, level: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = logging.getLogger("quark")
+    before, handlers = root.level, root.handlers[:]
+    monkeypatch.setattr("quark.base.log.writes_to_stderr", lambda: True)
+    if asked is not None:
+        monkeypatch.setenv("QUARK_LOG_LEVEL", asked)
+    try:
+        for own, expected in ((logging.NOTSET, level), (logging.CRITICAL, "CRITICAL")):
+            root.handlers, root.level = [], own
+            assert logging.getLevelName(get_logger().level) == expected
+    finally:
+        root.handlers = handlers
+        root.setLevel(before)
+    assert ("QUARK_LOG_LEVEL='loud' is no level of the log: use debug, " in capsys.readouterr().err) is (asked == "loud")
+
+
 @pytest.mark.parametrize("text", ["", "4-bit weights", "[red]not markup[/]", "Σ x² ≤ ½ · 10\u00a0%", "量子化 🚀"])
 def test_what_can_be_read_stays(text: str) -> None:
     assert unprintable(text) is None

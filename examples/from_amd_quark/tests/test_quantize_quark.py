@@ -99,6 +99,8 @@ def test_a_group_size_that_a_scheme_does_not_have_is_refused(scheme: str, size: 
         (["--evaluation_dataset", "wikitext_gpt_oss_20b"], UnsupportedError, "quark evaluate --text"),
         (["--custom_mode", "nowhere"], UnsupportedError, "needs an exporter of that name"),
         (["--file2file_quantization", "--model_export", "gguf"], ConfigError, "--file2file_quantization writes a checkpoint"),
+        (["--quant_flow", "file2file", "--model_export", "gguf"], ConfigError, "writes a checkpoint"),
+        (["--quant_flow", "per_block", "--file2file_quantization"], ConfigError, "contradict each other"),
         (["--quant_algo_config_file", "awq", "/nowhere.json"], ConfigError, "there is no file '/nowhere.json'"),
     ],
 )
@@ -214,6 +216,16 @@ def test_from_disk_it_takes_calibration_data_too(tmp_path: Path, text: Path) -> 
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     assert any(name.endswith("input_scale") for name in tensors)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["quant_method"] == "quark"
+
+
+@pytest.mark.parametrize("flow", ["standard", "file2file", "per_block"])
+def test_every_flow_comes_to_the_same_tensors(flow: str, tmp_path: Path) -> None:
+    flags = ["--quant_scheme", "int4_wo_64", "--skip_evaluation", "--gpu_resident_blocks", "2", "--output_dir", tmp_path / flow]
+    run(*flags, "--quant_flow", flow, "--model_export", "hf_format")
+    run(*flags[:-1], tmp_path / "usual", "--model_export", "hf_format")
+    usual, ours = (load_file(tmp_path / name / "model.safetensors") for name in ("usual", flow))
+    assert ours.keys() == usual.keys()
+    assert all(torch.equal(ours[name], usual[name]) for name in usual)
 
 
 def test_data_that_nothing_needs_are_not_read(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ plugins may hold anything: characters that a terminal would obey are written out
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 import unicodedata
@@ -39,15 +40,25 @@ def _to_stderr(line: str) -> None:
 
 
 _HANDLER = _StderrUnlessConfigured()
+_LEVEL = "QUARK_LOG_LEVEL"
+_LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error", "critical")}
+"""Levels of the environment variable, as AMD Quark has them."""
 
 
 def get_logger(name: str = "quark") -> logging.Logger:
-    """Return the logger of that name below ``quark``; the first call gives ``quark`` its handler."""
+    """Return the logger of that name below ``quark``.
+
+    The first call gives ``quark`` its handler and, unless the application has, the level of the environment
+    variable ``QUARK_LOG_LEVEL``.
+    """
     root = logging.getLogger("quark")
     if _HANDLER not in root.handlers:
         root.addHandler(_HANDLER)
         if root.level == logging.NOTSET:
-            root.setLevel(logging.INFO)
+            asked = os.environ.get(_LEVEL, "info")
+            root.setLevel(_LEVELS.get(asked.lower(), logging.INFO))
+            if asked.lower() not in _LEVELS:
+                root.warning(f"{_LEVEL}={asked!r} is no level of the log: use {', '.join(_LEVELS)}.")
     return root if name == "quark" else root.getChild(name.removeprefix("quark."))
 
 

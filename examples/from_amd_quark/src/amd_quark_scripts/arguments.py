@@ -27,6 +27,7 @@ _REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = MappingProxyType(
 _IGNORED: Mapping[str, str] = MappingProxyType(
     {
         "enable_native_inference": f"the model is evaluated as it is; {_IN_VLLM}",
+        "gpu_resident_blocks": "one block is worked on at a time, whatever the memory of a GPU has room for",
         "torch_compile": "the model is evaluated without torch.compile, whose result is the same",
     }
 )
@@ -46,7 +47,7 @@ def argument_parser() -> argparse.ArgumentParser:
 
 
 def check_arguments(args: argparse.Namespace) -> None:
-    """Check the flags before any work.
+    """Check the flags before any work; ``--quant_flow file2file`` sets ``file2file_quantization``.
 
     Raises:
         UnsupportedError: A flag is given that is not offered; the message says what to use.
@@ -72,6 +73,9 @@ def check_arguments(args: argparse.Namespace) -> None:
         raise ConfigError("--params_load reads two files: give --json_path and --safetensors_path")
     if args.quant_scheme is None and not (args.skip_quantization or args.model_reload or args.params_load):
         raise ConfigError("--quant_scheme is missing: `quark schemes` lists what there is; or give --skip_quantization")
+    if args.quant_flow not in (None, "file2file") and args.file2file_quantization:
+        raise ConfigError(f"--file2file_quantization and --quant_flow {args.quant_flow} contradict each other: leave one of them out")
+    args.file2file_quantization |= args.quant_flow == "file2file"
     if args.file2file_quantization and args.model_export not in (None, ["hf_format"]):
         raise ConfigError("--file2file_quantization writes a checkpoint: give --model_export hf_format with it, or nothing")
     for name, file in args.quant_algo_config_file or ():
@@ -117,7 +121,13 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 
 def _add_quantization(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--skip_quantization", action="store_true")
-    parser.add_argument("--file2file_quantization", action="store_true", help="one block of the model in memory at a time")
+    parser.add_argument("--file2file_quantization", action="store_true", help="the older name of --quant_flow file2file")
+    parser.add_argument(
+        "--quant_flow",
+        choices=["standard", "file2file", "per_block"],
+        help="file2file: from disk to disk, one block of the model in memory at a time; the others quantize a model in memory, by blocks",
+    )
+    parser.add_argument("--gpu_resident_blocks", type=int, default=0, help="without effect: one block is worked on at a time")
     parser.add_argument("--template_file", help="JSON file with the template of the model's family")
     parser.add_argument("--quant_scheme", help="scheme of all layers; `quark schemes` lists them with their older names")
     parser.add_argument("--group_size", type=int, help="elements in a group, where the scheme comes in several sizes")

@@ -46,3 +46,20 @@ def test_helpers_pass_options_on_and_json_keeps_them(helper: str) -> None:
 @pytest.mark.parametrize("helper", ["Int4PerGroupSpec", "Uint4PerGroupSpec", "Int8PerGroupSpec"])
 def test_groups_are_static_where_nothing_is_said(helper: str) -> None:
     assert documented_object(helper)(ch_axis=-1, group_size=32).to_quantization_spec().is_dynamic is False
+
+
+MODES = ("even", "floor", "ceil", "rceil")
+BLOCKS: dict[str, dict[str, Any]] = {
+    **{name: {} for name in ("OCP_MXFP8E4M3Spec", "OCP_MXFP8E5M2Spec", "OCP_MXFP6E3M2Spec", "OCP_MXFP6E2M3Spec", "OCP_MXFP4Spec")},
+    **{name: {} for name in ("OCP_MXINT8Spec", "OCP_MXFP4DiffsSpec", "BFP16Spec")},
+    "MX6Spec": {"block_size": 16},
+    "MX9Spec": {"block_size": 16},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("helper", BLOCKS)
+def test_every_helper_of_blocks_takes_the_mode_of_its_scales_by_one_name_and_passes_it_on(helper: str, mode: str) -> None:
+    spec = documented_object(helper)(ch_axis=-1, scale_calculation_mode=mode, **BLOCKS[helper]).to_quantization_spec()
+    assert spec.scale_calculation_mode == mode
+    assert quantizer_for(spec, activation=False).shape_error((4, 64)) is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 
@@ -134,17 +134,17 @@ class OCP_MXFP4DiffsSpec(SingleLevelSpec):  # noqa: N801
 
     ch_axis: int | None = None
     is_dynamic: bool | None = False
-    mode: Any = "even"
+    scale_calculation_mode: str | None = "even"
 
     def to_quantization_spec(self) -> QTensorConfig:
-        return OCP_MXFP4Spec(self.ch_axis, self.is_dynamic, self.mode).to_quantization_spec()
+        return OCP_MXFP4Spec(self.ch_axis, self.is_dynamic, self.scale_calculation_mode).to_quantization_spec()
 
 
 _BFP16_BLOCK = 8
 
 
-def _config(dtype: Dtype, axis: int | None, block: int | None) -> QTensorConfig:
-    return QTensorConfig(dtype=dtype, ch_axis=axis, group_size=block, round_method=RoundType.half_even, scale_calculation_mode="even")
+def _config(dtype: Dtype, axis: int | None, block: int | None, mode: str | None) -> QTensorConfig:
+    return QTensorConfig(dtype=dtype, ch_axis=axis, group_size=block, round_method=RoundType.half_even, scale_calculation_mode=mode)
 
 
 @attrs.define
@@ -154,7 +154,7 @@ class _Microexponent(SingleLevelSpec):
     scale_calculation_mode: str | None = "even"
 
     def to_quantization_spec(self) -> QTensorConfig:
-        return _config(self.dtype, self.ch_axis, self.block_size)
+        return _config(self.dtype, self.ch_axis, self.block_size, self.scale_calculation_mode)
 
 
 class MX6Spec(_Microexponent):
@@ -174,7 +174,7 @@ class BFP16Spec(SingleLevelSpec):
     """BFP16: eight mantissas of eight bits that share an exponent of eight."""
 
     ch_axis: int | None = None
-    mode: str | None = "even"
+    scale_calculation_mode: str | None = "even"
 
     def to_quantization_spec(self) -> QTensorConfig:
-        return _config(Dtype.bfp16, self.ch_axis, _BFP16_BLOCK)
+        return _config(Dtype.bfp16, self.ch_axis, _BFP16_BLOCK, self.scale_calculation_mode)
