@@ -21,6 +21,8 @@ STATEMENTS = [
     "from quark.torch.quantization import LSQObserver",
     "from quark.torch.quantization.config.config import SVDQuantConfig",
     "from quark.torch.quantization.observer import TQTObserver",
+    "from quark.torch.quantization.observer.tqt_observer import TQTObserver",
+    "from quark.torch.quantization.observer.lsq_observer import LSQObserver",
     "from quark.experimental.torch.mix_precision import anything",
     "from quark.integrations.diffusers import anything",
     "from quark.contrib.mince import anything",

@@ -67,6 +67,7 @@ PATHS = {
         "QuantizationSchemeCollection",
     ],
     "quark.torch.quantization.config.algo_configs": ["get_algo_config", "get_supported_algorithm_types"],
+    "quark.torch.quantization.nn.modules.quantize_linear": ["QuantLinear"],
     "quark.torch.quantization.observer.observer": ["ObserverBase"],
     "quark.torch.quantization.weight_convert": ["Chunk", "Concatenate", "ConversionOps", "SplitFusedExperts", "WeightConverter"],
     "quark.torch.export": ["ExporterConfig", "JsonExporterConfig", "ModelExporter", "OnnxExporterConfig", "export_safetensors"],

@@ -32,6 +32,8 @@ _MODULES: Mapping[str, str] = MappingProxyType(
         "quark.torch.algorithm.qad_trainer": _QAT,
         "quark.torch.algorithm.svdquant": _DIFFUSERS,
         "quark.torch.algorithm.rotation.training": _TRAINED,
+        "quark.torch.quantization.observer.tqt_observer": _QAT,
+        "quark.torch.quantization.observer.lsq_observer": _QAT,
         "quark.torch.utils.diffusers": _DIFFUSERS,
         "quark.torch.utils.accelerate_helper": _INTERNAL,
         "quark.torch.utils.module_replacement": _INTERNAL,

@@ -81,6 +81,7 @@ NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "ScaleType",
             "ZeroPointType",
         ),
+        "quark.torch.quantization.nn.modules.quantize_linear": _of("quark.models.layers", "QuantLinear"),
         "quark.torch.quantization.observer": _OBSERVERS,
         "quark.torch.quantization.observer.observer": _OBSERVERS,
         "quark.torch.quantization.utils": _OPTIONS,

@@ -157,3 +157,16 @@ def test_static_activations_are_calibrated_with_the_observer_of_their_spec(dtype
     assert float(layer.input_quantizer.scale) == pytest.approx(float(expected.range()[1]) / reach)
     with torch.no_grad():
         assert torch.isfinite(quantized(batches[0]).logits).all()
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("name", [*TENSOR, *CHANNEL, *ONCE, "PerGroupMinMaxObserver"])
+def test_an_observer_made_of_a_spec_is_called_with_tensors_and_gives_the_scales_of_a_quantizer(name: str, symmetric: bool) -> None:
+    spec, x = spec_of(name, symmetric=symmetric), heavy_tailed()
+    expected = quantizer_for(spec, activation=False).find_qparams(x)
+    for place in ((), (torch.device("cpu"),)):
+        observer = getattr(documented, name)(spec, *place)
+        assert observer(x) is x
+        for scale, zero in (observer.calculate_qparams(*observer.range()), observer._calculate_qparams()):
+            assert torch.equal(scale, expected.scale)
+            assert torch.equal(zero, torch.zeros_like(zero) if expected.zero_point is None else expected.zero_point)

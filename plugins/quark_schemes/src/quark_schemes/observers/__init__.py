@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
+from torch import Tensor
+
 from quark.config.enums import QSchemeType
 from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError
-from quark.numbers import Observer
+from quark.numbers import Granularity, Observer, format_of, quantizer_for
 
 __all__ = ["ServingObserver"]
 
@@ -15,11 +18,51 @@ __all__ = ["ServingObserver"]
 class ServingObserver(Observer):
     """Base of the observers here.
 
+    They can be used by themselves too, as those of AMD Quark: made from a spec, called with tensors, and
+    asked for scales.
+
+    Args:
+        spec: As in `quark.numbers.Observer`; without a granularity, any spec of this observer.
+        granularity: Which elements share a range; None, or a device, which is that of the data here, for the
+            spec's.
+
     Attributes:
         qschemes: The granularities that a class serves; empty for all.
+
+    Example:
+        >>> from quark_schemes.observers.min_max import PerTensorMinMaxObserver
+        >>> fields = {"qscheme": "per_tensor", "symmetric": True, "is_dynamic": False}
+        >>> spec = QTensorConfig(dtype="int8", observer_cls="PerTensorMinMaxObserver", **fields)
+        >>> observer = PerTensorMinMaxObserver(spec)
+        >>> x = observer(torch.tensor([-2.0, 1.0]))
+        >>> observer.calculate_qparams(*observer.range())
+        (tensor(0.0157), tensor(0, dtype=torch.int32))
     """
 
     qschemes: ClassVar[tuple[QSchemeType, ...]] = ()
+
+    def __init__(self, spec: QTensorConfig, granularity: Granularity | torch.device | str | None = None) -> None:
+        if not isinstance(granularity, Granularity):
+            level = quantizer_for(spec, activation=False).stored_level
+            spec, granularity = level.spec, level.granularity
+        super().__init__(spec, granularity)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Observe a tensor, and return it."""
+        self.observe(x)
+        return x
+
+    forward = __call__
+
+    def calculate_qparams(self, min_val: Tensor, max_val: Tensor) -> tuple[Tensor, Tensor]:
+        """Return scales and zero points of ranges; zero points are 0 in a format without any."""
+        qparams = format_of(self.spec).qparams(min_val.float(), max_val.float(), self.spec)
+        zero = qparams.zero_point
+        return qparams.scale, torch.zeros_like(qparams.scale, dtype=torch.int32) if zero is None else zero
+
+    def _calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """Return scales and zero points of what was observed, by AMD Quark's name."""
+        return self.calculate_qparams(*self.range())
 
     @classmethod
     def spec_error(cls, spec: QTensorConfig) -> str | None:

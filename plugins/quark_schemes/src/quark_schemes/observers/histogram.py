@@ -203,7 +203,7 @@ class HistogramObserver(ServingObserver):
 
     qschemes = (QSchemeType.per_tensor,)
 
-    def __init__(self, spec: QTensorConfig, granularity: Granularity) -> None:
+    def __init__(self, spec: QTensorConfig, granularity: Granularity | torch.device | str | None = None) -> None:
         super().__init__(spec, granularity)
         self._histogram = Histogram()
         self._chosen: tuple[Tensor, Tensor] | None = None

@@ -36,7 +36,7 @@ class MinMaxObserver(ServingObserver):
 
     is_extremes = True
 
-    def __init__(self, spec: QTensorConfig, granularity: Granularity) -> None:
+    def __init__(self, spec: QTensorConfig, granularity: Granularity | torch.device | str | None = None) -> None:
         super().__init__(spec, granularity)
         self._low: Tensor | None = None
         self._high: Tensor | None = None

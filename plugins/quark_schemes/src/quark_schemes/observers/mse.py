@@ -140,7 +140,7 @@ class RowSearchObserver(ServingObserver):
     observer that has seen nothing is exact.
     """
 
-    def __init__(self, spec: QTensorConfig, granularity: Granularity) -> None:
+    def __init__(self, spec: QTensorConfig, granularity: Granularity | torch.device | str | None = None) -> None:
         super().__init__(spec, granularity)
         self._range: Range | None = None
 
