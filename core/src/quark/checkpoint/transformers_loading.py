@@ -21,7 +21,7 @@ from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, RenamesT
 from quark.checkpoint.provenance import refuse_unreadable
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, UnsupportedError
-from quark.models.hf.internals import on_missing, renamed_by_loader, renamed_scales, source_of
+from quark.models.hf.internals import before_tying, on_missing, renamed_by_loader, renamed_scales, source_of
 from quark.models.hf.loading import keeps_codes, unpack_all
 from quark.models.hf.shards import check_shards
 from quark.models.layers.packed_layers import PackedLayer, PackedScales
@@ -100,9 +100,6 @@ def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "re
     except CheckpointError as error:
         raise UnsupportedError(f"checkpoints of custom_mode '{custom_mode}' are not read here: {error}") from error
     _prepare(model, reader_of(layout), StoredConfig(config=quant_config, pack_method=pack_method), renames_scales=True)
-    for layer in model.modules():
-        if isinstance(layer, PackedLayer):
-            layer.keeps_codes = keeps_codes()
     return model
 
 
@@ -128,6 +125,7 @@ def _prepare(model: nn.Module, reader: LayoutReader, stored: StoredConfig, *, re
     known = {id(tensor) for tensor in before.values()}
     own = {name for name, tensor in model.state_dict(keep_vars=True).items() if id(tensor) not in known}
     on_missing(model, partial(_fill_missing, model, own))
+    before_tying(model, partial(unpack_all, model, Path(source_of(model.config)), keeps_codes=keeps_codes(), when_used=True))
 
 
 def _put_scales_where_the_loader_looks(model: nn.Module) -> None:
@@ -205,10 +203,6 @@ def _quantizer_class() -> type[Any]:
             stored = self._reader.configuration(self.quantization_config.block, Path(source_of(model.config)))
             refuse_unreadable(stored.config)
             _prepare(model, self._reader, stored)
-            return model
-
-        def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
-            unpack_all(model, Path(source_of(model.config)), keeps_codes=keeps_codes())
             return model
 
         def get_weight_conversions(self) -> list[Any]:

@@ -175,6 +175,6 @@ def test_packed_it_lies_input_first_and_its_scales_as_those_of_a_linear_layer(sp
         quantizer = made.weight_quantizer.quantizer
         expected, qparams = quantizer.round_to_nearest(expected)
         stored = quantizer.pack(quantizer.quantize(expected, qparams), qparams)
-        packed._buffers["weight"] = stored.pop("").t()
+        packed._parameters["weight"] = stored.pop("").t()
         packed.weight_quantizer._buffers.update(stored)
     assert torch.equal(packed.unpack().weight, expected)

@@ -6,6 +6,7 @@ from torch import nn
 
 from quark.config.layer import QLayerConfig
 from quark.models.layers import QuantLinear
+from quark.models.layers.layers_from_codes import until_used
 from quark.models.layers.packed_layers import PackedLayer
 from quark.torch import LLMTemplate
 
@@ -37,7 +38,7 @@ def filled(packed: PackedLayer, layer: QuantLinear) -> PackedLayer:
             continue
         if slot == "weight":
             tensors = owner.quantizer.pack(owner.quantizer.quantize(layer.weight.detach(), owner.qparams), owner.qparams, order="reorder")
-            packed.register_buffer("weight", tensors.pop(""))
+            packed.weight = nn.Parameter(tensors.pop(""), requires_grad=False)
         else:
             tensors = owner.quantizer.pack_qparams(owner.qparams, order="reorder")
         for suffix, tensor in tensors.items():
@@ -56,14 +57,14 @@ def linear() -> nn.Linear:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_first_forward_is_the_quantized_layers(scheme: str, linear: nn.Linear) -> None:
+def test_the_forward_of_what_it_becomes_is_the_quantized_layers(scheme: str, linear: nn.Linear) -> None:
     layer = rounded(linear, config_of(scheme))
     packed = filled(PackedLayer(linear, config_of(scheme), "reorder"), layer)
     x = torch.randn(3, 64)
     with torch.no_grad():
-        assert torch.equal(packed(x), layer(x))
-        assert torch.equal(packed(x), layer(x)), "and so are the next"
-    assert "weight_quantizer.scale" not in packed.state_dict(), "the packed tensors are let go"
+        for made in (packed.unpack(), packed.from_codes(), until_used(packed.from_codes())):
+            assert torch.equal(made(x), layer(x))
+            assert torch.equal(made(x), layer(x)), "and so are the next"
 
 
 @pytest.mark.parametrize("scheme", [*SCHEMES, "amdfp4", "bfp16"])

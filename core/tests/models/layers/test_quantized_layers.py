@@ -7,6 +7,7 @@ from torch import nn
 from quark.config.layer import QLayerConfig
 from quark.errors import CalibrationError
 from quark.models.layers import QuantizerModule, QuantLinear, is_quantized, quantized_class
+from quark.models.layers.layers_from_codes import UntilUsed, until_used
 from quark.models.layers.packed_layers import PackedLayer
 from quark.plugins import documented_object, layer_types
 
@@ -80,7 +81,7 @@ def test_a_packed_layer_of_every_type_becomes_the_layer_that_was_packed(kind: ty
     codes = made.weight_quantizer.quantizer.quantize(values, qparams)
     stored = made.weight_quantizer.quantizer.pack(codes, qparams)
     assert (packed.weight.shape, packed.weight.dtype, packed.weight.is_meta) == (stored[""].shape, stored[""].dtype, True)
-    packed._buffers["weight"] = stored.pop("")
+    packed._parameters["weight"] = nn.Parameter(stored.pop(""), requires_grad=False)
     for suffix, tensor in stored.items():
         packed.weight_quantizer._buffers[suffix] = tensor
     packed._parameters["bias"] = layer._parameters.get("bias")
@@ -90,10 +91,13 @@ def test_a_packed_layer_of_every_type_becomes_the_layer_that_was_packed(kind: ty
 def test_the_first_forward_unpacks_and_lets_the_codes_go() -> None:
     layer = linear()
     packed = PackedLayer(layer, QLayerConfig(weight=INT8), "reorder")
-    packed._buffers["weight"] = torch.ones(8, 16, dtype=torch.int8)
+    packed._parameters["weight"] = nn.Parameter(torch.ones(8, 16, dtype=torch.int8), requires_grad=False)
     packed.weight_quantizer._buffers.update(scale=torch.tensor(0.5), zero_point=torch.tensor(0, dtype=torch.int8))
     packed._parameters["bias"] = nn.Parameter(torch.zeros(8))
-    x = torch.ones(1, 16)
-    assert packed(x).tolist() == [[8.0] * 8]
-    assert packed(x).tolist() == [[8.0] * 8]
-    assert "weight" not in packed._buffers
+    made, x = until_used(packed.from_codes()), torch.ones(1, 16)
+    assert isinstance(made, UntilUsed)
+    assert made(x).tolist() == [[8.0] * 8]
+    assert type(made) is QuantLinear
+    assert made(x).tolist() == [[8.0] * 8]
+    assert {t.dtype for t in made.state_dict().values()} == {torch.float32}
+    assert all(t.numel() == 1 for t in made.buffers()), "the codes are let go"

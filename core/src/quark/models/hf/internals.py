@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 __all__ = [
     "apply_gate",
+    "before_tying",
     "can_set_attention",
     "initialize_what_no_checkpoint_holds",
     "kept_in_float32",
@@ -126,3 +127,19 @@ def on_missing(model: Any, act: Callable[[set[str], Callable[[], None]], None]) 
         act(set(missing) - set(model.all_tied_weights_keys), partial(move, missing, *args, **kwargs))
 
     model.__dict__[name] = moving
+
+
+def before_tying(model: Any, act: Callable[[], None]) -> None:
+    """Call ``act`` when the loader has filled and initialized a model, before it compares and ties weights.
+
+    Args:
+        model: A transformers model that ``from_pretrained`` is about to load.
+        act: Called once.
+    """
+
+    def tying(*args: Any, **kwargs: Any) -> None:
+        del model.__dict__["tie_weights"]
+        act()
+        model.tie_weights(*args, **kwargs)  # looked up now: while the model is built, its class has one that does nothing
+
+    model.__dict__["tie_weights"] = tying

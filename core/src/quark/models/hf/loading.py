@@ -22,7 +22,7 @@ from quark.models.hf.json_files import read_json, reading
 from quark.models.hf.model_config import auto_class, model_config
 from quark.models.hf.placing import refuse_missing
 from quark.models.hf.shards import DTYPES, check_shards, refuse_codes
-from quark.models.layers.packed_layers import Packed
+from quark.models.layers.layers_from_codes import Packed, until_used
 
 __all__ = ["first_dtype", "keeps_codes", "load_model", "running_from_codes", "torch_device", "torch_dtype", "unpack_all", "unpack_model"]
 
@@ -117,7 +117,14 @@ def unpack_model(model: nn.Module) -> nn.Module:
     return model
 
 
-def unpack_all(model: nn.Module, directory: Path, chosen: Callable[[str], bool] = lambda _: True, *, keeps_codes: bool = False) -> None:
+def unpack_all(
+    model: nn.Module,
+    directory: Path,
+    chosen: Callable[[str], bool] = lambda _: True,
+    *,
+    keeps_codes: bool = False,
+    when_used: bool = False,
+) -> None:
     """Replace every `Packed` module of a model by its quantized module, in place.
 
     Args:
@@ -125,6 +132,7 @@ def unpack_all(model: nn.Module, directory: Path, chosen: Callable[[str], bool] 
         directory: Its checkpoint, for messages.
         chosen: Whether a module of that name is replaced.
         keeps_codes: Whether weights stay as they are stored, and layers run from codes.
+        when_used: Whether each weight is unpacked when its layer is called, or somebody looks at it.
 
     Raises:
         CheckpointError: A stored scale is not valid; the message names the directory and the layer.
@@ -134,6 +142,7 @@ def unpack_all(model: nn.Module, directory: Path, chosen: Callable[[str], bool] 
         if isinstance(layer, Packed) and chosen(name) and not name.startswith(f"{last}."):
             last = name
             try:
-                model.set_submodule(name, layer.from_codes() if keeps_codes else layer.unpack())
+                module = layer.from_codes() if keeps_codes or when_used else layer.unpack()
+                model.set_submodule(name, module if keeps_codes else until_used(module))
             except CheckpointError as error:
                 raise CheckpointError(f"'{directory}' cannot be used: {error}") from error

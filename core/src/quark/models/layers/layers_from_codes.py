@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections import ChainMap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._pytree import tree_map_only
 
 from quark.models.layers.coded_layer import restored_parameter
 from quark.models.layers.packed_weight import PackedWeight, weight_room
 from quark.models.layers.quantized_layers import QuantizedLayer, copied
 
-__all__ = ["ROOM_ELEMENTS", "Packed", "RunsFromCodes", "runs_from_codes"]
+__all__ = ["ROOM_ELEMENTS", "Packed", "RunsFromCodes", "UntilUsed", "WeightFromCodes", "runs_from_codes", "until_used"]
 
 ROOM_ELEMENTS = 1 << 21
 """Elements of a weight up to which a linear layer unpacks it whole; a larger one takes its outputs in slices
@@ -34,6 +37,7 @@ another order: a slice then equals the rows of the whole product to the bit.
 """
 
 _LOCAL = threading.local()
+_BECOMING = threading.RLock()
 _PREFIX = "packed_"
 
 
@@ -59,15 +63,59 @@ class Packed(nn.Module, ABC):
         return self.unpack()
 
 
+class WeightFromCodes(Tensor):
+    """The weight of a layer that runs from codes, as an ``nn.Parameter`` without gradient.
+
+    It has the shape, dtype and device of the values, and no memory. Each operation computes the values anew;
+    one that changes them in place makes the layer a quantized layer with its weight in memory.
+
+    Args:
+        layer: The layer.
+    """
+
+    _layer: RunsFromCodes
+    _is_param = True  # by which torch tells parameters from other tensors
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, layer: RunsFromCodes) -> Self:
+        packed = layer.packed_weight
+        weight: Self = cls._make_wrapper_subclass(cls, packed.shape, dtype=packed.dtype, device=packed.device)
+        weight._layer = layer
+        return weight
+
+    @classmethod
+    def __torch_dispatch__(cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        aliases = (argument.alias_info for argument in operation._schema.arguments)
+        for tensor, alias in zip(args, aliases, strict=False):
+            if isinstance(tensor, cls) and alias is not None and alias.is_write:
+                tensor._layer.become_unpacked()
+        args, kwargs = tree_map_only(cls, cls.values, (args, kwargs or {}))
+        return operation(*args, **kwargs)
+
+    def values(self) -> Tensor:
+        """Return the values: in fresh memory, or the weight of a layer that runs from codes no more."""
+        layer: Any = self._layer
+        return layer.packed_weight.values() if isinstance(layer, RunsFromCodes) else layer.weight
+
+    def __deepcopy__(self, memo: Any) -> nn.Parameter:
+        return nn.Parameter(self.values(), requires_grad=False)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.__deepcopy__(None).__reduce_ex__(protocol)
+
+
 class RunsFromCodes(Packed):
     """A quantized layer, whose class it derives from as well, with a `PackedWeight`.
 
-    ``weight`` is computed anew whenever it is read. Inputs and outputs are quantized as by any quantized
-    layer. Moving or casting it changes the dtype of the values, and never the stored tensors.
+    ``weight`` is a `WeightFromCodes`, and one of the parameters. The state has the stored tensors in its
+    place, so that a state that is loaded again has the same codes. Inputs and outputs are quantized as by any
+    quantized layer. Moving or casting it changes the dtype of the values, and never the stored tensors.
     """
 
     _weight: PackedWeight
     """As it was made; the tensors are this module's buffers, on its device."""
+    _shows_weight = True
 
     @property
     def packed_weight(self) -> PackedWeight:
@@ -78,9 +126,40 @@ class RunsFromCodes(Packed):
 
     @property
     def weight(self) -> Tensor:
-        """The values of the weight: those at hand while this layer computes, else in fresh memory."""
+        """The weight: its values while this layer computes, else a `WeightFromCodes`."""
         layer, values = getattr(_LOCAL, "computing", (None, None))
-        return values if layer is self and values is not None else self.packed_weight.values()
+        return values if layer is self and values is not None else WeightFromCodes(self)
+
+    @property
+    def _parameters(self) -> Any:  # type: ignore[override]
+        """The parameters by name, the weight among them; what is set goes into the module's own."""
+        own = self.__dict__["_parameters"]
+        return ChainMap(own, {"weight": self.weight}) if self._shows_weight else own
+
+    def register_parameter(self, name: str, param: Any) -> None:
+        """Set a parameter.
+
+        The weight of another layer that runs from codes ties the stored tensors; with any other weight, this
+        layer runs from codes no more.
+        """
+        if name == "weight" and isinstance(param, WeightFromCodes):
+            made = param._layer._weight
+            own = {n: t for n, t in self._buffers.items() if n.removeprefix(_PREFIX) not in self._weight.tensors}
+            tied = {_PREFIX + n: param._layer._buffers[_PREFIX + n] for n in made.tensors}
+            self.__dict__ |= {"_weight": made, "_buffers": own | tied}
+        elif name == "weight":
+            self.become_unpacked().register_parameter(name, param)
+        else:
+            super().register_parameter(name, param)
+
+    @contextmanager
+    def _own_tensors(self) -> Iterator[None]:
+        """Let the body see the module's own parameters alone."""
+        self.__dict__["_shows_weight"] = False
+        try:
+            yield
+        finally:
+            del self.__dict__["_shows_weight"]
 
     def product(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the output before the output quantizer."""
@@ -138,22 +217,75 @@ class RunsFromCodes(Packed):
         """Return this module."""
         return self
 
+    def become_unpacked(self) -> QuantizedLayer:
+        """Make this module what `unpack` returns, and return it."""
+        with _BECOMING:
+            if isinstance(self, RunsFromCodes):  # and no other thread was first
+                layer = self.unpack()
+                self.__class__ = type(layer)  # type: ignore[assignment]
+                object.__setattr__(self, "__dict__", layer.__dict__)
+        return self  # type: ignore[return-value]
+
     def __reduce__(self) -> tuple[Any, ...]:
         # Its class is made when it is wanted: there is no place from which it could be imported.
-        return _bare, (type(self).__bases__[1],), self.__dict__
+        return _bare, type(self).__bases__, self.__dict__
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        nn.Module._save_to_state_dict(self, destination, prefix, keep_vars)  # codes are as they are stored already
+        with self._own_tensors():
+            nn.Module._save_to_state_dict(self, destination, prefix, keep_vars)  # codes are as they are stored already
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        with self._own_tensors():
+            super()._load_from_state_dict(*args)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         # A cast is one of the values: a cast of codes or scales would change them.
         stored = {_PREFIX + name: self._buffers.pop(_PREFIX + name) for name in self._weight.tensors}
-        super()._apply(fn, recurse)
+        with self._own_tensors():
+            super()._apply(fn, recurse)
         made, probe = self._weight, torch.empty(0, dtype=self._weight.dtype)
         device = fn(torch.empty(0, dtype=torch.uint8, device=next(t.device for t in stored.values() if t is not None))).device
         self._buffers.update({name: None if tensor is None else tensor.to(device) for name, tensor in stored.items()})
         self._weight = PackedWeight(made.packing, made.tensors, made.shape, fn(probe).dtype, made.name)
         return self
+
+
+class UntilUsed(RunsFromCodes):
+    """A quantized layer that has its weight as codes until it is called, or somebody looks at its weight.
+
+    Then it becomes the quantized layer with its weight in memory.
+    """
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight in memory."""
+        return self.become_unpacked().weight  # type: ignore[return-value]
+
+    @property
+    def _parameters(self) -> Any:  # type: ignore[override]
+        return self.become_unpacked()._parameters
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the output of the quantized layer."""
+        return self.become_unpacked().forward(*args, **kwargs)
+
+    def from_codes(self) -> nn.Module:
+        """Return a layer that keeps its weight as codes."""
+        return copied(self, _class_from_codes(RunsFromCodes, type(self).__bases__[1]))
+
+    def _apply(self, *args: Any) -> nn.Module:
+        return self.become_unpacked()._apply(*args)
+
+    def _save_to_state_dict(self, *args: Any) -> None:
+        self.become_unpacked()._save_to_state_dict(*args)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self.become_unpacked()._load_from_state_dict(*args)
+
+
+def until_used(layer: nn.Module) -> nn.Module:
+    """Return a layer that runs from codes as an `UntilUsed`; any other layer itself."""
+    return copied(layer, _class_from_codes(UntilUsed, type(layer).__bases__[1])) if isinstance(layer, RunsFromCodes) else layer
 
 
 def runs_from_codes(quantized: QuantizedLayer, weight: PackedWeight) -> QuantizedLayer:
@@ -167,8 +299,8 @@ def runs_from_codes(quantized: QuantizedLayer, weight: PackedWeight) -> Quantize
         CheckpointError: A scale is not valid.
     """
     weight.check()
-    layer: Any = copied(quantized, _class_from_codes(type(quantized)))  # type: ignore[arg-type]  # classes are hashed by identity
-    layer._parameters.pop("weight", None)
+    layer: Any = copied(quantized, _class_from_codes(RunsFromCodes, type(quantized)))  # type: ignore[arg-type]  # classes are hashed by identity
+    layer.__dict__["_parameters"].pop("weight", None)
     layer._buffers |= {_PREFIX + name: tensor for name, tensor in weight.tensors.items()}
     # The tensors are the buffers: a second reference would keep those that are moved away.
     shapes = {name: tensor.to("meta") for name, tensor in weight.tensors.items()}
@@ -176,12 +308,14 @@ def runs_from_codes(quantized: QuantizedLayer, weight: PackedWeight) -> Quantize
     return layer
 
 
-def _bare(quantized: type[QuantizedLayer]) -> Any:
+def _bare(*bases: type[nn.Module]) -> Any:
     """Return a layer that runs from codes, without attributes."""
-    kind: Any = _class_from_codes(quantized)  # type: ignore[arg-type]  # classes are hashed by identity
+    kind: Any = _class_from_codes(*bases)  # type: ignore[arg-type]  # classes are hashed by identity
     return kind.__new__(kind)
 
 
 @lru_cache(maxsize=1024)
-def _class_from_codes(quantized: type[QuantizedLayer]) -> type[QuantizedLayer]:
-    return type(f"{quantized.__name__}FromCodes", (RunsFromCodes, quantized), {"__doc__": RunsFromCodes.__doc__})
+def _class_from_codes(kind: type[RunsFromCodes], quantized: type[QuantizedLayer]) -> type[QuantizedLayer]:
+    return type(
+        f"{quantized.__name__}{'FromCodes' if kind is RunsFromCodes else kind.__name__}", (kind, quantized), {"__doc__": kind.__doc__}
+    )

@@ -1,6 +1,6 @@
-"""PackedLayer: a layer that holds the tensors of a checkpoint until its first forward.
+"""PackedLayer: a layer that holds the tensors of a checkpoint while it is loaded.
 
-`PackedLayer.unpack`, or the first forward, creates the quantized layer.
+`PackedLayer.unpack` or `PackedLayer.from_codes` creates the quantized layer when loading ends.
 
 The tensors have the names that checkpoint loaders look for (``weight``, ``weight_quantizer.scale``, …). Their
 shapes and dtypes come from packing meta tensors, so that they always agree with the packing code.
@@ -77,9 +77,6 @@ class PackedLayer(Packed):
         name: Full name of the layer in its model, for messages.
         holds_values: Whether the checkpoint has rounded values in place of codes; it has scales in both
             cases.
-
-    Attributes:
-        keeps_codes: Whether the first forward is that of `from_codes`, and not of `unpack`.
     """
 
     def __init__(
@@ -112,8 +109,6 @@ class PackedLayer(Packed):
                 self._register_scales(slot, spec)
         self._others = [n for n in (*layer._parameters, *layer._buffers) if n not in PARAMETERS]
         self._register_others(layer)
-        self._ready: QuantizedLayer | None = None
-        self.keeps_codes = False
 
     def _register_others(self, layer: nn.Module) -> None:
         """Register the layer's other tensors, as checkpoints hold them; its submodules are shared."""
@@ -133,11 +128,9 @@ class PackedLayer(Packed):
             return
         packed = {} if spec is None else packed_meta(self._quantizer_of(slot, spec, self._shapes), tuple(tensor.shape), self.order)
         codes = packed.pop("", None)
-        if codes is None or self._holds_values:
-            stored = torch.empty_like(self._as_stored(tensor), device="meta")
-            self.register_parameter(slot, nn.Parameter(stored, requires_grad=False))
-        else:
-            self.register_buffer(slot, self._as_stored(codes))
+        stored = torch.empty_like(tensor, device="meta") if codes is None or self._holds_values else codes
+        # Codes are a parameter too: transformers asks for those of tied layers while it loads.
+        self.register_parameter(slot, nn.Parameter(self._as_stored(stored), requires_grad=False))
         if packed:
             setattr(self, slot.quantizer_attribute, PackedScales(packed, spec))
 
@@ -183,8 +176,6 @@ class PackedLayer(Packed):
         Raises:
             CheckpointError: A scale is not valid.
         """
-        if self._ready is not None:
-            return self._ready.unpack() if isinstance(self._ready, Packed) else self._ready  # type: ignore[return-value]
         return self._quantized(PARAMETERS)
 
     @torch.no_grad()
@@ -199,7 +190,7 @@ class PackedLayer(Packed):
         if self.layer_config.weight is None or self._holds_values:
             return self.unpack()
         packing = FormatPacking(self._quantizer_of(Slot.weight, self.layer_config.weight, self._shapes), self.order, self._as_stored)
-        tensors = {"": self.get_buffer(Slot.weight), **self._stored(Slot.weight)}
+        tensors = {"": self.get_parameter(Slot.weight).data, **self._stored(Slot.weight)}
         weight = PackedWeight(packing, tensors, self.weight_shape, self.dtype, self._name)
         return runs_from_codes(self._quantized((Slot.bias,)), weight)
 
@@ -223,18 +214,6 @@ class PackedLayer(Packed):
             others: dict[str, Any] = self._parameters if name in self._parameters else self._buffers
             (quantized._parameters if name in self._parameters else quantized._buffers)[name] = others[name]
         return quantized.train(self.training)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the quantized layer's output; the first call unpacks, and frees the packed tensors.
-
-        With ``keeps_codes`` it runs `from_codes` instead.
-        """
-        if self._ready is None:
-            self._ready = self.from_codes() if self.keeps_codes else self.unpack()
-            for name in ("weight", "bias", *(slot.quantizer_attribute for slot in Slot), *self._flat):
-                if name in self._buffers or name in self._parameters or name in self._modules:
-                    delattr(self, name)
-        return self._ready(*args, **kwargs)
 
     def extra_repr(self) -> str:
         """Return the class of the float layer and the shape of its weight, for ``repr``."""

@@ -62,7 +62,6 @@ class PackedQuantizer(PackedScales, Packed):
         self.order = order
         self.largest = largest
         self._stored: tuple[PackedScales | ScalesOf] = (stored or self,)  # in a tuple, so that it is not registered a second time
-        self._ready: QuantizerModule | None = None
 
     def unpack(self) -> QuantizerModule:
         """Return the quantizer, on the device of its scales.
@@ -85,11 +84,3 @@ class PackedQuantizer(PackedScales, Packed):
             if isinstance(self._stored[0], ScalesOf):
                 self._stored[0].free()
         return module.train(self.training)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the quantizer's output; the first call unpacks, and frees the packed scales."""
-        if self._ready is None:
-            self._ready = self.unpack()
-            self._buffers.clear()
-            self._stored = (self,)
-        return self._ready(x)
