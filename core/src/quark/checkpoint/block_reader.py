@@ -91,8 +91,8 @@ class QuantizedCheckpoint:
     def _refuse_incomplete(self) -> None:
         """Raise CheckpointError if a tensor is in no file, before a block is read."""
         stored, tensors = self._stored, self.model.state_dict(keep_vars=True)
-        # Of tied parameters one is stored. Packed tensors are no parameters; on the meta device layers of one
-        # shape share them.
+        # Of tied parameters one is stored. Scales are no parameters; on the meta device layers of one shape
+        # share them.
         shared = {id(tensors[target]) for target in stored if isinstance(tensors.get(target), nn.Parameter)}
         if missing := [name for name, tensor in tensors.items() if name not in stored and id(tensor) not in shared]:
             raise CheckpointError(f"the export '{self._directory}' lacks {len(missing)} tensor(s): {folded(missing)}. It is incomplete")

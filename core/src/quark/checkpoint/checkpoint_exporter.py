@@ -40,6 +40,7 @@ from quark.checkpoint.shard_layout import ShardLayout
 from quark.checkpoint.shard_writer import Part, ShardWriter, create_shards, small_joined
 from quark.config.slot import ACTIVATIONS, PARAMETERS, Slot
 from quark.errors import UnsupportedError
+from quark.models.hf.internals import tied_on_loading
 from quark.models.plan.attention import AttentionRow
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
 from quark.models.plan.plan_row import PlanRow
@@ -206,7 +207,8 @@ class CheckpointExporter(Exporter):
         layers = exported_layers(model, plan, options, modules)
         announced = {name: self.layer_tensors(layer.on_meta()) for name, layer in layers.items()}
         attention = attention_quantizers(modules)
-        plain = plain_parts(region.state(model), [*layers, *attention], _written_as_they_are(layers, announced))
+        as_they_are = _written_as_they_are(layers, announced)
+        plain = plain_parts(region.state(model), [*layers, *attention], as_they_are, tied_on_loading(model))
         coded = [self._part(layer, announced[name]) for name, layer in layers.items() if announced[name]]
         states = state_parts(model, self._with_states(plan), layers, options, as_vectors=self.states_with_attention)
         return [*plain, *coded, *probability_parts(attention, options), *states]

@@ -23,7 +23,7 @@ from quark.checkpoint.shard_writer import Part
 from quark.errors import CheckpointError
 from quark.models.hf.dequantized_tensors import DequantizedTensors
 from quark.models.hf.file_tensors import FileTensors
-from quark.models.hf.internals import source_of
+from quark.models.hf.internals import source_of, tied_on_loading
 from quark.models.hf.quantized_source import float_tensors_of
 from quark.models.hf.shards import check_shards
 from quark.models.layers import QuantizerModule
@@ -92,26 +92,37 @@ class Region:
 
 
 def is_tied_apart(model: nn.Module) -> bool:
-    """Return whether the config ties the head to the embeddings, and quantization has untied it."""
-    if not getattr(model.config, "tie_word_embeddings", False):
+    """Return whether quantization has untied the head from the embeddings, and the config ties nothing else.
+
+    If it ties more, it goes on to do so: readers keep apart what they find with different values.
+    """
+    if not getattr(model.config, "tie_word_embeddings", False) or len(tied_on_loading(model)) > 1:
         return False
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()  # type: ignore[operator]
     return head is not None and head.weight is not embedding.weight
 
 
-def plain_parts(state: Mapping[str, Tensor], elsewhere: Iterable[str], others: Collection[str]) -> list[Part]:
+def plain_parts(state: Mapping[str, Tensor], elsewhere: Iterable[str], others: Collection[str], ties: Mapping[str, str]) -> list[Part]:
     """Return parts of the tensors that are stored as they are.
 
-    They lie in no module of ``elsewhere``; ``others`` are among them.
+    One that loading ties is stored once, under the first of its names. Any other that has several names is
+    stored under each, since a reader does not know that they are one.
+
+    Args:
+        state: Tensors by full name; those that are one tensor are one object.
+        elsewhere: Full names of the modules that are not stored as they are.
+        others: Names of tensors in these that are.
+        ties: Of the model, as `tied_on_loading` returns them.
     """
     inside, seen = set(elsewhere), set()
     parts = []
-    for name, tensor in state.items():
-        # Tied parameters are one tensor under several names: readers expect it once, under the first.
-        if (name not in others and not inside.isdisjoint(owners(name))) or id(tensor) in seen:
-            continue
-        seen.add(id(tensor))
-        parts.append(Part({name: tensor.detach().to("meta")}, lambda n=name, t=tensor: {n: t}))  # type: ignore[misc]
+    plain = {name: tensor for name, tensor in state.items() if name in others or inside.isdisjoint(owners(name))}
+    for name, tensor in plain.items():
+        source = ties.get(name, name)
+        stored_as = source if plain.get(source) is tensor else name
+        if stored_as not in seen:
+            seen.add(stored_as)
+            parts.append(Part({name: tensor.detach().to("meta")}, lambda n=name, t=tensor: {n: t}))  # type: ignore[misc]
     return parts
 
 

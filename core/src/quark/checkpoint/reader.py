@@ -19,7 +19,7 @@ from quark.checkpoint.restorers import missing_algorithms, restorers_of
 from quark.config.model import QConfig
 from quark.errors import AmbiguousNameError, CheckpointError, ConfigError, QuarkError, UnknownNameError, UnsupportedError
 from quark.models.hf.loading import unpack_all
-from quark.models.hf.placing import left_out_by, module_at, put_tensor, without_source
+from quark.models.hf.placing import aliases, left_out_by, module_at, put_tensor, tie_equal, without_source
 from quark.models.hf.shards import Shard, check_shards
 from quark.models.hf.skeleton import empty_model
 from quark.models.layers.packed_layers import PackedLayer, PackedScales
@@ -82,8 +82,10 @@ def import_model_from_safetensors(
     directory = Path(model_dir)
     float_model = empty_model(directory, attn_implementation, trust_remote_code=trust_remote_code) if model is None else model
     _refuse_lost_buffers(float_model)
+    groups = aliases(as_model(float_model))
     content = _packed_content(float_model, directory)
     unpack_all(content.model, directory, keeps_codes=packed)
+    tie_equal(content.model, groups)
     set_results(content)
     put_back(content.model, float_model)
     return float_model.eval().to(device if device != "cuda" or torch.cuda.is_available() else "cpu")

@@ -23,6 +23,7 @@ from quark.config.model import QConfig
 from quark.errors import CheckpointError, UnsupportedError
 from quark.models.hf.internals import before_tying, on_missing, renamed_by_loader, renamed_scales, source_of
 from quark.models.hf.loading import keeps_codes, unpack_all
+from quark.models.hf.placing import aliases, tie_equal
 from quark.models.hf.shards import check_shards
 from quark.models.layers.packed_layers import PackedLayer, PackedScales
 from quark.plugins import exporters
@@ -125,7 +126,7 @@ def _prepare(model: nn.Module, reader: LayoutReader, stored: StoredConfig, *, re
     known = {id(tensor) for tensor in before.values()}
     own = {name for name, tensor in model.state_dict(keep_vars=True).items() if id(tensor) not in known}
     on_missing(model, partial(_fill_missing, model, own))
-    before_tying(model, partial(unpack_all, model, Path(source_of(model.config)), keeps_codes=keeps_codes(), when_used=True))
+    before_tying(model, partial(_end_loading, model, aliases(model), keeps_codes()))
 
 
 def _put_scales_where_the_loader_looks(model: nn.Module) -> None:
@@ -154,6 +155,12 @@ def _fill_missing(model: Any, own: set[str], missing: set[str], give_memory: Cal
     give_memory()
     for name in zero_points:
         model.get_buffer(name).zero_()
+
+
+def _end_loading(model: Any, groups: list[list[str]], keeps: bool) -> None:
+    """Give a model that transformers has filled its quantized layers."""
+    unpack_all(model, Path(source_of(model.config)), keeps_codes=keeps, when_used=True)
+    tie_equal(model, groups)
 
 
 def _stored_names(directory: str) -> set[str]:

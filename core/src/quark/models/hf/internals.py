@@ -26,6 +26,7 @@ __all__ = [
     "renamed_by_loader",
     "renamed_scales",
     "source_of",
+    "tied_on_loading",
     "without_initialization",
 ]
 
@@ -79,6 +80,14 @@ def source_of(config: Any) -> str:
     return str(getattr(config, "_name_or_path", "") or "")
 
 
+def tied_on_loading(model: Any) -> dict[str, str]:
+    """Return the full names of the tensors that the loader ties, each with that of the tensor it is tied to.
+
+    None if transformers does not load the model.
+    """
+    return dict(getattr(model, "all_tied_weights_keys", None) or {})
+
+
 def can_set_attention(model: Any) -> bool:
     """Return whether a transformers model uses the attention interface, and so can be switched."""
     return bool(type(model)._can_set_attn_implementation())
@@ -124,7 +133,7 @@ def on_missing(model: Any, act: Callable[[set[str], Callable[[], None]], None]) 
 
     def moving(missing: Iterable[str], *args: Any, **kwargs: Any) -> None:
         del model.__dict__[name]
-        act(set(missing) - set(model.all_tied_weights_keys), partial(move, missing, *args, **kwargs))
+        act(set(missing) - tied_on_loading(model).keys(), partial(move, missing, *args, **kwargs))
 
     model.__dict__[name] = moving
 

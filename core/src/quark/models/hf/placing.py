@@ -10,12 +10,24 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from quark.base.names import folded
 from quark.errors import CheckpointError
+from quark.models.hf.internals import tied_on_loading
 
-__all__ = ["left_out_by", "module_at", "owners_of", "put_tensor", "recomputed_by", "refuse_missing", "without_source"]
+__all__ = [
+    "aliases",
+    "left_out_by",
+    "module_at",
+    "owners_of",
+    "put_tensor",
+    "recomputed_by",
+    "refuse_missing",
+    "tie_equal",
+    "without_source",
+]
 
 
 def owners_of(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
@@ -25,6 +37,41 @@ def owners_of(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
         for leaf, tensor in (*module._parameters.items(), *module._buffers.items()):
             owners.setdefault(id(tensor), []).append((module, leaf))
     return owners
+
+
+def aliases(model: nn.Module) -> list[list[str]]:
+    """Return the full names of each tensor of a model that has several, and of those that loading ties."""
+    names_of: dict[object, list[str]] = {}
+    ties = tied_on_loading(model)
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        names_of.setdefault(id(tensor), []).append(name)
+    for name, source in ties.items():
+        names_of.setdefault(source, [source]).append(name)
+    return [names for names in names_of.values() if len(names) > 1]
+
+
+@torch.no_grad()
+def tie_equal(model: nn.Module, groups: Iterable[Sequence[str]]) -> None:
+    """Make one parameter of those with equal values that `aliases` named together, before they were loaded.
+
+    Parameters that have other values, since quantization has untied them, stay apart.
+    """
+    for names in groups:
+        apart: list[Tensor] = []
+        for owner, _, leaf in (name.rpartition(".") for name in names):
+            module = module_at(model, owner)
+            tensor = module._parameters.get(leaf)
+            if tensor is None or tensor.is_meta:
+                continue
+            if (same := next((t for t in apart if _are_equal(t, tensor)), None)) is None:
+                apart.append(tensor)
+            elif same is not tensor:
+                module.register_parameter(leaf, same)  # type: ignore[arg-type]
+
+
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    alike = (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+    return one is other or (alike and torch.equal(one, other))
 
 
 def module_at(model: nn.Module, name: str) -> nn.Module:
