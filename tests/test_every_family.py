@@ -1,0 +1,125 @@
+"""Models of many families, all that can be quantized in them quantized, are loaded again as what was written.
+
+Their own code looks at weights, dtypes and biases of layers, and is the judge here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from quark.checkpoint import running_from_codes
+from quark.config.layer import QLayerConfig
+from quark.config.model import QConfig
+from quark.models.layers import QuantizedLayer
+from quark.models.layers.layer_types import planned_names
+from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark.torch.quantization import Int4PerChannelSpec
+from tests.kit.small_families import FAMILIES, float_outputs, small_config, small_model
+
+CODES = {
+    "fp8": LLMTemplate.get("llama").get_config(scheme="ptpc_fp8").global_quant_config.weight,
+    "int4": Int4PerChannelSpec(ch_axis=0, is_dynamic=False).to_quantization_spec(),
+}
+OTHER_KERNELS = {
+    "Inkling2TextConfig": "convolutions",
+    "JetMoeConfig": "products of grouped rows",
+    "MobileNetV2Config": "convolutions",
+    "PPLCNetConfig": "convolutions",
+    "SiglipVisionConfig": "convolutions",
+    "SqueezeBertConfig": "convolutions",
+}
+"""Families with results whose last bits depend on where a weight lies in memory, and why."""
+
+
+def by_transformers(family: str, out: Path) -> nn.Module:
+    model: nn.Module = getattr(transformers, FAMILIES[family]).from_pretrained(out, dtype="auto")
+    return model
+
+
+def by_transformers_from_codes(family: str, out: Path) -> nn.Module:
+    with running_from_codes():
+        return by_transformers(family, out)
+
+
+def into_a_float_model(family: str, out: Path) -> nn.Module:
+    return import_model_from_safetensors(getattr(transformers, FAMILIES[family])(small_config(family)), out)
+
+
+def from_codes(family: str, out: Path) -> nn.Module:
+    return import_model_from_safetensors(getattr(transformers, FAMILIES[family])(small_config(family)), out, packed=True)
+
+
+WAYS: list[Callable[[str, Path], nn.Module]] = [by_transformers, by_transformers_from_codes, into_a_float_model, from_codes]
+
+
+def aliases(model: nn.Module) -> set[frozenset[str]]:
+    names_of: dict[int, set[str]] = {}
+    named = list(model.named_parameters(remove_duplicate=False))  # all at once: an id is that of a parameter that is there
+    for name, parameter in named:
+        names_of.setdefault(id(parameter), set()).add(name)
+    return {frozenset(names) for names in names_of.values() if len(names) > 1}
+
+
+def looks(model: nn.Module, layers: list[str]) -> dict[str, Any]:
+    """What is seen of the parameters of some layers, in every way in which code looks at them."""
+    named = dict(model.named_parameters(remove_duplicate=False))
+    seen: dict[str, Any] = {}
+    for name in layers:
+        layer: Any = model.get_submodule(name)
+        for leaf in ("weight", "bias"):
+            parameter = getattr(layer, leaf, None)
+            seen[f"{name}.{leaf}"] = parameter is not None
+            if parameter is not None:
+                shown = (parameter, model.get_parameter(f"{name}.{leaf}"), named[f"{name}.{leaf}"])
+                assert all(isinstance(p, nn.Parameter) for p in shown)
+                seen[f"{name}.{leaf}"] = [(p.dtype, p.device, p.shape, p.detach().clone()) for p in shown]
+    return seen
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    if isinstance(expected, Tensor):
+        assert torch.equal(found, expected)
+    elif isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for name in expected:
+            assert_same(found[name], expected[name])
+    elif isinstance(expected, list | tuple) and not isinstance(expected, torch.Size):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
+    else:
+        assert found == expected
+
+
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize("codes", CODES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_reloaded_model_computes_and_shows_what_was_written(family: str, codes: str, tmp_path: Path) -> None:
+    if not hasattr(transformers, family):
+        pytest.skip(f"transformers {transformers.__version__} has no {family}")
+    weights = QLayerConfig(weight=CODES[codes])
+    config = QConfig(weights, layer_type_quant_config=dict.fromkeys(planned_names(), weights))
+    before = aliases(small_model(family))
+    model = ModelQuantizer(config).quantize_model(small_model(family))
+    layers = [name for name, layer in model.named_modules() if isinstance(layer, QuantizedLayer)]
+    assert layers
+    export_safetensors(model, tmp_path)
+    expected, shown, kept = float_outputs(model), looks(model, layers), aliases(model)
+    assert expected
+    for way in WAYS:
+        loaded = way(family, tmp_path)
+        outputs = float_outputs(loaded)  # first: its own code looks at layers that nobody has called
+        assert len(outputs) == len(expected), way
+        for one, other in zip(outputs, expected, strict=True):
+            same = torch.allclose(one, other, rtol=1e-5, atol=1e-5, equal_nan=True)
+            assert same if family in OTHER_KERNELS else torch.equal(one.nan_to_num(), other.nan_to_num()), way
+        assert_same(looks(way(family, tmp_path), layers), shown)
+        assert {names for names in kept if not any(names <= again for again in aliases(loaded))} == set(), way
+        assert all(any(names <= own for own in before) for names in aliases(loaded)), "nothing is tied that was not"
