@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from quark.calibration.held_out import held_out
 from quark.calibration.padding import MASK, main_tensor, without_padding
 from quark.errors import CalibrationError
+from quark.models.hf.internals import input_embeddings
 
 __all__ = ["MOST_BATCHES", "Call", "calls", "ids_of"]
 
@@ -254,11 +255,7 @@ def _names_of(model: nn.Module) -> tuple[str, ...]:
 
 
 def _vocabulary_of(model: Any) -> int | None:
-    try:
-        embedding = model.get_input_embeddings()
-    except (AttributeError, NotImplementedError):
-        return None
-    weight = getattr(embedding, "weight", None)
+    weight = getattr(input_embeddings(model), "weight", None)
     return int(weight.shape[0]) if isinstance(weight, Tensor) and weight.ndim == 2 else None
 
 

@@ -364,7 +364,8 @@ def _config_of(content: CheckpointContent, quantization: dict[str, Any]) -> Any:
     if not hasattr(getattr(model, "config", None), "to_json_file"):
         return {"architectures": [type(model).__name__], "quantization_config": quantization}
     config = copy.deepcopy(model.config)
-    config.architectures = config.architectures or [type(model).__name__]
+    if not {one.__name__ for one in type(model).__mro__}.intersection(config.architectures or ()):  # of another class that was loaded
+        config.architectures = [type(model).__name__]
     config.dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     if is_tied_apart(model):
         config.tie_word_embeddings = False

@@ -20,7 +20,8 @@ from quark.checkpoint.layout_reader import ReadsOwnFiles, layout_for, quantizati
 from quark.checkpoint.reader import fill_zero_points, place, placed_by, prepared, tie
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, PluginError, QuarkError
-from quark.models.hf.model_config import is_of_its_config
+from quark.models.hf.internals import output_embeddings
+from quark.models.hf.model_class import is_of_its_config
 from quark.models.hf.placing import left_out_by, without_source
 from quark.models.hf.shards import DTYPES, Shard, check_shards
 from quark.models.hf.skeleton import empty_model
@@ -142,7 +143,7 @@ def inspect_checkpoint(directory: str | Path, *, trust_remote_code: bool = False
     stored = reader.configuration(block, path)
     model: Any = empty_model(path, None, trust_remote_code=trust_remote_code)
     plan = prepared(reader, model, stored, path, origin("exporters", layout))
-    heads = {name for name, module in model.named_modules() if module is model.get_output_embeddings()} or {"lm_head"}
+    heads = {name for name, module in model.named_modules() if module is output_embeddings(model)} or {"lm_head"}
     misfits, missing = _placed(model, placed_by(reader, model, stored.config), shards, stored.config.exclude)
     lacks = [f"'{path}' lacks {len(missing)} tensor(s): {folded(missing)}"] if missing else []
     damage = (*misfits, *lacks, *_bad_scales(shards))

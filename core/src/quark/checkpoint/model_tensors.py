@@ -23,7 +23,7 @@ from quark.checkpoint.shard_writer import Part
 from quark.errors import CheckpointError
 from quark.models.hf.dequantized_tensors import DequantizedTensors
 from quark.models.hf.file_tensors import FileTensors
-from quark.models.hf.internals import source_of, tied_on_loading
+from quark.models.hf.internals import input_embeddings, output_embeddings, source_of, tied_on_loading
 from quark.models.hf.quantized_source import float_tensors_of
 from quark.models.hf.shards import check_shards
 from quark.models.layers import QuantizerModule
@@ -98,8 +98,8 @@ def is_tied_apart(model: nn.Module) -> bool:
     """
     if not getattr(model.config, "tie_word_embeddings", False) or len(tied_on_loading(model)) > 1:
         return False
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()  # type: ignore[operator]
-    return head is not None and head.weight is not embedding.weight
+    head, embedding = output_embeddings(model), input_embeddings(model)
+    return head is not None and embedding is not None and head.weight is not embedding.weight
 
 
 def plain_parts(state: Mapping[str, Tensor], elsewhere: Iterable[str], others: Collection[str], ties: Mapping[str, str]) -> list[Part]:

@@ -51,8 +51,10 @@ class Architecture:
 
     Attributes:
         model_type: ``config.model_type`` of the family, such as ``"llama"``.
-        decoder_blocks: Full name of the list of decoder blocks, such as ``"model.layers"``; None: the whole
-            model is one block.
+        decoder_blocks: Full name of the list of decoder blocks, such as ``"model.layers"``, or of the blocks
+            of a model without a decoder; None: the whole model is one block, if there are no encoder blocks.
+        encoder_blocks: Full names of the lists of blocks that a forward passes before ``decoder_blocks``, in
+            its order, such as ``"model.encoder.layers"``. Names in a block count for them too.
         embeddings: Full names of the token embeddings, such as ``"model.embed_tokens"``.
         final_norm: Full name of the norm before the head, such as ``"model.norm"``.
         head: Full name of the output projection, such as ``"lm_head"``.
@@ -60,7 +62,8 @@ class Architecture:
             input, such as ``("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")``.
         attention_output: In a block: the last projection of attention, such as ``"self_attn.o_proj"``.
         attention_inner: In a block: projections between ``attention_inputs`` and ``attention_output``, such
-            as the second factors of a low-rank attention, ``("self_attn.q_b_proj", "self_attn.kv_b_proj")``.
+            as the second factors of a low-rank attention, ``("self_attn.q_b_proj", "self_attn.kv_b_proj")``;
+            or between attention and the MLP, as those of a decoder's attention to its encoder.
         query_projections: In a block: projections whose output has the queries, and no keys or values, such
             as ``"self_attn.q_proj"``; one for each attention of a block. ``()`` where queries come from a
             fused matrix. None: not stated, and inferred from names
@@ -151,6 +154,7 @@ class Architecture:
 
     model_type: str
     decoder_blocks: str | None = None
+    encoder_blocks: tuple[str, ...] = attrs.field(default=(), converter=_tuple)
     embeddings: tuple[str, ...] = attrs.field(default=(), converter=_tuple)
     final_norm: str | None = None
     head: str | None = None
@@ -200,6 +204,11 @@ class Architecture:
     weight_converters: tuple[WeightConversion, ...] = ()
     algorithm_defaults: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict, hash=False)
     unsupported: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+
+    @property
+    def block_lists(self) -> tuple[str, ...]:
+        """Full names of all lists of blocks, in the order in which a forward passes them."""
+        return (*self.encoder_blocks, *((self.decoder_blocks,) if self.decoder_blocks is not None else ()))
 
     def with_modules(self, patterns: Iterable[str]) -> list[str]:
         """Return ``patterns``, each followed by the module pattern of the same layers in `module_patterns`.

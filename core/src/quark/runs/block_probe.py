@@ -22,6 +22,7 @@ from quark.calibration.phases import PHASES
 from quark.checkpoint.exporter import Exporter, ExportOptions
 from quark.config.model import QConfig
 from quark.errors import QuarkError
+from quark.models.hf.internals import input_embeddings, output_embeddings
 from quark.models.hf.skeleton import narrower_models
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
 from quark.runs.memory import SHARE, free_bytes
@@ -248,9 +249,10 @@ def _of_one_block(model: nn.Module, block: Block) -> nn.Module:
     container = model.get_submodule(block.name.rpartition(".")[0])
     one: Any = copy.deepcopy(model, {id(container): nn.ModuleList([copy.deepcopy(block.module)])})
     one.config.num_hidden_layers = 1
-    embeddings, head = one.get_input_embeddings(), one.get_output_embeddings()
-    width, dtype = embeddings.weight.shape[1], embeddings.weight.dtype
-    one.set_input_embeddings(nn.Embedding(_VOCABULARY, width, device="meta", dtype=dtype))
+    embeddings, head = input_embeddings(one), output_embeddings(one)
+    if embeddings is not None:
+        width, dtype = embeddings.weight.shape[1], embeddings.weight.dtype
+        one.set_input_embeddings(nn.Embedding(_VOCABULARY, width, device="meta", dtype=dtype))
     if head is not None:
         one.set_output_embeddings(nn.Linear(head.weight.shape[1], _VOCABULARY, bias=False, device="meta", dtype=head.weight.dtype))
     copied: nn.Module = one

@@ -271,8 +271,8 @@ def plan_run(model: nn.Module, config: QConfig, codes_of: CodesOf = MappingProxy
         )
     notes = [_note(name) for name in names]
     notes += [f"after rounding, each block is tuned by {name} to give what the float block gives" for name in algorithms.tunings]
-    if notes and plan.architecture is not None and plan.architecture.decoder_blocks is None:
-        notes.append(f"no decoder blocks are known of '{plan.architecture.model_type}': the whole model is changed as one block")
+    if notes and plan.architecture is not None and not plan.architecture.block_lists:
+        notes.append(f"no blocks are known of '{plan.architecture.model_type}': the whole model is changed as one block")
     plan, algorithms = _resolved(model, attrs.evolve(plan, notes=(*plan.notes, *notes)), algorithms)
     if algorithms.rounding_name is None:
         return Run(plan, algorithms)

@@ -17,23 +17,33 @@ from transformers import (
     AutoModelForCausalLM,
     BertConfig,
     BertForMaskedLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    LlamaModel,
     MixtralConfig,
     MixtralForCausalLM,
+    PegasusConfig,
+    PegasusForConditionalGeneration,
     T5Config,
-    T5ForConditionalGeneration,
+    T5EncoderModel,
+    T5ForSequenceClassification,
 )
 
+from quark.config.architecture import Architecture
 from quark.config.model import QConfig
 from quark.errors import UnknownNameError
 from quark.models.layers import QuantizedLayer
+from quark.models.plan.decoder_blocks import decoder_blocks
 from quark.models.plan.family import architecture_of, template_of
-from quark.models.plan.inferred_architecture import infer_architecture, with_inferred_attention
+from quark.models.plan.inferred_architecture import fitted, infer_architecture, with_inferred_attention
 from quark.models.plan.mixtures import ExpertNames
 from quark.plugins import schemes, templates
 from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_tiny_model import tiny_model
 
 IDS = torch.arange(3, 23)[None]
+ENCODER_DECODER = {"vocab_size": 64, "d_model": 32, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64}
 SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
 
 
@@ -107,16 +117,58 @@ def test_experts_of_an_unknown_family_are_found_by_the_module_that_holds_them() 
     ]
 
 
-def test_an_encoder_with_a_decoder_is_not_plain_and_is_refused() -> None:
-    model = T5ForConditionalGeneration(T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4))
-    assert infer_architecture(model, "t5") is None
-    with pytest.raises(UnknownNameError, match="no model template defined for the model type 't5'"):
-        template_of(model)
+def test_an_encoder_has_blocks_before_those_of_its_decoder() -> None:
+    model = PegasusForConditionalGeneration(PegasusConfig(**ENCODER_DECODER, encoder_layers=1, decoder_layers=2))
+    found = infer_architecture(model, "pegasus")
+    assert found is not None
+    assert (found.encoder_blocks, found.decoder_blocks) == (("model.encoder.layers",), "model.decoder.layers")
+    assert [block.name for block in decoder_blocks(model, found)] == [
+        "model.encoder.layers.0",
+        "model.decoder.layers.0",
+        "model.decoder.layers.1",
+    ]
+    assert found.exclude_layers_name == ("lm_head",)
 
 
-def test_blocks_that_are_passed_several_times_are_not_plain() -> None:
+def test_blocks_that_are_passed_several_times_are_one_block(caplog: pytest.LogCaptureFixture) -> None:
     config = AlbertConfig(**SMALL, intermediate_size=64, embedding_size=32)
-    assert infer_architecture(AlbertForMaskedLM(config), "albert") is None
+    model = AlbertForMaskedLM(config)
+    assert infer_architecture(model, "albert") is None
+    assert {"predictions.dense", "predictions.decoder"} <= set(template_of(model).exclude_layers_name)
+    assert "blocks           unknown: the whole model is one block" in caplog.text
+
+
+def test_what_is_no_model_of_transformers_has_no_template() -> None:
+    with pytest.raises(UnknownNameError, match="no model template defined"):
+        template_of(nn.Sequential(nn.Linear(2, 2)))
+
+
+@pytest.mark.parametrize(
+    ("model", "blocks", "head"),
+    [
+        (LlamaModel(LlamaConfig(**SMALL, intermediate_size=64)), ("layers",), None),
+        (LlamaForSequenceClassification(LlamaConfig(**SMALL, intermediate_size=64)), ("model.layers",), None),
+        (LlamaForCausalLM(LlamaConfig(**SMALL, intermediate_size=64)), ("model.layers",), "lm_head"),
+    ],
+    ids=["base", "classifier", "language model"],
+)
+def test_the_facts_about_a_family_have_the_names_of_the_class(model: nn.Module, blocks: tuple[str, ...], head: str | None) -> None:
+    known = architecture_of(model)
+    assert known is not None
+    assert known.block_lists == blocks
+    assert len(decoder_blocks(model, known)) == 2
+    assert known.embeddings[0] in dict(model.named_modules())
+    assert known.final_norm in dict(model.named_modules())
+    assert known.head in ("lm_head", head)
+
+
+def test_the_names_of_a_family_are_found_below_other_modules_and_without_its_decoder() -> None:
+    facts = Architecture(model_type="t5", encoder_blocks="encoder.block", decoder_blocks="decoder.block", head="lm_head")
+    config = T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4)
+    alone = fitted(facts, T5EncoderModel(config))
+    assert (alone.block_lists, alone.decoder_blocks, alone.head) == (("encoder.block",), None, None)
+    below = fitted(facts, T5ForSequenceClassification(config))
+    assert below.block_lists == ("transformer.encoder.block", "transformer.decoder.block")
 
 
 def test_the_plan_says_that_blocks_were_inferred() -> None:

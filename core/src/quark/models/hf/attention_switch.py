@@ -45,7 +45,7 @@ def why_unswitchable(model: nn.Module, attentions: Sequence[str]) -> str | None:
 
 def refuse_unswitchable(model: nn.Module, attentions: Sequence[str]) -> None:
     """Raise UnsupportedError if these attention modules of ``model`` cannot be switched, before any work."""
-    reason = why_unswitchable(model, attentions)
+    reason = why_unswitchable(model, attentions) if attentions else None
     if reason is not None:
         raise UnsupportedError(reason)
 

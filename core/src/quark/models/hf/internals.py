@@ -20,9 +20,11 @@ __all__ = [
     "before_tying",
     "can_set_attention",
     "initialize_what_no_checkpoint_holds",
+    "input_embeddings",
     "kept_in_float32",
     "model_classes",
     "on_missing",
+    "output_embeddings",
     "renamed_by_loader",
     "renamed_scales",
     "source_of",
@@ -41,6 +43,22 @@ def model_classes(auto: Any, config: Any) -> tuple[type[nn.Module], ...]:
         return ()
     classes = mapping[type(config)]
     return tuple(classes) if isinstance(classes, list | tuple) else (classes,)
+
+
+def input_embeddings(model: Any) -> Any:
+    """Return the module of a model's token embeddings; None of a model that names none."""
+    try:
+        return model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):  # models of audio raise the latter
+        return None
+
+
+def output_embeddings(model: Any) -> Any:
+    """Return the head of a model that gives a number for each token of a vocabulary; None of another one."""
+    try:
+        return model.get_output_embeddings()
+    except (AttributeError, NotImplementedError):
+        return None
 
 
 def kept_in_float32(model: Any, dtype: torch.dtype) -> list[str]:

@@ -19,7 +19,8 @@ from torch import nn
 from quark.base.torch_state import building
 from quark.errors import CheckpointError, ConfigError
 from quark.models.hf.json_files import read_json, reading
-from quark.models.hf.model_config import auto_class, model_config
+from quark.models.hf.model_class import model_class
+from quark.models.hf.model_config import model_config
 from quark.models.hf.placing import refuse_missing
 from quark.models.hf.shards import DTYPES, check_shards, refuse_codes
 from quark.models.layers.layers_from_codes import Packed, until_used
@@ -91,6 +92,7 @@ def load_model(path: Path, dtype: str = "auto", device: str = "cpu", *, trust_re
     """
     model_dtype = torch_dtype(dtype) or "auto"
     config = model_config(path, trust_remote_code=trust_remote_code)
+    kind = model_class(config, path / "config.json", trust_remote_code=trust_remote_code)
     shards = check_shards(path)
     if getattr(config, "quantization_config", None) is None:
         refuse_codes(shards, path)
@@ -102,9 +104,7 @@ def load_model(path: Path, dtype: str = "auto", device: str = "cpu", *, trust_re
         running_from_codes(packed),
         reading(path, "weights and config.json do not belong together, or are damaged; fetch the checkpoint again"),
     ):
-        model, report = auto_class(config).from_pretrained(
-            path, dtype=model_dtype, trust_remote_code=trust_remote_code, local_files_only=True, output_loading_info=True
-        )
+        model, report = kind.load(path, dtype=model_dtype, output_loading_info=True)
     refuse_missing(sorted(report["missing_keys"]), model, path)  # transformers fills them with random numbers, and warns
     loaded: nn.Module = model.eval().to(target)
     unpack_all(loaded, path, keeps_codes=packed)

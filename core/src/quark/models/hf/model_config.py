@@ -1,4 +1,4 @@
-"""The transformers config of a checkpoint, model classes of plugins, and the Auto class of a model."""
+"""The transformers config of a checkpoint, and model classes of plugins."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ import re
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from quark.base.failed_imports import needs_libraries
 from quark.base.version import refuse_unfit_environment
 from quark.errors import CheckpointError, PluginError, UnknownNameError
 from quark.models.hf.custom_code import refuse_code
-from quark.models.hf.internals import model_classes
 from quark.models.hf.json_files import config_file, read_json, reading
+from quark.models.hf.model_class import model_class
 from quark.plugins import templates
 from quark.plugins.failures import leave_out
 
-__all__ = ["auto_class", "experts_per_token", "is_of_its_config", "model_config", "narrowed"]
+__all__ = ["experts_per_token", "model_config", "narrowed"]
 
 _CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "top_k_experts")
 _EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
@@ -29,7 +27,7 @@ _EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_exp
 _NARROWEST, _MULTIPLE = 512, 128
 """The least width of a narrowed model, and a divisor of its intermediate widths."""
 
-_MOST_PARTS = 10_000  # layers, or experts of a layer: of a model that can be built in time
+_MOST_LAYERS = 10_000  # of a model that can be built in time
 
 
 def model_config(path: Path, *, trust_remote_code: bool = False) -> Any:
@@ -73,15 +71,8 @@ def model_config(path: Path, *, trust_remote_code: bool = False) -> Any:
     classes = config.architectures
     if classes and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
         raise CheckpointError(f"'{file}' says architectures = {classes!r} where a list of names is expected: it is damaged, fetch it again")
-    if not trust_remote_code and config.architectures and not _named_classes(config):
-        refuse_code(file)  # the model of transformers for that config would be another
+    model_class(config, file, trust_remote_code=trust_remote_code)  # refuses a class that nobody knows
     return config
-
-
-def _named_classes(config: Any) -> list[Any]:
-    """Return the Auto classes of transformers that have a model class which the config names."""
-    named = set(config.architectures or ())
-    return [auto for auto, models in _known_classes(config).items() if named & {model.__name__ for model in models}]
 
 
 def _refuse_endless(config: Any, file: Path) -> None:
@@ -89,31 +80,15 @@ def _refuse_endless(config: Any, file: Path) -> None:
     for key, value in config.items() if isinstance(config, dict) else ():
         if isinstance(value, dict):
             _refuse_endless(value, file)
-        elif isinstance(value, int) and value > _MOST_PARTS and re.search("layer|expert|depth", key) and not re.search("size|dim", key):
-            raise CheckpointError(f"'{file}' says {key} = {value:,}, and no model has more than {_MOST_PARTS:,} of such: it is damaged")
-
-
-def auto_class(config: Any) -> Any:
-    """Return the Auto class of transformers whose models include the one that a checkpoint's config names.
-
-    That is the one for text, or, for a model of several parts, the one for images and text; what no
-    ``architectures`` decides is the first that knows the config, text before images.
-
-    Args:
-        config: A transformers config.
-    """
-    classes = _known_classes(config)
-    known = [auto for auto, models in classes.items() if models]
-    own = [auto for auto in classes if auto.__name__ in (getattr(config, "auto_map", None) or {})]  # code of the checkpoint's own
-    return [*_named_classes(config), *known, *own, *classes][0]
-
-
-def is_of_its_config(model: nn.Module) -> bool:
-    """Return whether transformers has a model of that class for the model's config."""
-    from transformers import PretrainedConfig
-
-    config = getattr(model, "config", None)
-    return isinstance(config, PretrainedConfig) and type(model) in _known_classes(config)[auto_class(config)]
+        elif not isinstance(value, int) or value <= _MOST_LAYERS or re.search("size|dim", key):
+            continue
+        elif re.search("layer|depth", key):
+            raise CheckpointError(f"'{file}' says {key} = {value:,}, and no model has more than {_MOST_LAYERS:,} of such: correct it")
+        elif (
+            re.search("expert", key)
+            and 0 < (stored := sum(weights.stat().st_size for weights in file.parent.glob("*.safetensors"))) < value
+        ):
+            raise CheckpointError(f"'{file}' says {key} = {value:,}, and its weights have {stored:,} bytes: it is damaged, fetch it again")
 
 
 def experts_per_token(config: Any) -> tuple[int | None, int | None]:
@@ -152,14 +127,6 @@ def _counts(config: Any, names: tuple[str, ...]) -> dict[str, int]:
     """Return the attributes of a config that are positive integers."""
     values = {name: getattr(config, name, None) for name in names}
     return {name: n for name, n in values.items() if isinstance(n, int) and not isinstance(n, bool) and n > 0}
-
-
-def _known_classes(config: Any) -> dict[Any, tuple[Any, ...]]:
-    """Return transformers' model classes for a config, by Auto class: for text, for images and text."""
-    with needs_libraries(f"the models of a {type(config).__name__} cannot be built"):
-        from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-
-        return {auto: model_classes(auto, config) for auto in (AutoModelForCausalLM, AutoModelForImageTextToText)}
 
 
 def _import_modeling(model_type: str) -> None:

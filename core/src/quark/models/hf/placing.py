@@ -24,6 +24,7 @@ __all__ = [
     "owners_of",
     "put_tensor",
     "recomputed_by",
+    "refuse_lost",
     "refuse_missing",
     "tie_equal",
     "without_source",
@@ -119,6 +120,26 @@ def refuse_missing(names: Sequence[str], model: nn.Module, directory: Path) -> N
         raise CheckpointError(
             f"'{directory}' lacks {len(names)} tensor(s) of a {type(model).__name__}: {folded(names)}. It is incomplete, or its "
             "config.json is of another model"
+        )
+
+
+def refuse_lost(names: Sequence[str], model: nn.Module, directory: Path) -> None:
+    """Raise if stored tensors would be lost: the model has no place for them, and nobody wants them left out.
+
+    Args:
+        names: The stored tensors that neither a model's tensors are made of, nor anything else keeps.
+        model: Its class says which may be left out (`left_out_by`).
+        directory: The checkpoint, for the message.
+
+    Raises:
+        CheckpointError: Some would.
+    """
+    is_left_out = left_out_by(model)
+    if lost := [name for name in names if not is_left_out(name)]:
+        raise CheckpointError(
+            f"'{directory}' holds {len(lost)} tensor(s) that a {type(model).__name__} has no place for, and which the result would lack: "
+            f'{folded(lost)}. Its config.json names another class in "architectures", or fewer layers, than the checkpoint is of: '
+            "correct it, or take these tensors out of the files"
         )
 
 

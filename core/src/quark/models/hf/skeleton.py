@@ -16,7 +16,8 @@ from quark.base.torch_state import building
 from quark.models.hf.internals import initialize_what_no_checkpoint_holds, kept_in_float32, without_initialization
 from quark.models.hf.json_files import read_json, reading
 from quark.models.hf.loading import first_dtype, torch_dtype
-from quark.models.hf.model_config import auto_class, model_config, narrowed
+from quark.models.hf.model_class import ModelClass, model_class
+from quark.models.hf.model_config import model_config, narrowed
 from quark.models.hf.quantized_source import source_layout, without_quantization
 
 __all__ = ["empty_model", "meta_model", "narrower_models", "skeleton"]
@@ -37,9 +38,9 @@ def meta_model(path: Path, dtype: torch.dtype | None = None, *, trust_remote_cod
         ConfigError: The checkpoint is quantized, and no installed layout dequantizes it.
     """
     source_layout(path)  # refuses a quantized checkpoint that cannot be dequantized
-    config = without_quantization(model_config(path, trust_remote_code=trust_remote_code))
+    kind = _class_of(path, trust_remote_code=trust_remote_code)
     with building(), torch.device("meta"), reading(path / "config.json", _NO_MODEL):
-        return auto_class(config).from_config(config, dtype=dtype or config.dtype, trust_remote_code=trust_remote_code)
+        return kind.build(dtype=dtype or kind.config.dtype)
 
 
 def skeleton(path: Path, dtype: str, device: torch.device, *, trust_remote_code: bool = False) -> nn.Module:
@@ -85,12 +86,15 @@ def empty_model(path: Path, attn_implementation: str | None, *, trust_remote_cod
 
     Its buffers that no checkpoint holds (rotary tables) are computed. Raises as `model_config`.
     """
-    config = without_quantization(model_config(path, trust_remote_code=trust_remote_code))
+    kind = _class_of(path, trust_remote_code=trust_remote_code)
     with building(), without_initialization(), reading(path / "config.json", _NO_MODEL):
-        model: nn.Module = auto_class(config).from_config(
-            config, dtype=config.dtype or torch.float32, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code
-        )
+        model: nn.Module = kind.build(dtype=kind.config.dtype or torch.float32, attn_implementation=attn_implementation)
         return model.eval()
+
+
+def _class_of(path: Path, *, trust_remote_code: bool) -> ModelClass:
+    config = without_quantization(model_config(path, trust_remote_code=trust_remote_code))
+    return model_class(config, path / "config.json", trust_remote_code=trust_remote_code)
 
 
 def narrower_models(model: nn.Module, layers: int) -> Iterator[nn.Module]:

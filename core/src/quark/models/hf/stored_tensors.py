@@ -24,7 +24,7 @@ from quark.models.hf.converted_tensors import ConvertedTensors
 from quark.models.hf.dequantized_tensors import DequantizedTensors
 from quark.models.hf.dequantizer import FloatTensor, LayerCodes
 from quark.models.hf.file_tensors import FileTensors
-from quark.models.hf.placing import left_out_by, recomputed_by, refuse_missing, without_source
+from quark.models.hf.placing import left_out_by, recomputed_by, refuse_lost, refuse_missing, without_source
 from quark.models.hf.shards import Shard, refuse_codes
 from quark.models.hf.weight_converters import WeightConverter
 from quark.models.layers.coded_layer import CodedLayer
@@ -86,7 +86,7 @@ class StoredTensors:
 
     Raises:
         CheckpointError: The checkpoint lacks tensors of the model, stores them in other shapes or as codes,
-            or a conversion does not fit.
+            holds tensors that the model has no place for, or a conversion does not fit.
         ConfigError: A weight converter does not fit.
     """
 
@@ -117,7 +117,8 @@ class StoredTensors:
         is_recomputed = recomputed_by(model)
         without_place = [name for name in unused if names.find(name) is None and name in float_files.meta]
         self.carried = tuple(name for name in without_place if not is_recomputed(name))
-        _tell_unused(self.carried, [name for name in unused if name not in set(without_place)], model, directory)
+        refuse_lost([name for name in unused if name not in set(without_place)], model, directory)
+        _tell_carried(self.carried, model, directory)
 
     def _checked(self, recipe: Recipe, state: Mapping[str, Tensor]) -> Recipe:
         stored = {name: self._tensors.meta[name] for _, name in recipe.sources}
@@ -263,11 +264,8 @@ def _recipes(names: _ModelNames, stored: Iterable[str]) -> tuple[list[Recipe], l
     return [Recipe(tuple(members), (target,), conversions.get(target)) for target, members in sources.items()], unused
 
 
-def _tell_unused(carried: Sequence[str], twice: Sequence[str], model: Any, directory: Path) -> None:
-    """Log the stored tensors that the model class does not take: those that are carried over, and the others.
-
-    It is a warning if the class does not expect them.
-    """
+def _tell_carried(carried: Sequence[str], model: Any, directory: Path) -> None:
+    """Log the tensors that are carried over: a warning if the model class does not expect them."""
     log, is_expected = get_logger(__name__), left_out_by(model)
     if carried:
         log.log(
@@ -275,9 +273,4 @@ def _tell_unused(carried: Sequence[str], twice: Sequence[str], model: Any, direc
             f"'{directory}' holds {len(carried)} tensor(s) that a {type(model).__name__} has no place for: {folded(carried)}. They are "
             "carried over to the checkpoint as they are stored, and excluded there. If they are no part of it that another program runs, "
             "its config.json may name fewer layers, or other parts, than the checkpoint has",
-        )
-    if twice:
-        log.warning(
-            f"'{directory}' holds {len(twice)} tensor(s) for which a {type(model).__name__} has other ones: {folded(twice)}. They are left "
-            "out of the result. Its config.json may be of another model"
         )

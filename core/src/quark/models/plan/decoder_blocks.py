@@ -1,4 +1,4 @@
-"""Decoder blocks of a model: those that its architecture names, or the whole model as one block."""
+"""Blocks of a decoder and its encoder: those that an architecture names, or the whole model as one block."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Block", "decoder_blocks", "owners", "rows_by_block"]
 
 @attrs.frozen(eq=False)
 class Block:
-    """One decoder block, or the whole model.
+    """One block of a decoder or an encoder, or the whole model.
 
     Attributes:
         name: Full name of the module; empty where the block is the whole model.
@@ -39,21 +39,25 @@ class Block:
 def decoder_blocks(model: nn.Module, architecture: Architecture | None) -> list[Block]:
     """Return the blocks of ``model`` in order.
 
-    One block, the model itself, where the architecture is not known or names no blocks.
+    Those of an encoder come before those of its decoder. One block, the model itself, where the architecture
+    is not known or names no blocks.
 
     Raises:
         ConfigError: The architecture names a list that the model does not have.
     """
-    if architecture is None or architecture.decoder_blocks is None:
+    if architecture is None or not architecture.block_lists:
         return [Block("", model)]
-    try:
-        block_list = model.get_submodule(architecture.decoder_blocks)
-    except AttributeError:
-        raise ConfigError(
-            f"the template '{architecture.model_type}' says that decoder blocks are at '{architecture.decoder_blocks}', but this "
-            f"{type(model).__name__} has no such module. Use the template of the model's own config.model_type"
-        ) from None
-    return [Block(f"{architecture.decoder_blocks}.{name}", block) for name, block in block_list.named_children()]
+    blocks: list[Block] = []
+    for list_name in architecture.block_lists:
+        try:
+            block_list = model.get_submodule(list_name)
+        except AttributeError:
+            raise ConfigError(
+                f"the template '{architecture.model_type}' says that blocks are at '{list_name}', but this {type(model).__name__} has no "
+                "such module. Use the template of the model's own config.model_type, or one that names its modules"
+            ) from None
+        blocks += [Block(f"{list_name}.{name}", block) for name, block in block_list.named_children()]
+    return blocks
 
 
 def rows_by_block(blocks: Sequence[Block], rows: Sequence[PlanRow]) -> list[list[PlanRow]]:

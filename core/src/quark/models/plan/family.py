@@ -10,7 +10,7 @@ from quark.base.log import get_logger
 from quark.config.architecture import Architecture
 from quark.config.templates import LLMTemplate
 from quark.errors import UnknownNameError
-from quark.models.plan.inferred_architecture import infer_architecture, inferred_lines
+from quark.models.plan.inferred_architecture import fitted, infer_architecture, inferred_lines, one_block
 from quark.plugins import templates
 
 __all__ = ["architecture_of", "model_type_of", "template_of", "text_config", "weight_converters_of"]
@@ -33,7 +33,10 @@ def architecture_of(model: nn.Module) -> Architecture | None:
     name = model_type_of(getattr(model, "config", None))
     if name is None:
         return None
-    return templates().find_architecture(name) or infer_architecture(model, name)
+    registered = templates().find_architecture(name)
+    if registered is not None and (here := fitted(registered, model)) is not None:
+        return here
+    return infer_architecture(model, name) or registered
 
 
 def weight_converters_of(model: nn.Module) -> list[Any]:
@@ -58,16 +61,15 @@ def template_of(model: nn.Module) -> LLMTemplate:
     """Return the template of a model's type, or one inferred from its modules; the inference is logged.
 
     Raises:
-        UnknownNameError: (a ValueError) There is no template, and the modules are not those of a plain
-            decoder.
+        UnknownNameError: (a ValueError) There is no template, and it is no model of transformers.
     """
     name = model_type_of(getattr(model, "config", None)) or "(none)"
     try:
         return LLMTemplate.get(name)
     except UnknownNameError:
-        architecture = infer_architecture(model, name)
-        if architecture is None:
+        if not hasattr(model, "get_output_embeddings"):
             raise
+        architecture = infer_architecture(model, name) or one_block(model, name)
     for line in inferred_lines(architecture):
         get_logger(__name__).warning(line)
     return LLMTemplate.from_architecture(architecture)

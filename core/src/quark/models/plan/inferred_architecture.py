@@ -7,7 +7,7 @@ leave the output head in float, and to find keys, values and experts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -16,13 +16,16 @@ from torch import nn
 
 from quark.base.names import folded
 from quark.config.architecture import Architecture
+from quark.models.hf.internals import input_embeddings, output_embeddings
 
 __all__ = [
     "EXPERTS",
     "attention_modules",
+    "fitted",
     "gives_queries_keys_and_values",
     "infer_architecture",
     "inferred_lines",
+    "one_block",
     "with_inferred_attention",
 ]
 
@@ -39,32 +42,32 @@ EXPERTS = "experts"
 
 
 def infer_architecture(model: nn.Module, model_type: str) -> Architecture | None:
-    """Return the architecture of a language model by its modules, None where it is not a plain decoder.
+    """Return the architecture of a transformers model by its modules; None where its blocks do not show.
 
-    The decoder blocks are the one list of modules of one class that contains linear layers. A model with two
-    such lists (an encoder and a decoder, a vision tower) is not a plain decoder, nor is one that runs a block
-    several times. Linear layers outside the blocks, and routers, are left in float.
+    The blocks are the one list of modules of one class that contains linear layers, or the two of an encoder
+    and a decoder. Of several others (a vision tower) nothing says in which order a forward passes them, and
+    of a list of another length than the config's, a block may run several times. Linear layers outside the
+    blocks, and routers, are left in float.
 
     Args:
         model: A transformers model, on any device; meta tensors will do.
         model_type: Its ``config.model_type``.
     """
-    lists = list(_block_lists(model))
-    if len(lists) != 1 or not hasattr(model, "get_output_embeddings"):
+    streams = _streams(model)
+    if not streams or not hasattr(model, "get_output_embeddings"):
         return None
-    blocks = lists[0]
-    if len(list(model.get_submodule(blocks).children())) != getattr(getattr(model, "config", None), "num_hidden_layers", None):
-        return None  # for example, blocks that run several times
+    *encoders, blocks = streams
     linear = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
     modules = [name for name, _ in model.named_modules() if name.startswith(f"{blocks}.")]
     inside = [name for name in linear if name.startswith(f"{blocks}.")]
-    outside = [name for name in linear if name not in set(inside)]
+    outside = [name for name in linear if not name.startswith(tuple(f"{blocks}." for blocks in streams))]
     cache = next((group for group in _CACHE if all(_some(inside, p) for p in group)), None)
     return Architecture(
         model_type=model_type,
         decoder_blocks=blocks,
-        embeddings=_name_of(model, model.get_input_embeddings()),  # type: ignore[operator]
-        head=_name_of(model, model.get_output_embeddings()) or None,  # type: ignore[operator]
+        encoder_blocks=encoders,
+        embeddings=_name_of(model, input_embeddings(model)),
+        head=_name_of(model, output_embeddings(model)) or None,
         kv_layers_name=cache,
         q_layer_name=next((p for p in _QUERIES if _some(inside, p)), None),
         **_attention_roles(_in_block(name, blocks) for name in inside),
@@ -73,6 +76,59 @@ def infer_architecture(model: nn.Module, model_type: str) -> Architecture | None
         expert_value=None,  # names do not show that what a projection gives is only multiplied
         exclude_layers_name=(*outside, *(p for p in _GATES if _some(inside, p))),
     )
+
+
+def one_block(model: nn.Module, model_type: str) -> Architecture:
+    """Return the architecture of a model whose blocks are not known, so that the whole model is one.
+
+    Linear layers outside all lists of modules, such as heads, and routers are left in float.
+    """
+    inside = tuple(f"{blocks}." for blocks in _block_lists(model))
+    linear = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
+    outside = [name for name in linear if not name.startswith(inside)] if inside else []
+    return Architecture(model_type=model_type, exclude_layers_name=(*outside, *(p for p in _GATES if _some(linear, p))))
+
+
+def fitted(architecture: Architecture, model: nn.Module) -> Architecture | None:
+    """Return the facts about a family with full names as a class of it has them; None without its blocks.
+
+    A family's names are those of its language model: in the model without a head, ``model.layers`` is
+    ``layers``; a classifier may have it below another module. What a class lacks is not named: its encoder
+    alone has no ``decoder_blocks``.
+    """
+    modules = [name for name, _ in model.named_modules()]
+    if not architecture.block_lists or set(modules).issuperset(architecture.block_lists):
+        return architecture
+    stems = next((stems for name in architecture.block_lists if (stems := _stems(name, modules)) is not None), None)
+    if stems is None:
+        return None
+    old, new = stems
+
+    def place(name: str | None) -> str | None:
+        moved = new + name.removeprefix(old) if name is not None and name.startswith(old) else name
+        return moved if moved in modules else None
+
+    return attrs.evolve(
+        architecture,
+        decoder_blocks=place(architecture.decoder_blocks),
+        encoder_blocks=[name for name in map(place, architecture.encoder_blocks) if name],
+        embeddings=[name for name in map(place, architecture.embeddings) if name],
+        final_norm=place(architecture.final_norm),
+        head=place(architecture.head),
+        embedding_norm=place(architecture.embedding_norm),
+        position_embeddings=place(architecture.position_embeddings),
+    )
+
+
+def _stems(name: str, modules: Sequence[str]) -> tuple[str, str] | None:
+    """Return how a full name begins, and what stands there in the name of a module; None without one."""
+    parts = name.split(".")
+    for i in range(len(parts)):
+        tail = ".".join(parts[i:])
+        found = next((module for module in modules if f".{module}".endswith(f".{tail}")), None)
+        if found is not None:
+            return name.removesuffix(tail), found.removesuffix(tail)
+    return None
 
 
 def with_inferred_attention(architecture: Architecture | None, model: nn.Module, layers: Iterable[str]) -> Architecture:
@@ -116,7 +172,7 @@ def attention_modules(names: Iterable[str]) -> list[str]:
 def inferred_lines(found: Architecture) -> Iterator[str]:
     """Yield log lines that describe an inferred architecture."""
     yield f"There is no template for the model type '{found.model_type}'; this was inferred from its modules:"
-    yield f"  decoder blocks   {found.decoder_blocks}"
+    yield f"  blocks           {', '.join(found.block_lists) or 'unknown: the whole model is one block'}"
     yield f"  feed the cache   {', '.join(found.kv_layers_name or ()) or 'unknown: the cache cannot be quantized'}"
     yield f"  left in float    {folded(found.exclude_layers_name, most=16) or 'nothing'}"
 
@@ -156,6 +212,24 @@ def _block_lists(model: nn.Module) -> Iterator[str]:
         if len({type(block) for block in module}) == 1 and any(isinstance(m, nn.Linear) for m in module[0].modules()):
             lists.append(name)
             yield name
+
+
+def _streams(model: nn.Module) -> list[str]:
+    """Return the full names of the list of blocks, or of encoder and decoder; none if they are not known."""
+    lists, config = list(_block_lists(model)), getattr(model, "config", None)
+    if getattr(config, "is_encoder_decoder", False) and len(lists) == 2:
+        lists.sort(key=lambda name: "decoder" in name.split("."))
+        lengths: tuple[tuple[str, ...], ...] = (
+            ("encoder_layers", "num_layers", "num_hidden_layers"),
+            ("decoder_layers", "num_decoder_layers"),
+        )
+        if not all(end in name.split(".") for end, name in zip(("encoder", "decoder"), lists, strict=True)):
+            return []
+    else:
+        lengths = (("num_hidden_layers",),) if len(lists) == 1 else ()
+    sizes = [next((n for name in names if isinstance(n := getattr(config, name, None), int)), None) for names in lengths]
+    counts = [len(list(model.get_submodule(name).children())) for name in lists]
+    return lists if counts == sizes else []  # others may run several times
 
 
 def _some(names: list[str], pattern: str) -> bool:

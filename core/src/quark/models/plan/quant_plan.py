@@ -252,8 +252,8 @@ def _fitting_schemes(bad: Sequence[PlanRow]) -> list[str]:
 def _notes(rows: tuple[PlanRow, ...], model: nn.Module, architecture: Architecture | None) -> Iterator[str]:
     if architecture is not None and templates().find_architecture(architecture.model_type) is None:
         yield (
-            f"no plugin provides a template for the model type '{architecture.model_type}': the decoder blocks were inferred from its "
-            f"modules, at '{architecture.decoder_blocks}'"
+            f"no plugin provides a template for the model type '{architecture.model_type}': its blocks were inferred from its modules, at "
+            f"{', '.join(map(repr, architecture.block_lists))}"
         )
     fused = list(fused_parameters(model))
     if fused:

@@ -1,0 +1,154 @@
+"""The class of a checkpoint's model: the one that its config.json names in ``architectures``, or none.
+
+Whatever builds or loads a model asks here. transformers' own Auto classes would build another class of the
+family where they do not know the named one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+from torch import nn
+
+from quark.base.failed_imports import needs_libraries
+from quark.base.version import transformers_version
+from quark.errors import UnsupportedError
+from quark.models.hf.custom_code import refuse_code
+from quark.models.hf.internals import model_classes
+
+__all__ = ["ModelClass", "config_for", "is_of_its_config", "model_class"]
+
+_FIRST = ("CausalLM", "ImageTextToText")
+_FIRST_WITH_ENCODER = ("Seq2SeqLM", "SpeechSeq2Seq", *_FIRST)
+"""Ends of names of Auto classes, in the order in which they are asked for a config that names no class.
+
+``AutoModel`` comes last.
+"""
+
+
+@attrs.frozen(eq=False)
+class ModelClass:
+    """The class of a checkpoint's model, and the config that it is built with.
+
+    Attributes:
+        type: A model class; or an Auto class, which runs the checkpoint's own code.
+        config: The checkpoint's config, or the part of it that the class is made for.
+        trust_remote_code: Whether code that comes with the checkpoint may run.
+    """
+
+    type: Any
+    config: Any
+    trust_remote_code: bool = False
+
+    def build(self, **options: Any) -> Any:
+        """Return the model without the checkpoint's weights; ``options`` are those of ``from_config``."""
+        if hasattr(self.type, "from_config"):
+            return self.type.from_config(self.config, trust_remote_code=self.trust_remote_code, **options)
+        return self.type._from_config(self.config, **options)
+
+    def load(self, path: Path, **options: Any) -> Any:
+        """Return what ``from_pretrained`` of the class gives for a directory."""
+        return self.type.from_pretrained(
+            path, config=self.config, trust_remote_code=self.trust_remote_code, local_files_only=True, **options
+        )
+
+
+def model_class(config: Any, file: Path, *, trust_remote_code: bool = False) -> ModelClass:
+    """Return the class that a config names in ``architectures``.
+
+    Where it names none, that is the first class for text that transformers has for the config, then for
+    images and text, then its model without a head.
+
+    Args:
+        config: A transformers config.
+        file: Its config.json, for messages.
+        trust_remote_code: Whether code that comes with the checkpoint may run.
+
+    Raises:
+        UnsupportedError: The class is not known here, or is one of the checkpoint's own code, which may not
+            run.
+        EnvironmentConflictError: A library that the class needs cannot be imported.
+    """
+    names = list(config.architectures or ())
+    own = getattr(config, "auto_map", None) or {}
+    with needs_libraries(f"the model of '{file}' cannot be built"):
+        if trust_remote_code and (auto := _of_own_code(own, names)) is not None:
+            return ModelClass(auto, config, trust_remote_code=True)
+        classes = (_named(name, config) for name in names) if names else _unnamed(config)
+        for one in classes:
+            if one is not None and (fitting := config_for(one, config)) is not None:
+                return ModelClass(one, fitting, trust_remote_code)
+    refuse_code(file)
+    kind, version = type(config).model_type, transformers_version()
+    if not names:
+        raise UnsupportedError(
+            f"'{file}' names no model class, and transformers {version} has none for the model type '{kind}' by itself: write the name of "
+            'the class into "architectures"'
+        )
+    raise UnsupportedError(
+        f"'{file}' names the model class {' or '.join(map(repr, names))}, which transformers {version} does not have for the model type "
+        f"'{kind}', and another class would lack a part of the model. Install a release or a plugin that has it, or correct "
+        '"architectures"; in Python, build the model yourself and give it (ModelQuantizer, import_model_from_safetensors)'
+    )
+
+
+def is_of_its_config(model: nn.Module) -> bool:
+    """Return whether the class of a model is the one that is built of its config's file."""
+    from transformers import PretrainedConfig
+
+    config = getattr(model, "config", None)
+    if not isinstance(config, PretrainedConfig):
+        return False
+    return type(model) in {_named(name, config) for name in config.architectures or (type(model).__name__,)}
+
+
+def config_for(model_type: Any, config: Any) -> Any:
+    """Return the config, or the part of it, that a model class is made for; None if there is no such part."""
+    wanted = getattr(model_type, "config_class", None)
+    if wanted is None or isinstance(config, wanted):
+        return config
+    for name in config.sub_configs:
+        if isinstance(part := getattr(config, name, None), wanted):
+            if (block := getattr(config, "quantization_config", None)) is not None:
+                part.quantization_config = block
+            return part
+    return None
+
+
+def _of_own_code(auto_map: dict[str, Any], names: list[str]) -> Any:
+    """Return the Auto class under which a checkpoint's own code has the class of one of these names.
+
+    Without names, it is the first for a model.
+    """
+    import transformers
+
+    keys = [key for key, reference in auto_map.items() if str(reference).rpartition(".")[2] in names or not names]
+    autos = [getattr(transformers, key, None) for key in sorted(keys, key=lambda key: [key.endswith(end) for end in _FIRST], reverse=True)]
+    return next((auto for auto in autos if hasattr(auto, "_model_mapping")), None)
+
+
+def _named(name: str, config: Any) -> Any:
+    """Return the class of that name that is registered for a config, or else transformers' own."""
+    import transformers
+
+    registered = {one.__name__: one for auto in _auto_classes() for one in model_classes(auto, config)}
+    one = registered.get(name) or getattr(transformers, name, None)
+    return one if isinstance(one, type) and issubclass(one, nn.Module) else None
+
+
+def _unnamed(config: Any) -> Iterator[Any]:
+    """Yield the classes for a config that names none."""
+    autos = {auto.__name__: auto for auto in _auto_classes()}
+    ends = _FIRST_WITH_ENCODER if getattr(config, "is_encoder_decoder", False) else _FIRST
+    for name in (*(f"AutoModelFor{end}" for end in ends), "AutoModel"):
+        yield from model_classes(autos[name], config)
+
+
+def _auto_classes() -> list[Any]:
+    """Return the Auto classes of transformers."""
+    from transformers.models.auto import modeling_auto
+
+    return [one for one in vars(modeling_auto).values() if isinstance(one, type) and getattr(one, "_model_mapping", None) is not None]

@@ -1,0 +1,82 @@
+"""Every class of models: the command line makes what Python makes, in memory and from disk, and it reads back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from quark.checkpoint.inspection import inspect_checkpoint
+from quark.cli.main import program
+from quark.models.plan.decoder_blocks import decoder_blocks
+from quark.models.plan.family import template_of
+from quark.plugins import algorithms
+from quark.runs import quantize_checkpoint
+from quark.runs.planned_run import plan
+from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
+
+from .kit.model_classes import MODEL_CLASSES, inputs_of, random_model
+
+SCHEME = "ptpc_fp8"
+
+
+def outputs_of(model: nn.Module) -> list[torch.Tensor]:
+    with torch.no_grad():
+        outputs: Any = model(**inputs_of(model))
+    return [one for one in tree_leaves(list(outputs.values())) if isinstance(one, torch.Tensor)]
+
+
+@pytest.mark.parametrize("name", MODEL_CLASSES)
+def test_the_command_line_makes_what_python_makes_of_a_class(name: str, tmp_path: Path) -> None:
+    model = random_model(name)
+    model.save_pretrained(tmp_path / "float")  # type: ignore[operator]
+    planned = plan(tmp_path / "float", SCHEME, probing=False)
+    assert not planned.refusals
+    program()(["quantize", str(tmp_path / "float"), str(tmp_path / "out"), "--scheme", SCHEME], standalone_mode=False)
+    assert json.loads((tmp_path / "out/config.json").read_text())["architectures"] == [name]
+    assert not inspect_checkpoint(tmp_path / "out").damage
+
+    in_python = type(model).from_pretrained(tmp_path / "float").eval()  # type: ignore[attr-defined]
+    in_python = ModelQuantizer(template_of(in_python).get_config(SCHEME)).quantize_model(in_python)
+    assert planned.plan is not None
+    assert [row.name for row in planned.plan.quantized] == [row.name for row in in_python.quark_plan.quantized]
+    assert len(planned.plan.quantized) > 0
+    read = import_model_from_safetensors(None, tmp_path / "out", device="cpu")
+    assert type(read) is type(model)
+    state, expected = read.state_dict(), in_python.state_dict()
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[key]) for key, tensor in state.items())
+    # The same tensors at another alignment in memory are summed in another order.
+    torch.testing.assert_close(outputs_of(read), outputs_of(in_python), rtol=1e-5, atol=1e-6)
+
+
+STREAMS = [f"{family}ForConditionalGeneration" for family in ("Bart", "Whisper", "T5", "Pegasus")]
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("scheme", ["int8", "int4_wo_32"])
+def test_encoder_and_decoder_are_rounded_block_by_block_the_same_in_memory_and_from_disk(name: str, scheme: str, tmp_path: Path) -> None:
+    random_model(name).save_pretrained(tmp_path / "float")  # type: ignore[operator]
+    model = type(random_model(name)).from_pretrained(tmp_path / "float").eval()  # type: ignore[attr-defined]
+    config = attrs.evolve(template_of(model).get_config(scheme), algo_config=[algorithms().load_config("gptq")()])
+    data = [shifted(inputs_of(model), by) for by in range(4)]
+    quantized = ModelQuantizer(config).quantize_model(model, data)
+    blocks = [block.name for block in decoder_blocks(model, quantized.quark_plan.architecture)]
+    assert [("encoder." in block, "decoder." in block) for block in blocks] == [(True, False)] * 2 + [(False, True)] * 2
+    rounded = {row.name for row in quantized.quark_plan.rows if row.algorithm == "gptq"}
+    assert all(any(row.startswith(f"{block}.") for row in rounded) for block in blocks)
+    export_safetensors(quantized, tmp_path / "memory")
+    quantize_checkpoint(tmp_path / "float", tmp_path / "disk", config, data)
+    for file in ("model.safetensors", "config.json"):
+        assert (tmp_path / "memory" / file).read_bytes() == (tmp_path / "disk" / file).read_bytes()
+
+
+def shifted(inputs: dict[str, torch.Tensor], by: int) -> dict[str, torch.Tensor]:
+    return {name: tensor.roll(by, -1) for name, tensor in inputs.items()}
