@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from quark.checkpoint.inspection import inspect_checkpoint
 from quark.cli.main import program
 from quark.models.plan.decoder_blocks import decoder_blocks
-from quark.models.plan.family import template_of
+from quark.models.plan.family import architecture_of, template_of
 from quark.plugins import algorithms
 from quark.runs import quantize_checkpoint
 from quark.runs.planned_run import plan
@@ -76,6 +76,20 @@ def test_encoder_and_decoder_are_rounded_block_by_block_the_same_in_memory_and_f
     quantize_checkpoint(tmp_path / "float", tmp_path / "disk", config, data)
     for file in ("model.safetensors", "config.json"):
         assert (tmp_path / "memory" / file).read_bytes() == (tmp_path / "disk" / file).read_bytes()
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("name", [*STREAMS, "DebertaV2ForTokenClassification", "CLIPModel"])
+@pytest.mark.parametrize("algorithm", ["awq", "gptaq", "qronos"])
+def test_algorithms_that_replay_or_look_ahead_serve_both_streams(name: str, algorithm: str, tmp_path: Path) -> None:
+    model = random_model(name)
+    settings = algorithms().load_config(algorithm).for_architecture(architecture_of(model))  # type: ignore[attr-defined]
+    if settings is None:
+        pytest.skip("the family has nothing for it")
+    config = attrs.evolve(template_of(model).get_config("int4_wo_32"), algo_config=[settings])
+    data = [shifted(inputs_of(model), by) for by in range(4)]
+    quantized = ModelQuantizer(config).quantize_model(model, data)
+    assert all(output.isfinite().all() for output in outputs_of(quantized))
 
 
 def shifted(inputs: dict[str, torch.Tensor], by: int) -> dict[str, torch.Tensor]:

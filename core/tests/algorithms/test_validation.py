@@ -107,3 +107,11 @@ def test_of_blocks_the_mean_is_taken_token_by_token() -> None:
     one, other = error([1, 2, 3], [1, 1, 1]), error([3, 2, 1], [1, 1, 1])
     found = validated([one, other], [other, one])
     assert (found.after - found.before, found.standard_error) == pytest.approx((0, 0))
+
+
+def test_blocks_of_an_encoder_and_of_its_decoder_count_with_their_own_tokens() -> None:
+    encoder, decoder = error([4.0, 2.0], [1.0, 1.0]), error([1.0, 1.0, 4.0], [1.0, 1.0, 1.0])
+    other = error([2.0, 2.0], [1.0, 1.0])
+    found = validated([encoder, other, decoder], [encoder, other, decoder])
+    assert found.tokens == 5
+    assert found.before == pytest.approx((3 + 2 + 1 + 1 + 4) / 5)

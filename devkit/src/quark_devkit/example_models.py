@@ -24,11 +24,13 @@ from quark_devkit.subject import Subject
 
 __all__ = [
     "IDS",
+    "batches_of",
     "blocks_of",
     "coarse_config",
     "example_of",
     "facts_of",
     "float_logits",
+    "inputs_of",
     "logits_of",
     "named_by",
     "of_experts",
@@ -129,10 +131,24 @@ def float_logits(model: Any) -> Tensor:
         return logits_of(model)
 
 
+def inputs_of(model: Any) -> dict[str, Tensor]:
+    """Return the arguments of a forward of an example model: its ``example_inputs``, or token ids."""
+    dtype = next(p.dtype for p in model.parameters())
+    inputs: dict[str, Tensor] = getattr(model, "example_inputs", {"input_ids": IDS})
+    return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in inputs.items()}
+
+
+def batches_of(model: Any) -> list[dict[str, Tensor]]:
+    """Return these arguments as calibration data, one sample at a time."""
+    parts = {name: tensor.split(1) for name, tensor in inputs_of(model).items()}
+    return [dict(zip(parts, sample, strict=True)) for sample in zip(*parts.values(), strict=True)]
+
+
 @torch.no_grad()
 def logits_of(model: Any) -> Tensor:
-    """Return the logits of an example model."""
-    logits: Tensor = model(input_ids=IDS).logits
+    """Return the logits of an example model; the embeddings of one that has several, side by side."""
+    outputs = model(**inputs_of(model))
+    logits: Tensor = outputs.logits if "logits" in outputs else torch.cat([outputs.text_embeds, outputs.image_embeds], dim=-1)
     return logits
 
 

@@ -140,12 +140,23 @@ def validated(before: Sequence[OutputError], after: Sequence[OutputError]) -> Va
     Returns:
         Means over tokens and blocks; NaN without tokens.
     """
-    tokens = before[0].tokens if before else 0
-    if tokens == 0:
+    if not before or before[0].tokens == 0:
         return Validation(math.nan, math.nan, math.nan, 0, is_held_out=False)
-    first, second = (torch.stack([error.relative for error in errors]).mean(0) for errors in (before, after))
+    first, second = _by_token(before), _by_token(after)
+    tokens = len(first)
     mean, mean_after, deviation = numbers(first.mean(), second.mean(), _deviation(second - first))
     return Validation(mean, mean_after, deviation / tokens**0.5, tokens, is_held_out=all(e.is_held_out for e in before))
+
+
+def _by_token(errors: Sequence[OutputError]) -> Tensor:
+    """Return the mean error of each token over the blocks that it passes, ``[tokens]``.
+
+    Blocks of an encoder have other tokens than those of its decoder.
+    """
+    of_streams: dict[int, list[Tensor]] = {}
+    for error in errors:
+        of_streams.setdefault(len(error.relative), []).append(error.relative)
+    return torch.cat([torch.stack(blocks).mean(0) for blocks in of_streams.values()])
 
 
 def is_worse(errors: Tensor, others: Tensor) -> bool:

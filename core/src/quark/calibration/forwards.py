@@ -49,12 +49,11 @@ def current_forward() -> Forward | None:
 def without_cache(model: nn.Module) -> Iterator[None]:
     """Keep a model in evaluation mode and without a KV cache, which calibration would only fill.
 
-    The cache is switched off where the model's config has the switch.
-
-    Of models of several parts the config of the part that makes text has it.
+    The cache is switched off where a config has the switch: of models of several parts that of the part that
+    makes text, and a decoder behind an encoder may have a config of its own.
     """
-    config = cast("Any", getattr(model, "config", None))
-    configs = [config, config.get_text_config()] if hasattr(config, "get_text_config") else [config]
+    configs = [cast("Any", module.config) for module in model.modules() if hasattr(module, "config")]
+    configs += [config.get_text_config() for config in configs if hasattr(config, "get_text_config")]
     used = {id(c): (c, c.use_cache) for c in configs if getattr(c, "use_cache", None) is not None}
     training = model.training
     model.eval()

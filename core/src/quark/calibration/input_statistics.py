@@ -89,12 +89,13 @@ class Collector:
             forward: Brings the input.
             position: As of `update`.
         """
+        x = x.detach()  # a parameter, if a model projects its table of positions
         plain = x.flatten(0, -2)
         seen = plain if quantizer is None else quantizer(x).flatten(0, -2)
         if self.sample is None and len(seen):
             self.sample = InputSample.of(plain[:_TOKENS_SHOWN], None if quantizer is None else seen[:_TOKENS_SHOWN])
         if reference is not None:
-            reference = reference.flatten(0, -2) if reference.shape[:-1] == x.shape[:-1] else None
+            reference = reference.detach().flatten(0, -2) if reference.shape[:-1] == x.shape[:-1] else None
         self.update(seen, reference, forward.number, position)
         return len(seen)
 

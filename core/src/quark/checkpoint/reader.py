@@ -265,6 +265,9 @@ def tie(model: nn.Module, loaded: set[str]) -> None:
     before: dict[str, Tensor] = model.state_dict(keep_vars=True)
     if not hasattr(model, "tie_weights") or loaded.issuperset(before):
         return
+    for name, source in getattr(model, "all_tied_weights_keys", {}).items():
+        if name in loaded and source in before and source not in loaded:  # a head that comes before the embeddings is stored as the head
+            put_tensor([(module_at(model, source.rpartition(".")[0]), source.rpartition(".")[2])], before[name])
     model.tie_weights()  # type: ignore[operator]
     after = model.state_dict(keep_vars=True)
     for path in loaded:

@@ -166,9 +166,12 @@ def test_the_names_of_a_family_are_found_below_other_modules_and_without_its_dec
     facts = Architecture(model_type="t5", encoder_blocks="encoder.block", decoder_blocks="decoder.block", head="lm_head")
     config = T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4)
     alone = fitted(facts, T5EncoderModel(config))
+    assert alone is not None
     assert (alone.block_lists, alone.decoder_blocks, alone.head) == (("encoder.block",), None, None)
     below = fitted(facts, T5ForSequenceClassification(config))
+    assert below is not None
     assert below.block_lists == ("transformer.encoder.block", "transformer.decoder.block")
+    assert fitted(facts, BertForMaskedLM(BertConfig(**SMALL, intermediate_size=64))) is None
 
 
 def test_the_plan_says_that_blocks_were_inferred() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
 from quark.config.templates.algorithms import derived_config, refusal
 from quark.errors import QuarkError
+from quark.models.hf.internals import input_embeddings, output_embeddings
 from quark.models.layers import counts_as, linear_weight
 from quark.models.plan.family import text_config
 from quark.plugins import algorithms
@@ -26,12 +28,13 @@ from quark.runs.run import plan_run
 from quark.runs.selected_algorithms import algorithms_of
 from quark_devkit.check import NotApplicableError, assume, check, complaining, require
 from quark_devkit.example_models import (
-    IDS,
+    batches_of,
     blocks_of,
     coarse_config,
     example_of,
     facts_of,
     float_logits,
+    inputs_of,
     logits_of,
     named_by,
     of_experts,
@@ -89,25 +92,30 @@ def is_named_as_its_model_type(subject: Subject) -> None:
 
 @check("template")
 def names_the_decoder_blocks(subject: Subject) -> None:
-    """``decoder_blocks`` is the list of all decoder blocks, as many as the configuration says."""
+    """``decoder_blocks`` is the list of all decoder blocks, as many as the configuration says; a forward
+    passes those of ``encoder_blocks`` before, in their order."""
     facts, model = facts_of(subject), example_of(subject)
     assume(facts.decoder_blocks is not None, "it states no decoder blocks: the whole model is one")
     blocks = blocks_of(model, facts)
-    wanted = getattr(text_config(model), "num_hidden_layers", len(blocks))
-    named = f"names {len(blocks)} modules in '{facts.decoder_blocks}' as decoder blocks"
-    require(len(blocks) == wanted, f"{named}, of a model that has {wanted}")
-    entered = []
+    own = [block for name, block in model.named_modules() if name.rpartition(".")[0] == facts.decoder_blocks]
+    wanted = getattr(text_config(model), "num_hidden_layers", len(own))
+    named = f"names {len(own)} modules in '{facts.decoder_blocks}' as decoder blocks"
+    require(len(own) == wanted, f"{named}, of a model that has {wanted}")
+    entered: list[nn.Module] = []
     for block in blocks:
         block.register_forward_pre_hook(lambda module, *_: entered.append(module))
     logits_of(model)
     require(entered, f"names modules in '{facts.decoder_blocks}' as decoder blocks, none of which the model calls")
+    if facts.encoder_blocks:
+        lists = ", ".join(map(repr, facts.block_lists))
+        require(entered == blocks, f"names {lists} as lists of blocks, which a forward does not pass once, in this order")
 
 
 @check("template")
 def names_embeddings_and_head(subject: Subject) -> None:
     """``embeddings`` and ``head`` are the modules that the model gives as its input and output embeddings."""
     facts, model = facts_of(subject), example_of(subject)
-    for names, wanted in ((facts.embeddings, model.get_input_embeddings()), ((facts.head,), model.get_output_embeddings())):
+    for names, wanted in ((facts.embeddings, input_embeddings(model)), ((facts.head,), output_embeddings(model))):
         for name in filter(None, names):
             module = dict(model.named_modules()).get(name)
             require(module is not None, f"names the module '{name}', which its model does not have")
@@ -343,7 +351,7 @@ def every_algorithm_runs(subject: Subject) -> None:
     for together in _runs_of_all(subject):
         model, config = example_of(subject), coarse_config(subject)
         config.algo_config = together
-        model = ModelQuantizer(config).quantize_model(model, list(IDS.split(1)))
+        model = ModelQuantizer(config).quantize_model(model, batches_of(model))
         finite = logits_of(model).isfinite().all()
         require(finite, f"gives logits that are not finite with {' and '.join(repr(settings.name) for settings in together)}")
 
@@ -356,13 +364,14 @@ def quantizes_and_reloads(subject: Subject) -> None:
     model, config = example_of(subject), coarse_config(subject)
     before = logits_of(model)
     config.algo_config = next(iter(_runs_of_all(subject)), None)
-    model = ModelQuantizer(config).quantize_model(model, list(IDS.split(1)))
+    model = ModelQuantizer(config).quantize_model(model, batches_of(model))
     expected = logits_of(model)
     require(bool(expected.isfinite().all()), "gives logits that are not finite once it is quantized")
     require(not torch.equal(expected, before), f"excludes every layer: {', '.join(facts.exclude_layers_name)}")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         export_with(layout, model, Path(directory) / "out")
-        again = import_model_from_safetensors(None, Path(directory) / "out", device="cpu")
+        again: Any = import_model_from_safetensors(None, Path(directory) / "out", device="cpu")
+        again.example_inputs = inputs_of(model)
         require(torch.equal(logits_of(again), expected), "gives other logits after its export is read back")
 
 

@@ -143,8 +143,29 @@ TEXT_PARTS = _records(
 """Decoders of vision-language families, as models by themselves."""
 
 
+ENCODERS = _records(
+    ("bert", "BERT, and embedders, rerankers and classifiers made of it", "quark_templates.encoders:BERT"),
+    ("roberta", "RoBERTa", "quark_templates.encoders:ROBERTA"),
+    ("xlm-roberta", "XLM-RoBERTa, BGE-M3 and multilingual E5", "quark_templates.encoders:XLM_ROBERTA"),
+    ("deberta", "DeBERTa, the first", "quark_templates.encoders:DEBERTA"),
+    ("deberta-v2", "DeBERTa-v2 and v3", "quark_templates.encoders:DEBERTA_V2"),
+    ("modernbert", "ModernBERT", "quark_templates.encoders:MODERNBERT"),
+    ("t5", "T5 and Flan-T5", "quark_templates.encoders:T5"),
+    ("mt5", "mT5", "quark_templates.encoders:MT5"),
+    ("umt5", "UMT5", "quark_templates.encoders:UMT5"),
+    ("bart", "BART", "quark_templates.encoders:BART"),
+    ("whisper", "Whisper", "quark_templates.encoders:WHISPER"),
+    ("wav2vec2", "Wav2Vec2", "quark_templates.encoders:WAV2VEC2"),
+    ("vit", "ViT", "quark_templates.encoders:VIT"),
+    ("clip", "CLIP", "quark_templates.encoders:CLIP"),
+    ("siglip", "SigLIP", "quark_templates.encoders:SIGLIP"),
+    example="quark_templates.encoder_examples:tiny_encoder",
+)
+"""Encoders of text, speech and images, alone or before a decoder."""
+
+
 @hookimpl
 def quark_register_templates() -> Iterator[TemplateRecord]:
     """Yield one record per family."""
-    for group in (DENSE, MIXTURES, REMOTE_CODE, CONVOLUTIONAL, MULTIMODAL, OWN_FORMS, TEXT_PARTS):
+    for group in (DENSE, MIXTURES, REMOTE_CODE, CONVOLUTIONAL, MULTIMODAL, OWN_FORMS, TEXT_PARTS, ENCODERS):
         yield from group.values()

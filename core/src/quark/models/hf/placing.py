@@ -128,7 +128,8 @@ def refuse_lost(names: Sequence[str], model: nn.Module, directory: Path) -> None
 
     Args:
         names: The stored tensors that neither a model's tensors are made of, nor anything else keeps.
-        model: Its class says which may be left out (`left_out_by`).
+        model: Its class says which may be left out (`left_out_by`), and which buffers it computes: older
+            checkpoints hold rotary tables (``inv_freq``) of each layer.
         directory: The checkpoint, for the message.
 
     Raises:

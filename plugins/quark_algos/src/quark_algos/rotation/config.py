@@ -212,6 +212,8 @@ class RotationConfig(AlgoConfig):
             return f"the weights of {named} scale single channels of what is added to the residual stream, which cannot be rotated then"
         if a.embedding_norm:
             return f"the weights of {a.embedding_norm} scale single channels of the residual stream, which cannot be rotated then"
+        if a.encoder_blocks:
+            return "its encoder and its decoder have a residual stream each"
         if a.experts_norm:
             return "its routers read the residual stream by themselves"
         if not all((a.decoder_blocks, a.embeddings, a.final_norm, a.head, a.attention_norm, a.mlp_norm, a.attention_inputs)):
