@@ -7,6 +7,18 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
+from transformers import (
+    BertConfig,
+    BertModel,
+    GPT2Config,
+    GPT2Model,
+    LlamaConfig,
+    LlamaModel,
+    OPTConfig,
+    OPTModel,
+    RobertaConfig,
+    RobertaModel,
+)
 
 import quark_tiny_model as tiny
 from quark.calibration import batches
@@ -178,3 +190,31 @@ def test_data_that_are_padding_alone_are_refused_and_a_sample_of_padding_is_no_c
         calls([nothing, nothing])
     found = calls([{"input_ids": IDS, "attention_mask": MASK}, nothing])
     assert [c.kwargs["input_ids"].shape for c in found] == [(3, 4)]
+
+
+SMALL = {"vocab_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 8, "intermediate_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("model", "positions"),
+    [
+        (GPT2Model(GPT2Config(vocab_size=64, n_embd=8, n_layer=1, n_head=2, n_positions=16)), 16),
+        (BertModel(BertConfig(**SMALL, max_position_embeddings=16)), 16),
+        (RobertaModel(RobertaConfig(**SMALL, max_position_embeddings=18, pad_token_id=1)), 16),
+        (OPTModel(OPTConfig(**SMALL, max_position_embeddings=16, ffn_dim=8, word_embed_proj_dim=8)), 16),
+        (LlamaModel(LlamaConfig(**SMALL, max_position_embeddings=16)), None),
+    ],
+    ids=["gpt2", "bert", "roberta", "opt", "computed"],
+)
+def test_sequences_longer_than_a_table_of_positions_are_refused(model: torch.nn.Module, positions: int | None) -> None:
+    longest, more = torch.full((1, 16), 5), torch.full((1, 17), 5)
+    assert len(calls([longest], model=model)) == 1
+    with torch.no_grad():
+        model(longest)
+    if positions is None:
+        assert len(calls([more], model=model)) == 1
+        return
+    with pytest.raises((IndexError, RuntimeError)), torch.no_grad():
+        model(more)
+    with pytest.raises(CalibrationError, match=r"has 17 tokens, and the model has 16 positions: .*--seq-len 16"):
+        calls([more], model=model)

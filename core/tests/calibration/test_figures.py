@@ -11,6 +11,7 @@ from torch import nn
 import quark
 from quark.algorithms import RoundingTask, RoundToNearest
 from quark.calibration.figures import BINS, WORST, InputSample, LayerFigures, decibels, histograms
+from quark.errors import NonFiniteError
 from quark.models.layers import QuantizedLayer, quantized_class
 
 
@@ -112,3 +113,10 @@ def test_a_layer_whose_weight_stays_float_has_no_figures() -> None:
     weights: dict[str, dict[str, object]] = {}
     LayerFigures(weights, {}).add({"a": layer}, {"a": quantized_class(layer).from_float(layer, config)}, {})
     assert weights == {}
+
+
+def test_inputs_that_overflow_are_told_as_such() -> None:
+    layer, x = nn.Linear(64, 8, bias=False), torch.ones(4, 64)
+    x[0, 0] = math.inf
+    with pytest.raises(NonFiniteError, match=r"the input of 'a' holds NaN or Inf: activations overflow.*another dtype"):
+        LayerFigures({}, {}).add({"a": layer}, {"a": rounded(layer)}, {"a": InputSample.of(x, None)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
-from quark.torch import ModelQuantizer
+from quark.torch import ModelQuantizer, export_safetensors
+from quark_tiny_model import tiny_model, tiny_template
 
 WEIGHT = QTensorConfig("int8", "PerTensorMinMaxObserver", is_dynamic=False, qscheme="per_tensor", symmetric=True, round_method="half_even")
 QUANTIZER = ModelQuantizer(QConfig(global_quant_config=QLayerConfig(weight=WEIGHT)))
@@ -79,3 +81,31 @@ def test_layers_of_different_dtypes_are_quantized_each_in_its_own() -> None:
     done = QUANTIZER.quantize_model(mixed)
     assert [layer.weight.dtype for layer in done] == [torch.float32, torch.bfloat16]
     assert torch.equal(done[1].weight, QUANTIZER.quantize_model(nn.Sequential(alone))[0].weight)
+
+
+def test_a_model_with_an_adapter_is_refused_with_what_merges_it() -> None:
+    kind = type("Linear", (nn.Module,), {"__module__": "peft.tuners.lora.layer"})
+    unfit = model()
+    unfit.add_module("2", kind())
+    with pytest.raises(ConfigError, match=r"has an adapter of PEFT \(2\).*merge_and_unload"):
+        QUANTIZER.quantize_model(unfit)
+
+
+def test_weights_of_inference_mode_are_told_and_the_mode_of_the_caller_is_left_for_the_run() -> None:
+    with torch.inference_mode():
+        unfit = model()
+    with pytest.raises(ConfigError, match=r"a weight made in torch\.inference_mode\(\), which cannot be changed: load the model outside"):
+        QUANTIZER.quantize_model(unfit)
+    plain = model()
+    with torch.inference_mode():
+        quantized = QUANTIZER.quantize_model(plain)
+        assert torch.is_inference_mode_enabled()
+    assert not any(tensor.is_inference() for tensor in quantized.state_dict().values())
+
+
+def test_an_export_that_is_read_again_is_told_to_be_quantized(tmp_path: Path) -> None:
+    export_safetensors(ModelQuantizer(tiny_template().get_config("int4_wo_64")).quantize_model(tiny_model()), tmp_path / "out")
+    again = type(tiny_model()).from_pretrained(tmp_path / "out")
+    for ask in (ModelQuantizer(tiny_template().get_config("mxfp4")).quantize_model, QUANTIZER.plan):
+        with pytest.raises(ConfigError, match=r"this model is quantized already: .*Load the float model"):
+            ask(again)

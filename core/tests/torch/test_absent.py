@@ -60,3 +60,12 @@ def test_the_page_has_a_line_for_every_reason() -> None:
     for word in ("pruning", "quantization-aware training", "svdquant", "diffus", "learned rotations", "algorithm_registry", "brevitas",
                  "mince", "twobitscalar", "onnx models", "online_quantization"):  # fmt: skip
         assert word in page, word
+
+
+@pytest.mark.parametrize("name", ["TQTSpec", "LSQObserver", "RotationLinear"])
+def test_whether_a_module_has_such_a_name_is_answered(name: str) -> None:
+    module = importlib.import_module("quark.torch.quantization.config.config")
+    assert not hasattr(module, name)
+    assert getattr(module, name, None) is None
+    with pytest.raises(AttributeError, match="of AMD Quark is not here: "):
+        getattr(module, name)

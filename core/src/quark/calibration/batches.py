@@ -22,6 +22,7 @@ MOST_BATCHES = 16_384
 
 _KINDS = "a tensor of token ids, a dict of tensors, a list or tuple of tensors (the positional arguments), or one of dicts"
 _IDS = "input_ids"
+_OFFSET = 2  # rows that tables of positions have beside those of `max_position_embeddings`, as OPT's and BART's
 _DTYPES = (torch.int64, torch.int32)
 
 
@@ -172,19 +173,27 @@ class ModelInputs:
             known.
         names: Names of the positional arguments, in order; empty where they are not known.
         has_decoder: Whether it is an encoder-decoder model, which makes its decoder's input of ``labels``.
+        positions: The length of the longest sequence, of a model with a table of positions; None of another.
     """
 
     vocabulary: int | None = None
     names: tuple[str, ...] = ()
     has_decoder: bool = False
+    positions: int | None = None
 
     @classmethod
     def of(cls, model: nn.Module | None) -> ModelInputs:
         """Return the inputs that a model declares; transformers models declare their main input."""
         if model is None:
             return cls()
-        vocabulary = _vocabulary_of(model) if getattr(model, "main_input_name", None) == _IDS else None
-        return cls(vocabulary, _names_of(model), bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False)))
+        is_text = getattr(model, "main_input_name", None) == _IDS
+        has_decoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+        return cls(
+            vocabulary=_vocabulary_of(model) if is_text else None,
+            names=_names_of(model),
+            has_decoder=has_decoder,
+            positions=_positions_of(model) if is_text else None,
+        )
 
     def checked(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], batch: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of one call: token ids with a batch axis first, the others by name.
@@ -242,6 +251,11 @@ class ModelInputs:
                 f"{batch} has the token id {lowest if lowest < 0 else highest}, and the model's vocabulary is 0 to {self.vocabulary - 1}: "
                 "use the tokenizer of this model"
             )
+        if self.positions is not None and ids.shape[-1] > self.positions:
+            raise CalibrationError(
+                f"{batch} has {ids.shape[-1]} tokens, and the model has {self.positions} positions: give sequences of at most as many "
+                f"(--seq-len {self.positions})"
+            )
 
 
 def _names_of(model: nn.Module) -> tuple[str, ...]:
@@ -257,6 +271,18 @@ def _names_of(model: nn.Module) -> tuple[str, ...]:
 def _vocabulary_of(model: Any) -> int | None:
     weight = getattr(input_embeddings(model), "weight", None)
     return int(weight.shape[0]) if isinstance(weight, Tensor) and weight.ndim == 2 else None
+
+
+def _positions_of(model: Any) -> int | None:
+    """Return how many positions a model has in a table, such as GPT-2's; None of one that computes them."""
+    config: Any = getattr(model, "config", None)
+    most = getattr(config.get_text_config() if hasattr(config, "get_text_config") else config, "max_position_embeddings", None)
+    if not isinstance(most, int):
+        return None
+    tables = [m for m in model.modules() if isinstance(m, nn.Embedding) and most <= m.num_embeddings <= most + _OFFSET]
+    # RoBERTa counts positions from behind the one of padding.
+    lengths = [m.num_embeddings - (0 if m.padding_idx is None else m.padding_idx + 1) for m in tables if m is not input_embeddings(model)]
+    return min([most, *lengths]) if lengths else None
 
 
 def _check_tensor(value: Any, what: str) -> None:

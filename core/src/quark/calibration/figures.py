@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from quark.base.parallel import one_thread
+from quark.errors import NonFiniteError
 from quark.models.layers import QuantizedLayer, QuantizerModule
 from quark.models.layers.quantized_layers import linear_weight
 from quark.numbers import QParams
@@ -138,6 +139,12 @@ class LayerFigures:
                 pairs[name, "input"] = inputs[name].values, inputs[name].rounded
         if pairs:
             for (name, what), made in zip(pairs, histograms(list(pairs.values())), strict=True):
+                if not (math.isfinite(made["low"]) and math.isfinite(made["high"])):
+                    raise NonFiniteError(
+                        f"the {what} of '{name}' holds NaN or Inf: activations overflow during calibration. Use another dtype, or other "
+                        "data; layers of earlier blocks are quantized already, so load the model again before the next attempt",
+                        tensor=f"{name}.{what}",
+                    )
                 self._histograms[name][what] = made
 
 
@@ -176,7 +183,9 @@ def histograms(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> list[dict[str, 
     known = [[x.float() for x in pair if x is not None] for pair in pairs]
     ends = _on_host([torch.stack([end for x in parts for end in torch.aminmax(x)]) for parts in known])
     ranges = [(min(row), max(row) if max(row) > min(row) else min(row) + 1.0) for row in ends]
-    counts = [torch.histc(x, BINS, *between) for parts, between in zip(known, ranges, strict=True) for x in parts]
+    # Of a range that is not finite there are no bins.
+    bins = [between if all(map(math.isfinite, between)) else (0.0, 1.0) for between in ranges]
+    counts = [torch.histc(x, BINS, *between) for parts, between in zip(known, bins, strict=True) for x in parts]
     rows = iter([[int(count) for count in row] for row in _on_host(counts)])
     found = []
     for (_, rounded), (low, high) in zip(pairs, ranges, strict=True):

@@ -289,9 +289,9 @@ def refuse_no_model(model: object) -> None:
     """Check that a model is a ``torch.nn.Module`` that runs its own Python code.
 
     Raises:
-        ConfigError: The object is no module; or the module, or a submodule, is compiled. Calibration pauses
-            forwards inside a model, which compiled code does not allow, and compiled code would keep the
-            graph of the float layers.
+        ConfigError: The object is no module; or the module, or a submodule, is compiled, or has an adapter of
+            PEFT. Calibration pauses forwards inside a model, which compiled code does not allow, and compiled
+            code would keep the graph of the float layers.
     """
     if not isinstance(model, nn.Module):
         what = "None" if model is None else f"the string {model!r}" if isinstance(model, str) else f"a {type(model).__name__}"
@@ -299,6 +299,11 @@ def refuse_no_model(model: object) -> None:
             f"a model is a torch.nn.Module, not {what}: load it first, or give its directory to quark.runs.quantize_checkpoint"
         )
     for name, module in model.named_modules():
+        if type(module).__module__.partition(".")[0] == "peft":
+            raise ConfigError(
+                f"this model has an adapter of PEFT ({name or type(module).__name__}), which would stay beside the rounded weights: merge "
+                "it into them with model = model.merge_and_unload(), and quantize the result"
+            )
         if _is_compiled(module):
             what = f"'{name}' is" if name else "this model is"
             raise ConfigError(
@@ -326,7 +331,9 @@ def refuse_unfit(model: nn.Module, rows: Iterable[PlanRow]) -> None:
 def _errors(layer: nn.Module) -> Iterator[str]:
     parameters = dict(layer.named_parameters(recurse=False))
     for name, parameter in parameters.items():
-        if parameter.is_meta:
+        if parameter.is_inference():
+            yield f"a {name} made in torch.inference_mode(), which cannot be changed: load the model outside of it"
+        elif parameter.is_meta:
             yield f"a {name} on the meta device, without values: load it, or use quark.runs.quantize_checkpoint"
         elif parameter.layout is not torch.strided:
             yield f"a sparse {name} ({parameter.layout}): make it dense, with to_dense()"

@@ -281,10 +281,12 @@ def plan_run(model: nn.Module, config: QConfig, codes_of: CodesOf = MappingProxy
     rows = with_algorithm(plan, algorithms, blocks)
     others = _by_type([r for r in rows if r.name in named and not r.is_linear])
     if not any(r.name in named and r.is_linear for r in rows):
+        inside = next((r.name.removeprefix(f"{block}.") for r in plan.quantized if (block := _block_of(r, blocks)) is not None), None)
         of_types = f" (it rounds linear layers, and here are {others})" if others else ""
         raise ConfigError(
             f"the algorithm '{algorithms.rounding_name}' matches no layer of this model{of_types}: the names in its configuration are "
-            f"relative to a decoder block, and a layer here is '{plan.rows[-1].name if plan.rows else '(none)'}'"
+            f"relative to a block, and a layer in one here is '{inside or '(none)'}'. Give settings of your own (inside_layer_modules), or "
+            "a template that names the family's projections (--template-file)"
         )
     refuse_excluded_schemes(algorithms.rounding_name, rows)
     by_type = [f"'{algorithms.rounding_name}' rounds linear layers; rounded to nearest are {others}"] if others else []

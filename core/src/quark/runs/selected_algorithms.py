@@ -147,9 +147,10 @@ def in_order(records: Mapping[str, AlgorithmRecord]) -> list[str]:
     roles: dict[str, str] = {}
     for name, record in records.items():
         if record.role is not None and (other := roles.setdefault(record.role, name)) != name:
+            sources = " and ".join(dict.fromkeys((_source(other), _source(name))))
             raise ConfigError(
-                f"'{other}' and '{name}' do the same thing by different rules, of {_source(other)} and of {_source(name)} (role "
-                f"'{record.role}'): the second would undo the first. Name the one that is wanted"
+                f"'{records[other].name}' and '{record.name}' (of {sources}) do the same thing by different rules, as '{record.role}': the "
+                "second would undo the first. Name the one that is wanted"
             )
     earlier = {name: _earlier(name, records) for name in records}
     order: list[str] = []

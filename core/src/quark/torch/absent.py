@@ -5,8 +5,10 @@ Importing one is an error that says so, and what to use.
 
 from __future__ import annotations
 
+import dis
+import sys
 from collections.abc import Mapping
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 
 from quark.errors import MissingPluginError, NotOfferedError
 
@@ -93,6 +95,20 @@ def refuse_absent_module(name: str) -> None:
 
 
 def refuse_absent(module: str, name: str) -> None:
-    """Raise NotOfferedError (an ImportError) for a name of AMD Quark's public API that does not come."""
+    """Raise for a name of AMD Quark's public API that does not come.
+
+    Raises:
+        NotOfferedError: (an ImportError) The name is imported.
+        AttributeError: It is asked for in another way, so that ``hasattr`` answers.
+    """
     if name in _NAMES:
-        raise NotOfferedError(f"{module}.{name} of AMD Quark is not here: {_NAMES[name]} ({PAGE})", name=module)
+        message = f"{module}.{name} of AMD Quark is not here: {_NAMES[name]} ({PAGE})"
+        raise NotOfferedError(message, name=module) if _is_imported() else AttributeError(message, name=name)
+
+
+def _is_imported() -> bool:
+    """Return whether the statement outside of quark that is running is ``from … import …``."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "quark":
+        frame = frame.f_back
+    return frame is not None and dis.opname[frame.f_code.co_code[frame.f_lasti]] == "IMPORT_FROM"

@@ -37,7 +37,8 @@ def load(module: str, name: str) -> Any:
         AttributeError: There is no such name.
         MissingPluginError: (an ImportError) There is none, and a distribution of this project is not active;
             says what to do.
-        NotOfferedError: (an ImportError) AMD Quark has one, and it does not come here; says what to use.
+        NotOfferedError: (an ImportError) It is imported, AMD Quark has one, and it does not come here; says
+            what to use.
     """
     if name == "__all__":
         return public_names(module)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from transformers import CONFIG_MAPPING, AutoConfig
 
 from quark.base.version import transformers_version
-from quark.errors import CheckpointError
+from quark.errors import CheckpointError, EnvironmentConflictError
 from quark.models.hf.model_config import model_config, narrowed
+from quark.models.hf.skeleton import meta_model
 
 
 @pytest.mark.parametrize("damaged", ["[[1]]", '{"a": 1}', "7"])
@@ -73,3 +75,27 @@ def test_architectures_that_are_no_list_of_names_are_damage(tmp_path: Path, dama
     (tmp_path / "config.json").write_text(f'{{"model_type": "llama", "architectures": {damaged}}}')
     with pytest.raises(CheckpointError, match=r"where a list of names is expected|it is damaged"):
         model_config(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["_attn_implementation", "attn_implementation"])
+def test_an_attention_whose_package_is_missing_is_told_with_its_key(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", key: "flash_attention_2"}))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(EnvironmentConflictError, match=rf"asks for the attention 'flash_attention_2', and flash-attn is not .*{key}"):
+        model_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", key: "sdpa"}))
+    assert model_config(tmp_path).model_type == "llama"
+
+
+@pytest.mark.parametrize("values", [{"hidden_size": 65, "num_attention_heads": 4}, {"hidden_size": "x"}, {"num_attention_heads": 0}])
+def test_values_that_no_model_has_are_not_called_damage(values: dict[str, object], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **values}))
+    with pytest.raises(CheckpointError, match="correct them, or fetch the file again") as caught:
+        meta_model(tmp_path)
+    assert "damaged" not in str(caught.value)
+
+
+def test_an_activation_that_nobody_knows_is_not_called_damage(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_act": "of_someone_else"}))
+    with pytest.raises(CheckpointError, match="no model can be built of its values; correct them"):
+        meta_model(tmp_path)

@@ -10,8 +10,10 @@ from typing import Any
 
 from quark.base.log import get_logger
 from quark.calibration.data.extras import extra
+from quark.config.templates.algorithms import canonical_algorithm
 from quark.errors import ConfigError, UnsupportedError
-from quark.plugins import exporters
+from quark.plugins import algorithms, exporters
+from quark.runs.selected_algorithms import in_order
 
 __all__ = ["EXPORTERS", "argument_parser", "check_arguments", "exporter_named"]
 
@@ -51,7 +53,8 @@ def check_arguments(args: argparse.Namespace) -> None:
 
     Raises:
         UnsupportedError: A flag is given that is not offered; the message says what to use.
-        ConfigError: A flag is missing, or a value cannot be used.
+        ConfigError: A flag is missing, or a value cannot be used; algorithms exclude each other.
+        UnknownNameError: There is no algorithm of a name.
         MissingPluginError: The evaluation needs a package that is not installed.
     """
     for name, (is_refused, instead) in _REFUSED.items():
@@ -78,6 +81,7 @@ def check_arguments(args: argparse.Namespace) -> None:
     args.file2file_quantization |= args.quant_flow == "file2file"
     if args.file2file_quantization and args.model_export not in (None, ["hf_format"]):
         raise ConfigError("--file2file_quantization writes a checkpoint: give --model_export hf_format with it, or nothing")
+    in_order({name: algorithms().get(canonical_algorithm(name)) for name in args.quant_algo or ()})  # refuses two of one role
     for name, file in args.quant_algo_config_file or ():
         if not Path(file).is_file():
             raise ConfigError(f"--quant_algo_config_file {name}: there is no file '{file}'")

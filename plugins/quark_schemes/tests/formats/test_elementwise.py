@@ -15,7 +15,7 @@ from torch import Tensor
 import quark
 from quark.config.tensor import QTensorConfig
 from quark.numbers import NumberFormat, canonicalize, number_format
-from quark_schemes.formats.floats import MiniFloat
+from quark_schemes.formats.floats import BFLOAT16, FLOAT16, CastFormat, MiniFloat
 from quark_schemes.formats.integer import IntegerFormat
 
 NAMES = quark.formats().names()
@@ -203,3 +203,13 @@ def test_a_single_element_is_a_tensor_like_any_other(name: str, shape: tuple[int
 
 def spec(name: str, **more: Any) -> QTensorConfig:
     return QTensorConfig(dtype=name, qscheme="per_tensor", symmetric=True, is_dynamic=False, **more)
+
+
+@pytest.mark.parametrize(("format_", "dtype"), [(FLOAT16, torch.float32), (FLOAT16, torch.bfloat16), (BFLOAT16, torch.float32)])
+def test_a_cast_ends_at_the_largest_finite_value(format_: CastFormat, dtype: torch.dtype) -> None:
+    largest = torch.finfo(format_.storage_dtype).max
+    x = torch.tensor([3e38, -3e38, 3.4e38, 1.0, -2.5], dtype=dtype)
+    expected = x.double().clamp(-largest, largest).to(format_.storage_dtype)
+    assert torch.equal(format_.encode(x.clone()), expected)
+    assert torch.equal(format_.round_(x.clone()).double(), expected.to(dtype).double())
+    assert torch.isfinite(format_.encode(x)).all()

@@ -353,7 +353,8 @@ class LLMTemplate:
                 raise UnsupportedError(
                     f"No built-in {name} configuration is available for the '{self.model_type}' architecture"
                     f"{f': {reason}' if reason else ''}. "
-                    f"Pass your own to get_config: algo_configs={{'{name}': …}}"
+                    f"Pass your own to get_config: algo_configs={{'{name}': …}}; on the command line, --template-file takes a JSON file "
+                    "with the names of the family's modules"
                 )
             # Derived settings are shared by all configurations of the family, so they are copied; settings
             # that a caller passed stay the caller's object.

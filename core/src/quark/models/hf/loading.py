@@ -102,7 +102,7 @@ def load_model(path: Path, dtype: str = "auto", device: str = "cpu", *, trust_re
     with (
         building(),
         running_from_codes(packed),
-        reading(path, "weights and config.json do not belong together, or are damaged; fetch the checkpoint again"),
+        reading(path, "its weights do not make the model that its config.json names; fetch both again"),
     ):
         model, report = kind.load(path, dtype=model_dtype, output_loading_info=True)
     refuse_missing(sorted(report["missing_keys"]), model, path)  # transformers fills them with random numbers, and warns

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import importlib
+import importlib.util
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from quark.base.failed_imports import needs_libraries
 from quark.base.version import refuse_unfit_environment
-from quark.errors import CheckpointError, PluginError, UnknownNameError
+from quark.errors import CheckpointError, EnvironmentConflictError, PluginError, UnknownNameError
 from quark.models.hf.custom_code import refuse_code
 from quark.models.hf.json_files import config_file, read_json, reading
 from quark.models.hf.model_class import model_class
@@ -26,6 +28,12 @@ _EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_exp
 
 _NARROWEST, _MULTIPLE = 512, 128
 """The least width of a narrowed model, and a divisor of its intermediate widths."""
+
+_PACKAGE_OF_ATTENTION = {
+    "flash_attention_2": ("flash_attn", "flash-attn"),
+    "flash_attention_3": ("flash_attn_interface", "FlashAttention 3"),
+}
+"""By name of an attention of transformers: the module that it imports, and its distribution."""
 
 _MOST_LAYERS = 10_000  # of a model that can be built in time
 
@@ -61,18 +69,35 @@ def model_config(path: Path, *, trust_remote_code: bool = False) -> Any:
     if not trust_remote_code and model_type not in CONFIG_MAPPING:
         refuse_code(file)
     try:
-        with reading(file, "it is damaged, or of a model that this release of transformers does not know"):
+        with reading(file, "its values are none of a config of this release of transformers; correct them, or fetch the file again"):
             config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     except CheckpointError as error:
         if model_type is None or model_type in CONFIG_MAPPING:
             raise
         unknown = f"'{file}' is of the model type '{model_type}', which transformers does not know"
         raise CheckpointError(f"{unknown}: {_why_unknown(model_type)}") from error
+    _refuse_missing_attention(values, file)
     classes = config.architectures
     if classes and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
         raise CheckpointError(f"'{file}' says architectures = {classes!r} where a list of names is expected: it is damaged, fetch it again")
     model_class(config, file, trust_remote_code=trust_remote_code)  # refuses a class that nobody knows
     return config
+
+
+def _refuse_missing_attention(values: Mapping[str, Any], file: Path) -> None:
+    """Raise if a config.json asks for an attention of a package that is not installed.
+
+    Raises:
+        EnvironmentConflictError: It does.
+    """
+    for key in ("_attn_implementation", "attn_implementation"):
+        attention = values.get(key)
+        package = _PACKAGE_OF_ATTENTION.get(attention) if isinstance(attention, str) else None
+        if package is not None and importlib.util.find_spec(package[0]) is None:
+            raise EnvironmentConflictError(
+                f"'{file}' asks for the attention '{attention}', and {package[1]} is not installed: install it, or take \"{key}\" out of "
+                "the file, and transformers chooses another"
+            )
 
 
 def _refuse_endless(config: Any, file: Path) -> None:
@@ -84,7 +109,7 @@ def _refuse_endless(config: Any, file: Path) -> None:
             continue
         elif re.search("layer|depth", key):
             raise CheckpointError(f"'{file}' says {key} = {value:,}, and no model has more than {_MOST_LAYERS:,} of such: correct it")
-        elif re.search("expert", key):
+        elif key in (*_EXPERTS, *_CHOSEN):
             stored = sum(weights.stat().st_size for weights in file.parent.glob("*.safetensors"))
             if 0 < stored < value:
                 raise CheckpointError(f"'{file}' says {key} = {value:,}, and its weights have {stored:,} bytes: fetch both again")

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from quark.models.hf.dequantizer import FloatTensor, LayerCodes
 from quark.models.hf.quantized_source import checked_float_tensors, without_quantization
 from quark.models.layers.coded_layer import CodedLayer
+from quark.models.layers.layers_from_codes import Packed
+from quark.models.layers.quantized_layers import QuantizedLayer
 from quark.plugins import exporters
 
 __all__ = ["QuantizedModel"]
@@ -41,13 +43,16 @@ class QuantizedModel:
     def of(cls, model: nn.Module) -> Self | None:
         """Return the model as a source; None where it is float, or no installed layout dequantizes it.
 
+        A model that a reader here has loaded is none: its layers are those of a quantized model, which a plan
+        refuses.
+
         Raises:
             CheckpointError: Codes and scales do not fit each other.
             PluginError: The dequantizer is broken.
         """
         block = _block(getattr(model, "config", None))
         name = None if block is None else exporters().fitting_one(block, "dequantizer", Path("config.json"))
-        if block is None or name is None:
+        if block is None or name is None or any(isinstance(module, QuantizedLayer | Packed) for module in model.modules()):
             return None
         stored = {n: tensor.detach().to("meta") for n, tensor in model.state_dict().items()}
         float_tensors = checked_float_tensors(name, block, stored, f"this {type(model).__name__}")

@@ -22,7 +22,7 @@ from quark.models.hf.quantized_source import source_layout, without_quantization
 
 __all__ = ["empty_model", "meta_model", "narrower_models", "skeleton"]
 
-_NO_MODEL = "no model can be built of it; it is damaged, fetch it again"
+_NO_MODEL = "no model can be built of its values; correct them, or fetch the file again"
 
 
 def meta_model(path: Path, dtype: torch.dtype | None = None, *, trust_remote_code: bool = False) -> nn.Module:

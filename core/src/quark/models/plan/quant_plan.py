@@ -18,6 +18,7 @@ from quark.errors import ConfigError
 from quark.models.hf.dequantizer import LayerCodes
 from quark.models.layers.layer_shape import LayerShape
 from quark.models.layers.layer_types import layer_type_of
+from quark.models.layers.layers_from_codes import Packed
 from quark.models.layers.quantized_layers import is_quantized
 from quark.models.plan.attention import AttentionPlanning, AttentionRow
 from quark.models.plan.mixtures import fused_parameters
@@ -134,7 +135,7 @@ def make_plan(
             types that cannot be quantized.
         PluginError: A format or an observer fails its self-check.
     """
-    quantized = [name for name, m in model.named_modules() if is_quantized(m)]
+    quantized = [name for name, m in model.named_modules() if is_quantized(m) or isinstance(m, Packed)]
     if quantized:
         raise ConfigError(
             f"this model is quantized already: {len(quantized)} layers, {folded(quantized)}. "

@@ -205,7 +205,7 @@ FP8_E8M0 = PowerOfTwo(name="fp8_e8m0")
 
 @attrs.frozen(kw_only=True)
 class CastFormat(NumberFormat):
-    """float16 or bfloat16: "codes" are the values in that dtype."""
+    """float16 or bfloat16: "codes" are the values in that dtype, at most its largest finite one."""
 
     name: str
     bits: int
@@ -223,10 +223,12 @@ class CastFormat(NumberFormat):
         return QParams(torch.ones((), dtype=torch.float32, device=low.device))
 
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        return t.copy_(t.to(self.storage_dtype))
+        return t.copy_(self.encode(t))
 
     def encode(self, t: Tensor) -> Tensor:
-        return t.to(self.storage_dtype)
+        largest = torch.finfo(self.storage_dtype).max
+        codes = t.to(self.storage_dtype)
+        return codes if codes is t else codes.clamp_(-largest, largest)
 
     def decode(self, codes: Tensor) -> Tensor:
         return codes.float()
