@@ -6,6 +6,7 @@ An earlier export is replaced only on request, and nothing else is ever deleted.
 from __future__ import annotations
 
 import json
+import shutil
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from quark.checkpoint.destination import COMPANIONS, REPLACED, move_into_place, 
 from quark.checkpoint.export import export_with
 from quark.checkpoint.exporter import ExportOptions
 from quark.errors import ConfigError, OutputError
+from quark.models.hf.loading import load_model
 from quark.runs import quantize_checkpoint
 from quark.torch import LLMTemplate, ModelExporter, ModelQuantizer, export_gguf, export_safetensors, import_model_from_safetensors
 from quark_tiny_model import tiny_model, tiny_model_dir
@@ -283,3 +285,29 @@ def test_what_an_exporter_writes_beyond_its_record_replaces_nothing(tmp_path: Pa
         (directory / "config.json").write_text("new")
     assert contents(out) == before
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def names(directory: Path) -> set[str]:
+    return {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_companions_of_an_earlier_export_are_in_nobodys_way(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    source = Path(shutil.copytree(tiny_model_dir(), tmp_path / "source"))
+    (source / "LICENSE").write_text("free")
+    (source / "1_Pooling").mkdir()
+    (source / "1_Pooling/config.json").write_text("{}")
+    config, out = LLMTemplate.get("llama").get_config(scheme="uint4_wo_32"), tmp_path / "out"
+    quantize_checkpoint(source, out, config)
+    files = names(out)
+    assert {"LICENSE", "1_Pooling/config.json", "PROVENANCE.md"} < files
+    model = ModelQuantizer(config).quantize_model(load_model(source))
+    export_gguf(model, out, "llama")
+    assert files < names(out)
+    quantize_checkpoint(source, out, config, options=ExportOptions(overwrite=True))
+    assert names(out) == files | {path.name for path in out.glob("*.gguf")}
+    export_safetensors(model, out, overwrite=True)
+    (out / "LICENSE").write_text("mine")
+    with pytest.raises(OutputError, match=r"holds 'LICENSE', which no export writes"):
+        quantize_checkpoint(source, out, config, options=ExportOptions(overwrite=True))
+    assert (out / "LICENSE").read_text() == "mine"

@@ -69,7 +69,9 @@ class _Partial:
 
 
 @contextmanager
-def building(out: Path, exporter: str | None = None, *, overwrite: bool = False, leftover: Leftover = "refuse") -> Iterator[Path]:
+def building(
+    out: Path, exporter: str | None = None, *, overwrite: bool = False, leftover: Leftover = "refuse", source: Path | None = None
+) -> Iterator[Path]:
     """Yield a temporary directory beside ``out``.
 
     It is renamed to ``out`` if the body succeeds, and removed if it raises.
@@ -84,6 +86,7 @@ def building(out: Path, exporter: str | None = None, *, overwrite: bool = False,
         overwrite: Whether an earlier export there is replaced.
         leftover: What becomes of one with finished blocks; with ``"resume"`` it is what this yields, where
             there is one.
+        source: The float checkpoint; likewise as of `refuse_used_directory`.
 
     Raises:
         OutputError: ``out`` is in use, another process is writing to it, or there is no space or permission
@@ -95,7 +98,7 @@ def building(out: Path, exporter: str | None = None, *, overwrite: bool = False,
     is_complete = False
     try:
         partial = _free_leftover(out, leftover)
-        refuse_used_directory(out, exporter, overwrite=overwrite)
+        refuse_used_directory(out, exporter, overwrite=overwrite, source=source)
         out.parent.mkdir(parents=True, exist_ok=True)
         with uninterrupted():
             partial = partial or _new(out)
@@ -105,7 +108,7 @@ def building(out: Path, exporter: str | None = None, *, overwrite: bool = False,
         directory.mkdir(exist_ok=True)
         yield directory
         _synchronize_all(directory)
-        move_into_place(directory, out, exporter, overwrite=overwrite)
+        move_into_place(directory, out, exporter, overwrite=overwrite, source=source)
         is_complete = True
         sync(out.parent)
     except OSError as error:

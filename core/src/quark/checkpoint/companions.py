@@ -2,19 +2,64 @@
 
 from __future__ import annotations
 
+import filecmp
+import logging
+import re
 import shutil
+from collections.abc import Collection, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import attrs
 
-from quark.checkpoint.destination import COMPANIONS
-from quark.checkpoint.exporter import Tokenizer
+from quark.base.log import get_logger
+from quark.base.names import folded
 from quark.errors import OutputError
-from quark.models.hf.custom_code import code_of
+from quark.models.hf.custom_code import code_of, sentence_modules
 from quark.models.hf.internals import source_of
 
-__all__ = ["copy_companions", "save_companions"]
+if TYPE_CHECKING:
+    from torch import nn
+
+    from quark.checkpoint.exporter import Tokenizer
+
+__all__ = ["Companions", "companions_of", "copy_companions", "is_companion", "save_companions"]
+
+_LARGEST, _MOST_BYTES = 100_000_000, 1 << 30
+"""Bytes of one file, and of all: the largest vocabularies have a third of the first."""
+_MOST_FILES, _DEEPEST = 1000, 3
+"""Files, and folders inside each other."""
+_OF_THE_RESULT = re.compile(r"config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json")
+"""Files of the checkpoint in place of which the result has its own."""
+_OTHER_FORM, _PROGRAM = "weights in another form", "a program or archive that no config names as code of the model"
+_LINK, _UNREADABLE = "a link out of the checkpoint", "cannot be read"
+_LARGE, _MANY, _DEEP = "too large", "too many files", "in too many folders"
+_RUNS_CODE = "weights of a part of the model in a form that may run code: convert them to safetensors"
+_LOST = {_LINK, _LARGE, _MANY, _DEEP, _UNREADABLE, _RUNS_CODE}
+"""Reasons for which the result may lack something."""
+_QUANTIZED, _OF_A_RUN = "says how the source is quantized", "about the run or training that made the source"
+_WRONG = {
+    "*.index.json": _OTHER_FORM,
+    "params.json": "the configuration of weights in another form",
+    "adapter_config.json": "of an adapter, whose weights transformers would look for",
+    "hf_quant_config.json": _QUANTIZED,
+    "quant*_config.json": _QUANTIZED,
+    "recipe.yaml": _QUANTIZED,
+    "quark_report.*": _OF_A_RUN,
+    "quark_run.json": _OF_A_RUN,
+    "runs/": _OF_A_RUN,
+    "wandb/": _OF_A_RUN,
+    "logs/": _OF_A_RUN,
+}
+"""Files and folders that are wrong beside a quantized model, with the reason; all others are copied."""
+_WEIGHTS = {
+    *(".bin", ".pt", ".pth", ".ckpt", ".pkl", ".joblib", ".npy", ".npz"),
+    *(".h5", ".msgpack", ".ot", ".onnx", ".onnx_data", ".gguf", ".ggml", ".tflite", ".pb", ".engine", ".nemo"),
+}
+_PROGRAMS = {".py", ".pyc", ".sh", ".bat", ".ps1", ".so", ".dll", ".dylib", ".exe"}
+_BINARIES = (*(bytes((0x80, protocol)) for protocol in range(2, 6)), b"PK\3\4", b"\x7fELF", b"GGUF", b"\x89HDF")
+"""How serialized objects, archives, programs and weights begin, whatever their ending."""
 
 
 def save_companions(model: nn.Module, directory: Path, tokenizer: Tokenizer | None = None) -> None:
@@ -48,17 +93,115 @@ def save_companions(model: nn.Module, directory: Path, tokenizer: Tokenizer | No
     if generation is not None:
         generation.save_pretrained(directory)
     source = Path(source_of(config))
-    if source.name:
+    if source.name and source.is_dir():
         copy_companions(source, directory)
 
 
 def copy_companions(source: Path, directory: Path) -> None:
-    """Copy the companions of a checkpoint: tokenizer, processor, settings, and the code that configs name.
+    """Copy the companions of a checkpoint (`companions_of`), and log what is left out, with the reasons.
 
     Args:
         source: Directory of the checkpoint.
         directory: Where to; files that are there stay.
     """
-    for name in (*COMPANIONS, *code_of(source)):
-        if (source / name).is_file() and not (directory / name).exists():
-            shutil.copyfile(source / name, directory / name)
+    found = companions_of(source)
+    for name in found.files:
+        if not (directory / name).exists():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile((source / name).resolve(), directory / name)
+    names_of: dict[str, list[str]] = {}
+    for name, reason in found.left_out.items():
+        names_of.setdefault(reason, []).append(name)
+    if names_of:
+        text = "; ".join(f"{folded(names)} ({reason})" for reason, names in names_of.items())
+        is_lost = bool(_LOST & names_of.keys())
+        get_logger(__name__).log(logging.WARNING if is_lost else logging.INFO, f"Of '{source}' these are not copied to the result: {text}.")
+
+
+@attrs.frozen
+class Companions:
+    """The files beside the weights of a checkpoint.
+
+    Attributes:
+        files: Names relative to the checkpoint of those that belong to the model.
+        left_out: Why others are not copied, by name.
+    """
+
+    files: tuple[str, ...]
+    left_out: Mapping[str, str]
+
+
+def companions_of(source: Path) -> Companions:
+    """Return the small files of a checkpoint that are no weights, except those that are wrong for its result.
+
+    Folders are looked into. Those that sentence-transformers' ``modules.json`` names are parts of the model,
+    and their safetensors files belong to it. Python files belong to it if a config names them
+    (`quark.models.hf.custom_code.code_of`). Hidden files are of the tools that have made the directory.
+    """
+    left_out: dict[str, str] = {}
+    files: list[str] = []
+    code, parts = set(code_of(source)), {path for path, _ in sentence_modules(source)}
+    size, waiting = 0, [source]
+    while waiting:
+        for path in sorted(waiting.pop().iterdir()):
+            name = path.relative_to(source).as_posix()
+            if path.name.startswith((".", "__pycache__")) or _OF_THE_RESULT.fullmatch(name):
+                continue
+            reason = _why_not(path, name, source, code, parts)
+            if reason is None and path.is_dir():
+                waiting.append(path)
+                continue
+            size += 0 if reason else path.stat().st_size
+            if reason is None and (len(files) == _MOST_FILES or size > _MOST_BYTES):
+                reason = _MANY
+            if reason is None:
+                files.append(name)
+            elif len(left_out) < _MOST_FILES:
+                left_out[name] = reason
+    return Companions(tuple(files), left_out)
+
+
+def is_companion(path: Path, source: Path | None) -> bool:
+    """Return whether a file or folder of an output directory is a copy of that of the source, to the byte."""
+    if source is None or path.is_symlink():
+        return False
+    if path.is_dir():
+        return (source / path.name).is_dir() and all(is_companion(inner, source / path.name) for inner in path.iterdir())
+    other = source / path.name
+    return path.is_file() and other.is_file() and filecmp.cmp(path, other, shallow=False)
+
+
+def _why_not(path: Path, name: str, source: Path, code: Collection[str], parts: Collection[str]) -> str | None:
+    """Return why a file or folder of a checkpoint is not copied; None if it belongs to the model."""
+    try:
+        return _why_wrong(path, name, source, code, parts)
+    except OSError:
+        return _UNREADABLE
+
+
+def _why_wrong(path: Path, name: str, source: Path, code: Collection[str], parts: Collection[str]) -> str | None:
+    """As `_why_not`. Raises OSError for what cannot be read."""
+    if path.is_symlink() and (path.is_dir() or not _lies_within(path, source)):
+        return _LINK
+    if path.is_dir():
+        is_other = name not in parts and any(p.suffix.lower() in (*_WEIGHTS, ".safetensors") for p in path.iterdir())
+        return _WRONG.get(f"{path.name}/") or (_OTHER_FORM if is_other else _DEEP if name.count("/") >= _DEEPEST else None)
+    if not path.is_file():
+        return "no regular file"
+    if wrong := next((reason for pattern, reason in _WRONG.items() if fnmatchcase(path.name, pattern)), None):
+        return wrong
+    suffix, is_of_part = path.suffix.lower(), name.rpartition("/")[0] in parts and "/" in name
+    with path.open("rb") as file:
+        first = file.read(4)
+    if suffix in _WEIGHTS or (suffix == ".safetensors" and not is_of_part):
+        return _RUNS_CODE if is_of_part else _OTHER_FORM
+    if first.startswith(_BINARIES) or (name not in code and (suffix in _PROGRAMS or first.startswith(b"#!"))):
+        return _PROGRAM
+    return _LARGE if path.stat().st_size > _LARGEST else None
+
+
+def _lies_within(path: Path, source: Path) -> bool:
+    """Return whether a link leads into the checkpoint, or into the store of the cache that it lies in."""
+    root = source.resolve()
+    stores = [root / ".." / ".." / "blobs"] if root.parent.name == "snapshots" else []
+    return any(path.resolve().is_relative_to(place.resolve()) for place in (root, *stores))

@@ -6,11 +6,13 @@ It may contain companions of the weights, files of other exporters, and an earli
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from quark.base.files import exchange, link_or_copy, move_directory
+from quark.checkpoint.companions import is_companion
 from quark.checkpoint.layout_reader import quantization_block
 from quark.errors import OutputError, QuarkError
 from quark.models.hf.custom_code import code_of
@@ -51,7 +53,9 @@ moved.
 _EXPORTED = re.compile(r"config\.json|model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
 
 
-def refuse_used_directory(out: Path, exporter: str | None = None, *, overwrite: bool = False, resume: bool = False) -> None:
+def refuse_used_directory(
+    out: Path, exporter: str | None = None, *, overwrite: bool = False, resume: bool = False, source: Path | None = None
+) -> None:
     """Raise unless ``out`` is free.
 
     It is where it does not exist, is empty, or contains only files beside an export (`_lies_beside`).
@@ -65,6 +69,7 @@ def refuse_used_directory(out: Path, exporter: str | None = None, *, overwrite: 
             Python files that its configs name and those that these import.
         resume: Whether ``out`` may be the output of a run from disk: of which one,
             `quark.runs.journal.is_finished_run` tells.
+        source: The float checkpoint: copies of its files, to the byte, may lie in ``out``.
 
     Raises:
         OutputError: ``out`` contains other files, is a file, a mount point or the current directory.
@@ -75,7 +80,7 @@ def refuse_used_directory(out: Path, exporter: str | None = None, *, overwrite: 
     what = "a mount point" if out.is_mount() else "the current directory" if out.is_dir() and out.samefile(Path.cwd()) else None
     if what is not None:
         raise OutputError(f"the output '{out}' is {what}, which cannot be replaced: choose a directory in it, such as '{out / 'model'}'")
-    others = sorted(path.name for path in out.iterdir() if not _lies_beside(path, exporter)) if out.is_dir() else []
+    others = sorted(p.name for p in out.iterdir() if not (_lies_beside(p, exporter) or is_companion(p, source))) if out.is_dir() else []
     if not others or (resume and RUN_FILE in others):
         return
     if not overwrite:
@@ -85,7 +90,7 @@ def refuse_used_directory(out: Path, exporter: str | None = None, *, overwrite: 
         raise OutputError(f"the output directory '{out}' cannot be replaced, since {why}: choose another, or remove it first")
 
 
-def move_into_place(export: Path, out: Path, exporter: str | None = None, *, overwrite: bool = False) -> None:
+def move_into_place(export: Path, out: Path, exporter: str | None = None, *, overwrite: bool = False, source: Path | None = None) -> None:
     """Rename a complete export to ``out``.
 
     Files that `refuse_used_directory` allows stay, except the export that is replaced.
@@ -98,7 +103,7 @@ def move_into_place(export: Path, out: Path, exporter: str | None = None, *, ove
         OutputError: Other files were put there meanwhile; or the exporter has written a file of another that
             its record does not name.
     """
-    refuse_used_directory(out, exporter, overwrite=overwrite)
+    refuse_used_directory(out, exporter, overwrite=overwrite, source=source)
     if not out.is_dir() or not any(out.iterdir()):
         move_directory(export, out)
         return
@@ -106,6 +111,10 @@ def move_into_place(export: Path, out: Path, exporter: str | None = None, *, ove
     shared = (*COMPANIONS, *_code_of(out))
     for path in out.iterdir():
         is_new = (export / path.name).exists()
+        if is_companion(path, source):
+            if not is_new:
+                _keep(path, export)
+            continue
         if not _lies_beside(path, exporter) or (is_new and replaces and path.name in COMPANIONS):
             continue
         if is_new and path.name not in shared:
@@ -156,6 +165,9 @@ def _keep(path: Path, export: Path) -> None:
     Its bytes are not copied where the file system can do without.
     """
     target = export / path.name
+    if path.is_dir():
+        shutil.copytree(path, target)
+        return
     target.unlink(missing_ok=True)
     link_or_copy(path, target)
 

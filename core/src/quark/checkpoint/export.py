@@ -24,6 +24,7 @@ from quark.checkpoint.inspection import refuse_incomplete_export
 from quark.config.export import ExporterConfig, JsonExporterConfig, OnnxExporterConfig
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, ConfigError, UnknownNameError, UnsupportedError
+from quark.models.hf.internals import source_of
 from quark.models.hf.tokenizer import load_tokenizer
 from quark.models.plan.one_layer import as_model
 from quark.models.plan.quant_plan import QuantPlan
@@ -143,7 +144,9 @@ def _holds(name: str, content: CheckpointContent, skeleton: nn.Module) -> bool:
 
 
 @contextmanager
-def exporting(name: str, out: Path, *, overwrite: bool = False, leftover: Leftover = "refuse") -> Iterator[Path]:
+def exporting(
+    name: str, out: Path, *, overwrite: bool = False, leftover: Leftover = "refuse", source: Path | None = None
+) -> Iterator[Path]:
     """Yield a directory for the exporter of that name, empty or a leftover.
 
     It is renamed to ``out`` if the body succeeds.
@@ -156,7 +159,7 @@ def exporting(name: str, out: Path, *, overwrite: bool = False, leftover: Leftov
         ResumeError: Finished blocks of an earlier run are in the way.
         PluginError: The exporter has written no file.
     """
-    with building(out, name, overwrite=overwrite, leftover=leftover) as directory:
+    with building(out, name, overwrite=overwrite, leftover=leftover, source=source) as directory:
         yield directory
         if all(path.name in OF_THE_RUN for path in directory.iterdir()):
             raise origin("exporters", name).error(f"has written nothing to '{out}'")
@@ -175,13 +178,14 @@ def export_with(name: str, model: nn.Module, output_dir: str | Path, options: Ex
     """
     options = options or ExportOptions()
     exporter = exporter_of(name, options)
-    refuse_used_directory(Path(output_dir), name, overwrite=options.overwrite)
+    source = Path(source_of(getattr(model, "config", None)))
+    refuse_used_directory(Path(output_dir), name, overwrite=options.overwrite, source=source if source.name else None)
     content = content_of(as_model(model))
     _refuse_graph(name, content.plan)
     refuse_unstorable(name, exporter, content, content.model, options)
     with own_torch_state(), running("export", source=type(model).__name__, out=str(output_dir)) as events:
         events.phase("write")
-        place = exporting(name, Path(output_dir), overwrite=options.overwrite)
+        place = exporting(name, Path(output_dir), overwrite=options.overwrite, source=source if source.name else None)
         with place as directory, attributed(f"writing '{output_dir}'", origin("exporters", name)):
             exporter.export(content, directory, options)
             refuse_incomplete_export(name, directory, content.model)

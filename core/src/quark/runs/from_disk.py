@@ -126,7 +126,7 @@ def quantize_checkpoint(
     told = {"source": str(source), "out": str(out), **settings_told(config)}
     with own_torch_state(takes_turns=ranks.size == 1), running("quantize", speaks=ranks.is_first, **told) as events:
         events.phase("plan")
-        output = Output.of(Path(out), exporter, options or ExportOptions(), resume=resume, restart=restart, ranks=ranks)
+        output = Output.of(Path(out), exporter, options or ExportOptions(), Path(source), resume=resume, restart=restart, ranks=ranks)
         opened = functools.partial(opened_checkpoint, Path(source), device, dtype, weight_converters, trust_remote_code=trust_remote_code)
         shards, tensors = opened()
         run = plan_run(tensors.model, config, tensors.codes_of, tensors.carried)
@@ -173,6 +173,7 @@ class Output:
         options: Options of the export.
         leftover: Whether finished blocks of an earlier run are resumed or discarded, or refuse the run.
         ranks: The processes that write to it. The first makes its directory and gives it its name.
+        source: The float checkpoint, copies of whose files may lie there.
     """
 
     path: Path
@@ -181,10 +182,19 @@ class Output:
     options: ExportOptions
     leftover: Leftover = "refuse"
     ranks: Ranks = ALONE
+    source: Path | None = None
 
     @classmethod
     def of(
-        cls, path: Path, exporter: str, options: ExportOptions, *, resume: bool = False, restart: bool = False, ranks: Ranks = ALONE
+        cls,
+        path: Path,
+        exporter: str,
+        options: ExportOptions,
+        source: Path | None = None,
+        *,
+        resume: bool = False,
+        restart: bool = False,
+        ranks: Ranks = ALONE,
     ) -> Self:
         """Return the output, after checks that a run may write to it.
 
@@ -194,9 +204,9 @@ class Output:
             raise ConfigError("resume goes on from the finished blocks of an earlier run, and restart discards them: set one of the two")
         leftover: Leftover = "resume" if resume else "restart" if restart else "refuse"
         if ranks.is_first:  # the locks that are tried would look to the other ranks like those of another run
-            refuse_used_directory(path, exporter, overwrite=options.overwrite, resume=resume)
+            refuse_used_directory(path, exporter, overwrite=options.overwrite, resume=resume, source=source)
             refuse_unfinished_run(path, leftover)
-        return cls(path, exporter, exporter_of(exporter, options), options, leftover, ranks=ranks)
+        return cls(path, exporter, exporter_of(exporter, options), options, leftover, ranks, source)
 
     def is_finished(self, identity: RunIdentity) -> bool:
         """Return whether a run that is to be resumed, the one of that identity, has nothing left to do.
@@ -212,7 +222,7 @@ class Output:
 
     def built(self) -> AbstractContextManager[Path]:
         """Return the context of the directory that the first rank writes to, which becomes the output."""
-        return exporting(self.exporter, self.path, overwrite=self.options.overwrite, leftover=self.leftover)
+        return exporting(self.exporter, self.path, overwrite=self.options.overwrite, leftover=self.leftover, source=self.source)
 
     @contextmanager
     def opened(self) -> Iterator[Path]:

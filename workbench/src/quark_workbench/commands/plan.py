@@ -82,7 +82,7 @@ def print_planned(
     from quark.runs.planned_run import planned_lines
     from quark.runs.workload import Calibration
 
-    options, errors = _checked(out, calibration, export)
+    options, errors = _checked(source, out, calibration, export)
     size = Calibration(calibration.num_calib, calibration.seq_len)
     where: Any = {"device": device, "dtype": dtype, "exporter": export.exporter, "trust_remote_code": trust_remote_code}
     planned = planned_run(source, config, calibration=size, options=options, probing=probe, **where).with_errors(errors)
@@ -98,7 +98,9 @@ def print_planned(
         raise QuarkError("\n".join([f"this run would be refused, for {len(messages)} reasons:", *(f"- {m}" for m in messages)]))
 
 
-def _checked(out: Path | None, calibration: CalibrationChoices, export: ExportChoices) -> tuple[ExportOptions | None, list[QuarkError]]:
+def _checked(
+    source: Path, out: Path | None, calibration: CalibrationChoices, export: ExportChoices
+) -> tuple[ExportOptions | None, list[QuarkError]]:
     """Return the options of the export, and errors that a plan of the run does not find.
 
     The options are None where they cannot be read.
@@ -115,7 +117,7 @@ def _checked(out: Path | None, calibration: CalibrationChoices, export: ExportCh
         errors.append(error)
     try:
         if out is not None:
-            refuse_used_directory(out, None if options is None else export.exporter)
+            refuse_used_directory(out, None if options is None else export.exporter, source=source)
     except QuarkError as error:
         errors.append(error)
     try:

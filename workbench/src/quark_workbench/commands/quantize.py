@@ -73,7 +73,7 @@ def quantize(
         print_planned(model, out, config.config_for, calibration, export, probe=probe, as_json=as_json, **where)
         return
     assert out is not None
-    refuse_used_directory(out, export.exporter, resume=writing.resume)
+    refuse_used_directory(out, export.exporter, resume=writing.resume, source=model)
     export.options()  # an option that is wrong is refused before anything is read
     base = _base_scheme(config, selection)
     quant_config = config.config_for(meta_model(model, trust_remote_code=trust_remote_code), base)

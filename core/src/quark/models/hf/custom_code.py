@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from quark.errors import UnsupportedError
-from quark.models.hf.json_files import read_json
+from quark.errors import CheckpointError, UnsupportedError
+from quark.models.hf.json_files import bounded_bytes, read_json
 
-__all__ = ["code_files", "code_of", "refuse_code"]
+__all__ = ["code_files", "code_of", "refuse_code", "sentence_modules"]
 
 _NAMING = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 """Files of a checkpoint whose ``auto_map`` names code."""
@@ -33,12 +34,15 @@ def code_files(file: Path) -> list[str]:
 
 
 def code_of(directory: Path) -> list[str]:
-    """Return the names of the files of a checkpoint's code: of ``auto_map``, and what they import.
+    """Return the names of the files of a checkpoint's code.
+
+    They are those of ``auto_map`` and modules.json, and what they import.
 
     Other Python files in the directory are not of the checkpoint. Nothing is run.
     """
     found: set[str] = set()
     waiting = [name for file in _NAMING for name in code_files(directory / file)]
+    waiting += [f"{kind.partition('.')[0]}.py" for _, kind in sentence_modules(directory)]
     while waiting:
         name = waiting.pop()
         path = directory / name
@@ -48,6 +52,19 @@ def code_of(directory: Path) -> list[str]:
         for module, several in _RELATIVE.findall(path.read_text(encoding="utf-8", errors="replace")):
             waiting += [f"{one.strip()}.py" for one in (module or several).split(",")]
     return sorted(found)
+
+
+def sentence_modules(directory: Path) -> list[tuple[str, str]]:
+    """Return folder and class of each part of a model of sentence-transformers, from its modules.json.
+
+    The folder of the model itself is ``""``. None without that file, or if it is damaged: it is only copied.
+    """
+    try:
+        parts = json.loads(bounded_bytes(directory / "modules.json")) if (directory / "modules.json").is_file() else []
+    except (CheckpointError, ValueError, RecursionError):
+        return []
+    named = [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+    return [(str(part.get("path", "")).strip("/"), str(part.get("type", ""))) for part in named]
 
 
 def refuse_code(file: Path) -> None:
