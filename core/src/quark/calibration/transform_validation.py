@@ -206,7 +206,7 @@ def _compare(
         for i, block in enumerate(blocks):
             if source is not None:
                 source.load(block)
-            rows = [row for row in plan.quantized if block.owns(row.name)]
+            rows = [row for row in plan.distinct if block.owns(row.name)]
             _BlockComparison(steps.at(i), block, rows, plan, text_config(model), compensated).compare(candidates)
             if source is not None:
                 source.release(block)

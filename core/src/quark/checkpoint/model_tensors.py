@@ -74,8 +74,8 @@ class Region:
     without: tuple[str, ...] = ()
 
     def modules(self, model: nn.Module) -> dict[str, nn.Module]:
-        """Return its modules by full name, in the model's order."""
-        return self._inside(model.get_submodule(self.root).named_modules(prefix=self.root))
+        """Return its modules by full name, in the model's order; one at two places has two names."""
+        return self._inside(model.get_submodule(self.root).named_modules(prefix=self.root, remove_duplicate=False))
 
     def state(self, model: nn.Module) -> dict[str, Tensor]:
         """Return its parameters and persistent buffers by full name, in the model's order.

@@ -74,7 +74,8 @@ def pack_model(
     architecture = architecture_of(model)
     attentions = attention_rows(model, rows, quant_config, architecture)
     in_attention = {layer for a in attentions for layer, _ in a.states.values()}
-    for name, layer in list(model.named_modules()):
+    packed_of: dict[nn.Module, Packed] = {}
+    for name, layer in list(model.named_modules(remove_duplicate=False)):
         planned_as = counts_as(layer)
         if planned_as is None:
             continue
@@ -82,11 +83,11 @@ def pack_model(
         if config is not None:
             # Attention quantizes this output and not the layer, though its scales are stored with the layer.
             own = attrs.evolve(config, output_tensors=None) if name in in_attention else config
-            holds_values = quant_config.weight_format == "fake_quantized"
-            if pack_layer is not None:
-                model.set_submodule(name, pack_layer(layer, own, name))
-            else:
-                model.set_submodule(name, PackedLayer(layer, own, pack_method, name, holds_values))
+            if layer not in packed_of:
+                holds_values = quant_config.weight_format == "fake_quantized"
+                made = PackedLayer(layer, own, pack_method, name, holds_values) if pack_layer is None else pack_layer(layer, own, name)
+                packed_of[layer] = made
+            model.set_submodule(name, packed_of[layer])
     stored = [attrs.evolve(row, fused=True) for row in attentions] if states_with_attention else attentions
     _map_attention(model, stored, pack_method, eager=quant_config.softmax_quant_spec is not None)
     return QuantPlan(rows, quant_config, architecture, attentions=attentions)

@@ -75,8 +75,8 @@ def quantize_blocks(started: StartedRun, sink: BlockSink) -> CalibrationReport:
     if plan.attentions:
         switch_attention(model, [a.name for a in plan.attentions], eager=plan.config.softmax_quant_spec is not None)
     blocks = decoder_blocks(model, plan.architecture)
-    rows_of = rows_by_block(blocks, plan.quantized)
-    outside = [r for r in plan.quantized if not any(b.owns(r.name) for b in blocks)]
+    rows_of = rows_by_block(blocks, plan.distinct)
+    outside = [r for r in plan.distinct if not any(b.owns(r.name) for b in blocks)]
     layers = quantized_layers(model, outside, started.source)
     scales = ActivationScales(layers, (), plan.config, plan.architecture, ranks)
     finished = ranks.broadcast([sink.finished(b) for b in blocks])

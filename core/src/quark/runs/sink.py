@@ -17,6 +17,7 @@ from quark.base.ranks import Ranks, owners
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import BlockStream, Exporter, ExportOptions
 from quark.errors import OutputError
+from quark.models.hf.placing import other_names
 from quark.models.layers import QuantizedLayer
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
 from quark.runs.journal import FinishedBlock, Journal
@@ -100,11 +101,13 @@ class InPlaceSink(BlockSink):
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self._other_names = other_names(model)
 
     def accept(self, layers: Mapping[str, QuantizedLayer]) -> None:
-        """Replace the float layer of each name by the quantized layer."""
+        """Replace the float layer of each name by the quantized layer, at all of its places."""
         for name, layer in layers.items():
-            self._model.set_submodule(name, layer)
+            for place in (name, *self._other_names.get(name, ())):
+                self._model.set_submodule(place, layer)
 
 
 class _ReadingSink(InPlaceSink):

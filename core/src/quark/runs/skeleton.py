@@ -29,16 +29,16 @@ def quantized_skeleton(model: nn.Module, plan: QuantPlan) -> nn.Module:
         plan: The plan of the model.
     """
     skeleton = _structure(model)
-    modules = dict(skeleton.named_modules())
-    layers = _quantized_layers(modules, plan.quantized)
+    modules = dict(skeleton.named_modules(remove_duplicate=False))
+    layers = _quantized_layers(modules, plan.distinct)
     attention = attention_quantizers(layers, plan.attentions)
     for quantizers in attention.values():
         if PROBABILITIES in quantizers:
             _give_scale(quantizers[PROBABILITIES], (1,))
     install(skeleton, attention)
-    for name, quantized in layers.items():
-        owner, _, leaf = name.rpartition(".")
-        modules[owner]._modules[leaf] = quantized
+    for row in plan.quantized:
+        owner, _, leaf = row.name.rpartition(".")
+        modules[owner]._modules[leaf] = layers[row.same_as or row.name]
     return skeleton
 
 

@@ -88,7 +88,7 @@ class Workload:
 
 def workload_of(model: nn.Module, run: Run, calibration: Calibration) -> Workload:
     """Return the `Workload` of a run; ``model`` is the model of its plan, on the meta device or not."""
-    rounded = sum(math.prod(r.shape) for r in run.plan.quantized if r.has_quantized_weight)
+    rounded = sum(math.prod(r.shape) for r in run.plan.distinct if r.has_quantized_weight)
     if not run.needs_data:
         return Workload(rounded=rounded)
     blocks = decoder_blocks(model, run.plan.architecture)

@@ -21,7 +21,7 @@ from quark.errors import CheckpointError, ConfigError
 from quark.models.hf.json_files import read_json, reading
 from quark.models.hf.model_class import model_class
 from quark.models.hf.model_config import model_config
-from quark.models.hf.placing import refuse_missing
+from quark.models.hf.placing import other_names, refuse_missing
 from quark.models.hf.shards import DTYPES, check_shards, refuse_codes
 from quark.models.layers.layers_from_codes import Packed, until_used
 
@@ -138,11 +138,14 @@ def unpack_all(
         CheckpointError: A stored scale is not valid; the message names the directory and the layer.
     """
     last = "."
+    others = other_names(model)
     for name, layer in list(model.named_modules()):
         if isinstance(layer, Packed) and chosen(name) and not name.startswith(f"{last}."):
             last = name
             try:
                 module = layer.from_codes() if keeps_codes or when_used else layer.unpack()
-                model.set_submodule(name, module if keeps_codes else until_used(module))
+                module = module if keeps_codes else until_used(module)
+                for place in (name, *others.get(name, ())):
+                    model.set_submodule(place, module)
             except CheckpointError as error:
                 raise CheckpointError(f"'{directory}' cannot be used: {error}") from error

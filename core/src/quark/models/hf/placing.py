@@ -21,6 +21,7 @@ __all__ = [
     "aliases",
     "left_out_by",
     "module_at",
+    "other_names",
     "owners_of",
     "put_tensor",
     "recomputed_by",
@@ -38,6 +39,16 @@ def owners_of(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
         for leaf, tensor in (*module._parameters.items(), *module._buffers.items()):
             owners.setdefault(id(tensor), []).append((module, leaf))
     return owners
+
+
+def other_names(model: nn.Module) -> dict[str, list[str]]:
+    """Return the further full names of each module that is at several places, by its first name."""
+    first: dict[nn.Module, str] = {}
+    others: dict[str, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if (known := first.setdefault(module, name)) != name:
+            others.setdefault(known, []).append(name)
+    return others
 
 
 def aliases(model: nn.Module) -> list[list[str]]:

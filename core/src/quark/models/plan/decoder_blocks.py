@@ -39,8 +39,8 @@ class Block:
 def decoder_blocks(model: nn.Module, architecture: Architecture | None) -> list[Block]:
     """Return the blocks of ``model`` in order.
 
-    Those of an encoder come before those of its decoder. One block, the model itself, where the architecture
-    is not known or names no blocks.
+    Those of an encoder come before those of its decoder. One block, the model itself, if the architecture is
+    not known or names no blocks, or one module is several of them.
 
     Raises:
         ConfigError: The architecture names a list that the model does not have.
@@ -56,6 +56,8 @@ def decoder_blocks(model: nn.Module, architecture: Architecture | None) -> list[
                 f"the template '{architecture.model_type}' says that blocks are at '{list_name}', but this {type(model).__name__} has no "
                 "such module. Use the template of the model's own config.model_type, or one that names its modules"
             ) from None
+        if len(set(block_list.children())) < len(block_list._modules):
+            return [Block("", model)]
         blocks += [Block(f"{list_name}.{name}", block) for name, block in block_list.named_children()]
     return blocks
 

@@ -40,7 +40,7 @@ class Rule:
 
 def rules_of(model: nn.Module, config: QConfig, architecture: Architecture | None = None) -> tuple[Rule, ...]:
     """Return a `Rule` for every pattern and layer type of a configuration, with its matches in ``model``."""
-    modules = dict(model.named_modules())
+    modules = dict(model.named_modules(remove_duplicate=False))
     return (*_patterns(modules, config, architecture), *_types(modules, config))
 
 

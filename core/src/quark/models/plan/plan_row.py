@@ -30,6 +30,7 @@ class PlanRow:
             None where they are rounded to nearest.
         tied_to: Full name of the module whose parameter this one shares; None where it shares none.
         groups: Of a convolution.
+        same_as: First full name of the module, if this is another name of it: one module at two places.
         is_kept: Whether codes and scales are those that the checkpoint stores, so that nothing is rounded.
     """
 
@@ -42,6 +43,7 @@ class PlanRow:
     algorithm: str | None = None
     groups: int = 1
     is_kept: bool = False
+    same_as: str | None = None
 
     @property
     def is_linear(self) -> bool:

@@ -77,6 +77,11 @@ class QuantPlan:
         return tuple(r for r in self.rows if r.config is not None)
 
     @property
+    def distinct(self) -> tuple[PlanRow, ...]:
+        """Rows of `quantized`, with each module once, under its first name."""
+        return tuple(r for r in self.quantized if r.same_as is None)
+
+    @property
     def kept(self) -> tuple[str, ...]:
         """Full names of the layers that stay quantized as they come."""
         return tuple(r.name for r in self.rows if r.is_kept)
@@ -149,6 +154,7 @@ def make_plan(
     errors = [
         *(rule.problem for rule in rules if rule.problem and config.strict),
         *_misfits(rows, config.scheme),
+        *_contradictions(rows),
         *attention.errors(requested_post_rope),
     ]
     if errors:
@@ -160,7 +166,9 @@ def make_plan(
 
 
 def plan_rows(model: nn.Module, config: QConfig, architecture: Architecture | None = None) -> tuple[PlanRow, ...]:
-    """Return one row for each quantizable layer of ``model``, in the model's order. Nothing is checked.
+    """Return one row for each name of a quantizable layer of ``model``, in the model's order.
+
+    Nothing is checked.
 
     Where the architecture names decoder blocks, cache settings apply only to layers inside them. Exported
     configurations have exact layer names, and are read without an architecture.
@@ -169,7 +177,8 @@ def plan_rows(model: nn.Module, config: QConfig, architecture: Architecture | No
     prefix = "" if blocks is None else f"{blocks}."
     rows: list[PlanRow] = []
     first_owner: dict[int, str] = {}
-    for name, module in model.named_modules():
+    first_name: dict[nn.Module, str] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
         layer_type = layer_type_of(module)
         if layer_type is None:
             continue
@@ -178,7 +187,9 @@ def plan_rows(model: nn.Module, config: QConfig, architecture: Architecture | No
         resolved = layer_config_for(config, name, layer_type.planned_as, has_cache=name.startswith(prefix))
         shape = LayerShape.of(module)
         tied_to = None if owner == name else owner
-        rows.append(PlanRow(name, layer_type.planned_name, shape.weight, resolved.config, resolved.reason, tied_to, groups=shape.groups))
+        known = first_name.setdefault(module, name)
+        row = PlanRow(name, layer_type.planned_name, shape.weight, resolved.config, resolved.reason, tied_to, groups=shape.groups)
+        rows.append(row if known == name else attrs.evolve(row, same_as=known))
     return tuple(rows)
 
 
@@ -212,6 +223,17 @@ def _misfits(rows: tuple[PlanRow, ...], scheme: str | None) -> Iterator[str]:
     for (wrong_slots, error), misfits in rows_of.items():
         names, reason = folded(r.name for r in misfits), f"{' and '.join(wrong_slots)}: {error}"
         yield f"{len(misfits)} layer(s) cannot be quantized as asked ({reason}): {names}. {_fix(misfits, scheme)}"
+
+
+def _contradictions(rows: Sequence[PlanRow]) -> Iterator[str]:
+    """Yield an error for each module that is to be quantized in two ways, under two names."""
+    configs = {row.name: row.config for row in rows}
+    for row in rows:
+        if row.same_as is not None and row.config != configs[row.same_as]:
+            yield (
+                f"'{row.name}' and '{row.same_as}' are one module, and the configuration quantizes them differently: let its patterns "
+                "name both or none, or make two modules of it"
+            )
 
 
 def _fix(misfits: Sequence[PlanRow], scheme: str | None) -> str:
@@ -263,8 +285,13 @@ def _notes(rows: tuple[PlanRow, ...], model: nn.Module, architecture: Architectu
         )
     yield from _notes_of_types(rows)
     owners = {row.name: row for row in rows}
+    if same := [row for row in rows if row.same_as is not None and row.config is not None]:
+        yield (
+            f"{len(same)} layer(s) are other names of the same modules, and are quantized with them, by the inputs of their first places: "
+            + folded(f"{row.name} = {row.same_as}" for row in same)
+        )
     for row in rows:
-        if row.tied_to is not None and (row.has_quantized_weight or owners[row.tied_to].has_quantized_weight):
+        if row.same_as is None and row.tied_to is not None and (row.has_quantized_weight or owners[row.tied_to].has_quantized_weight):
             yield _untied(row, owners[row.tied_to])
 
 
