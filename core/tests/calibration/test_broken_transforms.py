@@ -13,7 +13,7 @@ import quark_tiny_model as tiny
 from quark.algorithms import AbsMax, BlockContext
 from quark.calibration.plugin_checks import StartedTransform
 from quark.config.architecture import Architecture
-from quark.errors import PluginError
+from quark.errors import NonFiniteError, PluginError
 from quark.plugins.attribution import origin
 
 Quantized = Callable[..., nn.Module]
@@ -183,8 +183,9 @@ def test_a_tensor_that_is_added_to_a_block_is_refused_where_files_are_laid_out_b
 
 def test_what_was_not_finite_before_is_not_laid_at_its_door(quantized: Quantized) -> None:
     model = tiny.tiny_model()
-    model.model.layers[0].input_layernorm.weight.data[0] = torch.nan  # the norm is not quantized, and nobody has refused it
-    quantized(Transform, model=model)
+    model.model.layers[0].input_layernorm.weight.data[0] = torch.nan
+    with pytest.raises(NonFiniteError, match=r"input_layernorm\.weight\. Nothing has been changed"):
+        quantized(Transform, model=model)
 
 
 def test_a_statistic_that_is_not_declared_is_refused_by_name(quantized: Quantized) -> None:
