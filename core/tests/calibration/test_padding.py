@@ -182,6 +182,10 @@ class Seq2Seq(nn.Module):
 
     main_input_name = "input_ids"
     config = SimpleNamespace(is_encoder_decoder=True)
+    generates = True
+
+    def can_generate(self) -> bool:
+        return self.generates
 
     def forward(self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, labels: Tensor | None = None) -> None:
         """Nobody calls it."""
@@ -198,6 +202,18 @@ def test_a_decoder_without_a_mask_stays_whole_beside_an_encoder_with_padding() -
     assert call.kwargs["input_ids"].tolist() == [SOURCES[0].tolist()]
     assert torch.equal(call.kwargs["decoder_input_ids"], targets)
     assert torch.equal(call.kwargs["labels"], batch["labels"])
+
+
+def test_labels_of_sequences_or_of_the_encoders_tokens_are_no_decoder() -> None:
+    """As of a sequence classifier, and of a token classifier, which generates nothing."""
+    ids, is_token = placed(SOURCES[:2], "right", 0, 0)
+    found = calls([{"input_ids": ids, "attention_mask": is_token, "labels": torch.tensor([1, -100])}], model=T5)
+    assert [call.kwargs["labels"].tolist() for call in found] == [[1], [-100]]
+    classifier = Seq2Seq()
+    classifier.generates = False
+    labels = torch.tensor([[-100, 1, 2, -100], [-100, 3, -100, -100]])
+    found = calls([{"input_ids": ids, "attention_mask": is_token, "labels": labels}], model=classifier)
+    assert [call.kwargs["labels"].tolist() for call in found] == [[[-100, 1, 2, -100]], [[-100, 3]]]
 
 
 def test_the_label_that_is_none_is_no_padding_of_a_decoder_only_model() -> None:

@@ -172,7 +172,7 @@ class ModelInputs:
         vocabulary: The number of token ids; None where the model takes no token ids or the number is not
             known.
         names: Names of the positional arguments, in order; empty where they are not known.
-        has_decoder: Whether it is an encoder-decoder model, which makes its decoder's input of ``labels``.
+        has_decoder: Whether it is an encoder-decoder model that makes its decoder's input of ``labels``.
         positions: The length of the longest sequence, of a model with a table of positions; None of another.
     """
 
@@ -187,11 +187,11 @@ class ModelInputs:
         if model is None:
             return cls()
         is_text = getattr(model, "main_input_name", None) == _IDS
-        has_decoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+        generates: Any = getattr(model, "can_generate", None)
         return cls(
             vocabulary=_vocabulary_of(model) if is_text else None,
             names=_names_of(model),
-            has_decoder=has_decoder,
+            has_decoder=generates is not None and generates() and bool(getattr(model.config, "is_encoder_decoder", False)),
             positions=_positions_of(model) if is_text else None,
         )
 

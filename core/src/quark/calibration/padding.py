@@ -11,8 +11,8 @@ What counts:
   the tensors called ``decoder_…``, and so on. So what counts in a cross-attention are the decoder's tokens
   for queries, and the encoder's for keys and values.
 - In an encoder-decoder model that makes its decoder's input of ``labels``, the label -100 is padding.
-- In a mask ``[batch, heads, queries, keys]`` a position counts if it attends to itself, and it or another
-  position to one of the others.
+- In a mask ``[batch, heads, queries, keys]`` a position counts if it attends to itself, unless it attends to
+  no other position and none attends to it.
 - A sequence that is all padding is no call.
 """
 
@@ -105,7 +105,7 @@ def _streams(main: Tensor, kwargs: Mapping[str, Any], has_decoder: bool) -> dict
         if own:
             streams[prefix] = counts if fits else None
     labels = kwargs.get(_LABELS)
-    if has_decoder and isinstance(labels, Tensor) and not any(name.startswith(_DECODER) for name in kwargs):
+    if has_decoder and isinstance(labels, Tensor) and labels.ndim == 2 and not any(name.startswith(_DECODER) for name in kwargs):
         streams[_DECODER] = labels.cpu() != _NO_LABEL
     return streams
 
