@@ -45,6 +45,17 @@ def test_static_schemes_take_text(tmp_path: Path, text: Path, monkeypatch: pytes
     assert tensors["model.layers.0.self_attn.k_proj.output_scale"].numel() == 1
 
 
+def test_batches_of_samples_of_different_lengths_write_the_bytes_of_the_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are padded, and padding is no token."""
+    data = tmp_path / "samples.jsonl"
+    data.write_text("".join(json.dumps({"text": "And the evening and the morning were the day. " * n}) + "\n" for n in (3, 1, 4, 2)))
+    arguments = ("--scheme", "fp8", "--kv-cache", "fp8", "--calib", data, "--one-sample-per-sequence", "--calib-batch-size")
+    for size in (1, 3):
+        assert run("quantize", tiny_model_dir(), tmp_path / str(size), *arguments, size, monkeypatch=monkeypatch) == 0
+    one, other = ((tmp_path / str(size) / "model.safetensors").read_bytes() for size in (1, 3))
+    assert one == other
+
+
 def test_calibrated_rounding_takes_text_and_asks_for_it(
     tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
