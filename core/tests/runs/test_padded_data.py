@@ -160,7 +160,7 @@ def test_scales_statistics_and_figures_are_those_of_the_sequences(name: str, for
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_batch_without_padding_has_the_scales_of_its_sequences_but_for_the_order_of_sums(size: int) -> None:
-    """It runs as it is: sums of 128 float32 products in another order differ by up to 1e-4 behind two blocks."""
+    """It runs as it is: sums of 128 products in float32, in another order, differ by up to 1e-4."""
     rows = sequences((20,) * 4)
     config = config_of(llama(), RUNS["static inputs and cache"])
     (found, _), (expected, _) = run_on(llama(), config, padded(rows, "left", 0, size)), run_on(llama(), config, alone(rows))
