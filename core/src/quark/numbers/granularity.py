@@ -19,7 +19,7 @@ from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
 from quark.numbers.kernels import Runs
 
-__all__ = ["Granularity", "PerBlock", "PerChannel", "PerGroup", "PerTensor", "PerToken", "granularity_of"]
+__all__ = ["Granularity", "PerBlock", "PerChannel", "PerGroup", "PerGroupOfRows", "PerTensor", "PerToken", "granularity_of"]
 
 
 class Granularity(ABC):
@@ -218,6 +218,39 @@ class PerGroup(Granularity):
 
 
 @attrs.frozen
+class PerGroupOfRows(Granularity):
+    """A scale for each run of ``size`` elements in a column of a matrix; scales have a row for each column.
+
+    ``[8, 4], size 2 → scale [4, 4]``.
+    """
+
+    size: int
+
+    @property
+    def rows_per_scale(self) -> int:
+        return self.size
+
+    def rows(self, x: Tensor) -> Tensor:
+        return x.t().reshape(-1, self.size)
+
+    def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (shape[1], shape[0] // self.size)
+
+    def restore(self, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return rows.reshape(shape[1], shape[0]).t()
+
+    def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return scale.t().repeat_interleave(self.size, 0)
+
+    def reduce_scale(self, expanded: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return expanded[:: self.size].t()
+
+    def shape_error(self, shape: tuple[int, ...]) -> str | None:
+        fits = len(shape) == 2 and shape[0] % self.size == 0
+        return None if fits else f"of shape {list(shape)} is no matrix whose rows groups of {self.size} along ch_axis=0 divide"
+
+
+@attrs.frozen
 class PerBlock(Granularity):
     """A scale for each block of rows × columns of a matrix; the last rows may be fewer.
 
@@ -265,16 +298,21 @@ def granularity_of(spec: QTensorConfig, *, activation: bool) -> Granularity:
     that is how the formats are documented and how runtimes compute them.
 
     Raises:
-        ConfigError: Groups run along an axis other than the last, or the spec names no ``qscheme``, or one of
-            a plugin's own.
+        ConfigError: Groups run along an axis other than the last, or the first of a weight; or the spec
+            names no ``qscheme``, or one of a plugin's own.
     """
     if spec.qscheme is QSchemeType.per_tensor:
         return PerTensor()
     if spec.qscheme is QSchemeType.per_channel and spec.ch_axis is not None:
         return PerToken() if activation and spec.is_dynamic and spec.ch_axis in (1, -2) else PerChannel(spec.ch_axis)
     if spec.qscheme is QSchemeType.per_group and spec.group_size is not None:
+        if spec.ch_axis == 0 and not activation and spec.group_size > 0:
+            return PerGroupOfRows(spec.group_size)
         if spec.ch_axis not in (-1, 1):
-            raise ConfigError(f"groups run along the last axis: {spec.dtype.name} asks for ch_axis={spec.ch_axis}, use -1")
+            raise ConfigError(
+                f"groups run along the last axis, those of a weight along the first one too (ch_axis=0, with a group_size): "
+                f"{spec.dtype.name} asks for ch_axis={spec.ch_axis} of {'an activation' if activation else 'a weight'}, use -1"
+            )
         return PerGroup(spec.group_size)
     if spec.qscheme is QSchemeType.per_block and spec.block_size is not None:
         return PerBlock(spec.block_size)

@@ -28,7 +28,7 @@ from quark.config.layer import QLayerConfig
 from quark.errors import CheckpointError, ConfigError, UnsupportedError
 from quark.numbers import QParams, canonicalize, cast_finite
 from quark_exporters.linear_layers import LinearExporter, LinearReader, coded_rows, float_names
-from quark_exporters.stored_codes import packed_words, qscheme_of, spec_of_layout, unpacked_words, weight_quantizer
+from quark_exporters.stored_codes import packed_words, qscheme_of, runs_along_rows, spec_of_layout, unpacked_words, weight_quantizer
 
 __all__ = ["ORDER", "SCALE_TYPES", "AwqDequantizer", "AwqExporter", "AwqReader", "AwqStorage"]
 
@@ -119,7 +119,7 @@ def _group_size_of(config: QLayerConfig) -> int | None:
     weight = canonicalize(config.weight)[0]
     if qscheme_of(weight) == "per_channel" and weight.ch_axis in (0, -2):
         return -1
-    return weight.group_size if qscheme_of(weight) == "per_group" else None
+    return weight.group_size if qscheme_of(weight) == "per_group" and not runs_along_rows(weight) else None
 
 
 def _packed(codes: Tensor) -> Tensor:

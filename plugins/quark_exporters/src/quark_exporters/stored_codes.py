@@ -17,7 +17,16 @@ from quark.config.tensor import QTensorConfig
 from quark.errors import CheckpointError
 from quark.numbers import TensorQuantizer, quantizer_for
 
-__all__ = ["ScaleBlocks", "e2m1_values", "packed_words", "qscheme_of", "spec_of_layout", "unpacked_words", "weight_quantizer"]
+__all__ = [
+    "ScaleBlocks",
+    "e2m1_values",
+    "packed_words",
+    "qscheme_of",
+    "runs_along_rows",
+    "spec_of_layout",
+    "unpacked_words",
+    "weight_quantizer",
+]
 
 _OBSERVERS = {
     "per_tensor": "PerTensorMinMaxObserver",
@@ -170,6 +179,11 @@ def unpacked_words(words: Tensor, bits: int, columns: int) -> Tensor:
 def qscheme_of(spec: QTensorConfig) -> str | None:
     """Return the name of the qscheme of a spec; None where it has none."""
     return None if spec.qscheme is None else spec.qscheme.name
+
+
+def runs_along_rows(spec: QTensorConfig) -> bool:
+    """Return whether groups of a weight run along its output channels: only quark's own layout has those."""
+    return qscheme_of(spec) == "per_group" and spec.ch_axis == 0
 
 
 def spec_of_layout(dtype: str, qscheme: str, **settings: Any) -> QTensorConfig:

@@ -41,6 +41,8 @@ OTHERS = {
     "int3, groups": QLayerConfig(
         weight=spec("int3", "per_group", **GROUPS), input_tensors=spec("int8", "per_group", dynamic=True, **GROUPS)
     ),
+    "groups of rows": QLayerConfig(weight=spec("int8", "per_group", ch_axis=0, group_size=8)),
+    "groups of rows, zero points": QLayerConfig(weight=spec("uint4", "per_group", symmetric=False, ch_axis=0, group_size=8)),
     "real zero points": QLayerConfig(weight=spec("uint4", "per_channel", symmetric=False, ch_axis=0, zero_point_type="float32")),
     "fp8, blocks": QLayerConfig(weight=spec("fp8_e4m3", "per_block", block_size=(8, 128), observer_cls="PerBlock2DMinMaxObserver")),
     "e5m2": QLayerConfig(weight=spec("fp8_e5m2", "per_tensor"), input_tensors=spec("fp8_e5m2", "per_tensor", dynamic=True)),

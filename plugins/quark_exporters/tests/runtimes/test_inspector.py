@@ -19,6 +19,7 @@ import quark
 from quark.checkpoint.export import export_with
 from quark.checkpoint.inspection import Inspection, RuntimeSupport, inspect_checkpoint
 from quark.config.layer import QLayerConfig
+from quark.config.tensor import QTensorConfig
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark_devkit.small_models import quantized, run_config
 from quark_exporters.runtimes.inspector import rule_for, rules
@@ -71,6 +72,13 @@ METHODS = {
 def test_the_first_rule_that_fits_names_the_method(layout: str, scheme: str) -> None:
     rule = rule_for(layout, quark.schemes().load_config(scheme)())
     assert (None if rule is None else rule.method) == METHODS[layout, scheme]
+
+
+@pytest.mark.parametrize(("layout", "scheme"), METHODS)
+def test_no_rule_fits_groups_along_output_channels(layout: str, scheme: str) -> None:
+    config = quark.schemes().load_config(scheme)()
+    if isinstance(config.weight, QTensorConfig) and config.weight.group_size is not None:
+        assert rule_for(layout, attrs.evolve(config, weight=config.weight.set(ch_axis=0))) is None
 
 
 def test_every_rule_is_of_known_runtimes_and_layouts() -> None:

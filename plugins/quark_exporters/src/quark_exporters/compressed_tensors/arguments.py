@@ -15,7 +15,7 @@ from quark.config.layer import QLayerConfig, TensorSpec
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, UnsupportedError
 from quark.numbers import canonicalize
-from quark_exporters.stored_codes import qscheme_of, spec_of_layout
+from quark_exporters.stored_codes import qscheme_of, runs_along_rows, spec_of_layout
 
 __all__ = ["arguments_of", "format_of", "group_of", "layer_config", "refuse_other_transforms", "spec_of"]
 
@@ -53,6 +53,8 @@ def arguments_of(spec: TensorSpec, *, activation: bool) -> dict[str, Any]:
     """
     specs = canonicalize(spec)
     first, names = specs[0], " → ".join(level.dtype.name for level in specs)
+    if runs_along_rows(first):
+        raise UnsupportedError("compressed-tensors has groups of input channels, and these are of output channels (ch_axis=0)")
     if first.dtype.name == "fp4":
         return _fp4_arguments(specs, names)
     if len(specs) > 1 or first.dtype.name not in (*_INTEGERS, "fp8_e4m3"):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quark.config.tensor import QTensorConfig
 from quark.errors import UnsupportedError
-from quark.numbers import PerBlock, QParams, TensorQuantizer
+from quark.numbers import PerBlock, PerGroupOfRows, QParams, TensorQuantizer
 
 __all__ = ["BLOCK", "BlockType", "block_type_for"]
 
@@ -75,7 +75,7 @@ def block_type_for(quantizer: TensorQuantizer, shape: tuple[int, ...]) -> BlockT
     """
     levels = quantizer.levels if hasattr(quantizer, "levels") else (quantizer.stored_level,)
     granularity = quantizer.granularity
-    if len(levels) > 1 or len(shape) != 2 or shape[1] % BLOCK or isinstance(granularity, PerBlock):
+    if len(levels) > 1 or len(shape) != 2 or shape[1] % BLOCK or isinstance(granularity, PerBlock | PerGroupOfRows):
         return None
     scales = granularity.scale_shape(shape)
     if len(scales) == 2 and (shape[1] // scales[1]) % BLOCK:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from quark.errors import ConfigError, UnsupportedError
-from quark.numbers import PerChannel, PerGroup, PerTensor, PerToken, QParams, TensorQuantizer
+from quark.numbers import PerChannel, PerGroup, PerGroupOfRows, PerTensor, PerToken, QParams, TensorQuantizer
 from quark.numbers.on_grid import LOSSY, codes_error
 from quark.numbers.progressive import ProgressiveQuantizer
 from quark.numbers.single_level import SingleLevelQuantizer
@@ -82,6 +82,8 @@ def _of_axis(quantizer: TensorQuantizer, scale: Tensor, shape: tuple[int, ...]) 
         return scale, {}
     if isinstance(granularity, PerChannel):
         return scale, {"axis": _channel_axis(quantizer, granularity.axis) % len(shape)}
+    if isinstance(granularity, PerGroupOfRows):
+        return scale.t().contiguous(), {"axis": 0, "block_size": granularity.size}
     if isinstance(quantizer, ViewedQuantizer):
         raise UnsupportedError(f"has scales of {granularity} along the channels of a convolution, for which there is no form in ONNX")
     if isinstance(granularity, PerGroup | PerToken):

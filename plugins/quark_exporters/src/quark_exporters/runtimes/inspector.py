@@ -20,6 +20,7 @@ from quark.config.layer import QLayerConfig, TensorSpec, levels
 from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.rules import first_match
 from quark.numbers import canonicalize
+from quark_exporters.stored_codes import runs_along_rows
 
 __all__ = ["Rule", "Rules", "RuntimeInspector", "rule_for", "rules"]
 
@@ -232,6 +233,8 @@ def rule_for(layout: str, config: QLayerConfig, *, experts: bool = False) -> Rul
 
     None where none does.
     """
+    if config.weight is not None and any(map(runs_along_rows, canonicalize(config.weight))):
+        return None
     for rule in rules().rules:
         is_about = rule.layout == layout and rule.experts == experts
         if is_about and _fits(rule.weight, config.weight) and _fits(rule.input, config.input_tensors):
