@@ -13,12 +13,16 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from quark.checkpoint import running_from_codes
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.models.layers import QuantizedLayer
 from quark.models.layers.layer_types import planned_names
+from quark.models.plan.inferred_architecture import infer_architecture
+from quark.models.plan.rules import first_match
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark.torch.quantization import Int4PerChannelSpec
 from tests.kit.small_families import FAMILIES, float_outputs, small_config, small_model
@@ -123,3 +127,43 @@ def test_a_reloaded_model_computes_and_shows_what_was_written(family: str, codes
         assert_same(looks(way(family, tmp_path), layers), shown)
         assert {names for names in kept if not any(names <= again for again in aliases(loaded))} == set(), way
         assert all(any(names <= own for own in before) for names in aliases(loaded)), "nothing is tied that was not"
+
+
+class ChoosesByTopK(TorchFunctionMode):
+    """Finds the linear layers whose outputs go into a top-k, by elementwise operations alone."""
+
+    _MIXES = frozenset({"linear", "matmul", "__matmul__", "bmm", "einsum", "embedding", "index_select", "scaled_dot_product_attention"})
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+        self._of: dict[int, set[str]] = {}
+        self._alive: list[Tensor] = []
+        for name, layer in model.named_modules():
+            if isinstance(layer, nn.Linear):
+                layer.register_forward_hook(lambda _, __, output, name=name: self._mark([output], {name}))
+
+    def _mark(self, tensors: list[Any], names: set[str]) -> None:
+        for tensor in (t for t in tensors if isinstance(t, Tensor) and names):
+            self._alive.append(tensor)
+            self._of[id(tensor)] = self._of.get(id(tensor), set()) | names
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = function(*args, **(kwargs or {}))
+        names = set().union(*(self._of.get(id(value), set()) for value in tree_leaves((args, kwargs))))
+        if function.__name__ == "topk":
+            self.found |= names
+        elif function.__name__ not in self._MIXES:
+            self._mark(tree_leaves(output), names)
+        return output
+
+
+@pytest.mark.parametrize("family", ["AfmoeConfig", "HunYuanMoEV1Config", "JetMoeConfig"])
+def test_layers_that_choose_experts_by_a_top_k_stay_float_in_families_without_a_template(family: str) -> None:
+    model = small_model(family)
+    with ChoosesByTopK(model) as mode:
+        float_outputs(model)
+    assert mode.found
+    found = infer_architecture(model, family)
+    assert found is not None
+    assert [name for name in mode.found if first_match(name, found.exclude_layers_name) is None] == []

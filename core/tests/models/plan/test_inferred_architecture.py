@@ -3,6 +3,7 @@
 It is enough to quantize block by block, or nothing at all.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -217,3 +218,36 @@ def test_routers_of_an_unknown_family_stay_float() -> None:
     config = QConfig(global_quant_config=schemes().load_config("int4_wo_per_channel")(), exclude=list(found.exclude_layers_name))
     plan = ModelQuantizer(config).plan(model)
     assert {row.name.rpartition(".")[2] for row in plan.quantized} == {"query_key_value", "up_proj"}
+
+
+class StackedExperts(nn.Module):
+    """Six experts, the matrices of which are one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.zeros(6, 8, 4))
+
+
+class Mixture(nn.Module):
+    """A mixture of six experts, whose router has no telling name."""
+
+    def __init__(self, experts: nn.Module) -> None:
+        super().__init__()
+        self.pick = nn.ModuleDict({"wg": nn.Linear(4, 6), "wide": nn.Linear(4, 8)})
+        self.parts = experts
+
+
+@pytest.mark.parametrize("experts", [StackedExperts, lambda: nn.ModuleList(nn.Linear(4, 4) for _ in range(6))])
+def test_a_layer_as_wide_as_there_are_experts_beside_it_is_a_router(experts: Callable[[], nn.Module]) -> None:
+    model = Routed()
+    for block in model.blocks:
+        block["mixture"] = Mixture(experts())  # type: ignore[index]
+        block["other"] = nn.Linear(4, 6)  # type: ignore[index]  # as wide, and not beside them
+    found = infer_architecture(model, "routed")
+    assert found is not None
+    config = QConfig(global_quant_config=schemes().load_config("int4_wo_per_channel")(), exclude=list(found.exclude_layers_name))
+    names = {row.name.partition(".")[2].partition(".")[2] for row in ModelQuantizer(config).plan(model).quantized}
+    assert names >= {"query_key_value", "up_proj", "other", "mixture.pick.wide"}
+    assert "mixture.pick.wg" not in names
+    named = attrs.evolve(config, exclude=["head"], layer_quant_config={"*.wg": config.global_quant_config})
+    assert "blocks.0.mixture.pick.wg" in {row.name for row in ModelQuantizer(named).plan(model).quantized}

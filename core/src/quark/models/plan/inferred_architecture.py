@@ -47,7 +47,8 @@ def infer_architecture(model: nn.Module, model_type: str) -> Architecture | None
     The blocks are the one list of modules of one class that contains linear layers, or the two of an encoder
     and a decoder. Of several others (a vision tower) nothing says in which order a forward passes them, and
     of a list of another length than the config's, a block may run several times. Linear layers outside the
-    blocks, and routers, are left in float.
+    blocks are left in float, and so are routers: by their names, and those that are as wide as there are
+    experts beside them.
 
     Args:
         model: A transformers model, on any device; meta tensors will do.
@@ -74,7 +75,7 @@ def infer_architecture(model: nn.Module, model_type: str) -> Architecture | None
         key_norms=_key_norms(_in_block(name, blocks) for name in modules),
         experts=next((_in_block(name, blocks) for name in modules if name.rpartition(".")[2] == EXPERTS), None),
         expert_value=None,  # names do not show that what a projection gives is only multiplied
-        exclude_layers_name=(*outside, *(p for p in _GATES if _some(inside, p))),
+        exclude_layers_name=(*outside, *_router_patterns(model, inside, blocks)),
     )
 
 
@@ -86,7 +87,7 @@ def one_block(model: nn.Module, model_type: str) -> Architecture:
     inside = tuple(f"{blocks}." for blocks in _block_lists(model))
     linear = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
     outside = [name for name in linear if not name.startswith(inside)] if inside else []
-    return Architecture(model_type=model_type, exclude_layers_name=(*outside, *(p for p in _GATES if _some(linear, p))))
+    return Architecture(model_type=model_type, exclude_layers_name=(*outside, *_router_patterns(model, linear, None)))
 
 
 def fitted(architecture: Architecture, model: nn.Module) -> Architecture | None:
@@ -129,6 +130,32 @@ def _stems(name: str, modules: Sequence[str]) -> tuple[str, str] | None:
         if found is not None:
             return name.removesuffix(tail), found.removesuffix(tail)
     return None
+
+
+def _router_patterns(model: nn.Module, layers: list[str], blocks: str | None) -> Iterator[str]:
+    """Yield patterns of the routers among some linear layers."""
+    named = [pattern for pattern in _GATES if _some(layers, pattern)]
+    yield from named
+    modules = dict(model.named_modules())
+    counts = {name: count for name, module in modules.items() if (count := _number_of_experts(module)) > 1}
+    wide = (name for name in layers if not any(fnmatchcase(name, pattern) for pattern in named))
+    routers = (name for name in wide if _is_beside(name, {n for n, c in counts.items() if c == modules[name].out_features}))
+    yield from dict.fromkeys(name if blocks is None else f"*.{_in_block(name, blocks)}" for name in routers)
+
+
+def _number_of_experts(module: nn.Module) -> int:
+    """Return how many experts a module holds: numbered modules, or stacked matrices; 0 if it holds none."""
+    children = dict(module.named_children())
+    if children and all(name.isdecimal() for name in children):
+        alike = len({type(child) for child in children.values()}) == 1
+        return len(children) if alike and any(isinstance(m, nn.Linear) for m in module.modules()) else 0
+    stacked = [p.shape[0] for p in module.parameters(recurse=False) if p.ndim == 3]
+    return stacked[0] if stacked and "expert" in type(module).__name__.lower() else 0
+
+
+def _is_beside(layer: str, holders: set[str]) -> bool:
+    """Return whether a layer is in the module that one of these is in, and not in that one itself."""
+    return any(layer.startswith(f"{holder.rpartition('.')[0]}.") and not layer.startswith(f"{holder}.") for holder in holders)
 
 
 def with_inferred_attention(architecture: Architecture | None, model: nn.Module, layers: Iterable[str]) -> Architecture:
