@@ -162,8 +162,8 @@ def evaluate(
     trust_remote_code: TrustRemoteCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines: what happens, and the result on the last line.")] = False,
 ) -> None:
-    """Print the perplexity of MODEL on a text; with --reference also the KL divergence from it; with --tasks
-    its scores in tasks."""
+    """Print the perplexity of MODEL on a text; with --reference also the KL divergence from it, or how
+    similar the outputs of embedders, classifiers and encoders are; with --tasks its scores in tasks."""
     # Torch and transformers are imported in functions, not above: `quark --help` does without them.
     started = time.perf_counter()
     if tasks.tasks is not None:
@@ -183,6 +183,8 @@ def _measured(
 ) -> dict[str, Any]:
     """Return the metrics of the model over the windows, and its comparison with the reference.
 
+    Of a model that gives no probabilities of next tokens, that is the similarity of outputs.
+
     ``paths`` are the directories of model and reference; the latter may be None.
     """
     from quark.checkpoint.transformers_loading import register_layouts
@@ -191,6 +193,7 @@ def _measured(
     from quark_workbench import evaluate as metrics
     from quark_workbench.evaluate.by_block import compare_by_block, likelihood_by_block
     from quark_workbench.evaluate.metrics import TokenMetrics
+    from quark_workbench.evaluate.outputs import compare_outputs, gives_next_tokens
 
     model, reference = paths
     TokenMetrics.of(metric, has_reference=reference is not None)
@@ -199,6 +202,14 @@ def _measured(
     batches = windows.split(max(1, _TOKENS_AT_A_TIME // windows.tokens.shape[1]))
     register_layouts()
     loaded = None if by_block else load_model(model, **where)
+    if loaded is not None and not gives_next_tokens(loaded):
+        if reference is None or metric:
+            raise ConfigError(
+                f"a {type(loaded).__name__} gives no probabilities of next tokens, so a text has no perplexity: give --reference MODEL, "
+                "without --metric, and the outputs of both are compared"
+            )
+        outputs = compare_outputs(loaded, load_model(reference, **where), batches)
+        return {"reference": str(reference), "outputs": {name: attrs.asdict(similarity) for name, similarity in outputs.items()}}
     result: dict[str, Any] = {"unit": "token" if windows.words is None else "word"}
     try:
         if reference is not None:
@@ -238,6 +249,12 @@ _PERCENTILES = (("median", "median_kl"), ("90 %", "p90_kl"), ("99 %", "p99_kl"),
 
 def result_lines(result: dict[str, Any]) -> list[str]:
     """Return the lines for the result of ``quark evaluate``."""
+    if "outputs" in result:
+        compared = f"{result['model']} beside {result['reference']}, {result['windows']} window(s) of {result['seq_len']} tokens"
+        return [f"{compared}, {result['seconds']:.1f} s"] + [
+            f"{name}: cosine {output['cosine']:.5f}, at least {output['lowest_cosine']:.5f}, relative error {output['relative_error']:.5f}"
+            for name, output in result["outputs"].items()
+        ]
     counted = f"{result['tokens']:,} tokens in {result['windows']} window(s) of {result['seq_len']}, protocol {result['protocol']['name']}"
     name = "perplexity" if result["unit"] == "token" else "perplexity per word"
     lines = [f"{result['model']}: {name} {_with_error(result, 'perplexity', '.3f')} over {counted}, {result['seconds']:.1f} s"]

@@ -36,6 +36,7 @@ from quark_workbench.evaluate import Comparison, Likelihood, Windows
 from quark_workbench.evaluate.comparison import comparison_of
 from quark_workbench.evaluate.logits import NextTokens, evaluating, next_token_logits
 from quark_workbench.evaluate.metrics import TokenMetrics
+from quark_workbench.evaluate.outputs import gives_next_tokens
 from quark_workbench.evaluate.perplexity import likelihood_of
 from quark_workbench.evaluate.predictions import Predictions
 
@@ -100,6 +101,11 @@ def _before_the_head(path: Path, windows: Sequence[Windows], events: RunEvents, 
     """Run the forwards of all windows through the blocks; yield a function that predicts one's tokens."""
     events.phase("plan")
     model, blocks, source = _opened(path, **where)
+    if not gives_next_tokens(model):
+        raise UnsupportedError(
+            f"a {type(model).__name__} gives no probabilities of next tokens, by which checkpoints are compared block by block: leave out "
+            "--by-block"
+        )
     calls = [_WindowCall(windows=batch) for batch in windows]
     with evaluating(model), without_cache(model), LockStep(model, [b.module for b in blocks], calls, to_the_end=False) as steps:
         events.phase("load")

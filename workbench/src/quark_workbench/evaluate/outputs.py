@@ -1,0 +1,91 @@
+"""Comparison of the outputs of two models that give no probabilities of next tokens.
+
+Such are embedders, classifiers, models that fill masks, and encoders with a decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from quark.errors import UnsupportedError
+from quark_workbench.evaluate.windows import Windows
+
+__all__ = ["OutputSimilarity", "compare_outputs", "gives_next_tokens"]
+
+_IDS = "input_ids"
+
+
+@attrs.frozen
+class OutputSimilarity:
+    """Similarity of one output of a model to that of its reference.
+
+    Attributes:
+        cosine: Mean cosine of the vectors of both, such as of each token's hidden state; at most 1.
+        lowest_cosine: The least of them.
+        relative_error: Norm of the difference of all values ÷ norm of the reference's.
+        vectors: Number of vectors.
+    """
+
+    cosine: float
+    lowest_cosine: float
+    relative_error: float
+    vectors: int
+
+
+def gives_next_tokens(model: nn.Module) -> bool:
+    """Return whether a model gives probabilities of next tokens of a text, as decoders do."""
+    can_generate: Any = getattr(model, "can_generate", None)
+    is_encoder_decoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+    return (can_generate is None or bool(can_generate())) and not is_encoder_decoder
+
+
+@torch.no_grad()
+def compare_outputs(model: nn.Module, reference: nn.Module, batches: Iterable[Windows]) -> dict[str, OutputSimilarity]:
+    """Return the similarity of each output of a model to that of its reference, by name.
+
+    Args:
+        model: Takes token ids; a decoder behind an encoder gets the same ones.
+        reference: A model of the same class.
+        batches: Windows of tokens.
+
+    Raises:
+        UnsupportedError: The models cannot be called with token ids alone.
+    """
+    pairs: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    for windows in batches:
+        outputs, expected = _outputs(model, windows.tokens), _outputs(reference, windows.tokens)
+        for name in (name for name in outputs if name in expected):
+            pairs.setdefault(name, []).append((_vectors(outputs[name]), _vectors(expected[name])))
+    if not pairs:
+        raise UnsupportedError(
+            f"a {type(model).__name__} and a {type(reference).__name__} have no output in common: compare models of one class"
+        )
+    return {name: _similarity(*(torch.cat(parts) for parts in zip(*found, strict=True))) for name, found in pairs.items()}
+
+
+def _outputs(model: Any, tokens: Tensor) -> dict[str, Tensor]:
+    ids = tokens.to(next(model.parameters()).device)
+    inputs = {_IDS: ids} | ({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})
+    name = type(model).__name__
+    if model.main_input_name != _IDS:
+        raise UnsupportedError(f"a {name} takes {model.main_input_name}, and a text gives token ids: compare its outputs in Python")
+    try:
+        outputs = model(**inputs)
+    except (TypeError, ValueError) as error:
+        raise UnsupportedError(f"a {name} cannot be called with token ids alone ({error}): compare its outputs in Python") from error
+    return {key: value for key, value in outputs.items() if isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 1}
+
+
+def _vectors(output: Tensor) -> Tensor:
+    return output.flatten(0, -2).double().cpu()
+
+
+def _similarity(vectors: Tensor, expected: Tensor) -> OutputSimilarity:
+    cosines = nn.functional.cosine_similarity(vectors, expected, dim=-1)
+    error = (vectors - expected).norm() / expected.norm()
+    return OutputSimilarity(float(cosines.mean()), float(cosines.min()), float(error), len(vectors))
