@@ -10,6 +10,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from transformers import (
     BertConfig,
     BertModel,
+    CLIPConfig,
+    CLIPModel,
     GPT2Config,
     GPT2Model,
     LlamaConfig,
@@ -18,6 +20,11 @@ from transformers import (
     OPTModel,
     RobertaConfig,
     RobertaModel,
+    T5Config,
+    T5EncoderModel,
+    T5ForConditionalGeneration,
+    ViTConfig,
+    ViTModel,
 )
 
 import quark_tiny_model as tiny
@@ -119,6 +126,7 @@ def test_token_ids_in_a_dict_get_a_batch_axis_too() -> None:
     assert [found.kwargs[name].shape for name in ("input_ids", "attention_mask")] == [(1, 4), (1, 4)]
 
 
+SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
 MASK = torch.ones(3, 4, dtype=torch.long)
 BAD = {
     "have the dtype torch.float32: give torch.int64": IDS.float(),
@@ -190,6 +198,35 @@ def test_data_that_are_padding_alone_are_refused_and_a_sample_of_padding_is_no_c
         calls([nothing, nothing])
     found = calls([{"input_ids": IDS, "attention_mask": MASK}, nothing])
     assert [c.kwargs["input_ids"].shape for c in found] == [(3, 4)]
+
+
+SEQUENCES = {"vocab_size": 64, "d_model": 8, "num_layers": 1, "num_heads": 2, "d_kv": 4, "d_ff": 8, "decoder_start_token_id": 0}
+
+
+def test_a_decoder_behind_an_encoder_reads_the_same_tokens_where_the_data_has_none_for_it() -> None:
+    model = T5ForConditionalGeneration(T5Config(**SEQUENCES)).eval()
+    ids = torch.tensor([[5, 6, 7, 1]])
+    found = calls([ids, {"input_ids": ids, "decoder_input_ids": ids}], model=model)
+    assert found[0].kwargs["decoder_input_ids"].tolist() == [[0, 5, 6, 7]]
+    assert found[1].kwargs["decoder_input_ids"] is ids
+    with torch.no_grad():
+        assert found[0].run(model).logits.shape == (1, 4, 64)
+    assert "decoder_input_ids" not in calls([ids], model=T5EncoderModel(T5Config(**SEQUENCES)))[0].kwargs
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        (ViTModel(ViTConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)), "pixel_values"),
+        (CLIPModel(CLIPConfig(text_config=SIZES, vision_config={**SIZES, "patch_size": 112})), "pixel_values"),
+    ],
+    ids=["images", "two towers"],
+)
+def test_token_ids_for_a_model_that_takes_something_else_are_refused(model: torch.nn.Module, name: str) -> None:
+    with pytest.raises(CalibrationError, match=rf"has token ids, and a \w+ takes '{name}': .*ModelQuantizer"):
+        calls([IDS], model=model)
+    data = [{"input_ids": IDS, name: torch.zeros(3, 3, 224, 224)}]
+    assert set(calls(data, model=model)[0].kwargs) == {"input_ids", name}
 
 
 SMALL = {"vocab_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 8, "intermediate_size": 8}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import attrs
@@ -22,6 +22,8 @@ MOST_BATCHES = 16_384
 
 _KINDS = "a tensor of token ids, a dict of tensors, a list or tuple of tensors (the positional arguments), or one of dicts"
 _IDS = "input_ids"
+_PIXELS = "pixel_values"
+_DECODER_IDS = "decoder_input_ids"
 _OFFSET = 2  # rows that tables of positions have beside those of `max_position_embeddings`, as OPT's and BART's
 _DTYPES = (torch.int64, torch.int32)
 
@@ -81,7 +83,7 @@ def calls(data: Iterable[Any] | None, wanted_by: str = "activations with static 
         name = f"calibration batch {number}"
         for args, kwargs in _arguments(batch, number):
             for part in without_padding(*inputs.checked(args, kwargs, name), name, has_decoder=inputs.has_decoder):
-                parsed.append(Call(*part))
+                parsed.append(Call(*inputs.with_decoder_ids(*part)))
                 inputs.check_vocabulary(parsed[-1], name)
     if number < 0:
         raise CalibrationError("the calibration data is empty: no scale or statistic can be computed. Give at least one sequence")
@@ -174,31 +176,37 @@ class ModelInputs:
         names: Names of the positional arguments, in order; empty where they are not known.
         has_decoder: Whether it is an encoder-decoder model that makes its decoder's input of ``labels``.
         positions: The length of the longest sequence, of a model with a table of positions; None of another.
+        takes: Name of the input of a model that token ids alone do not run, and the name of its class.
+        shifted: Makes the decoder's token ids of those of the encoder; None of a model without an encoder.
     """
 
     vocabulary: int | None = None
     names: tuple[str, ...] = ()
     has_decoder: bool = False
     positions: int | None = None
+    takes: tuple[str, str] | None = None
+    shifted: Callable[[Tensor], Tensor] | None = None
 
     @classmethod
     def of(cls, model: nn.Module | None) -> ModelInputs:
         """Return the inputs that a model declares; transformers models declare their main input."""
         if model is None:
             return cls()
-        is_text = getattr(model, "main_input_name", None) == _IDS
-        generates: Any = getattr(model, "can_generate", None)
-        return cls(
-            vocabulary=_vocabulary_of(model) if is_text else None,
-            names=_names_of(model),
-            has_decoder=generates is not None and generates() and bool(getattr(model.config, "is_encoder_decoder", False)),
-            positions=_positions_of(model) if is_text else None,
-        )
+        main, names, generates = getattr(model, "main_input_name", None), _names_of(model), getattr(model, "can_generate", None)
+        has_decoder = generates is not None and bool(generates()) and bool(getattr(model.config, "is_encoder_decoder", False))
+        if main != _IDS:
+            takes = (main, type(model).__name__) if isinstance(main, str) and hasattr(model, "config") else None
+            return cls(names=names, has_decoder=has_decoder, takes=takes)
+        if hasattr(model, "get_text_features") and _PIXELS in names:  # of two towers, both are run
+            return cls(names=names, takes=(_PIXELS, type(model).__name__))
+        shifted: Any = getattr(model, "prepare_decoder_input_ids_from_labels", lambda ids: ids) if _DECODER_IDS in names else None
+        return cls(_vocabulary_of(model), names, has_decoder, _positions_of(model), shifted=shifted)
 
     def checked(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], batch: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of one call: token ids with a batch axis first, the others by name.
 
-        Where names are not known, all go by position.
+        Where names are not known, all go by position. A decoder behind an encoder for which there is nothing
+        reads the same tokens.
 
         Args:
             args: Positional arguments.
@@ -215,6 +223,11 @@ class ModelInputs:
                 raise CalibrationError(f"{batch} has {len(args)} tensors, and the model takes {len(self.names)} positional arguments")
             args, kwargs = args[:1], dict(zip(self.names[1:], args[1:], strict=False)) | dict(kwargs)
         ids = args[0] if args else kwargs.get(_IDS)
+        if self.takes is not None and isinstance(ids, Tensor) and not ids.is_floating_point() and self.takes[0] not in kwargs:
+            raise CalibrationError(
+                f"{batch} has token ids, and a {self.takes[1]} takes '{self.takes[0]}': give batches of these, which quark.torch's "
+                "ModelQuantizer takes; the command line reads texts"
+            )
         if self.vocabulary is not None:
             self._check_ids(ids, kwargs, batch)
         if not isinstance(ids, Tensor) or ids.is_floating_point():
@@ -223,6 +236,14 @@ class ModelInputs:
         first = tuple(a[None] if a is ids and ids.ndim == 1 else a for a in args)
         _check_mask(first[0] if first else with_batch[_IDS], with_batch.get(MASK), batch)
         return first, with_batch
+
+    def with_decoder_ids(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a call without padding, whose decoder gets the encoder's token ids."""
+        ids = args[0] if args else kwargs.get(_IDS)
+        has_own = any("decoder" in name or name in ("labels", "encoder_outputs") for name in kwargs)
+        if self.shifted is None or has_own or not isinstance(ids, Tensor):
+            return args, dict(kwargs)
+        return args, {**kwargs, _DECODER_IDS: self.shifted(ids)}
 
     def _check_ids(self, ids: Any, kwargs: Mapping[str, Any], batch: str) -> None:
         if ids is None and "inputs_embeds" in kwargs:

@@ -208,7 +208,7 @@ def _measured(
                 f"a {type(loaded).__name__} gives no probabilities of next tokens, so a text has no perplexity: give --reference MODEL, "
                 "without --metric, and the outputs of both are compared"
             )
-        outputs = compare_outputs(loaded, load_model(reference, **where), batches)
+        outputs = compare_outputs(loaded, load_model(path=reference, **where), batches)
         return {"reference": str(reference), "outputs": {name: attrs.asdict(similarity) for name, similarity in outputs.items()}}
     result: dict[str, Any] = {"unit": "token" if windows.words is None else "word"}
     try:
