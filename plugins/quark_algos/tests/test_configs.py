@@ -131,3 +131,21 @@ def test_settings_of_online_rotations_are_read_from_a_dict() -> None:
 def test_values_out_of_their_range_are_refused(make: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make()
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "names"),
+    [
+        (GPTQConfig, ("gptq", 64, 0.02, False, True, ["a"], "b"), ("name", "block_size", "damp_percent", "desc_act", "static_groups")),
+        (GPTAQConfig, ("gptaq", 64, 0.02, False, True, ["a"], "b", 0.5), ("name", "block_size", "damp_percent", "desc_act")),
+        (QronosConfig, (["a"], "b", "qronos", 64), ("inside_layer_modules", "model_decoder_layers", "name", "block_size")),
+        (RotationConfig, ({}, True, True), ("scaling_layers", "r1", "r2")),
+    ],
+)
+def test_arguments_may_be_positional_in_the_order_of_amd_quark(kind: type[Any], given: tuple[Any, ...], names: tuple[str, ...]) -> None:
+    settings = kind(*given)
+    assert [getattr(settings, name) for name in names] == list(given[: len(names)])
+    with pytest.raises(TypeError, match="by position and by name"):
+        kind(*given, **{names[0]: given[0]})
+    with pytest.raises(TypeError, match="takes at most"):
+        kind(*range(30))

@@ -1,13 +1,16 @@
-"""Field metadata and validators that several configuration classes share."""
+"""Field metadata, validators and positional arguments that several configuration classes share."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from attrs import validators
 
-__all__ = ["LEGACY", "OWN", "PRESETS", "UNUSED", "given", "is_given", "of_preset", "positive"]
+__all__ = ["LEGACY", "OWN", "PRESETS", "UNUSED", "given", "is_given", "of_preset", "positive", "with_positional"]
+
+T = TypeVar("T")
 
 LEGACY = {"legacy": True}
 """Metadata of a field that is read from configurations of older AMD Quark releases and never written."""
@@ -51,3 +54,31 @@ def given(value: float, preset: float | None = None) -> float:
 def is_given(value: float) -> bool:
     """Return whether a number was given, which is no default of a preset."""
     return not isinstance(value, _OfPreset)
+
+
+def with_positional(*names: str) -> Callable[[type[T]], type[T]]:
+    """Let a class whose arguments are keywords take these by position too, in AMD Quark's order.
+
+    >>> @with_positional("x", "y")
+    ... class Point:
+    ...     def __init__(self, *, y=0, x=0):
+    ...         self.x, self.y = x, y
+    >>> Point(1, 2).y
+    2
+    """
+
+    def decorated(cls: type[T]) -> type[T]:
+        by_name: Any = cls.__init__
+
+        @functools.wraps(by_name)
+        def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
+            if len(args) > len(names):
+                raise TypeError(f"{cls.__name__} takes at most {len(names)} positional arguments, and got {len(args)}")
+            if twice := [name for name in names[: len(args)] if name in kwargs]:
+                raise TypeError(f"{cls.__name__} got '{twice[0]}' by position and by name")
+            by_name(self, **dict(zip(names, args, strict=False)), **kwargs)
+
+        cls.__init__ = initialize  # type: ignore[method-assign]
+        return cls
+
+    return decorated

@@ -15,7 +15,7 @@ from quark.config.architecture import Architecture
 from quark.config.fields import with_dataclass_view
 from quark.errors import ConfigError
 from quark.plugins import OptionNote
-from quark_algos.fields import LEGACY, OWN, PRESETS, UNUSED, given, is_given, of_preset, positive
+from quark_algos.fields import LEGACY, OWN, PRESETS, UNUSED, given, is_given, of_preset, positive, with_positional
 from quark_algos.mappings.mapping import linear_layers
 
 __all__ = [
@@ -91,6 +91,7 @@ class _HessianConfig(AlgoConfig):
         return None if known else "the projections of its decoder blocks are not known"
 
 
+@with_positional("name", "block_size", "damp_percent", "desc_act", "static_groups", "inside_layer_modules", "model_decoder_layers")
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class GPTQConfig(_HessianConfig):
@@ -123,6 +124,7 @@ class GPTQConfig(_HessianConfig):
         return attrs.evolve(self, damp_percent=given(self.damp_percent, BEST_DAMPING if self.preset == "best" else None))
 
 
+@with_positional("name", "block_size", "damp_percent", "desc_act", "static_groups", "inside_layer_modules", "model_decoder_layers", "alpha")
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class GPTAQConfig(GPTQConfig):
@@ -140,6 +142,7 @@ class GPTAQConfig(GPTQConfig):
     alpha: Annotated[float, OptionNote(beside={"preset": "reference"})] = 0.25
 
 
+@with_positional("inside_layer_modules", "model_decoder_layers", "name", "block_size", "desc_act", "static_groups", "alpha", "beta")
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class QronosConfig(_HessianConfig):

@@ -13,7 +13,7 @@ from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
 from quark.config.fields import with_dataclass_view
 from quark.plugins import OptionNote
-from quark_algos.fields import LEGACY, OWN, PRESETS, UNUSED
+from quark_algos.fields import LEGACY, OWN, PRESETS, UNUSED, with_positional
 from quark_algos.mappings.mapping import (
     enclosing,
     readers_of_attention_norm,
@@ -56,6 +56,7 @@ def _online(value: Any) -> Any:
     return OnlineRotationConfig(**{"shared_parallel": False} | {key: one for key, one in value.items() if key != _DROPPED})
 
 
+@with_positional("scaling_layers", "r1", "r2", "r3", "r4", "rotation_size", "random_r1", "random_r2", "backbone", "model_decoder_layers")
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class RotationConfig(AlgoConfig):
