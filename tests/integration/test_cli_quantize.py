@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AlbertConfig, AlbertForMaskedLM, AutoConfig, AutoModelForCausalLM
 
 from quark_tiny_model import tiny_model_dir
 
@@ -174,13 +174,25 @@ def test_a_quantized_checkpoint_that_no_layout_dequantizes_is_refused(
     assert "quantized already" in capsys.readouterr().err
 
 
-def test_a_family_without_a_template_is_refused_by_name(
-    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_family_without_a_template_is_quantized_and_says_what_was_inferred(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps(config | {"model_type": "openai-gpt", "architectures": ["OpenAIGPTLMHeadModel"]}))
-    assert run("quantize", source, tmp_path / "out", "--scheme", "int4_wo_64", monkeypatch=monkeypatch) == 2
-    assert "openai-gpt" in capsys.readouterr().err
+    config = AlbertConfig(vocab_size=64, embedding_size=64, hidden_size=64, intermediate_size=64, num_attention_heads=2)
+    AlbertForMaskedLM(config).save_pretrained(tmp_path / "albert")
+    assert run("quantize", tmp_path / "albert", tmp_path / "out", "--scheme", "int4_wo_64", monkeypatch=monkeypatch) == 0
+    assert "no template for the model type 'albert'" in caplog.text
+    assert "the whole model is one block" in caplog.text
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+def test_an_algorithm_that_needs_a_template_names_the_option_that_gives_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = AlbertConfig(vocab_size=64, embedding_size=64, hidden_size=64, intermediate_size=64, num_attention_heads=2)
+    AlbertForMaskedLM(config).save_pretrained(tmp_path / "albert")
+    arguments = ("quantize", tmp_path / "albert", tmp_path / "out", "--scheme", "int4_wo_64", "--algorithm", "gptq")
+    assert run(*arguments, monkeypatch=monkeypatch) == 2
+    assert "--template-file takes a JSON file" in capsys.readouterr().err
 
 
 def test_a_rival_distribution_in_the_environment_is_refused(
