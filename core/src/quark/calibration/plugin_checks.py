@@ -238,7 +238,7 @@ class StartedTransform:
 
         Raise PluginError if it leaves the block in a wrong state.
         """
-        before, names = _BlockState.of(block.module, set(block.configs)), block.module.state_dict().keys()
+        before, names = _BlockState.of(block.module), block.module.state_dict().keys()
         sums = _checksums(block.module)
         with attributed(f"changing '{block.name}'", whose):
             report = change(block)
@@ -280,19 +280,16 @@ class _BlockState:
     members: Mapping[str, Mapping[str, tuple[str, ...]]]
     hooks: Mapping[str, tuple[Any, ...]]
     shapes: Mapping[str, tuple[torch.Size, torch.dtype]]
-    not_finite: frozenset[str]
 
     @classmethod
-    def of(cls, block: nn.Module, planned: set[str]) -> _BlockState:
-        """Return the state of a block; layers that are ``planned`` to be quantized are known to be finite."""
+    def of(cls, block: nn.Module) -> _BlockState:
+        """Return the state of a block, whose parameters are known to be finite."""
         modules = dict(block.named_modules())
-        others = ((n, p) for n, p in block.named_parameters() if n.rpartition(".")[0] not in planned)
         return cls(
             modules,
             {name: members(module) for name, module in modules.items()},
             {name: hooks(module) for name, module in modules.items()},
             {name: (p.shape, p.dtype) for name, p in block.named_parameters()},
-            frozenset(name for name, p in others if not has_finite_values(p)),
         )
 
     def complaint(self, block: nn.Module, *, strict: bool) -> str | None:
@@ -313,7 +310,7 @@ class _BlockState:
         for name, parameter in block.named_parameters():
             if name in self.shapes and (parameter.shape, parameter.dtype) != self.shapes[name]:
                 return f"'{name}' is {parameter.dtype}{list(parameter.shape)} where {self.shapes[name][1]}{list(self.shapes[name][0])} was"
-            if name not in self.not_finite and not has_finite_values(parameter):
+            if not has_finite_values(parameter):
                 return f"'{name}' holds NaN or Inf"
         return None
 

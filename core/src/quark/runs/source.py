@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from quark.base.finite import buffers_of, is_finite, refuse_non_finite
 from quark.base.log import get_logger, silenced
 from quark.calibration.transform_validation import BlockSource
-from quark.errors import QuarkError
+from quark.errors import QuarkError, UnsupportedError
 from quark.models.hf.internals import source_of
 from quark.models.hf.placing import owners_of, put_tensor
 from quark.models.hf.quantized_source import float_tensors_of
@@ -124,12 +124,20 @@ def carried_by(model: nn.Module) -> tuple[str, ...]:
         if {name for shard in shards for name in shard.tensors} <= model.state_dict().keys():
             return ()
         with silenced():
-            own = meta_model(directory)
+            own = _class_of(directory) or model
             stored = StoredTensors(own, shards, directory, weight_converters_of(own), float_tensors_of(directory, shards))
     except QuarkError as error:  # the checkpoint has been changed, or is of another form: the model was loaded by somebody else
-        get_logger(__name__).debug(f"Whether '{directory}' has tensors that the model does not take is not known: {error}")
+        get_logger(__name__).info(f"Whether '{directory}' has tensors that the model does not take is not known: {error}")
         return ()
     return stored.carried
+
+
+def _class_of(directory: Path) -> nn.Module | None:
+    """Return the model of a checkpoint's own class on the meta device; None if that is code of its own."""
+    try:
+        return meta_model(directory)
+    except UnsupportedError:
+        return None
 
 
 class CheckpointSource:

@@ -271,6 +271,6 @@ def _tell_carried(carried: Sequence[str], model: Any, directory: Path) -> None:
         log.log(
             logging.INFO if all(map(is_expected, carried)) else logging.WARNING,
             f"'{directory}' holds {len(carried)} tensor(s) that a {type(model).__name__} has no place for: {folded(carried)}. They are "
-            "carried over to the checkpoint as they are stored, and excluded there. If they are no part of it that another program runs, "
+            "carried over to the checkpoint as they are stored, and excluded there. If no runtime uses them, "
             "its config.json may name fewer layers, or other parts, than the checkpoint has",
         )
