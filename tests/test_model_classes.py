@@ -82,7 +82,7 @@ def test_encoder_and_decoder_are_rounded_block_by_block_the_same_in_memory_and_f
 @pytest.mark.parametrize("name", [*STREAMS, "DebertaV2ForTokenClassification", "CLIPModel"])
 @pytest.mark.parametrize("algorithm", ["awq", "gptaq", "qronos"])
 def test_algorithms_that_replay_or_look_ahead_serve_both_streams(name: str, algorithm: str, tmp_path: Path) -> None:
-    model = random_model(name)
+    model = random_model(name).requires_grad_(True)
     settings = algorithms().load_config(algorithm).for_architecture(architecture_of(model))  # type: ignore[attr-defined]
     if settings is None:
         pytest.skip("the family has nothing for it")

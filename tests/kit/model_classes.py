@@ -31,6 +31,7 @@ _SPEECH = {
     **{"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2},
 }
 _WHISPER = {**_BEHIND_ENCODER, "num_mel_bins": 8, "max_source_positions": 16, "max_target_positions": 16}
+_RELATIVE = {"relative_attention": True, "position_biased_input": False, "pos_att_type": ["c2p", "p2c"], "max_relative_positions": 16}
 _IMAGE_AND_TEXT = {"text_config": _TEXT, "vision_config": _IMAGE}
 _GPT2 = {
     "vocab_size": 64,
@@ -50,7 +51,8 @@ MODEL_CLASSES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("GPT2ForSequenceClassification", "GPT2Model"), _GPT2),
     **dict.fromkeys(("BertModel", "BertForMaskedLM", "BertForSequenceClassification", "BertForQuestionAnswering"), _TEXT),
     **dict.fromkeys(("RobertaForSequenceClassification", "XLMRobertaModel", "XLMRobertaForTokenClassification"), _TEXT),
-    **dict.fromkeys(("DebertaForSequenceClassification", "DebertaV2ForTokenClassification"), _TEXT),
+    "DebertaForSequenceClassification": {**_TEXT, **_RELATIVE},
+    "DebertaV2ForTokenClassification": {**_TEXT, **_RELATIVE},
     **dict.fromkeys(("ModernBertForMaskedLM", "ModernBertForSequenceClassification"), _TEXT),
     "AlbertForSequenceClassification": {**_TEXT, "embedding_size": 32},
     "DistilBertModel": {"vocab_size": 64, "dim": 32, "hidden_dim": 64, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 64},
