@@ -16,7 +16,7 @@ import pytest
 from torch import nn
 
 from quark.checkpoint import companions, save_companions
-from quark.checkpoint.companions import companions_of, copy_companions, is_companion
+from quark.checkpoint.companions import companions_of, copied_companions, copy_companions
 from quark.errors import OutputError
 from quark_tiny_model import tiny_model, tiny_model_dir
 
@@ -241,12 +241,14 @@ def test_files_that_are_there_stay(tmp_path: Path) -> None:
 
 
 def test_a_copy_is_told_by_its_bytes(tmp_path: Path) -> None:
-    source = tree(tmp_path / "source", {"LICENSE": "free", "1_Pooling/config.json": "{}"})
-    shutil.copytree(source, tmp_path / "out")
-    assert all(is_companion(path, source) for path in (tmp_path / "out").iterdir())
-    assert not is_companion(tmp_path / "out/LICENSE", None)
-    tree(tmp_path / "out", {"LICENSE": "mine", "1_Pooling/more": "", "notes": ""})
-    assert not any(is_companion(path, source) for path in (tmp_path / "out").iterdir())
+    source = tree(tmp_path / "source", {"LICENSE": "free", "1_Pooling/config.json": "{}", "config.json": "{}", "model.safetensors": "x"})
+    (source / "pytorch_model.bin").write_text("x")
+    out = Path(shutil.copytree(source, tmp_path / "out"))
+    assert copied_companions(out, source) == {"LICENSE", "1_Pooling"}, "weights and config.json are nobody's companions"
+    assert copied_companions(out, None) == copied_companions(out, tmp_path / "none") == set()
+    tree(out, {"LICENSE": "mine", "1_Pooling/more": "", "notes": ""})
+    (out / "empty").mkdir()
+    assert copied_companions(out, source) == set()
 
 
 def test_what_cannot_be_read_is_said_and_costs_no_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

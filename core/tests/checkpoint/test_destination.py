@@ -311,3 +311,14 @@ def test_companions_of_an_earlier_export_are_in_nobodys_way(tmp_path: Path) -> N
     with pytest.raises(OutputError, match=r"holds 'LICENSE', which no export writes"):
         quantize_checkpoint(source, out, config, options=ExportOptions(overwrite=True))
     assert (out / "LICENSE").read_text() == "mine"
+
+
+def test_the_source_and_a_copy_of_it_are_never_written_over(tmp_path: Path) -> None:
+    source = Path(shutil.copytree(tiny_model_dir(), tmp_path / "source"))
+    copy, config = Path(shutil.copytree(source, tmp_path / "copy")), LLMTemplate.get("llama").get_config(scheme="int4_wo_64")
+    weights = (source / "model.safetensors").read_bytes()
+    for out in (source, copy):
+        for overwrite in (False, True):
+            with pytest.raises(OutputError, match=r"not empty|cannot be replaced"):
+                quantize_checkpoint(source, out, config, options=ExportOptions(overwrite=overwrite))
+        assert (out / "model.safetensors").read_bytes() == weights

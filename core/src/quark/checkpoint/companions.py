@@ -15,7 +15,7 @@ import attrs
 
 from quark.base.log import get_logger
 from quark.base.names import folded
-from quark.errors import OutputError
+from quark.errors import OutputError, QuarkError
 from quark.models.hf.custom_code import code_of, sentence_modules
 from quark.models.hf.internals import source_of
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from quark.checkpoint.exporter import Tokenizer
 
-__all__ = ["Companions", "companions_of", "copy_companions", "is_companion", "save_companions"]
+__all__ = ["Companions", "companions_of", "copied_companions", "copy_companions", "save_companions"]
 
 _LARGEST, _MOST_BYTES = 100_000_000, 1 << 30
 """Bytes of one file, and of all: the largest vocabularies have a third of the first."""
@@ -158,17 +158,29 @@ def companions_of(source: Path) -> Companions:
                 files.append(name)
             elif len(left_out) < _MOST_FILES:
                 left_out[name] = reason
+            if reason == _MANY:
+                waiting.clear()
     return Companions(tuple(files), left_out)
 
 
-def is_companion(path: Path, source: Path | None) -> bool:
-    """Return whether a file or folder of an output directory is a copy of that of the source, to the byte."""
-    if source is None or path.is_symlink():
-        return False
-    if path.is_dir():
-        return (source / path.name).is_dir() and all(is_companion(inner, source / path.name) for inner in path.iterdir())
-    other = source / path.name
-    return path.is_file() and other.is_file() and filecmp.cmp(path, other, shallow=False)
+def copied_companions(out: Path, source: Path | None) -> set[str]:
+    """Return what in an output directory is a copy of a companion of the source, to the byte.
+
+    These are names of files, and of folders with nothing else in them.
+    """
+    if source is None or not source.is_dir() or not out.is_dir():
+        return set()
+    try:
+        known = set(companions_of(source).files)
+    except QuarkError:  # reading the source says so
+        return set()
+    copies = set()
+    for path in out.iterdir():
+        files = [inner for inner in path.rglob("*") if not inner.is_dir() or inner.is_symlink()] if path.is_dir() else [path]
+        names = [file.relative_to(out).as_posix() for file in files]
+        if files and known.issuperset(names) and not any(file.is_symlink() for file in (path, *files)):
+            copies |= {path.name} if all(filecmp.cmp(out / name, source / name, shallow=False) for name in names) else set()
+    return copies
 
 
 def _why_not(path: Path, name: str, source: Path, code: Collection[str], parts: Collection[str]) -> str | None:

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from quark.base.files import exchange, link_or_copy, move_directory
-from quark.checkpoint.companions import is_companion
+from quark.checkpoint.companions import copied_companions
 from quark.checkpoint.layout_reader import quantization_block
 from quark.errors import OutputError, QuarkError
 from quark.models.hf.custom_code import code_of
@@ -69,7 +69,8 @@ def refuse_used_directory(
             Python files that its configs name and those that these import.
         resume: Whether ``out`` may be the output of a run from disk: of which one,
             `quark.runs.journal.is_finished_run` tells.
-        source: The float checkpoint: copies of its files, to the byte, may lie in ``out``.
+        source: The float checkpoint: copies of its companions, to the byte, may lie in ``out``
+            (`quark.checkpoint.companions.copied_companions`).
 
     Raises:
         OutputError: ``out`` contains other files, is a file, a mount point or the current directory.
@@ -80,7 +81,8 @@ def refuse_used_directory(
     what = "a mount point" if out.is_mount() else "the current directory" if out.is_dir() and out.samefile(Path.cwd()) else None
     if what is not None:
         raise OutputError(f"the output '{out}' is {what}, which cannot be replaced: choose a directory in it, such as '{out / 'model'}'")
-    others = sorted(p.name for p in out.iterdir() if not (_lies_beside(p, exporter) or is_companion(p, source))) if out.is_dir() else []
+    copies = copied_companions(out, source)
+    others = sorted(p.name for p in out.iterdir() if not (p.name in copies or _lies_beside(p, exporter))) if out.is_dir() else []
     if not others or (resume and RUN_FILE in others):
         return
     if not overwrite:
@@ -108,10 +110,10 @@ def move_into_place(export: Path, out: Path, exporter: str | None = None, *, ove
         move_directory(export, out)
         return
     replaces = overwrite and _is_export(out)
-    shared = (*COMPANIONS, *_code_of(out))
+    shared, copies = (*COMPANIONS, *_code_of(out)), copied_companions(out, source)
     for path in out.iterdir():
         is_new = (export / path.name).exists()
-        if is_companion(path, source):
+        if path.name in copies:
             if not is_new:
                 _keep(path, export)
             continue
