@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from quark.config.layer import QLayerConfig
 from quark.models.layers import QuantLinear, layers_from_codes, packed_weight
-from quark.models.layers.layers_from_codes import runs_from_codes
+from quark.models.layers.layers_from_codes import UntilUsed, runs_from_codes, until_used
 from quark.models.layers.packed_weight import FormatPacking, PackedWeight
 from quark_devkit.example_specs import int8_spec
 from quark_devkit.simulated_device import simulated_device
@@ -39,6 +40,51 @@ def test_the_weight_of_the_layer_that_computes_is_unpacked_once_and_that_of_anot
     assert seen[0].data_ptr() == seen[1].data_ptr()
     assert torch.equal(seen[2], other.weight)
     assert not torch.equal(one.weight, other.weight)
+
+
+def test_shape_dtype_and_device_of_a_weight_are_seen_without_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = from_codes(nn.Linear(8, 4))
+    expected = layer.unpack().weight
+    monkeypatch.setattr(PackedWeight, "values", lambda *_: pytest.fail("the weight was unpacked"))
+    for weight in (layer.weight, layer.get_parameter("weight"), dict(layer.named_parameters())["weight"]):
+        assert isinstance(weight, nn.Parameter)
+        assert (weight.shape, weight.dtype, weight.device, weight.numel()) == ((4, 8), torch.float32, torch.device("cpu"), 32)
+    monkeypatch.undo()
+    x = torch.randn(3, 8)
+    assert torch.equal(layer.weight @ x.t(), expected @ x.t())
+    assert torch.equal(nn.functional.linear(x, layer.weight), nn.functional.linear(x, expected))
+    assert torch.equal(copy.deepcopy(layer.weight), expected)
+
+
+def test_a_weight_that_is_changed_in_place_is_in_memory_from_then_on() -> None:
+    layer = from_codes(nn.Linear(8, 4))
+    expected, weight = layer.unpack().weight / 2, layer.weight
+    with torch.no_grad():
+        weight.div_(2)
+    assert type(layer) is QuantLinear
+    assert torch.equal(layer.weight, expected)
+    assert torch.equal(weight + 0, expected), "who has the parameter sees the change"
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda layer: layer(torch.ones(1, 8)),
+        lambda layer: layer.weight,
+        lambda layer: layer.get_parameter("weight"),
+        lambda layer: dict(layer.named_parameters()),
+        lambda layer: layer.state_dict(),
+        lambda layer: layer.to(torch.bfloat16),
+    ],
+)
+def test_a_layer_is_from_codes_until_somebody_looks(look: Any) -> None:
+    layer: Any = until_used(from_codes(nn.Linear(8, 4)))
+    assert isinstance(layer, UntilUsed)
+    assert layer.bias.shape == (4,)
+    assert isinstance(layer, UntilUsed), "its bias is no code"
+    look(nn.ModuleList([layer])[0])
+    assert type(layer) is QuantLinear
+    assert set(layer.state_dict()) >= {"weight", "bias", "weight_quantizer.scale"}
 
 
 def test_an_accelerator_unpacks_larger_slices_and_each_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
