@@ -12,14 +12,16 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from quark.calibration.batches import ModelInputs
 from quark.checkpoint.inspection import inspect_checkpoint
 from quark.cli.main import program
 from quark.models.plan.decoder_blocks import decoder_blocks
 from quark.models.plan.family import architecture_of, template_of
-from quark.plugins import algorithms
+from quark.plugins import algorithms, templates
 from quark.runs import quantize_checkpoint
 from quark.runs.planned_run import plan
 from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark_workbench.evaluate.outputs import gives_next_tokens
 
 from .kit.model_classes import MODEL_CLASSES, inputs_of, random_model
 
@@ -54,6 +56,23 @@ def test_the_command_line_makes_what_python_makes_of_a_class(name: str, tmp_path
     assert all(torch.equal(tensor, expected[key]) for key, tensor in state.items())
     # The same tensors at another alignment in memory are summed in another order.
     torch.testing.assert_close(outputs_of(read), outputs_of(in_python), rtol=1e-5, atol=1e-6)
+
+
+def row_of(name: str) -> str:
+    """The line of a class in the page: what gives its facts, what calibrates it, and how it is evaluated."""
+    model = random_model(name)
+    family: Any = model.config.model_type  # type: ignore[union-attr]
+    facts = f"template `{family}`" if family in templates().names() else "its modules"
+    takes = ModelInputs.of(model).takes
+    calibrated = "text, or batches from Python" if takes is None else f"batches with `{takes[0]}`, from Python"
+    measured = "perplexity and KL divergence" if gives_next_tokens(model) else "its outputs beside those of `--reference`"
+    return f"| `{name}` | {facts} | {calibrated} | {measured if takes is None else 'from Python'} |"
+
+
+def test_the_page_says_what_works_for_each_class() -> None:
+    page = (Path(__file__).parents[1] / "docs/reference/models.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    assert "\n".join(rows) == "\n".join(map(row_of, sorted(MODEL_CLASSES)))
 
 
 STREAMS = [f"{family}ForConditionalGeneration" for family in ("Bart", "Whisper", "T5", "Pegasus")]
