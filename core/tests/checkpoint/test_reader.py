@@ -1,6 +1,7 @@
 """Reading an export: tied tensors, under whichever of their names it has them."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -9,6 +10,7 @@ from transformers import XLMRobertaConfig, XLMRobertaForMaskedLM
 from quark.config.model import QConfig
 from quark.plugins import schemes
 from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark_tiny_model import tiny_model
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
 
@@ -26,3 +28,12 @@ def test_embeddings_that_are_stored_as_the_head_before_them_are_read(tmp_path: P
     ids = torch.arange(3, 19)[None]
     with torch.no_grad():
         torch.testing.assert_close(read(ids).logits, model(ids).logits)
+
+
+def test_settings_of_generation_are_read_again(tmp_path: Path) -> None:
+    model = tiny_model(blocks=1)
+    model.generation_config.update(max_new_tokens=7, suppress_tokens=[3, 5])
+    ModelQuantizer(QConfig(global_quant_config=schemes().load_config("ptpc_fp8")())).quantize_model(model)
+    export_safetensors(model, tmp_path)
+    read: Any = import_model_from_safetensors(None, tmp_path, device="cpu")
+    assert (read.generation_config.max_new_tokens, read.generation_config.suppress_tokens) == (7, [3, 5])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -60,8 +60,6 @@ def skeleton(path: Path, dtype: str, device: torch.device, *, trust_remote_code:
     Raises:
         CheckpointError, ConfigError: As `load_model` and `meta_model`.
     """
-    from transformers import GenerationConfig
-
     model_dtype = torch_dtype(dtype) or model_config(path, trust_remote_code=trust_remote_code).dtype or first_dtype(path)
     model: Any = meta_model(path, model_dtype, trust_remote_code=trust_remote_code)
     for name in kept_in_float32(model, model_dtype):
@@ -73,12 +71,7 @@ def skeleton(path: Path, dtype: str, device: torch.device, *, trust_remote_code:
         owner, _, leaf = name.rpartition(".")
         model.get_submodule(owner)._buffers[leaf] = torch.empty_like(buffer, device=device)
     initialize_what_no_checkpoint_holds(model)
-    generation = path / "generation_config.json"
-    if generation.is_file():
-        read_json(generation)
-        with reading(generation, "it is damaged; fetch it again, or remove it"):
-            model.generation_config = GenerationConfig.from_pretrained(path)
-    return model.eval()
+    return _with_generation_config(model, path).eval()
 
 
 def empty_model(path: Path, attn_implementation: str | None, *, trust_remote_code: bool = False) -> nn.Module:
@@ -88,8 +81,20 @@ def empty_model(path: Path, attn_implementation: str | None, *, trust_remote_cod
     """
     kind = _class_of(path, trust_remote_code=trust_remote_code)
     with building(), without_initialization(), reading(path / "config.json", _NO_MODEL):
-        model: nn.Module = kind.build(dtype=kind.config.dtype or torch.float32, attn_implementation=attn_implementation)
-        return model.eval()
+        model = kind.build(dtype=kind.config.dtype or torch.float32, attn_implementation=attn_implementation)
+    return _with_generation_config(model, path).eval()
+
+
+def _with_generation_config(model: Any, path: Path) -> nn.Module:
+    """Return ``model`` with the settings of generation of its checkpoint, if that has any."""
+    from transformers import GenerationConfig
+
+    generation = path / "generation_config.json"
+    if generation.is_file():
+        read_json(generation)
+        with reading(generation, "it is damaged; fetch it again, or remove it"):
+            model.generation_config = GenerationConfig.from_pretrained(path)
+    return cast(nn.Module, model)
 
 
 def _class_of(path: Path, *, trust_remote_code: bool) -> ModelClass:
