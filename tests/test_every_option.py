@@ -116,7 +116,7 @@ def test_numbers_that_are_given_are_not_replaced_by_others(algorithm: str, optio
 @pytest.mark.parametrize("algorithm", quark.algorithms().names())
 def test_the_settings_that_are_written_are_those_that_were_used(algorithm: str) -> None:
     """Every number in a checkpoint, given explicitly, gives the same result."""
-    beside = BESIDE[algorithm] if algorithm == "autoround" else {}
+    beside = BESIDE.get(algorithm, {})
     written = json.loads(json.dumps(settings_of_a_run(algorithm, tuple(beside.items())).to_dict()))
     numbers = {name: value for name, value in written.items() if isinstance(value, int | float) and name in known(algorithm)}
     assert result(algorithm, {**numbers, **beside}) == result(algorithm, beside)

@@ -68,7 +68,8 @@ def test_a_tokenizer_and_a_processor_are_copied_beside_an_export(tmp_path: Path)
     (source / "inner" / "preprocessor_config.json").write_text("{}", encoding="utf-8")
     maybe_save_preprocessors(source, tmp_path / "a" / "out", "inner")
     copied = {path.name for path in (tmp_path / "a" / "out").iterdir()}
-    assert copied == {"generation_config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"}
+    small = {"generation_config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"}
+    assert copied == small | {"PROVENANCE.md", "held_out.txt"}
 
 
 def test_the_tokenizer_can_pad() -> None:

@@ -18,7 +18,8 @@ def quark_register_commands() -> Iterator[CommandRecord]:
     yield _command("plan", "Print the plan of `quark quantize MODEL` with these options: layers, sizes, memory, time and refusals.")
     yield _command(
         "evaluate",
-        "Print the perplexity of MODEL on a text; with --reference also the KL divergence from it; with --tasks its scores in tasks.",
+        "Print the perplexity of MODEL on a text; with --reference also the KL divergence from it, or how similar the outputs of "
+        "embedders, classifiers and encoders are; with --tasks its scores in tasks.",
     )
     yield _command("report", "Write the report of the export OUT, quark_report.html and quark_report.json, and print its findings.")
     yield _command(

@@ -208,8 +208,10 @@ def spec(name: str, **more: Any) -> QTensorConfig:
 @pytest.mark.parametrize(("format_", "dtype"), [(FLOAT16, torch.float32), (FLOAT16, torch.bfloat16), (BFLOAT16, torch.float32)])
 def test_a_cast_ends_at_the_largest_finite_value(format_: CastFormat, dtype: torch.dtype) -> None:
     largest = torch.finfo(format_.storage_dtype).max
-    x = torch.tensor([3e38, -3e38, 3.4e38, 1.0, -2.5], dtype=dtype)
+    x = torch.tensor([3e38, -3e38, 3.38e38, 1.0, -2.5], dtype=dtype)
     expected = x.double().clamp(-largest, largest).to(format_.storage_dtype)
     assert torch.equal(format_.encode(x.clone()), expected)
     assert torch.equal(format_.round_(x.clone()).double(), expected.to(dtype).double())
     assert torch.isfinite(format_.encode(x)).all()
+    broken = torch.tensor([torch.inf, -torch.inf], dtype=dtype)
+    assert torch.equal(format_.encode(broken), broken.to(format_.storage_dtype))

@@ -205,7 +205,7 @@ FP8_E8M0 = PowerOfTwo(name="fp8_e8m0")
 
 @attrs.frozen(kw_only=True)
 class CastFormat(NumberFormat):
-    """float16 or bfloat16: "codes" are the values in that dtype, at most its largest finite one."""
+    """float16 or bfloat16: "codes" are the values in that dtype; finite ones end at its largest finite one."""
 
     name: str
     bits: int
@@ -228,7 +228,7 @@ class CastFormat(NumberFormat):
     def encode(self, t: Tensor) -> Tensor:
         largest = torch.finfo(self.storage_dtype).max
         codes = t.to(self.storage_dtype)
-        return codes if codes is t else codes.clamp_(-largest, largest)
+        return codes if codes is t else torch.where(t.isinf(), codes, codes.clamp(-largest, largest))
 
     def decode(self, codes: Tensor) -> Tensor:
         return codes.float()
