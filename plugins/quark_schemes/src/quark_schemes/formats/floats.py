@@ -205,7 +205,7 @@ FP8_E8M0 = PowerOfTwo(name="fp8_e8m0")
 
 @attrs.frozen(kw_only=True)
 class CastFormat(NumberFormat):
-    """float16 or bfloat16: "codes" are the values in that dtype; finite ones end at its largest finite one."""
+    """float16 or bfloat16: "codes" are the values in that dtype; finite ones end at its largest."""
 
     name: str
     bits: int
