@@ -9,6 +9,7 @@ import json
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -236,6 +237,18 @@ def test_a_directory_in_use_is_refused_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has not been quantized"):
         export_safetensors(tiny_model(), out, overwrite=True)
     assert tiny_model_dir().is_dir()
+
+
+@pytest.mark.parametrize("part", ["", "model.layers.0"])
+def test_a_compiled_model_is_not_exported_under_the_names_of_its_wrapper(part: str, tmp_path: Path) -> None:
+    model: Any = quantized("uint4_wo_32")
+    if part:
+        model.set_submodule(part, torch.compile(model.get_submodule(part)))
+    else:
+        model = torch.compile(model)
+    with pytest.raises(ConfigError, match="is compiled"):
+        export_safetensors(model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_exports_that_write_other_files_lie_in_one_directory_and_replace_their_own_alone(tmp_path: Path) -> None:

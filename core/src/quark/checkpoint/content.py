@@ -42,12 +42,17 @@ def content_of(model: Any) -> CheckpointContent:
     `quark.runs.ModelQuantizer` and `set_results` set them.
 
     Raises:
-        ConfigError: (a ValueError) The model has not been quantized, or runs from codes.
+        ConfigError: (a ValueError) The model has not been quantized, runs from codes, or is compiled.
     """
     if not getattr(model, "quark_quantized", False):
         raise ConfigError("this model has not been quantized: call ModelQuantizer(config).quantize_model(model) first, then export")
     if packed := [name for name, layer in model.named_modules() if isinstance(layer, Packed)]:
         raise ConfigError(f"this model runs from codes ({folded(packed)}): call quark.checkpoint.unpack_model(model) first, then export")
+    if any(name.rpartition(".")[2] == "_orig_mod" for name, _ in model.named_modules()):
+        raise ConfigError(
+            "this model, or a part of it, is compiled (torch.compile), which gives its tensors other names: export the original module, "
+            "its _orig_mod"
+        )
     return CheckpointContent(model, model.quant_config, model.quark_plan)
 
 
