@@ -32,6 +32,8 @@ CODES = {
     "int4": Int4PerChannelSpec(ch_axis=0, is_dynamic=False).to_quantization_spec(),
 }
 OTHER_KERNELS = {
+    "FalconH1Config": "convolutions",
+    "FalconMambaConfig": "convolutions",
     "Inkling2TextConfig": "convolutions",
     "JetMoeConfig": "products of grouped rows",
     "MobileNetV2Config": "convolutions",

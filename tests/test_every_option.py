@@ -80,7 +80,14 @@ def test_settings_of_a_run_and_those_that_are_read_back_resolve_to_themselves(al
     assert algo_config_from_dict(settings.to_dict()).resolved().to_dict() == settings.to_dict()
 
 
-VALUES = {"alpha": (0.3, 0.7), "scale_clamp_min": (3.0, 6.0), "correction_share": (0.2, 0.4), "lr": (0.01, 0.03), "minmax_lr": (0.01, 0.03)}
+VALUES = {
+    "alpha": (0.3, 0.7),
+    "scale_clamp_min": (3.0, 6.0),
+    "correction_share": (0.2, 0.4),
+    "lr": (0.02, 0.03),
+    "norm_lr": (0.004, 0.01),
+    "minmax_lr": (0.01, 0.03),
+}
 """Values of options of which twice and three times as much as the default do not make a difference."""
 BESIDE: dict[str, dict[str, Any]] = {"smoothquant": {"preset": "reference"}, "autoround": {"iters": 20}, "tuning": {"lr": 0.1}}
 """Options with which others make a difference, and soon."""
