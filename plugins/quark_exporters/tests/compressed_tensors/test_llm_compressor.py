@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import setuptools  # noqa: F401  # torch.compile of torch 2.10 imports it, which fails once somebody has imported distutils
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
