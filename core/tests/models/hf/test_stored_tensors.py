@@ -86,6 +86,12 @@ def test_a_stored_tensor_without_a_place_in_the_model_is_carried_over_and_warned
     assert "1 tensor(s) that a LlamaForCausalLM has no place for: model.layers.0.extra.weight" in caplog.text
 
 
+def test_a_stored_tensor_whose_place_another_has_taken_is_refused(tmp_path: Path) -> None:
+    source = changed(tmp_path / "changed", lambda t: t.update({"norm.weight": torch.zeros(256)}))
+    with pytest.raises(CheckpointError, match=r"1 tensor\(s\) whose places in a LlamaForCausalLM others have taken.*: norm\.weight"):
+        opened(source)
+
+
 def test_a_stored_table_that_the_model_computes_is_left_out(tmp_path: Path) -> None:
     source = changed(tmp_path / "changed", lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}))
     opened(source)

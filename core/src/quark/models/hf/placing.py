@@ -135,12 +135,11 @@ def refuse_missing(names: Sequence[str], model: nn.Module, directory: Path) -> N
 
 
 def refuse_lost(names: Sequence[str], model: nn.Module, directory: Path) -> None:
-    """Raise if stored tensors would be lost: the model has no place for them, and nobody wants them left out.
+    """Raise if stored tensors would be lost, since others have taken their places in the model.
 
     Args:
-        names: The stored tensors that neither a model's tensors are made of, nor anything else keeps.
-        model: Its class says which may be left out (`left_out_by`), and which buffers it computes: older
-            checkpoints hold rotary tables (``inv_freq``) of each layer.
+        names: The stored tensors that no tensor of the model is made of, and no export carries over.
+        model: Its class says which may be left out (`left_out_by`).
         directory: The checkpoint, for the message.
 
     Raises:
@@ -149,9 +148,8 @@ def refuse_lost(names: Sequence[str], model: nn.Module, directory: Path) -> None
     is_left_out = left_out_by(model)
     if lost := [name for name in names if not is_left_out(name)]:
         raise CheckpointError(
-            f"'{directory}' holds {len(lost)} tensor(s) that a {type(model).__name__} has no place for, and which the result would lack: "
-            f'{folded(lost)}. Its config.json names another class in "architectures", or fewer layers, than the checkpoint is of: '
-            "correct it, or take these tensors out of the files"
+            f"'{directory}' holds {len(lost)} tensor(s) whose places in a {type(model).__name__} others have taken, and which the result "
+            f"would lack: {folded(lost)}. Its config.json may be of another model: correct it, or take these tensors out of the files"
         )
 
 
