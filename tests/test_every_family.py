@@ -32,8 +32,6 @@ CODES = {
     "int4": Int4PerChannelSpec(ch_axis=0, is_dynamic=False).to_quantization_spec(),
 }
 OTHER_KERNELS = {
-    "FalconH1Config": "convolutions",
-    "FalconMambaConfig": "convolutions",
     "Inkling2TextConfig": "convolutions",
     "JetMoeConfig": "products of grouped rows",
     "MobileNetV2Config": "convolutions",
@@ -42,6 +40,8 @@ OTHER_KERNELS = {
     "SqueezeBertConfig": "convolutions",
 }
 """Families with results whose last bits depend on where a weight lies in memory, and why."""
+if torch.__version__.startswith("2.10."):
+    OTHER_KERNELS |= {"FalconH1Config": "convolutions", "FalconMambaConfig": "convolutions"}
 
 
 def by_transformers(family: str, out: Path) -> nn.Module:
