@@ -3,6 +3,8 @@
 One pass per block and sample, in block order, whatever the forward's own code does.
 """
 
+from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 from torch import nn
 
 from quark.calibration.batches import Call
-from quark.calibration.forwards import Forward, without_cache
+from quark.calibration.forwards import Forward, conducts_forwards, without_cache
 from quark.calibration.lockstep import EndOfBlock, LockStep
 
 
@@ -41,6 +43,7 @@ class Model(nn.Module):
         return x
 
 
+@conducts_forwards
 def test_all_samples_pass_a_block_before_any_enters_the_next() -> None:
     model = Model(3)
     samples = [Call((torch.full((n + 1,), float(n)),)) for n in range(4)]
@@ -53,6 +56,7 @@ def test_all_samples_pass_a_block_before_any_enters_the_next() -> None:
         assert run.finished == 4
 
 
+@conducts_forwards
 def test_forwards_that_are_given_up_leave_the_grad_mode_as_it_was() -> None:
     model = Model(3)
     with LockStep(model, list(model.blocks), [Call((torch.ones(2),))], to_the_end=False) as run:
@@ -61,6 +65,7 @@ def test_forwards_that_are_given_up_leave_the_grad_mode_as_it_was() -> None:
     assert torch.is_grad_enabled()
 
 
+@conducts_forwards
 def test_each_sample_sees_what_its_own_forward_computes() -> None:
     plain, stepped = Model(3), Model(3)
     inputs = [torch.full((n + 1,), float(n)) for n in range(3)]
@@ -72,6 +77,7 @@ def test_each_sample_sees_what_its_own_forward_computes() -> None:
     assert sorted(plain.log) == sorted(stepped.log)
 
 
+@conducts_forwards
 def test_forwards_may_stop_behind_the_last_block() -> None:
     model = Model(2)
     with LockStep(model, list(model.blocks), [Call((torch.zeros(1),))] * 2, to_the_end=False) as run:
@@ -82,6 +88,7 @@ def test_forwards_may_stop_behind_the_last_block() -> None:
     assert model.grad_modes == [], "nothing behind the blocks has run"
 
 
+@conducts_forwards
 def test_an_error_in_a_forward_comes_out_of_advance() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(3, 3))
     with LockStep(model, list(model), [Call((torch.ones(1, 2),))]) as run:
@@ -91,6 +98,7 @@ def test_an_error_in_a_forward_comes_out_of_advance() -> None:
             run.advance(1)
 
 
+@conducts_forwards
 def test_leaving_early_ends_paused_forwards_and_takes_the_hooks_away() -> None:
     model = Model(2)
     with LockStep(model, list(model.blocks), [Call((torch.zeros(1),))]) as run:
@@ -100,6 +108,7 @@ def test_leaving_early_ends_paused_forwards_and_takes_the_hooks_away() -> None:
     assert model(torch.zeros(1)).item() == 3.0
 
 
+@conducts_forwards
 def test_grad_mode_is_the_callers_again_afterwards() -> None:
     model = Model(2)
     with torch.enable_grad(), LockStep(model, list(model.blocks), [Call((torch.zeros(1),)), Call((torch.ones(2),))]) as run:
@@ -107,6 +116,58 @@ def test_grad_mode_is_the_callers_again_afterwards() -> None:
             run.advance(i)
         assert torch.is_grad_enabled()
     assert model.grad_modes == [False, False]
+
+
+def _deeper(levels: int, call: Callable[[], None]) -> None:
+    """Call something beneath further frames of the C stack."""
+    max([0], key=lambda _: call() or 0 if levels == 0 else _deeper(levels - 1, call) or 0)
+
+
+@conducts_forwards
+def test_a_forward_finds_the_stack_below_it_as_it_was_wherever_it_is_let_go_on(capfd: pytest.CaptureFixture[str]) -> None:
+    """As an error of torch's C++ does, which walks down the whole stack of the thread when it is raised."""
+    gather_traceback = torch._C._profiler.gather_traceback
+
+    class Walking(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            gather_traceback(python=False, script=False, cpp=True)
+            return x
+
+    model = nn.Sequential(*(Walking() for _ in range(6)))
+    with LockStep(model, [model[1], model[3], model[5]], [Call((torch.zeros(1),))] * 2) as run:
+        _deeper(9, lambda: run.advance(-1))
+        _deeper(0, lambda: run.advance(0))
+        _deeper(30, lambda: run.advance(1))
+        run.advance(2)
+        assert run.finished == 2
+    assert "unwind" not in capfd.readouterr().err.lower()
+
+
+def test_forwards_are_conducted_by_a_decorated_function() -> None:
+    with pytest.raises(RuntimeError, match="conducts_forwards"):
+        LockStep(Model(1), [], [Call((torch.zeros(1),))])
+
+
+@conducts_forwards
+def _failing_inside() -> None:
+    _failing(ValueError("of the function itself"))
+
+
+@conducts_forwards
+def _failing(error: BaseException) -> None:
+    raise error
+
+
+def test_a_function_that_conducts_forwards_returns_and_raises_as_without_and_may_call_another() -> None:
+    variable = ContextVar("variable", default=0)
+    variable.set(3)
+    assert conducts_forwards(lambda x, *, y: (x, y, variable.get()))(1, y=2) == (1, 2, 3)
+    for error in (KeyboardInterrupt(), KeyError("k")):
+        with pytest.raises(type(error)) as caught:
+            _failing(error)
+        assert caught.value is error
+    with pytest.raises(ValueError, match="of the function itself"):
+        _failing_inside()
 
 
 def test_without_cache_gives_back_mode_and_switch() -> None:
@@ -129,6 +190,7 @@ def test_without_cache_reaches_the_config_of_the_part_that_makes_text() -> None:
     assert not hasattr(model.config, "use_cache")
 
 
+@conducts_forwards
 def test_forwards_replay_a_block_with_their_own_arguments_and_are_at_its_entry_again() -> None:
     model = Model(2)
     with LockStep(model, list(model.blocks), [Call((torch.full((1,), float(n)),)) for n in range(3)]) as steps:
@@ -149,6 +211,7 @@ def test_forwards_replay_a_block_with_their_own_arguments_and_are_at_its_entry_a
     assert [name for name, _ in model.log] == ["0"] * 3 + ["1"] * (3 + 1 + 3), "each output is computed once more when it counts"
 
 
+@conducts_forwards
 def test_forwards_outlive_a_replay_that_fails() -> None:
     model = Model(2)
 
@@ -166,6 +229,7 @@ def test_forwards_outlive_a_replay_that_fails() -> None:
         assert steps.finished == 3
 
 
+@conducts_forwards
 def test_a_replay_that_is_ended_early_gives_nothing_and_the_forward_waits_as_before() -> None:
     model = Model(2)
 
@@ -186,6 +250,7 @@ def test_a_replay_that_is_ended_early_gives_nothing_and_the_forward_waits_as_bef
         assert steps.finished == 3
 
 
+@conducts_forwards
 def test_a_stand_in_is_called_in_place_of_the_block_and_may_pause_it() -> None:
     model = Model(1)
     with LockStep(model, list(model.blocks), [Call((torch.ones(1),))]) as steps:
@@ -204,6 +269,7 @@ def test_a_stand_in_is_called_in_place_of_the_block_and_may_pause_it() -> None:
     assert model.log == [("0", 2.0)]
 
 
+@conducts_forwards
 def test_what_does_not_belong_to_the_state_of_a_block_is_refused() -> None:
     model = Model(1)
     with LockStep(model, list(model.blocks), [Call((torch.ones(1),))]) as steps:
@@ -217,6 +283,7 @@ def test_what_does_not_belong_to_the_state_of_a_block_is_refused() -> None:
                 call()
 
 
+@conducts_forwards
 def test_forwards_rehearse_a_block_compute_it_with_gradients_and_leave_with_what_they_have() -> None:
     model = Model(2)
     weight = torch.ones((), requires_grad=True)
@@ -241,6 +308,7 @@ def test_forwards_rehearse_a_block_compute_it_with_gradients_and_leave_with_what
     assert [name for name, _ in model.log[computed:]] == ["1", "1"]  # the first block was not computed again
 
 
+@conducts_forwards
 def test_what_released_forwards_compute_can_be_kept() -> None:
     model = Model(2)
     kept: list[tuple[int, float]] = []

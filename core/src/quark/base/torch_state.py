@@ -36,26 +36,9 @@ def own_torch_state(*, takes_turns: bool = True) -> Iterator[None]:
         for device_type in ["cpu"] if accelerator is None else ["cpu", accelerator.type]:
             if torch.is_autocast_enabled(device_type):
                 stack.enter_context(torch.autocast(device_type, enabled=False))
-        if torch.backends.cuda.is_built() and not torch.cuda.is_available():
-            stack.enter_context(_without_capture())
         if torch.get_default_device().type != "cpu":  # a device mode costs time at every call of torch
             stack.enter_context(torch.device("cpu"))
         yield
-
-
-@contextmanager
-def _without_capture() -> Iterator[None]:
-    """Let torch answer, without a driver, that no graph is captured, as it is documented to.
-
-    It raises an error of C++, which models catch. But that error walks down the stack, and a forward that has
-    paused (`quark.calibration.forwards`) goes on with another end of its stack: a crash.
-    """
-    asked = torch.cuda.is_current_stream_capturing
-    torch.cuda.is_current_stream_capturing = lambda: False
-    try:
-        yield
-    finally:
-        torch.cuda.is_current_stream_capturing = asked
 
 
 @contextmanager

@@ -1,20 +1,60 @@
 """Forward: one forward of a model as a greenlet, which can pause in the middle of the model's own code.
 
-`replaced_forward` and `without_cache` change a model while forwards run, and give it back as it was.
+A function that lets forwards run is decorated with `conducts_forwards`. `replaced_forward` and
+`without_cache` change a model while forwards run, and give it back as it was.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from contextvars import copy_context
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar, cast
 
-from greenlet import getcurrent, greenlet
+from greenlet import GreenletExit, getcurrent, greenlet
 from torch import nn
 
 from quark.calibration.batches import Call
 
-__all__ = ["Forward", "current_forward", "replaced_forward", "without_cache"]
+__all__ = ["Forward", "conducts_forwards", "current_forward", "replaced_forward", "without_cache"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _Conductor(greenlet):
+    """A function decorated with `conducts_forwards`; its parent starts the forwards and lets them go on."""
+
+
+def conducts_forwards(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function make forwards, start them, and let them go on.
+
+    An error of torch's C++ walks down the whole stack of the thread when it is raised. A greenlet owns only
+    the upper part of that stack: below it lie the frames of whoever started it. If these have ended when it
+    goes on, the walk reads what others have written there, and the process dies of a segmentation fault.
+    So one frame, which lasts as long as the function, starts each forward and lets it go on, by one call.
+    """
+
+    @wraps(function)
+    def conducted(*args: P.args, **kwargs: P.kwargs) -> R:
+        conductor = _Conductor(partial(function, *args, **kwargs))
+        conductor.gr_context = copy_context()
+        running: greenlet = conductor
+        message: tuple[Any, ...] = ()
+        result: Any = None
+        while not conductor.dead:
+            try:
+                result = running.switch(*message)  # the only call that starts a greenlet or lets it go on
+                running, message = result if running is conductor and not conductor.dead else (conductor, (None,))
+            except BaseException as error:
+                if conductor.dead:
+                    message = ()  # of the error that it was told of, which would refer to itself
+                    raise
+                running, message = conductor, (error,)
+        return cast("R", result)
+
+    return conducted
 
 
 class Forward(greenlet):
@@ -30,13 +70,33 @@ class Forward(greenlet):
             `BlockRun`; else None.
     """
 
-    def __init__(self, call: Call, number: int, is_float: bool, parent: Any, is_probe: bool = False) -> None:
-        super().__init__(call.run, parent)
+    def __init__(self, call: Call, number: int, is_float: bool, is_probe: bool = False) -> None:
+        conductor = getcurrent()
+        if not isinstance(conductor, _Conductor):
+            raise RuntimeError("forwards run in lock-step only inside a function that is decorated with conducts_forwards")
+        super().__init__(call.run, conductor.parent)
         self.call = call
         self.number = number
         self.is_float = is_float
         self.is_probe = is_probe
         self.rehearsal: Any = None
+
+    def go_on(self, *args: Any) -> None:
+        """Let it start with ``args``, or go on, until it pauses or ends; what it raises comes out here."""
+        assert self.parent is not None
+        error = self.parent.switch(self, args)
+        if error is not None:
+            raise error
+
+    def pause(self) -> None:
+        """Return to the caller of `go_on`; called in the forward itself."""
+        assert self.parent is not None
+        if self.parent.switch():
+            raise GreenletExit
+
+    def end(self) -> None:
+        """End it where it has paused."""
+        self.go_on(True)
 
 
 def current_forward() -> Forward | None:

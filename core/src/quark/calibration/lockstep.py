@@ -24,7 +24,6 @@ from typing import Any, Literal, Self, TypeVar
 
 import attrs
 import torch
-from greenlet import GreenletExit, getcurrent
 from torch import nn
 
 from quark.base.ranks import ALONE, Ranks
@@ -57,7 +56,8 @@ class LockStep:
         probed: Arguments of float forwards beside these, which `BlockRun.release` alone lets go on; the rank
             of the first call has them.
 
-    Use it as a context manager: it registers hooks and removes them at the end.
+    Use it as a context manager, inside a function that is decorated with
+    `quark.calibration.forwards.conducts_forwards`: it registers hooks and removes them at the end.
 
     Attributes:
         grid: The calls of all ranks, and the selection of calls that this rank runs.
@@ -68,11 +68,15 @@ class LockStep:
 
     Example:
         >>> from torch import ones
+        >>> from quark.calibration.forwards import conducts_forwards
         >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-        >>> with LockStep(model, list(model), [Call((ones(1, 2),))]) as run:
-        ...     run.advance(-1)   # up to the first block
-        ...     run.advance(0)    # through the first block, up to the second
-        ...     run.finished
+        >>> @conducts_forwards
+        ... def finished_at_the_second_block():
+        ...     with LockStep(model, list(model), [Call((ones(1, 2),))]) as run:
+        ...         run.advance(-1)   # up to the first block
+        ...         run.advance(0)    # through the first block, up to the second
+        ...         return run.finished
+        >>> finished_at_the_second_block()
         0
     """
 
@@ -87,14 +91,13 @@ class LockStep:
 
     def __attrs_post_init__(self) -> None:
         self._released = -1
-        self._parent = getcurrent()
         # The float forward of a call runs before the other, which may be compared with it.
         kinds = (True, False) if self._with_float else (False,)
         self.grid = SampleGrid(len(self._calls), self._ranks)
         own = list(enumerate(self._calls))[self.grid.own]
-        self._fresh = [Forward(call, i, is_float, self._parent) for i, call in own for is_float in kinds]
+        self._fresh = [Forward(call, i, is_float) for i, call in own for is_float in kinds]
         has_first = bool(own) and own[0][0] == 0
-        self.probes = [Forward(call, len(self._calls) + i, True, self._parent, True) for i, call in enumerate(self._probed) if has_first]
+        self.probes = [Forward(call, len(self._calls) + i, True, True) for i, call in enumerate(self._probed) if has_first]
         self._fresh += self.probes
         self._waiting: dict[Forward, int] = {}
         self._taken_back = ExitStack()
@@ -117,7 +120,7 @@ class LockStep:
         self._taken_back.close()
         enabled = torch.is_grad_enabled()
         for paused in [*self._waiting, *self.stopped]:
-            paused.throw(GreenletExit)
+            paused.end()
         torch.set_grad_enabled(enabled)  # forwards that end inside a context of their own leave theirs
         self._waiting.clear()
         self.stopped.clear()
@@ -155,7 +158,7 @@ class LockStep:
         self.stopped[current] = place
         if self._spilled is not None:
             self._spilled.leave(current)
-        self._parent.switch()
+        current.pause()
 
     @torch.no_grad()
     def go_on(self, forwards: Iterable[Forward]) -> None:
@@ -169,7 +172,7 @@ class LockStep:
             self._resume(forward)
 
     def _resume(self, forward: Forward, *args: Any) -> None:
-        forward.switch(*args)
+        forward.go_on(*args)
         # Grad mode belongs to the thread, not to the greenlet: a forward that pauses inside a context of its
         # own must not leak it.
         torch.set_grad_enabled(False)
@@ -189,7 +192,7 @@ class LockStep:
                 self._waiting[current] = index
                 if self._spilled is not None:
                     self._spilled.hold(current, arguments)
-                self._parent.switch()
+                current.pause()
 
         return pause
 

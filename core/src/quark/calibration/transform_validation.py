@@ -19,7 +19,7 @@ from quark.base.log import silenced
 from quark.base.ranks import ALONE, Ranks
 from quark.calibration.batches import Call
 from quark.calibration.block_transforms import BlockTransforms
-from quark.calibration.forwards import Forward, without_cache
+from quark.calibration.forwards import Forward, conducts_forwards, without_cache
 from quark.calibration.lockstep import BlockRun, LockStep
 from quark.calibration.output_error import as_rounded, configs_of, tensor_of
 from quark.calibration.pause_points import tokens_of
@@ -181,6 +181,7 @@ def _choice(candidates: Sequence[_Candidate]) -> TransformValidation:
     return TransformValidation(validation, is_accepted, best.name, best.transform.settings, parts)
 
 
+@conducts_forwards
 def _compare(
     model: nn.Module,
     plan: QuantPlan,

@@ -19,7 +19,7 @@ from quark.calibration.block_rounding import BlockRounding
 from quark.calibration.block_transforms import BlockTransforms
 from quark.calibration.block_tuning import BlockTuning
 from quark.calibration.figures import InputSample
-from quark.calibration.forwards import without_cache
+from quark.calibration.forwards import conducts_forwards, without_cache
 from quark.calibration.input_groups import InputGroups
 from quark.calibration.lockstep import BlockRun, LockStep
 from quark.calibration.model_error import ModelError
@@ -55,6 +55,7 @@ __all__ = [
 
 
 @attributed("quantizing the model")
+@conducts_forwards
 def quantize_blocks(started: StartedRun, sink: BlockSink) -> CalibrationReport:
     """Quantize the model of a run, block by block.
 

@@ -18,7 +18,7 @@ import attrs
 from torch import nn
 
 from quark.calibration.batches import Call
-from quark.calibration.forwards import Forward, without_cache
+from quark.calibration.forwards import Forward, conducts_forwards, without_cache
 from quark.calibration.lockstep import LockStep
 from quark.checkpoint.block_reader import QuantizedCheckpoint
 from quark.config.layer import QLayerConfig
@@ -84,6 +84,7 @@ def compare_by_block(
     return comparison_of(_predictions([checkpoint, reference], batches, metrics, **where))
 
 
+@conducts_forwards
 def _predictions(checkpoints: Sequence[Path], batches: Iterable[Windows], metrics: Sequence[str], **where: Any) -> Predictions:
     """Return the `Predictions` of a checkpoint, and of its reference where there are two."""
     predictions = Predictions(TokenMetrics.of(metrics, has_reference=len(checkpoints) > 1))

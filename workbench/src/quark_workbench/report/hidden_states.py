@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from quark.algorithms import OutputError
 from quark.calibration.batches import Call
 from quark.calibration.depth import DEPTH_CALLS, depth_figures
-from quark.calibration.forwards import current_forward, without_cache
+from quark.calibration.forwards import conducts_forwards, current_forward, without_cache
 from quark.calibration.lockstep import LockStep
 from quark.calibration.output_error import tensor_of
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
@@ -29,6 +29,7 @@ two random ones have 2.
 """
 
 
+@conducts_forwards
 def hidden_errors(source: BlockSource, float_model: nn.Module, quantized: nn.Module, calls: Sequence[Call]) -> dict[str, dict[str, Any]]:
     """Return the `depth_figures` of each block, by name; empty where the two cannot be compared.
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from quark.algorithms import RoundingTask, RoundToNearest
 from quark.calibration.batches import Call
-from quark.calibration.forwards import current_forward, replaced_forward, without_cache
+from quark.calibration.forwards import conducts_forwards, current_forward, replaced_forward, without_cache
 from quark.calibration.lockstep import LockStep
 from quark.models.layers import QuantizedLayer, quantized_class
 from quark.models.plan.decoder_blocks import Block
@@ -27,6 +27,7 @@ arguments by place and name.
 """
 
 
+@conducts_forwards
 def streamed(
     problem: SelectionProblem, calls: Sequence[Call], layers: Sequence[str], replacement: Replacement, *, to_the_end: bool
 ) -> None:
