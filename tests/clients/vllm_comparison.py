@@ -30,7 +30,9 @@ FARTHER = 2.0
 simulation that rounds the cache to nearest, which vLLM's CPU kernel does not, the ratio is 2.3 (ptpc_fp8) to 13 (int4_wo_128)."""
 SURE = 4 * 2**0.5
 """Choices are compared where the best token leads by that many times the root mean square of the differences between the simulation in
-bfloat16 and in float32: a difference of two log-probabilities has √2 times their error, and four times that is beyond 95 positions."""
+bfloat16 and in float32: a difference of two log-probabilities has √2 times their error, and four times that is beyond 95 positions.
+Quantized inputs give errors with longer tails: with rotations that run, the two simulations themselves choose two tokens at one of 248
+positions where the lead is 6.0 times the root mean square. What they do not agree on is not compared."""
 
 CHOSEN_IN_ANY_SCHEME = 0.1
 """Share of positions at which the best token has to lead so far, in schemes that vLLM has no kernel for: inputs of 4 bits change their
@@ -63,7 +65,7 @@ def is_computed_by_vllm(
     distance, of_bfloat16 = divergence(texts.logprobs, exact), divergence(coarse, exact)
     assert distance <= FARTHER * of_bfloat16
     best, second = exact.topk(2, dim=-1).values.T
-    sure = best - second > SURE * (coarse - exact).square().mean().sqrt()
+    sure = (best - second > SURE * (coarse - exact).square().mean().sqrt()) & (coarse.argmax(-1) == exact.argmax(-1))
     assert sure.sum() > len(sure) * (CHOSEN_IN_ANY_SCHEME if own_layers else 1 / 4)
     assert torch.equal(texts.logprobs.argmax(-1)[sure], exact.argmax(-1)[sure])
     return texts
