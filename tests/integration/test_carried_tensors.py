@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -190,6 +191,63 @@ def test_what_somebody_took_out_of_a_model_in_memory_is_not_carried_over(tmp_pat
     export_with("safetensors", ModelQuantizer(config("llama")).quantize_model(model), tmp_path / "out")
     check(tmp_path / "out", more)
     assert not [name for name in stored(tmp_path / "out") if name.startswith("model.layers.2.")]
+
+
+def in_the_cache(source: Path, hub: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put a checkpoint into a cache of the hub, as a download does; return its directory there."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(hub))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    folder = hub / f"models--{name.replace('/', '--')}"
+    version = "0123456789abcdef0123456789abcdef01234567"
+    for part in ("refs", "blobs", f"snapshots/{version}"):
+        (folder / part).mkdir(parents=True)
+    (folder / "refs" / "main").write_text(version)
+    for file in source.iterdir():
+        shutil.move(file, folder / "blobs" / file.name)
+        (folder / "snapshots" / version / file.name).symlink_to(f"../../blobs/{file.name}")
+    return folder / "snapshots" / version
+
+
+def test_a_model_by_its_name_on_a_hub_has_what_its_directory_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, more = source_of(tmp_path / "source", "qwen3_next")
+    (source / "LICENSE").write_text("free")
+    (source / "tekken.json").write_text("{}")
+    kept = shutil.copytree(source, tmp_path / "kept")
+    snapshot = in_the_cache(source, tmp_path / "hub", "somebody/Model", monkeypatch)
+    model = AutoModelForCausalLM.from_pretrained("somebody/Model").eval()
+    with caplog.at_level(logging.INFO):
+        export_with("safetensors", ModelQuantizer(config("qwen3_next")).quantize_model(model), tmp_path / "out")
+    check(tmp_path / "out", more)
+    assert (tmp_path / "out" / "LICENSE").read_text() == "free"
+    assert f"Of 'somebody/Model' these files were in the cache of the hub ('{snapshot}'), and are copied" in caplog.text
+    assert "LICENSE, tekken.json" in caplog.text
+    export_with("safetensors", ModelQuantizer(config("qwen3_next")).quantize_model(load_model(kept)), tmp_path / "expected")
+    assert contents(tmp_path / "out") == contents(tmp_path / "expected")
+
+
+@pytest.mark.parametrize("versions", [0, 2])
+def test_a_model_whose_version_is_not_known_is_exported_with_a_warning(
+    versions: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, more = source_of(tmp_path / "source", "llama")
+    snapshot = in_the_cache(source, tmp_path / "hub", "somebody/Model", monkeypatch)
+    model = AutoModelForCausalLM.from_pretrained("somebody/Model").eval()
+    if versions:
+        other = shutil.copytree(snapshot, snapshot.with_name("of-other-weights"), symlinks=True)
+        (other / "model.safetensors").unlink()
+        shutil.copy(snapshot / "model.safetensors", other / "model.safetensors")
+        monkeypatch.delattr(model.config, "_commit_hash", raising=False)
+    else:
+        shutil.rmtree(tmp_path / "hub")
+    export_with("safetensors", ModelQuantizer(config("llama")).quantize_model(model), tmp_path / "out")
+    assert "'somebody/Model', from which the model was loaded, is no directory" in caplog.text
+    assert "the cache of the hub (HF_HOME) has no version of it, or several" in caplog.text
+    assert not stored(tmp_path / "out").keys() & more.keys()
+    assert import_model_from_safetensors(None, tmp_path / "out", device="cpu") is not None
 
 
 @pytest.mark.parametrize(

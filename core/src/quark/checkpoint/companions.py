@@ -17,7 +17,7 @@ from quark.base.log import get_logger
 from quark.base.names import folded
 from quark.errors import OutputError, QuarkError
 from quark.models.hf.custom_code import code_of, sentence_modules
-from quark.models.hf.internals import source_of
+from quark.models.hf.internals import directory_of, source_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -92,23 +92,37 @@ def save_companions(model: nn.Module, directory: Path, tokenizer: Tokenizer | No
     generation: Any = getattr(model, "generation_config", None)
     if generation is not None:
         generation.save_pretrained(directory)
-    source = Path(source_of(config))
-    if source.name and source.is_dir():
-        copy_companions(source, directory)
+    name, source = source_of(config), directory_of(config)
+    if source is not None:
+        copied = copy_companions(source, directory)
+        if not Path(name).is_dir():
+            get_logger(__name__).info(
+                f"Of '{name}' these files were in the cache of the hub ('{source}'), and are copied: {folded(copied) or 'none'}."
+            )
+    elif name:
+        get_logger(__name__).warning(
+            f"'{name}', from which the model was loaded, is no directory, and the cache of the hub (HF_HOME) has no version of it, or "
+            "several: its tokenizer, its other files, and tensors that its class does not take are not in the result. Load the model from "
+            "a directory, or copy the files"
+        )
 
 
-def copy_companions(source: Path, directory: Path) -> None:
+def copy_companions(source: Path, directory: Path) -> list[str]:
     """Copy the companions of a checkpoint (`companions_of`), and log what is left out, with the reasons.
+
+    Returns their names, without those of files that stay.
 
     Args:
         source: Directory of the checkpoint.
         directory: Where to; files that are there stay.
     """
     found = companions_of(source)
+    copied = []
     for name in found.files:
         if not (directory / name).exists():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile((source / name).resolve(), directory / name)
+            copied.append(name)
     names_of: dict[str, list[str]] = {}
     for name, reason in found.left_out.items():
         names_of.setdefault(reason, []).append(name)
@@ -116,6 +130,7 @@ def copy_companions(source: Path, directory: Path) -> None:
         text = "; ".join(f"{folded(names)} ({reason})" for reason, names in names_of.items())
         is_lost = bool(_LOST & names_of.keys())
         get_logger(__name__).log(logging.WARNING if is_lost else logging.INFO, f"Of '{source}' these are not copied to the result: {text}.")
+    return copied
 
 
 @attrs.frozen

@@ -24,7 +24,7 @@ from quark.checkpoint.inspection import refuse_incomplete_export
 from quark.config.export import ExporterConfig, JsonExporterConfig, OnnxExporterConfig
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, ConfigError, UnknownNameError, UnsupportedError
-from quark.models.hf.internals import source_of
+from quark.models.hf.internals import directory_of
 from quark.models.hf.tokenizer import load_tokenizer
 from quark.models.plan.one_layer import as_model
 from quark.models.plan.quant_plan import QuantPlan
@@ -178,14 +178,14 @@ def export_with(name: str, model: nn.Module, output_dir: str | Path, options: Ex
     """
     options = options or ExportOptions()
     exporter = exporter_of(name, options)
-    source = Path(source_of(getattr(model, "config", None)))
-    refuse_used_directory(Path(output_dir), name, overwrite=options.overwrite, source=source if source.name else None)
+    source = directory_of(getattr(model, "config", None))
+    refuse_used_directory(Path(output_dir), name, overwrite=options.overwrite, source=source)
     content = content_of(as_model(model))
     _refuse_graph(name, content.plan)
     refuse_unstorable(name, exporter, content, content.model, options)
     with own_torch_state(), running("export", source=type(model).__name__, out=str(output_dir)) as events:
         events.phase("write")
-        place = exporting(name, Path(output_dir), overwrite=options.overwrite, source=source if source.name else None)
+        place = exporting(name, Path(output_dir), overwrite=options.overwrite, source=source)
         with place as directory, attributed(f"writing '{output_dir}'", origin("exporters", name)):
             exporter.export(content, directory, options)
             refuse_incomplete_export(name, directory, content.model)

@@ -23,7 +23,7 @@ from quark.checkpoint.shard_writer import Part
 from quark.errors import CheckpointError
 from quark.models.hf.dequantized_tensors import DequantizedTensors
 from quark.models.hf.file_tensors import FileTensors
-from quark.models.hf.internals import input_embeddings, output_embeddings, source_of, tied_on_loading
+from quark.models.hf.internals import directory_of, input_embeddings, output_embeddings, source_of, tied_on_loading
 from quark.models.hf.quantized_source import float_tensors_of
 from quark.models.hf.shards import check_shards
 from quark.models.layers import QuantizerModule
@@ -137,7 +137,7 @@ def carried_parts(content: CheckpointContent) -> list[Part]:
     names = content.plan.carried
     if not names:
         return []
-    directory = Path(source_of(content.model.config))
+    directory = directory_of(content.model.config) or Path(source_of(content.model.config))
     shards = check_shards(directory)
     files, made = FileTensors(shards), float_tensors_of(directory, shards)
     tensors = files if made is None else DequantizedTensors(files, made, directory)

@@ -16,7 +16,7 @@ from quark.base.finite import buffers_of, is_finite, refuse_non_finite
 from quark.base.log import get_logger, silenced
 from quark.calibration.transform_validation import BlockSource
 from quark.errors import QuarkError, UnsupportedError
-from quark.models.hf.internals import source_of
+from quark.models.hf.internals import directory_of
 from quark.models.hf.placing import owners_of, put_tensor
 from quark.models.hf.quantized_source import float_tensors_of
 from quark.models.hf.shards import INDEX, SINGLE, check_shards
@@ -116,8 +116,8 @@ def carried_by(model: nn.Module) -> tuple[str, ...]:
     parts which somebody has taken out of the model are not among them. None if the model was not loaded from
     safetensors files.
     """
-    directory = Path(source_of(getattr(model, "config", None)))
-    if not directory.name or not any((directory / name).is_file() for name in (INDEX, SINGLE)):
+    directory = directory_of(getattr(model, "config", None))
+    if directory is None or not any((directory / name).is_file() for name in (INDEX, SINGLE)):
         return ()
     try:
         shards = check_shards(directory)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from huggingface_hub import constants
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -80,6 +83,37 @@ def test_a_config_says_where_it_was_loaded_from(tmp_path: Path) -> None:
     LLAMA.save_pretrained(tmp_path)
     assert internals.source_of(AutoConfig.from_pretrained(tmp_path)) == str(tmp_path)
     assert internals.source_of(LLAMA) == ""
+
+
+def test_the_directory_of_a_name_of_a_hub_is_the_newest_version_with_those_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    config, snapshots = AutoConfig.for_model("llama"), tmp_path / "models--somebody--Model" / "snapshots"
+    config._name_or_path = "somebody/Model"
+    assert internals.directory_of(config) is None
+    (tmp_path / "blob").write_text("weights")
+    for i, version in enumerate(("old", "new", "without")):
+        (snapshots / version).mkdir(parents=True)
+        (snapshots / version / "model.safetensors").symlink_to(tmp_path / "blob")
+        if version != "without":
+            (snapshots / version / "config.json").write_text("{}")
+        os.utime(snapshots / version, (i, i))
+    assert internals.directory_of(config) == snapshots / "new"
+    config._commit_hash = "old"  # which transformers up to 5.17 says
+    assert internals.directory_of(config) == snapshots / "old"
+    del config._commit_hash
+    (snapshots / "new" / "model-2.safetensors").write_text("more weights")
+    assert internals.directory_of(config) is None
+
+
+def test_the_directory_of_a_config_is_the_one_it_was_loaded_from_if_that_is_there(tmp_path: Path) -> None:
+    assert internals.directory_of(LLAMA) is None
+    LLAMA.save_pretrained(tmp_path / "once")
+    loaded = AutoConfig.from_pretrained(tmp_path / "once")
+    assert internals.directory_of(loaded) == tmp_path / "once"
+    loaded._commit_hash = "0" * 40  # of a directory in a cache, given by its path
+    assert internals.directory_of(loaded) == tmp_path / "once"
+    (tmp_path / "once").rename(tmp_path / "twice")
+    assert internals.directory_of(loaded) is None
 
 
 def test_a_class_says_whether_its_attention_can_be_exchanged() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ __all__ = [
     "apply_gate",
     "before_tying",
     "can_set_attention",
+    "directory_of",
     "initialize_what_no_checkpoint_holds",
     "input_embeddings",
     "kept_in_float32",
@@ -96,6 +98,25 @@ def source_of(config: Any) -> str:
     Empty where the config was not loaded.
     """
     return str(getattr(config, "_name_or_path", "") or "")
+
+
+def directory_of(config: Any) -> Path | None:
+    """Return the directory of the checkpoint that a config was loaded from; None if there is none.
+
+    For the name of a model of a hub it is that model in the cache of this machine, with what has been fetched
+    of it; nothing is fetched here. Of several versions it is the newest if they have the same weights, and
+    none of them otherwise: transformers no longer says which one was loaded.
+    """
+    source = source_of(config)
+    if not source or Path(source).is_dir():
+        return Path(source) if source else None
+    from huggingface_hub import constants
+
+    snapshots = Path(constants.HF_HUB_CACHE, f"models--{source.replace('/', '--')}", "snapshots")
+    known = getattr(config, "_commit_hash", None)
+    versions = [path for path in snapshots.glob("*") if (path / "config.json").is_file() and known in (None, path.name)]
+    weights = {frozenset(file.resolve() for file in path.glob("*.safetensors")) for path in versions}
+    return max(versions, key=lambda path: path.stat().st_mtime) if len(weights) == 1 else None
 
 
 def tied_on_loading(model: Any) -> dict[str, str]:
