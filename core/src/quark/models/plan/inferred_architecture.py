@@ -17,6 +17,7 @@ from torch import nn
 from quark.base.names import folded
 from quark.config.architecture import Architecture
 from quark.models.hf.internals import input_embeddings, output_embeddings
+from quark.models.plan.routers import layers_chosen_from
 
 __all__ = [
     "EXPERTS",
@@ -47,8 +48,8 @@ def infer_architecture(model: nn.Module, model_type: str) -> Architecture | None
     The blocks are the one list of modules of one class that contains linear layers, or the two of an encoder
     and a decoder. Of several others (a vision tower) nothing says in which order a forward passes them, and
     of a list of another length than the config's, a block may run several times. Linear layers outside the
-    blocks are left in float, and so are routers: by their names, and those that are as wide as there are
-    experts beside them.
+    blocks are left in float, and so are routers: by their names, those that are as wide as there are experts
+    beside them, and those from whose outputs a top-k chooses.
 
     Args:
         model: A transformers model, on any device; meta tensors will do.
@@ -62,6 +63,7 @@ def infer_architecture(model: nn.Module, model_type: str) -> Architecture | None
     modules = [name for name, _ in model.named_modules() if name.startswith(f"{blocks}.")]
     inside = [name for name in linear if name.startswith(f"{blocks}.")]
     outside = [name for name in linear if not name.startswith(tuple(f"{blocks}." for blocks in streams))]
+    routers = (p for stream in streams for p in _router_patterns(model, [n for n in linear if n.startswith(f"{stream}.")], stream))
     cache = next((group for group in _CACHE if all(_some(inside, p) for p in group)), None)
     return Architecture(
         model_type=model_type,
@@ -75,7 +77,7 @@ def infer_architecture(model: nn.Module, model_type: str) -> Architecture | None
         key_norms=_key_norms(_in_block(name, blocks) for name in modules),
         experts=next((_in_block(name, blocks) for name in modules if name.rpartition(".")[2] == EXPERTS), None),
         expert_value=None,  # names do not show that what a projection gives is only multiplied
-        exclude_layers_name=(*outside, *_router_patterns(model, inside, blocks)),
+        exclude_layers_name=tuple(dict.fromkeys((*outside, *routers))),
     )
 
 
@@ -138,8 +140,9 @@ def _router_patterns(model: nn.Module, layers: list[str], blocks: str | None) ->
     yield from named
     modules = dict(model.named_modules())
     counts = {name: count for name, module in modules.items() if (count := _number_of_experts(module)) > 1}
-    wide = (name for name in layers if not any(fnmatchcase(name, pattern) for pattern in named))
-    routers = (name for name in wide if _is_beside(name, {n for n, c in counts.items() if c == modules[name].out_features}))
+    others = [name for name in layers if not any(fnmatchcase(name, pattern) for pattern in named)]
+    chosen_from = layers_chosen_from(modules, others, blocks)
+    routers = (n for n in others if n in chosen_from or _is_beside(n, {h for h, c in counts.items() if c == modules[n].out_features}))
     yield from dict.fromkeys(name if blocks is None else f"*.{_in_block(name, blocks)}" for name in routers)
 
 
