@@ -26,6 +26,7 @@ from quark_algos.equalization.config import AWQConfig
 
 DOCUMENTED: dict[str, list[dict[str, Any]]] = json.loads((Path(__file__).parent / "documented_algorithms.json").read_text("utf-8"))
 ALGORITHMS = ["autosmoothquant", "awq", "gptaq", "gptq", "qronos", "rotation", "smoothquant"]
+ROUNDINGS = ["gptaq", "gptq", "qronos"]
 TEMPLATES = sorted(name for name in quark.templates().names() if quark.templates().source(name).distribution == "quark-templates")
 NOT_TAKEN = {
     (
@@ -168,9 +169,18 @@ def test_the_documented_rotation_of_llama_is_derived() -> None:
 
 def test_a_family_without_known_projections_is_refused_with_the_reason() -> None:
     bare = Architecture(model_type="bare", decoder_blocks="model.layers")
-    template = LLMTemplate.from_architecture(bare)
-    assert [template.algo_config[name] for name in ALGORITHMS] == [None] * len(ALGORITHMS)
-    assert all(refusal(name, bare) for name in ALGORITHMS)
+    template, transforms = LLMTemplate.from_architecture(bare), [name for name in ALGORITHMS if name not in ROUNDINGS]
+    assert [template.algo_config[name] for name in transforms] == [None] * len(transforms)
+    assert all(refusal(name, bare) for name in transforms)
+    without_blocks = Architecture(model_type="bare")
+    assert all(LLMTemplate.from_architecture(without_blocks).algo_config[name] is None for name in ALGORITHMS)
+    assert {refusal(name, without_blocks) for name in ROUNDINGS} == {"its decoder blocks are not known"}
+
+
+@pytest.mark.parametrize("experts", [None, "mlp.experts"])
+def test_a_rounding_takes_all_layers_of_blocks_whose_projections_are_not_known(experts: str | None) -> None:
+    template = LLMTemplate.from_architecture(Architecture(model_type="bare", decoder_blocks="model.layers", experts=experts))
+    assert [template.algo_config[name].inside_layer_modules for name in ROUNDINGS] == [[]] * len(ROUNDINGS)
 
 
 def test_a_reason_in_the_facts_goes_before_what_could_be_derived() -> None:

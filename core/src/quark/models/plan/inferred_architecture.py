@@ -234,12 +234,13 @@ def _in_block(name: str, blocks: str | None) -> str:
 
 
 def _block_lists(model: nn.Module) -> Iterator[str]:
-    """Yield the full names of the outermost lists of modules of one class that contain linear layers."""
+    """Yield the full names of the outermost lists of modules of one class with linear layers in them."""
     lists: list[str] = []
     for name, module in model.named_modules():
         if any(name.startswith(f"{outer}.") for outer in lists) or not isinstance(module, nn.ModuleList) or len(module) == 0:
             continue
-        if len({type(block) for block in module}) == 1 and any(isinstance(m, nn.Linear) for m in module[0].modules()):
+        inside = list(module[0].modules())[1:]  # lists of linear layers are no blocks: of Gemma 3n they lead into and out of the blocks
+        if len({type(block) for block in module}) == 1 and any(isinstance(m, nn.Linear) for m in inside):
             lists.append(name)
             yield name
 

@@ -76,19 +76,21 @@ class _HessianConfig(AlgoConfig):
     def for_architecture(cls, architecture: Architecture) -> Self | None:
         """Return settings with all projections of a decoder block, in the order in which data flows.
 
-        None if they are not known.
+        They name none if the facts do not, as those that are inferred: then all linear layers of the blocks
+        are rounded. None if the blocks are not known.
         """
         if cls.refusal(architecture) is not None:
             return None
+        is_known = architecture.attention_inputs or architecture.mixer or architecture.mlp_inputs
         return cls(  # type: ignore[call-arg]
-            inside_layer_modules=list(linear_layers(architecture)), model_decoder_layers=architecture.decoder_blocks
+            inside_layer_modules=list(linear_layers(architecture)) if is_known else [],
+            model_decoder_layers=architecture.decoder_blocks,
         )
 
     @classmethod
     def refusal(cls, architecture: Architecture) -> str | None:
-        """Return a reason if the projections of the decoder blocks are not known."""
-        known = architecture.decoder_blocks and linear_layers(architecture)
-        return None if known else "the projections of its decoder blocks are not known"
+        """Return a reason if the decoder blocks are not known."""
+        return None if architecture.decoder_blocks else "its decoder blocks are not known"
 
 
 @with_positional("name", "block_size", "damp_percent", "desc_act", "static_groups", "inside_layer_modules", "model_decoder_layers")
