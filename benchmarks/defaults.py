@@ -7,10 +7,12 @@
                                   [--blocks 6] [--out docs/data/defaults.json]
 
 A MODEL is a directory, or ``NAME=DIRECTORY``; ``tiny-llama``, ``tiny-mixture`` and ``tiny-layernorm`` are the
-bundled ones. ``--seeds`` rescale its channels by factors that cancel (`benchmarks.rescaled`); 0 leaves them
-as they are. Texts are those of `benchmarks.texts`: calibration sees the first half of a text, evaluation the
-second, and of other texts too. ``--windows 2 --length 128`` is a quick look. ``--blocks`` quantizes the first
-decoder blocks alone, where whole models take too long.
+bundled ones. Besides language models, those that embed sentences and those that hear speech are compared, by
+measures of their own (`benchmarks.model_kinds`). ``--seeds`` rescale the channels of a language model by
+factors that cancel (`benchmarks.rescaled`); 0 leaves them as they are. Texts are those of `benchmarks.texts`:
+calibration sees the first half of a text, evaluation the second, and of other texts too. ``--windows 2
+--length 128`` is a quick look. ``--blocks`` quantizes the first decoder blocks alone, where whole models take
+too long.
 
 A setting is ``NAME=ALGORITHMS[:OPTION=VALUE,…]``: algorithms joined by ``+``, or ``none`` for
 round-to-nearest; an option is a field of the algorithms' settings (``damp_percent`` of all that have it,
@@ -22,10 +24,10 @@ half of the sequences from each, ``code+code+german`` two thirds from code. ``ca
 are compared with.
 
 A cell is a model, a seed, a scheme, a text of calibration and a text of evaluation. For each, KL divergence
-from the float model and perplexity are printed, their differences with the standard error paired by sequence,
-and a verdict (`benchmarks.paired`); then the verdict over all cells. ``cost`` is CPU seconds of quantization
-÷ those of a float forward over the calibration tokens, of which other work on the machine makes more; on
-another device than the CPU, of its host, which may wait for the device.
+from the float model and perplexity are printed, of a sentence embedder 1 − cosine; their differences with the
+standard error paired by sequence, and a verdict (`benchmarks.paired`); then the verdict over all cells.
+``cost`` is CPU seconds of quantization ÷ those of a float forward over the calibration tokens, of which other
+work on the machine makes more; on another device than the CPU, of its host, which may wait for the device.
 """
 
 from __future__ import annotations
@@ -36,7 +38,6 @@ import json
 import math
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -47,22 +48,19 @@ from unittest import mock
 
 import attrs
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import quark_tiny_model
+from benchmarks.model_kinds import Batch, LanguageModel, kind_of
 from benchmarks.paired import Difference, counts, overall
-from benchmarks.perplexity import forward_seconds
-from benchmarks.pooling import pooled, row_of
+from benchmarks.pooling import measures_of, pooled, row_of
 from benchmarks.rescaled import rescale
-from benchmarks.texts import digest, windows
+from benchmarks.texts import digest
 from quark.base.log import silenced
 from quark.base.version import VERSION
 from quark.models.hf.loading import load_model
 from quark.models.hf.tokenizer import load_tokenizer
 from quark.torch import LLMTemplate, ModelQuantizer
-from quark_workbench.evaluate.logits import evaluating, next_token_logits
-from quark_workbench.evaluate.predictions import Predictions
-from quark_workbench.evaluate.windows import Windows
 
 BUNDLED = Path(quark_tiny_model.__file__).parent
 
@@ -199,11 +197,18 @@ class Place:
 
 
 def measured(args: argparse.Namespace, name: str, path: Path, seed: int) -> Iterator[dict[str, Any]]:
-    """Yield the cells of one model and seed: values of each sequence by setting."""
-    tokenizer = load_tokenizer(path)
+    """Yield the cells of one model and seed: values of each sequence by setting.
+
+    Raises:
+        ValueError: The model is no language model, and another seed than 0, or a part of the blocks, is
+            asked for.
+    """
     float_model = load_model(path, args.dtype)
-    rows = {kind: windows(tokenizer, args.text / f"{kind}.txt", 1, args.windows, args.length) for kind in args.evaluate}
-    rescale(float_model, seed, next(iter(rows.values()))[:1, :64])
+    kind = kind_of(float_model)(float_model, path, load_tokenizer(path), args.text)
+    if (seed or args.blocks) and type(kind) is not LanguageModel:
+        raise ValueError(f"{name} is no language model: give --seeds 0 and no --blocks, or leave it out")
+    rows = {text: kind.batches(text, 1, args.windows, args.length) for text in args.evaluate}
+    _rescale(float_model, seed, rows)
     float_model.to(args.device)
     for calibration in args.calibrate:
         for scheme in args.schemes:
@@ -211,36 +216,42 @@ def measured(args: argparse.Namespace, name: str, path: Path, seed: int) -> Iter
             models, costs = {}, {}
             for setting in args.setting:
                 size = setting.sequences or args.calibration_windows, setting.length or args.length
-                calib = mixed(args.text, tokenizer, setting.calibration or calibration, *size)
+                calib = kind.calibration(setting.calibration or calibration, *size)
                 models[setting.name], costs[setting.name] = _quantized(args, setting, place, path, rows, calib)
-            for kind, tokens in rows.items():
-                yield attrs.asdict(place) | {"evaluation": kind, "cost": costs, "values": _values(float_model, models, tokens)}
+            for text, batches in rows.items():
+                yield attrs.asdict(place) | {"evaluation": text, "cost": costs, "values": kind.values(models, batches)}
 
 
-def mixed(folder: Path, tokenizer: Any, texts: str, sequences: int, length: int) -> Tensor:
-    """Return sequences of calibration, ``[sequences, length]``, of texts joined by ``+``.
-
-    Each gives as many as the others, one that is named twice twice as many.
-    """
-    kinds = texts.split("+")
-    counts = Counter(kinds[number % len(kinds)] for number in range(sequences))
-    return torch.cat([windows(tokenizer, folder / f"{kind}.txt", 0, count, length) for kind, count in counts.items()])
+def _rescale(model: nn.Module, seed: int, rows: Mapping[str, Sequence[Batch]]) -> None:
+    if seed:
+        rescale(model, seed, next(iter(rows.values()))[0]["input_ids"][:, :64])
 
 
 def _quantized(
-    args: argparse.Namespace, setting: Setting, place: Place, path: Path, rows: Mapping[str, Tensor], calib: Tensor
+    args: argparse.Namespace, setting: Setting, place: Place, path: Path, rows: Mapping[str, Sequence[Batch]], calib: Sequence[Batch]
 ) -> tuple[nn.Module, float]:
     """Return a fresh copy of the model, quantized, and its cost in forwards."""
     model = load_model(path, args.dtype)
-    rescale(model, place.seed, next(iter(rows.values()))[:1, :64])
-    model, calib = model.to(args.device), calib.to(args.device)
-    forward = forward_seconds(model, calib[:2], time.process_time) * len(calib) / 2
+    _rescale(model, place.seed, rows)
+    model.to(args.device)
+    data = [{name: tensor.to(args.device) for name, tensor in batch.items()} for batch in calib]
+    forward = _forward_seconds(model, data[:2]) * len(data) / len(data[:2])
     config = setting.config(model.config.model_type, place.scheme)
     with _first_blocks(model, args.blocks), setting.replacing():
         start = time.process_time()
-        quantized = ModelQuantizer(config).quantize_model(model, list(calib.split(1)))
+        quantized = ModelQuantizer(config).quantize_model(model, data)
         cost = round((time.process_time() - start) / forward, 2)
     return quantized, cost
+
+
+@torch.no_grad()
+def _forward_seconds(model: nn.Module, batches: Sequence[Batch]) -> float:
+    """Return the CPU seconds of one float forward over some batches."""
+    model(**batches[0])
+    start = time.process_time()
+    for batch in batches:
+        model(**batch)
+    return time.process_time() - start
 
 
 @contextmanager
@@ -257,43 +268,24 @@ def _first_blocks(model: Any, count: int | None) -> Iterator[None]:
     config.num_hidden_layers = whole
 
 
-def _values(reference: nn.Module, models: Mapping[str, nn.Module], rows: Tensor) -> dict[str, dict[str, list[float]]]:
-    """Return KL divergence and negative log-likelihood, in nats, of each sequence by setting, float too."""
-    values: dict[str, dict[str, list[float]]] = {"float": {"nll": []}} | {name: {"kl": [], "nll": []} for name in models}
-    with evaluating(reference, *models.values()):
-        for row in rows:
-            of_row = Windows(row[None], torch.ones(1, dtype=torch.int64))
-            expected = next_token_logits(reference, of_row)
-            for name, model in models.items():
-                predictions = Predictions()
-                predictions.add(of_row, next_token_logits(model, of_row), expected)
-                values[name]["kl"].append(_mean(predictions, "kl"))
-                values[name]["nll"].append(-_mean(predictions, "log_q"))
-            values["float"]["nll"].append(-_mean(predictions, "log_p"))
-    return values
-
-
-def _mean(predictions: Predictions, column: str) -> float:
-    return float(f"{float(predictions.column(column).mean()):.5g}")
-
-
 def summary(cells: Sequence[Mapping[str, Any]], before: str, after: str) -> str:
-    """Return the line over all cells: how KL divergence changes, the cells, and the verdict."""
-    change, verdicts = pooled(cells, before, after), [row_of(cell, before, after).kl_change.verdict for cell in cells]
+    """Return the line over all cells: how the measure changes, the cells, and the verdict."""
+    change, verdicts = pooled(cells, before, after), [row_of(cell, before, after).change.verdict for cell in cells]
     cells_of = ", ".join(f"{count} {name}" for name, count in counts(verdicts).items())
     error = "" if change.error is None else f" ± {100 * math.exp(change.mean) * change.error:.1f}"
-    return (
-        f"KL {100 * math.expm1(change.mean):+.1f}{error} % over {change.units} sequences; cells: {cells_of}; verdict: {overall(verdicts)}"
-    )
+    percent = f"{' and '.join(measures_of(cells))} {100 * math.expm1(change.mean):+.1f}{error} %"
+    return f"{percent} over {change.units} sequences; cells: {cells_of}; verdict: {overall(verdicts)}"
 
 
 def line(cell: Mapping[str, Any], before: str, after: str) -> str:
     """Return one cell as a line."""
     row = row_of(cell, before, after)
     where = f"{cell['model']} {cell['seed']} {cell['scheme']} {cell['calibration']}→{cell['evaluation']}"
-    kl = f"KL {row.kl:.4f} → {row.kl + row.kl_change.mean:.4f} ({_signed(row.kl_change)})"
-    ppl = f"ppl {row.perplexity:.2f} → {row.perplexity * math.exp(row.nll_change.mean):.2f} (ln {_signed(row.nll_change)})"
-    return f"{where:44} {kl}  {ppl}  cost {cell['cost'][before]} → {cell['cost'][after]}  {row.kl_change.verdict}"
+    parts = [f"{row.measure} {row.mean:.4f} → {row.mean + row.change.mean:.4f} ({_signed(row.change)})"]
+    if row.perplexity is not None:
+        ppl, ratio = row.perplexity
+        parts.append(f"ppl {ppl:.2f} → {ppl * math.exp(ratio.mean):.2f} (ln {_signed(ratio)})")
+    return f"{where:44} {'  '.join(parts)}  cost {cell['cost'][before]} → {cell['cost'][after]}  {row.change.verdict}"
 
 
 def _signed(change: Difference) -> str:

@@ -10,35 +10,54 @@ import attrs
 
 from benchmarks.paired import Difference, difference, log_ratio
 
+MEASURES = {"kl": "KL", "distance": "1 − cosine"}
+"""What a model is judged by: names of the measures of a cell, as in tables."""
+
 
 @attrs.frozen
 class Row:
     """One cell of a comparison: a setting against the first.
 
     Attributes:
-        kl: Mean KL divergence of the first setting, in nats.
-        kl_change: Its difference with the setting.
-        perplexity: Of the first setting.
-        nll_change: Difference of the negative log-likelihood; the perplexity changes by its exponential.
+        measure: What the model is judged by: KL divergence in nats, or 1 − cosine of embeddings.
+        mean: Its mean of the first setting.
+        change: Its difference with the setting.
+        perplexity: Perplexity of the first setting, and the difference of the negative log-likelihood, by
+            whose exponential it changes; None for a model that predicts no tokens.
     """
 
-    kl: float
-    kl_change: Difference
-    perplexity: float
-    nll_change: Difference
+    measure: str
+    mean: float
+    change: Difference
+    perplexity: tuple[float, Difference] | None
 
 
 def row_of(cell: Mapping[str, Any], before: str, after: str) -> Row:
     """Return the comparison of two settings in one cell."""
-    one, other = cell["values"][before], cell["values"][after]
-    mean_kl, mean_nll = (math.fsum(one[name]) / len(one[name]) for name in ("kl", "nll"))
-    return Row(mean_kl, difference(one["kl"], other["kl"]), math.exp(mean_nll), difference(one["nll"], other["nll"]))
+    one, other, name = cell["values"][before], cell["values"][after], _measure(cell)
+    perplexity = (math.exp(_mean(one["nll"])), difference(one["nll"], other["nll"])) if "nll" in one else None
+    return Row(MEASURES[name], _mean(one[name]), difference(one[name], other[name]), perplexity)
+
+
+def measures_of(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what the models of some cells are judged by, as in tables."""
+    names = {_measure(cell) for cell in cells}
+    return [text for name, text in MEASURES.items() if name in names]
 
 
 def pooled(cells: Sequence[Mapping[str, Any]], before: str, after: str) -> Difference:
-    """Return the mean of ``ln(KL after ÷ KL before)`` over the sequences of all cells."""
+    """Return the mean of ``ln(after ÷ before)`` of what models are judged by, over the sequences of cells."""
     return log_ratio(
         ((cell["model"], cell["evaluation"], i), one, other)
         for cell in cells
-        for i, (one, other) in enumerate(zip(cell["values"][before]["kl"], cell["values"][after]["kl"], strict=True))
+        for name in [_measure(cell)]
+        for i, (one, other) in enumerate(zip(cell["values"][before][name], cell["values"][after][name], strict=True))
     )
+
+
+def _measure(cell: Mapping[str, Any]) -> str:
+    return next(name for name in MEASURES if any(name in values for values in cell["values"].values()))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

@@ -63,7 +63,7 @@ def fetch(out: Path) -> None:
 def windows(tokenizer: Any, path: Path, half: int, count: int, length: int) -> Tensor:
     """Return windows of one half of a text, ``[count, length]``, each from the start of a line.
 
-    Each is tokenized by itself, and begins with the tokens that the tokenizer puts before a text.
+    Each is tokenized by itself, with the tokens that the tokenizer puts before and behind a text.
 
     Args:
         tokenizer: A tokenizer of transformers.
@@ -81,7 +81,7 @@ def windows(tokenizer: Any, path: Path, half: int, count: int, length: int) -> T
     rows = []
     for i in range(count):
         start = part.find("\n", i * size // count) + 1
-        tokens = tokenizer(part[start : start + 12 * length], verbose=False)["input_ids"][:length]
+        tokens = tokenizer(part[start : start + 12 * length], truncation=True, max_length=length, verbose=False)["input_ids"]
         if len(tokens) < length:
             raise ValueError(f"{path}: half of it has too few tokens for {count} windows of {length}: give fewer or shorter ones")
         rows.append(torch.tensor(tokens))

@@ -1,16 +1,18 @@
-"""`benchmarks.defaults`: paired statistics, verdicts, settings as they are written, texts apart, and rescaled models."""
+"""`benchmarks.defaults`: paired statistics, verdicts, settings as they are written, texts apart, kinds of models, rescaled models."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import BertConfig, BertModel, PreTrainedModel, WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
-from benchmarks import defaults
+from benchmarks import defaults, model_kinds, speech
 from benchmarks.defaults import Setting
 from benchmarks.paired import Difference, difference, log_ratio, overall, student_t
 from benchmarks.pooling import pooled, row_of
@@ -18,7 +20,8 @@ from benchmarks.rescaled import rescale
 from benchmarks.texts import windows
 from quark_algos.gptq import config as gptq_config
 from quark_algos.gptq.config import GPTQConfig, recipe_of
-from quark_tiny_model import tiny_model, tiny_tokenizer
+from quark_tiny_model import tiny_model, tiny_model_dir, tiny_tokenizer
+from tests.kit.model_classes import random_model
 from tools.docs import defaults as page
 
 
@@ -79,7 +82,7 @@ def test_the_page_has_a_row_for_each_cell_and_the_verdict_over_all(tmp_path: Pat
     assert page.page(path) == "No comparison has been recorded yet."
     cells = [cell("one", [0.2, 0.4, 0.3], [0.1, 0.2, 0.15]), cell("two", [0.02, 0.04, 0.03], [0.01, 0.05, 0.02])]
     assert math.exp(pooled(cells, "now", "new").mean) == pytest.approx((0.125 * 1 / 2 * 5 / 4 * 2 / 3) ** (1 / 6))
-    assert row_of(cells[0], "now", "new").kl_change.mean == pytest.approx(-0.15)
+    assert row_of(cells[0], "now", "new").change.mean == pytest.approx(-0.15)
     args = defaults.parser().parse_args([str(tmp_path), "m", "--setting", "now=gptq", "--setting", "new=awq"])
     args.setting, args.calibrate, args.evaluate = [Setting.parse(text) for text in args.setting_texts], ["a"], ["b"]
     for kind in "ab":
@@ -163,8 +166,9 @@ def test_a_setting_may_have_calibration_data_of_its_own(tmp_path: Path) -> None:
     for kind in "ab":
         (tmp_path / f"{kind}.txt").write_text("".join(f"verse {i} of {kind * 8}\n" for i in range(500)), encoding="utf-8")
     for texts, are_of_a in (("a+b", [True, True, False]), ("a+b+b", [True, False, False])):
-        rows = defaults.mixed(tmp_path, tiny_tokenizer(), texts, 3, 16)
-        assert rows.shape == (3, 16)
+        kind = model_kinds.LanguageModel(None, tmp_path, tiny_tokenizer(), tmp_path)
+        rows = [batch["input_ids"][0] for batch in kind.calibration(texts, 3, 16)]
+        assert [row.shape for row in rows] == [(16,)] * 3
         assert ["a" * 8 in tiny_tokenizer().decode(row) for row in rows] == are_of_a
 
 
@@ -195,3 +199,97 @@ def test_settings_are_compared_on_a_model(tmp_path: Path, capsys: pytest.Capture
         "fine against coarse: KL +0.0 ± 0.0 % over 4 sequences; cells: 0 better, 4 equal, 0 worse; verdict: equal"
         in capsys.readouterr().out
     )
+
+
+EMBEDDER = BertConfig(vocab_size=1000, hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4)
+RECOGNIZER = WhisperConfig(
+    vocab_size=1000, d_model=64, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
+    encoder_ffn_dim=128, decoder_ffn_dim=128, num_mel_bins=8, max_source_positions=50, max_target_positions=64,
+    pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=3, suppress_tokens=None, begin_suppress_tokens=None,
+)  # fmt: skip
+
+
+def saved(model: PreTrainedModel, directory: Path) -> str:
+    """Save a model with the tiny tokenizer, and the extractor of a second of sound; return the directory's name."""
+    model.save_pretrained(directory)
+    tiny_tokenizer().save_pretrained(directory)
+    WhisperFeatureExtractor(feature_size=8, chunk_length=1).save_pretrained(directory)
+    return str(directory)
+
+
+def test_models_of_other_kinds_are_compared_by_measures_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[str] = []
+
+    def spoken(text: str, language: str) -> torch.Tensor:
+        heard.append(f"{language}: {text}")
+        return torch.randn(8000, generator=torch.Generator().manual_seed(len(text)))
+
+    monkeypatch.setattr(model_kinds, "spoken", spoken)
+    for kind in ("devil", "german"):
+        (tmp_path / f"{kind}.txt").write_text("".join(f"<{kind}> verse {i} of {{the}} book_\n" for i in range(2000)), encoding="utf-8")
+    torch.manual_seed(0)
+    models = [
+        saved(BertModel(EMBEDDER), tmp_path / "embedder"),
+        saved(WhisperForConditionalGeneration(RECOGNIZER), tmp_path / "recognizer"),
+    ]
+    out = tmp_path / "defaults.json"
+    command = [str(tmp_path), *models, str(tiny_model_dir()), "--setting", "four=none", "--setting", "again=none"]
+    command += ["--calibrate", "devil", "--evaluate", "german", "--schemes", "int4_wo_32,ptpc_fp8", "--windows", "2", "--length", "24"]
+    defaults.main([*command, "--calibration-windows", "1", "--out", str(out)])
+    cells = json.loads(out.read_text(encoding="utf-8"))["comparisons"][0]["cells"]
+    measured = {(one["model"], one["scheme"]): one["values"]["four"] for one in cells}
+    assert [list(measured[model, "ptpc_fp8"]) for model in ("embedder", "recognizer")] == [["distance"], ["kl", "nll"]]
+    for model, measure in (("embedder", "distance"), ("recognizer", "kl")):
+        int4, fp8 = (measured[model, scheme][measure] for scheme in ("int4_wo_32", "ptpc_fp8"))
+        assert len(int4) == len(fp8) == 2
+        assert all(0 < better < worse for better, worse in zip(fp8, int4, strict=True)), model
+    assert "again against four: KL and 1 − cosine +0.0" in capsys.readouterr().out
+    assert {line.partition(":")[0] for line in heard} == {"de", "en"}, "each text is spoken in its language"
+    assert not [line for line in heard if set(line) & set("<>{}_\n")]
+    text = page.page(out)
+    assert "| KL or 1 − cosine, four | perplexity |" in text
+    row = next(line for line in text.splitlines() if line.startswith("| embedder | 0 | `int4_wo_32` | devil → german |"))
+    assert row.split(" | ")[5] == "", "an embedder has no perplexity"
+
+
+def test_the_tokens_with_which_a_transcription_begins_are_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_kinds, "spoken", lambda text, language: torch.zeros(8000))
+    model = WhisperForConditionalGeneration(RECOGNIZER).eval()
+    path = Path(saved(model, tmp_path / "recognizer"))
+    kind = model_kinds.kind_of(model)(model, path, tiny_tokenizer(), tmp_path)
+    batch = kind.batch(torch.tensor(tiny_tokenizer()("some words")["input_ids"]), "devil")
+    assert isinstance(kind, model_kinds.SpeechRecognizer)
+    scored = kind.scored(batch)
+    words = tiny_tokenizer()("some words", add_special_tokens=False)["input_ids"]
+    assert scored.tokens[:, 1:][scored.scored].tolist() == [*words, model.config.eos_token_id]
+    with torch.no_grad():
+        predicted = kind.predicted(model, batch, scored)
+        expected = model(input_features=batch["input_features"], decoder_input_ids=scored.tokens[:, :-1]).logits[
+            0, -len(predicted.targets) :
+        ]
+    assert predicted.targets.tolist() == [*words, model.config.eos_token_id]
+    assert torch.allclose(predicted.logits, expected, atol=1e-5)
+
+
+def test_what_is_measured_of_language_models_alone_is_refused_for_others(tmp_path: Path) -> None:
+    (tmp_path / "own.txt").write_text("".join(f"verse {i} of the book\n" for i in range(2000)), encoding="utf-8")
+    command = [str(tmp_path), saved(BertModel(EMBEDDER), tmp_path / "embedder"), "--setting", "a=none", "--setting", "b=none"]
+    for option in ("--seeds=1", "--blocks=1"):
+        with pytest.raises(ValueError, match="embedder is no language model: give --seeds 0 and no --blocks"):
+            defaults.main([*command, "--calibrate", "own", "--evaluate", "own", option])
+    with pytest.raises(ValueError, match="a ViTModel is neither a language model, nor"):
+        model_kinds.kind_of(random_model("ViTModel"))
+
+
+def test_speech_is_made_of_a_text_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("espeak-ng") and shutil.which("sox"):
+        samples = speech.spoken("good morning", "en")
+        assert 0.3 < len(samples) / speech.RATE < 3
+        assert 0.05 < float(samples.abs().max()) <= 1
+        with pytest.raises(ValueError, match="takes longer than 30 s to speak"):
+            speech.spoken("good morning " * 60, "en")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ValueError, match="espeak-ng and sox, which is not installed"):
+        speech.spoken("good morning", "en")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.paired import Difference, counts, overall
-from benchmarks.pooling import pooled, row_of
+from benchmarks.pooling import Row, measures_of, pooled, row_of
 from tools.docs.sections import ROOT
 from tools.docs.tables import cell, code, markdown_table
 
@@ -44,9 +44,10 @@ def _section(comparison: Mapping[str, Any]) -> str:
 
 
 def _verdict(cells: Cells, first: str, other: str) -> str:
-    verdicts = [row_of(one, first, other).kl_change.verdict for one in cells]
+    verdicts = [row_of(one, first, other).change.verdict for one in cells]
     numbers = ", ".join(f"{count} {name}" for name, count in counts(verdicts).items())
-    return f"**{cell(other)}: {overall(verdicts)}**, KL {_percent(pooled(cells, first, other))}; cells: {numbers}."
+    measures = " and ".join(measures_of(cells))
+    return f"**{cell(other)}: {overall(verdicts)}**, {measures} {_percent(pooled(cells, first, other))}; cells: {numbers}."
 
 
 def _table(cells: Cells, first: str, others: Sequence[str]) -> str:
@@ -56,10 +57,11 @@ def _table(cells: Cells, first: str, others: Sequence[str]) -> str:
         compared = {other: row_of(one, first, other) for other in others}
         row = compared[others[0]]
         where = [cell(one["model"]), str(one["seed"]), code(one["scheme"]), f"{cell(one['calibration'])} → {cell(one['evaluation'])}"]
-        changes = [text for other in others for text in (_change(compared[other].kl_change), _perplexity(compared[other].nll_change))]
-        rows.append([*where, f"{row.kl:.4f}", f"{row.perplexity:.2f}", *changes])
-    titles = ["model", "seed", "scheme", "text", f"KL, {cell(first)}", "perplexity"]
-    return markdown_table([*titles, *(text for other in others for text in (f"KL, {cell(other)}", "perplexity ×"))], rows)
+        changes = [text for other in others for text in (_change(compared[other].change), _perplexity(compared[other]))]
+        rows.append([*where, f"{row.mean:.4f}", "" if row.perplexity is None else f"{row.perplexity[0]:.2f}", *changes])
+    measure = " or ".join(measures_of(cells))
+    titles = ["model", "seed", "scheme", "text", f"{measure}, {cell(first)}", "perplexity"]
+    return markdown_table([*titles, *(text for other in others for text in (f"{measure}, {cell(other)}", "perplexity ×"))], rows)
 
 
 def _change(change: Difference) -> str:
@@ -67,8 +69,8 @@ def _change(change: Difference) -> str:
     return f"{change.mean:+.4f}{error}, {change.verdict}"
 
 
-def _perplexity(change: Difference) -> str:
-    return f"{math.exp(change.mean):.3f}"
+def _perplexity(row: Row) -> str:
+    return "" if row.perplexity is None else f"{math.exp(row.perplexity[1].mean):.3f}"
 
 
 def _percent(change: Difference) -> str:

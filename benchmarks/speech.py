@@ -1,0 +1,42 @@
+"""Texts as spoken by a synthetic voice, for models that hear."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+
+import torch
+from torch import Tensor
+
+RATE = 16_000
+"""Samples in a second."""
+
+
+def spoken(text: str, language: str) -> Tensor:
+    """Return a text as espeak-ng speaks it, ``[samples]``, float32, −1 to 1, `RATE` samples a second.
+
+    Args:
+        text: Words to speak.
+        language: Code of the voice, such as ``en``.
+
+    Raises:
+        ValueError: A program is missing, or the text takes longer than the 30 s that models hear at once.
+    """
+    if missing := [program for program in ("espeak-ng", "sox") if shutil.which(program) is None]:
+        raise ValueError(f"speech is made with {' and '.join(missing)}, which is not installed: apt-get install espeak-ng sox")
+    wave = subprocess.run(["espeak-ng", "-v", language, "--stdin", "--stdout"], input=text.encode(), capture_output=True, check=True).stdout
+    form = ["-r", str(RATE), "-c", "1", "-b", "16", "-e", "signed", "-t", "raw", "-"]
+    samples = subprocess.run(["sox", "-D", "-V1", "-t", "wav", "-", *form], input=wave, capture_output=True, check=True).stdout
+    if len(samples) > 30 * RATE * 2:
+        raise ValueError(f"'{text[:40]}…' takes longer than 30 s to speak, and models hear no more at once: give a shorter --length")
+    return torch.frombuffer(bytearray(samples), dtype=torch.int16) / 32_768
+
+
+def words_of(text: str) -> str:
+    """Return the words of a text in one line, without signs that nobody speaks.
+
+    >>> words_of("quick  {brown} fox,\\nhe said.")
+    'quick brown fox, he said.'
+    """
+    return " ".join(re.sub(r"[^\w\s',.?!-]|_", " ", text).split()).strip()
