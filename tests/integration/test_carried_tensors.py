@@ -193,6 +193,20 @@ def test_what_somebody_took_out_of_a_model_in_memory_is_not_carried_over(tmp_pat
     assert not [name for name in stored(tmp_path / "out") if name.startswith("model.layers.2.")]
 
 
+@pytest.mark.parametrize(("exporter", "scheme"), [("gguf", "int4_wo_32"), ("onnx", "int8")])
+def test_an_export_that_has_no_place_for_them_names_them(
+    exporter: str, scheme: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip(exporter)
+    source, more = source_of(tmp_path / "source", "llama")
+    model = ModelQuantizer(config("llama", scheme)).quantize_model(load_model(source, "float32"), DATA)
+    export_with(exporter, model, tmp_path / "out", ExportOptions(input_args=(DATA[0],)))
+    (warning,) = [record.message for record in caplog.records if "are not in it" in record.message]
+    assert f"{len(more)} others of the float checkpoint are not in it" in warning
+    assert "mtp.layers.0.fc.weight" in warning
+    assert f"A {exporter.upper()} file holds the tensors of a LlamaForCausalLM" in warning
+
+
 def in_the_cache(source: Path, hub: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Put a checkpoint into a cache of the hub, as a download does; return its directory there."""
     from huggingface_hub import constants

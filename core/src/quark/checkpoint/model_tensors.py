@@ -49,6 +49,7 @@ __all__ = [
     "scale_suffixes",
     "set_attention_scales",
     "state_parts",
+    "warn_of_left_out",
 ]
 
 V = TypeVar("V")
@@ -159,6 +160,15 @@ def carried_parts(content: CheckpointContent) -> list[Part]:
         return Part({name: meta}, make)
 
     return [part(name) for name in names]
+
+
+def warn_of_left_out(content: CheckpointContent, form: str) -> None:
+    """Warn of the tensors that a checkpoint would carry over, and files of a form have no place for."""
+    if names := getattr(content.plan, "carried", ()):  # of a graph nothing is carried over
+        get_logger(__name__).warning(
+            f"A {form} file holds the tensors of a {type(content.model).__name__}: {len(names)} others of the float checkpoint are not in "
+            f"it: {folded(names)}. The exporter 'safetensors' carries them over"
+        )
 
 
 def activation_tensors(module: QuantizerModule | None, qparams: QParams | None, options: ExportOptions) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from torch import nn
 
 from quark.base.log import get_logger
 from quark.checkpoint import BlockStream, CheckpointContent, Exporter, ExportOptions, save_companions
-from quark.checkpoint.model_tensors import Region
+from quark.checkpoint.model_tensors import Region, warn_of_left_out
 from quark.errors import ConfigError, MissingPluginError, UnsupportedError
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
 from quark_exporters.gguf_layout.metadata import family_of, write_metadata
@@ -88,6 +88,7 @@ class GgufExporter(Exporter):
         gguf = _gguf()
         self.check(content, skeleton, options)
         _warn_of_activations(content)
+        warn_of_left_out(content, "GGUF")
         tensors = self._tensors(content, options)
         config, family = tensors.config, tensors.family
         regions = _regions(content)

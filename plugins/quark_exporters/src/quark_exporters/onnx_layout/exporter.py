@@ -13,6 +13,7 @@ from torch import nn
 from quark.base.log import get_logger
 from quark.base.names import folded
 from quark.checkpoint import CheckpointContent, Exporter, ExportOptions, save_companions
+from quark.checkpoint.model_tensors import warn_of_left_out
 from quark.config.layer import levels
 from quark.errors import ConfigError, MissingPluginError, UnsupportedError
 from quark.models.layers.experts import SeparateExperts
@@ -66,6 +67,7 @@ class OnnxExporter(Exporter):
         """As `quark.checkpoint.Exporter.export`."""
         self.check(content, content.model, options)
         _warn_of_bfloat16(content.model)
+        warn_of_left_out(content, "ONNX")
         from quark_exporters.onnx_layout.export import export_onnx
 
         inputs = example_inputs(content.model, options.input_args)
