@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from quark.calibration.held_out import held_out
 from quark.calibration.padding import MASK, main_tensor, without_padding
-from quark.errors import CalibrationError
+from quark.errors import CalibrationError, UnsupportedError
 from quark.models.hf.internals import input_embeddings
 
-__all__ = ["MOST_BATCHES", "Call", "calls", "ids_of"]
+__all__ = ["MOST_BATCHES", "Call", "calls", "ids_of", "refuse_text"]
 
 MOST_BATCHES = 16_384
 """The largest number of batches that is read from data without a length."""
@@ -166,6 +166,32 @@ def _moved(value: Any, device: torch.device) -> Any:
     return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
 
 
+def refuse_text(model: Any, instead: str) -> None:
+    """Check that a text gives what a model runs on, for callers that have nothing else.
+
+    Args:
+        model: A model of transformers, or its class.
+        instead: What else to do, for the message.
+
+    Raises:
+        UnsupportedError: The model takes images or sounds.
+    """
+    if (name := _other_input(model)) is not None:
+        kind = model.__name__ if isinstance(model, type) else type(model).__name__
+        raise UnsupportedError(f"a {kind} takes '{name}', and the command line reads texts: {instead}")
+
+
+def _other_input(model: Any) -> str | None:
+    """Return the name of an input without which a model of transformers, or its class, does not run.
+
+    None if token ids suffice.
+    """
+    main = getattr(model, "main_input_name", None)
+    if main == _IDS:  # of two towers, both are run
+        return _PIXELS if hasattr(model, "get_text_features") and _PIXELS in _names_of(model) else None
+    return main if isinstance(main, str) and hasattr(model, "config_class") else None
+
+
 @attrs.frozen
 class ModelInputs:
     """The known facts about a model's inputs.
@@ -192,13 +218,10 @@ class ModelInputs:
         """Return the inputs that a model declares; transformers models declare their main input."""
         if model is None:
             return cls()
-        main, names, generates = getattr(model, "main_input_name", None), _names_of(model), getattr(model, "can_generate", None)
+        main, names, generates = _other_input(model), _names_of(model), getattr(model, "can_generate", None)
         has_decoder = generates is not None and bool(generates()) and bool(getattr(model.config, "is_encoder_decoder", False))
-        if main != _IDS:
-            takes = (main, type(model).__name__) if isinstance(main, str) and hasattr(model, "config") else None
-            return cls(names=names, has_decoder=has_decoder, takes=takes)
-        if hasattr(model, "get_text_features") and _PIXELS in names:  # of two towers, both are run
-            return cls(names=names, takes=(_PIXELS, type(model).__name__))
+        if main is not None or getattr(model, "main_input_name", None) != _IDS:
+            return cls(names=names, has_decoder=has_decoder, takes=None if main is None else (main, type(model).__name__))
         shifted: Any = getattr(model, "prepare_decoder_input_ids_from_labels", lambda ids: ids) if _DECODER_IDS in names else None
         return cls(_vocabulary_of(model), names, has_decoder, _positions_of(model), shifted=shifted)
 
@@ -279,7 +302,7 @@ class ModelInputs:
             )
 
 
-def _names_of(model: nn.Module) -> tuple[str, ...]:
+def _names_of(model: Any) -> tuple[str, ...]:
     try:
         parameters = inspect.signature(model.forward).parameters.values()
     except (TypeError, ValueError):  # of a compiled function

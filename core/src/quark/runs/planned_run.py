@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from quark.base.version import refuse_unfit_environment
+from quark.calibration.batches import refuse_text
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.export import exporter_of, refuse_unstorable
 from quark.checkpoint.exporter import ExportOptions
@@ -136,7 +137,7 @@ def plan(
         if model is None or run is None:
             return PlannedRun(None, None, _as_refusals(refusals))
         if run.needs_data and _has_files(path):
-            refusals.collect(_refuse_no_tokenizer, path, run, trust_remote_code=trust_remote_code)
+            refusals.collect(_refuse_no_text, path, run, model, trust_remote_code=trust_remote_code)
         run = run.for_data(model, calibration.calls(), target)
         numbers = None
         if writer is not None:
@@ -219,7 +220,8 @@ def _run(
     return run
 
 
-def _refuse_no_tokenizer(path: Path, run: Run, *, trust_remote_code: bool) -> None:
+def _refuse_no_text(path: Path, run: Run, model: nn.Module, *, trust_remote_code: bool) -> None:
+    refuse_text(model, f"batches of these are needed by {run.needs_data}; give them to quark.torch's ModelQuantizer in Python")
     if load_tokenizer(path, trust_remote_code=trust_remote_code) is None:
         raise CheckpointError(
             f"'{path}' has no tokenizer, and calibration text is needed by {run.needs_data}: copy tokenizer.json into it, or give token "

@@ -51,13 +51,18 @@ class TextChoices:
         Raises:
             QuarkError: An argument cannot be used; no weight has been read then.
         """
+        from quark.calibration.batches import refuse_text
         from quark.calibration.data import read_samples, text_of
+        from quark.models.hf.model_class import model_class
         from quark.models.hf.model_config import model_config
         from quark.models.hf.tokenizer import load_tokenizer
         from quark_workbench.evaluate import protocol_of, scored_windows
 
         protocol = protocol_of(self.protocol, seq_len=self.seq_len, stride=self.stride, bos=self.bos, score_from=self.score_from)
-        config = model_config(model, trust_remote_code=trust_remote_code).get_text_config()
+        own = model_config(model, trust_remote_code=trust_remote_code)
+        kind = model_class(own, model / "config.json", trust_remote_code=trust_remote_code).type
+        refuse_text(kind, "run it and its reference beside each other in Python")
+        config = own.get_text_config()
         context = getattr(config, "max_position_embeddings", None)
         if isinstance(context, int) and protocol.seq_len > context:
             if self.seq_len is not None:

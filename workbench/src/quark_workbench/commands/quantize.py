@@ -76,8 +76,9 @@ def quantize(
     refuse_used_directory(out, export.exporter, resume=writing.resume, source=model)
     export.options()  # an option that is wrong is refused before anything is read
     base = _base_scheme(config, selection)
-    quant_config = config.config_for(meta_model(model, trust_remote_code=trust_remote_code), base)
-    data, chosen = calibration.of(model, trust_remote_code=trust_remote_code), None
+    skeleton = meta_model(model, trust_remote_code=trust_remote_code)
+    quant_config = config.config_for(skeleton, base)
+    data, chosen = calibration.of(model, type(skeleton), trust_remote_code=trust_remote_code), None
     if selection.mixed is not None:
         chosen = selection.run(model, quant_config, config.named_layers, data, device, dtype, is_quiet=as_json)
         quant_config = chosen.config

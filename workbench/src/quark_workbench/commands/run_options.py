@@ -63,9 +63,9 @@ class CalibrationChoices:
         for source in self.calib or ():
             read_samples(source, given_options("--calib-option", self.calib_option))
 
-    def of(self, model: Path, *, trust_remote_code: bool) -> CalibrationData:
-        """Return the data for a checkpoint, which are read when something needs them."""
-        return CalibrationData(self, model, trust_remote_code)
+    def of(self, model: Path, kind: type, *, trust_remote_code: bool) -> CalibrationData:
+        """Return the data for a checkpoint, whose model is of a class; they are read when they are needed."""
+        return CalibrationData(self, model, kind, trust_remote_code)
 
     def batches(self, tokenizer: Any, wanted_by: str) -> list[Any]:
         """Return the calibration batches.
@@ -102,11 +102,12 @@ class CalibrationData:
     Args:
         chosen: The options.
         model: Directory of the checkpoint, which has the tokenizer.
+        kind: The class of its model.
         trust_remote_code: Whether code that comes with the checkpoint may run.
     """
 
-    def __init__(self, chosen: CalibrationChoices, model: Path, trust_remote_code: bool) -> None:
-        self._chosen, self._model, self._trust_remote_code = chosen, model, trust_remote_code
+    def __init__(self, chosen: CalibrationChoices, model: Path, kind: type, trust_remote_code: bool) -> None:
+        self._chosen, self._model, self._kind, self._trust_remote_code = chosen, model, kind, trust_remote_code
 
     @functools.cached_property
     def tokenizer(self) -> Any:
@@ -116,7 +117,14 @@ class CalibrationData:
         return load_tokenizer(self._model, trust_remote_code=self._trust_remote_code)
 
     def __call__(self, wanted_by: str) -> list[Any]:
-        """Return the batches; ``wanted_by`` names the part of a run that needs them."""
+        """Return the batches; ``wanted_by`` names the part of a run that needs them.
+
+        Raises:
+            UnsupportedError: The model takes images or sounds.
+        """
+        from quark.calibration.batches import refuse_text
+
+        refuse_text(self._kind, f"batches of these are needed by {wanted_by}; give them to quark.torch's ModelQuantizer in Python")
         return self._chosen.batches(self.tokenizer, wanted_by)
 
 
