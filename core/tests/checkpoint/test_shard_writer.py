@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from quark.checkpoint import shard_writer
+from quark.checkpoint.destination import RUN_FILE
 from quark.checkpoint.shard_layout import ShardLayout
 from quark.checkpoint.shard_writer import Part, ShardWriter, create_shards, small_joined
 from quark.errors import OutputError, UnsupportedError
@@ -26,7 +27,7 @@ def part(tensors: dict[str, Tensor]) -> Part:
 def opened(announced: Sequence[Mapping[str, Tensor]], directory: Path, max_shard_bytes: int = 10**9) -> ShardWriter:
     layout = ShardLayout.of(announced, max_shard_bytes)
     create_shards(layout, directory)
-    return ShardWriter(layout, directory, checksums=True)
+    return ShardWriter(layout, directory)
 
 
 def write_shards(parts: Sequence[Part], directory: Path, max_shard_bytes: int) -> None:
@@ -34,6 +35,11 @@ def write_shards(parts: Sequence[Part], directory: Path, max_shard_bytes: int) -
         for part in parts:
             writer.write(part)
         writer.finish()
+
+
+def weights(directory: Path) -> list[Path]:
+    """Return the files with tensors, and their index."""
+    return sorted(path for path in directory.iterdir() if path.name != RUN_FILE)
 
 
 def read(directory: Path) -> dict[str, Tensor]:
@@ -74,7 +80,7 @@ def test_empty_tensors_are_written(tmp_path: Path) -> None:
 def test_large_models_are_split_at_parts_with_an_index(tmp_path: Path) -> None:
     tensors = {f"t{i}": torch.full((10,), float(i)) for i in range(5)}
     write_shards([part({n: t}) for n, t in tensors.items()], tmp_path, 80)
-    names = sorted(p.name for p in tmp_path.iterdir())
+    names = [p.name for p in weights(tmp_path)]
     assert names[:3] == [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
     assert names[3:] == ["model.safetensors.index.json"]
     back = read(tmp_path)
@@ -165,7 +171,7 @@ def test_parts_may_come_in_any_order(tmp_path: Path) -> None:
             for p in order:
                 writer.write(p)
             writer.finish()
-    written = [{f.name: f.read_bytes() for f in (tmp_path / name).iterdir()} for name in ("forward", "backward")]
+    written = [{f.name: f.read_bytes() for f in weights(tmp_path / name)} for name in ("forward", "backward")]
     assert len(written[0]) == 4
     assert written[0] == written[1]
 
@@ -208,7 +214,7 @@ def test_a_part_that_is_not_as_announced_is_refused(tmp_path: Path) -> None:
 def test_sizes_of_files_are_known_before_they_are_written(limit: int, tmp_path: Path) -> None:
     parts = [part({f"layers.{i}.weight": torch.ones(10), f"layers.{i}.scale": torch.ones(i, dtype=torch.float16)}) for i in range(5)]
     write_shards(parts, tmp_path, limit)
-    assert ShardLayout.of([p.meta for p in parts], limit).file_sizes() == {f.name: f.stat().st_size for f in tmp_path.iterdir()}
+    assert ShardLayout.of([p.meta for p in parts], limit).file_sizes() == {f.name: f.stat().st_size for f in weights(tmp_path)}
 
 
 def stored(writer: ShardWriter) -> dict[str, str]:
@@ -218,13 +224,13 @@ def stored(writer: ShardWriter) -> dict[str, str]:
     return dict(checksums.result(60))
 
 
-def test_parts_without_checksums_are_on_the_disk_too_when_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_that_are_written_beside_are_on_the_disk_too_when_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     monkeypatch.setattr(shard_writer, "sync_data", lambda file: synced.append(os.fstat(file).st_ino))
     tensors = {name: torch.ones(40) for name in "abc"}
     with opened([part({name: t}).meta for name, t in tensors.items()], tmp_path, 200) as writer:
         synced.clear()  # those of the headers
-        writer.write(part({"a": tensors["a"]}), checksums=False)
+        writer.write_beside(part({"a": tensors["a"]}))
         writer.write(part({"c": tensors["c"]}))
         assert stored(writer).keys() == {"c"}
         one, two, three = (path.stat().st_ino for path in sorted(tmp_path.iterdir()))
@@ -248,7 +254,7 @@ def test_what_counts_as_written_waits_for_a_part_that_is_written_beside_the_othe
         with pytest.raises(TimeoutError):
             written.result(0.2)
         may_write.set()
-        assert written.result(60) == {"a"}
+        assert written.result(60).keys() == {"a"}
         assert torch.equal(writer.read("a"), torch.ones(40))
         writer.finish()
 
@@ -268,7 +274,7 @@ def test_files_that_are_opened_again_keep_what_is_in_them(tmp_path: Path) -> Non
     parts = [part({name: torch.full((40,), float(i))}) for i, name in enumerate("abc")]
     layout = ShardLayout.of([p.meta for p in parts], 200)
     assert create_shards(layout, tmp_path) == list(layout.files)
-    with ShardWriter(layout, tmp_path, checksums=True) as writer:
+    with ShardWriter(layout, tmp_path) as writer:
         writer.write(parts[1])
         checksums = stored(writer)
     assert create_shards(layout, tmp_path) == []
@@ -286,7 +292,7 @@ def test_two_writers_fill_the_same_files(tmp_path: Path) -> None:
     parts = [part({name: torch.full((40,), float(i))}) for i, name in enumerate("abcd")]
     layout = ShardLayout.of([p.meta for p in parts], 350)
     create_shards(layout, tmp_path)
-    with ShardWriter(layout, tmp_path) as one, ShardWriter(layout, tmp_path, checksums=True) as other:
+    with ShardWriter(layout, tmp_path) as one, ShardWriter(layout, tmp_path) as other:
         for p, writer in zip(parts, (one, other, one, other), strict=True):
             writer.write(p)
         assert one.adopt(stored(other)) == []
@@ -306,7 +312,7 @@ def test_a_tensor_that_is_damaged_is_not_adopted(damage: str, tmp_path: Path) ->
     tensors = {"a": torch.arange(40.0), "b": torch.ones(3)}
     layout = ShardLayout.of([part(tensors).meta], 10**9)
     create_shards(layout, tmp_path)
-    with ShardWriter(layout, tmp_path, checksums=True) as writer:
+    with ShardWriter(layout, tmp_path) as writer:
         writer.write(part(tensors))
         checksums = stored(writer)
     path = tmp_path / layout.files[0]
@@ -365,12 +371,13 @@ def test_every_dtype_is_read_again_as_it_was_written(dtype: torch.dtype, tmp_pat
             assert torch.equal(again.reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
 
 
-def test_a_part_without_checksums_is_written_and_stays_out_of_them(tmp_path: Path) -> None:
+def test_a_part_that_is_written_beside_has_a_checksum_at_the_end_and_none_in_the_journal(tmp_path: Path) -> None:
     parts = [part({name: torch.ones(4)}) for name in "ab"]
     with opened([p.meta for p in parts], tmp_path) as writer:
+        writer.write_beside(parts[1])
         writer.write(parts[0])
-        writer.write(parts[1], checksums=False)
         assert list(stored(writer)) == ["a"]
+        assert set(writer.written()) == {"a", "b"}
         writer.finish()
 
 

@@ -28,6 +28,7 @@ __all__ = [
     "open_own",
     "pread",
     "pwrite",
+    "read_into",
     "release_cached",
     "release_pages",
     "replace_text",
@@ -99,6 +100,24 @@ if sys.platform == "win32":
             return os.write(file, data)
 else:
     pread, pwrite = os.pread, os.pwrite
+
+
+def read_into(file: int, buffer: memoryview, offset: int) -> int:
+    """Read bytes of a file from a position on into ``buffer``.
+
+    Returns how many: fewer where it ends early.
+    """
+    done = 0
+    while done < len(buffer):
+        if hasattr(os, "preadv"):
+            count = os.preadv(file, [buffer[done:]], offset + done)
+        else:
+            data = pread(file, len(buffer) - done, offset + done)
+            buffer[done : done + (count := len(data))] = data
+        if not count:
+            break
+        done += count
+    return done
 
 
 def write_at(file: int, data: memoryview, offset: int) -> None:

@@ -155,7 +155,7 @@ class CheckpointExporter(Exporter):
 
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
         """As `Exporter.export`."""
-        with self._opened(content, content.model, out, options, checksums=False) as stream:
+        with self._opened(content, content.model, out, options) as stream:
             stream.write(Block("", content.model))
             stream.finish(content)
 
@@ -163,7 +163,7 @@ class CheckpointExporter(Exporter):
         self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions
     ) -> AbstractContextManager[BlockStream]:
         """As `Exporter.stream`."""
-        return self._opened(content, skeleton, out, options, checksums=True)
+        return self._opened(content, skeleton, out, options)
 
     def reopen(
         self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions
@@ -174,7 +174,7 @@ class CheckpointExporter(Exporter):
                 "an export with the option kv_cache_group cannot be resumed: its scales of the cache are merged when they are written, and "
                 "calibration goes on with those before. Give kv_cache_group in the configuration instead, which merges them in calibration"
             )
-        return self._opened(content, skeleton, out, options, checksums=True)
+        return self._opened(content, skeleton, out, options)
 
     @contextmanager
     def join(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
@@ -188,14 +188,12 @@ class CheckpointExporter(Exporter):
         return [part.meta for part in (*self.parts(skeleton, content.plan, options), *carried_parts(content))]
 
     @contextmanager
-    def _opened(
-        self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions, *, checksums: bool
-    ) -> Iterator[BlockStream]:
+    def _opened(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
         announced = self.announced(content, skeleton, options)
         self.warn(content, options)
         layout = ShardLayout.of(announced, options.max_shard_bytes)
         create_shards(layout, out)
-        with ShardWriter(layout, out, checksums=checksums) as writer:
+        with ShardWriter(layout, out) as writer:
             yield _Stream(self, content, options, out, writer)
 
     def parts(self, model: nn.Module, plan: QuantPlan, options: ExportOptions, region: Region = _WHOLE) -> list[Part]:
@@ -286,7 +284,7 @@ class _Stream(BlockStream):
         # A tied parameter was announced once, under the first of its names.
         new = [p for p in parts if not self._early.issuperset(p.meta) and all(name in self._writer for name in p.meta)]
         for part in small_joined(new):
-            self._writer.write(self._checked(part), checksums=block is not None)
+            self._writer.write(self._checked(part))
 
     def _checked(self, part: Part) -> Part:
         """Return a part that is checked for NaN and Inf when it is made: its source was finite."""
@@ -317,18 +315,18 @@ class _Stream(BlockStream):
         """As `BlockStream.skip`."""
         self._written.append(block.name)
 
-    def written(self) -> frozenset[str]:
+    def written(self) -> Mapping[str, str]:
         """As `BlockStream.written`."""
-        return frozenset(self._writer.written())
+        return self._writer.written()
 
-    def count_as_written(self, names: Iterable[str]) -> None:
+    def count_as_written(self, checksums: Mapping[str, str]) -> None:
         """As `BlockStream.count_as_written`."""
-        self._writer.count_as_written(names)
+        self._writer.count_as_written(checksums)
 
     def finish(self, content: CheckpointContent) -> None:
         """As `BlockStream.finish`."""
         for part in small_joined(carried_parts(content)):
-            self._writer.write(part, checksums=False)
+            self._writer.write(part)
         self._writer.finish()
         config = _config_of(content, self._exporter.quantization_config(content, self._options))
         text = json.dumps(config, indent=2, sort_keys=True) + "\n" if isinstance(config, dict) else config.to_json_string()

@@ -5,31 +5,35 @@ They find damage, not forgery, at a fraction of the time of writing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
+from quark.base.files import read_into
 from quark.base.parallel import one_thread
 
-__all__ = ["ROW", "checksum", "checksums"]
+__all__ = ["BLOCK", "ROW", "checksum", "checksums", "stored_bytes"]
 
 ROW = 4096
-"""Bytes that have one factor."""
+"""Bytes whose words are one sum."""
+BLOCK = 256 * ROW
+"""Bytes of which the words in each column are one sum; a processor's cache holds them."""
 
 
 def checksum(chunks: Iterable[Tensor]) -> str:
     """Return a checksum of some bytes, and their number.
 
-    It is the sum of all words of 8 bytes modulo 2^64, those of row i of 4096 bytes times 2i + 1: any change
-    of one word changes it, and so do rows that are zero, missing or exchanged, unless the sums of their words
-    agree.
+    The words of 8 bytes are laid out in rows of `ROW` bytes, and rows in blocks of `BLOCK` bytes. The
+    checksum is a hash of the sum of each row and of each column of each block, modulo 2^64. A change of one
+    word changes a row's sum, and two different words that are exchanged change a row's or a column's.
 
     Args:
-        chunks: Of bytes, each uint8 ``[n]``; all but the last have whole rows.
+        chunks: Of bytes, each uint8 ``[n]``; all but the last have whole blocks.
     """
-    parts, size = _parts(chunks)
-    return _text(_read(parts), size)
+    sums, size = _sums(chunks)
+    return _text(torch.cat(sums) if sums else torch.empty(0, dtype=torch.int64), size)
 
 
 def checksums(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
@@ -37,41 +41,53 @@ def checksums(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
 
     The host waits for an accelerator once.
     """
-    found = {name: _parts([t.detach().reshape(-1).view(torch.uint8)]) for name, t in tensors if not t.is_meta}
-    values = iter(_read([part for parts, _ in found.values() for part in parts]))
-    return {name: _text([next(values) for _ in parts], size) for name, (parts, size) in found.items()}
+    by_name = {name: _sums([t.detach().reshape(-1).view(torch.uint8)]) for name, t in tensors if not t.is_meta}
+    parts = [part for sums, _ in by_name.values() for part in sums]
+    values = torch.cat([part.to(parts[0].device) for part in parts]).cpu() if parts else torch.empty(0, dtype=torch.int64)
+    own = values.split([sum(len(part) for part in sums) for sums, _ in by_name.values()])
+    return {name: _text(each, size) for (name, (_, size)), each in zip(by_name.items(), own, strict=True)}
 
 
-def _read(parts: Sequence[Tensor]) -> list[int]:
-    return torch.stack([part.to(parts[0].device) for part in parts]).tolist() if parts else []
+def stored_bytes(file: int, offset: int, size: int) -> Iterator[Tensor]:
+    """Yield bytes of an open file in chunks for `checksum`, uint8 ``[n]``; fewer where the file ends early.
+
+    The next chunk takes the place of this one in memory.
+    """
+    buffer = torch.empty(min(BLOCK, size), dtype=torch.uint8)
+    for start in range(offset, offset + size, BLOCK):
+        chunk = buffer[: offset + size - start]
+        if count := read_into(file, memoryview(chunk.numpy().data), start):
+            yield chunk[:count]
 
 
-def _parts(chunks: Iterable[Tensor]) -> tuple[list[Tensor], int]:
-    """Return sums that add up to that of all words, modulo 2^64, int64; and the number of bytes."""
-    parts: list[Tensor] = []
+def _sums(chunks: Iterable[Tensor]) -> tuple[list[Tensor], int]:
+    """Return the sums of the rows and of the columns, int64 ``[n]`` each; and the number of bytes."""
+    rows: list[Tensor] = []
+    columns: list[Tensor] = []
     size = 0
     with one_thread():
         for chunk in chunks:
-            whole = len(chunk) // ROW * ROW
-            if whole:
-                parts.append(_weighted(chunk[:whole], size // ROW))
-            if whole < len(chunk):
-                rest = torch.nn.functional.pad(chunk[whole:], (0, -len(chunk) % 8))
-                parts.append(_words(rest).sum() * (2 * ((size + whole) // ROW) + 1))
             size += len(chunk)
-    return parts, size
+            for words in _blocks(chunk):
+                rows.append(words.sum(-1).reshape(-1))
+                columns.append(words.sum(-2).reshape(-1))
+    return [*rows, *columns], size
 
 
-def _text(parts: Iterable[int], size: int) -> str:
-    return f"sum64:{sum(parts) % 2**64:016x}:{size}"
+def _blocks(data: Tensor) -> Iterator[Tensor]:
+    """Yield words, int64 ``[..., rows, words]``; a rest of less than a row, filled with zeros, is a block."""
+    rest = len(data) % ROW
+    whole = data[: len(data) - rest]
+    if whole.storage_offset() % 8 or whole.data_ptr() % 8:
+        whole = whole.clone()
+    # An accelerator takes all whole blocks at once, a processor each by itself, while it is in its cache.
+    step = BLOCK if data.device.type == "cpu" else max(len(whole) // BLOCK, 1) * BLOCK
+    for piece in whole.split(step) if len(whole) else ():
+        rows = piece.view(torch.int64).view(-1, ROW // 8)
+        yield rows if len(piece) <= BLOCK else rows.view(-1, BLOCK // ROW, ROW // 8)
+    if rest:
+        yield torch.nn.functional.pad(data[-rest:], (0, ROW - rest)).view(torch.int64).view(1, -1)
 
 
-def _weighted(data: Tensor, row: int) -> Tensor:
-    """Return the sum over whole rows, numbered from ``row``."""
-    sums = _words(data).view(-1, ROW // 8).sum(1)
-    return (sums * torch.arange(2 * row + 1, 2 * (row + len(sums)) + 1, 2, device=sums.device)).sum()
-
-
-def _words(data: Tensor) -> Tensor:
-    aligned = data.clone() if data.storage_offset() % 8 or data.data_ptr() % 8 else data
-    return aligned.view(torch.int64)
+def _text(sums: Tensor, size: int) -> str:
+    return f"sums:{hashlib.blake2b(sums.numpy().tobytes(), digest_size=8).hexdigest()}:{size}"

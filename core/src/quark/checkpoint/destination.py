@@ -20,7 +20,16 @@ from quark.models.hf.tokenizer import TOKENIZER_FILES
 from quark.plugins import exporters
 from quark.plugins.program_records import ExporterRecord
 
-__all__ = ["COMPANIONS", "OF_THE_RUN", "REPLACED", "REPORT_FILES", "RUN_FILE", "move_into_place", "refuse_used_directory"]
+__all__ = [
+    "COMPANIONS",
+    "OF_THE_RUN",
+    "REPLACED",
+    "REPORT_FILES",
+    "RUN_FILE",
+    "move_into_place",
+    "refuse_used_directory",
+    "writes_checkpoint",
+]
 
 COMPANIONS = (
     *TOKENIZER_FILES,
@@ -37,7 +46,7 @@ REPORT_FILES = ("quark_report.json", "quark_report.html")
 """Files of the report of a run."""
 
 RUN_FILE = "quark_run.json"
-"""File that says which run has written a checkpoint (`quark.runs.journal.write_finished_run`)."""
+"""File that says which run has written a checkpoint (`quark.checkpoint.run_file`)."""
 
 OF_THE_RUN = (*REPORT_FILES, RUN_FILE)
 """Files about the run, which no reader of checkpoints looks at.
@@ -147,16 +156,16 @@ def _lies_beside(path: Path, exporter: str | None) -> bool:
     if exporter is None or not path.is_file() or _writes(own := exporters().get(exporter), path.name):
         return False
     if path.name in _code_of(path.parent):
-        return not _is_checkpoint(own)
-    return any(_writes(other, path.name) and not (_is_checkpoint(own) and _is_checkpoint(other)) for other in exporters())
+        return not writes_checkpoint(own)
+    return any(_writes(other, path.name) and not (writes_checkpoint(own) and writes_checkpoint(other)) for other in exporters())
 
 
 def _writes(record: ExporterRecord, name: str) -> bool:
-    in_checkpoint = _is_checkpoint(record) and (name in OF_THE_RUN or _EXPORTED.fullmatch(name) is not None)
+    in_checkpoint = writes_checkpoint(record) and (name in OF_THE_RUN or _EXPORTED.fullmatch(name) is not None)
     return in_checkpoint or any(fnmatchcase(name, pattern) for pattern in record.files)
 
 
-def _is_checkpoint(record: ExporterRecord) -> bool:
+def writes_checkpoint(record: ExporterRecord) -> bool:
     """Return whether an exporter writes a ``config.json``, and not only the files that its record names."""
     return bool(record.quant_methods) or not record.files
 

@@ -18,9 +18,10 @@ from quark.base.log import get_logger
 from quark.base.torch_state import own_torch_state
 from quark.checkpoint.atomic_directory import Leftover, building
 from quark.checkpoint.content import CheckpointContent, content_of
-from quark.checkpoint.destination import OF_THE_RUN, refuse_used_directory
+from quark.checkpoint.destination import OF_THE_RUN, refuse_used_directory, writes_checkpoint
 from quark.checkpoint.exporter import Exporter, ExportOptions, Tokenizer
 from quark.checkpoint.inspection import refuse_incomplete_export
+from quark.checkpoint.run_file import complete_run_file
 from quark.config.export import ExporterConfig, JsonExporterConfig, OnnxExporterConfig
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, ConfigError, UnknownNameError, UnsupportedError
@@ -189,6 +190,8 @@ def export_with(name: str, model: nn.Module, output_dir: str | Path, options: Ex
         with place as directory, attributed(f"writing '{output_dir}'", origin("exporters", name)):
             exporter.export(content, directory, options)
             refuse_incomplete_export(name, directory, content.model)
+            if writes_checkpoint(exporters().get(name)):
+                complete_run_file(directory)
         events.exported(Path(output_dir), name)
 
 

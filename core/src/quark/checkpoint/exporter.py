@@ -8,7 +8,7 @@ of an `ExporterRecord`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Protocol
@@ -146,12 +146,15 @@ class BlockStream(ABC):
         """Leave a block to another process."""
         _lacking(self, "skip", "shares")
 
-    def written(self) -> frozenset[str]:
-        """Return the names of the tensors that this process has written; all of them are in the files."""
+    def written(self) -> Mapping[str, str]:
+        """Return the checksums, by name, of the tensors that this process has written.
+
+        All of them are in the files.
+        """
         _lacking(self, "written", "shares")
 
-    def count_as_written(self, names: Iterable[str]) -> None:
-        """Note the tensors that other processes have written, before `finish`."""
+    def count_as_written(self, checksums: Mapping[str, str]) -> None:
+        """Note the tensors that another process has written, before `finish`: what its `written` returns."""
         _lacking(self, "count_as_written", "shares")
 
 

@@ -18,6 +18,7 @@ from quark.base.log import silenced
 from quark.base.names import folded
 from quark.checkpoint.layout_reader import ReadsOwnFiles, layout_for, quantization_block, reader_of
 from quark.checkpoint.reader import fill_zero_points, place, placed_by, prepared, tie
+from quark.checkpoint.run_file import verify as verified
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, PluginError, QuarkError
 from quark.models.hf.internals import output_embeddings
@@ -106,37 +107,48 @@ class Inspection:
 
     Attributes:
         layout: Name of its layout.
-        damage: What is missing, or does not fit the model; empty where it is whole.
+        damage: What is missing, does not fit the model, or is not as it was written; empty where it is whole.
         runtimes: What each runtime would do with it; empty where it is damaged, or nobody has written down
             their rules.
+        verified: How many tensors were compared with the checksums that were made when they were written.
     """
 
     layout: str
     damage: tuple[str, ...] = ()
     runtimes: tuple[RuntimeSupport, ...] = ()
+    verified: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the inspection in JSON form."""
         known = attrs.filters.exclude("own_layers")
         runtimes = [attrs.asdict(support, filter=known) | {"loads": support.loads} for support in self.runtimes]
-        return {"layout": self.layout, "damage": list(self.damage), "runtimes": runtimes}
+        return {"layout": self.layout, "damage": list(self.damage), "runtimes": runtimes, "verified": self.verified}
 
 
 @attributed("inspecting a checkpoint")
-def inspect_checkpoint(directory: str | Path, *, trust_remote_code: bool = False) -> Inspection:
+def inspect_checkpoint(directory: str | Path, *, trust_remote_code: bool = False, verify: bool = False) -> Inspection:
     """Return an `Inspection`: the damage of a checkpoint, and its support by runtimes.
 
-    Scales are read, and weights are not.
+    Scales are read, and weights only to ``verify`` them.
 
     Args:
         directory: A quantized checkpoint in a layout that an installed plugin reads.
         trust_remote_code: Whether code that comes with the checkpoint may run.
+        verify: Whether to compare all bytes with the checksums that were made when they were written
+            (`quark.checkpoint.run_file.verify`); if they differ, nothing else is looked at.
 
     Raises:
-        CheckpointError: It is no quantized checkpoint, or no installed layout reads it.
+        CheckpointError: It is no quantized checkpoint, no installed layout reads it, or there are no
+            checksums to ``verify`` it with.
         UnsupportedError: No reader here knows what it is made of.
     """
     path = Path(directory)
+    tensors = 0
+    if verify:
+        comparison = verified(path)
+        if comparison.changes:
+            return Inspection("", comparison.changes)
+        tensors = comparison.tensors
     block = quantization_block(path)
     layout = layout_for(block, path / "config.json")
     reader, shards = reader_of(layout), check_shards(path)
@@ -148,11 +160,11 @@ def inspect_checkpoint(directory: str | Path, *, trust_remote_code: bool = False
     lacks = [f"'{path}' lacks {len(missing)} tensor(s): {folded(missing)}"] if missing else []
     damage = (*misfits, *lacks, *_bad_scales(shards))
     if damage or exporters().get(layout).inspector is None:
-        return Inspection(layout, damage)
+        return Inspection(layout, damage, verified=tensors)
     with attributed("inspecting a checkpoint", origin("exporters", layout)):
         facts = CheckpointFacts(path, layout, block, stored.config, plan, frozenset(heads))
         runtimes = tuple(exporters().load_inspector(layout)().support(facts))
-    return Inspection(layout, (), runtimes)
+    return Inspection(layout, (), runtimes, tensors)
 
 
 @torch.no_grad()

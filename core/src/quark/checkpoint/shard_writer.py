@@ -22,18 +22,17 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.base.files import allocated_bytes, open_file, pread, sync_data, write_at
+from quark.base.files import allocated_bytes, open_file, sync_data, write_at
 from quark.base.names import folded
 from quark.base.parallel import CPU, parallel_map
-from quark.checkpoint.checksum import ROW, checksum
+from quark.checkpoint.checksum import checksum, stored_bytes
+from quark.checkpoint.run_file import begin_run_file
 from quark.checkpoint.shard_layout import ShardLayout
 from quark.errors import OutputError
 from quark.models.hf.shards import INDEX
 
 __all__ = ["Part", "ShardWriter", "create_shards", "small_joined"]
 
-_CHUNK = 4096 * ROW
-"""Bytes that are read at once."""
 _SMALL = 1 << 24
 """Bytes in which all parts that end there are computed and written as one."""
 _LAG = 2
@@ -108,19 +107,17 @@ class ShardWriter:
     Args:
         layout: Of the files.
         directory: Where they are.
-        checksums: Whether `when_stored` is going to ask for checksums.
 
     Raises:
         OutputError: A file has another header: it is damaged, or of another checkpoint.
         OSError: From the file system.
     """
 
-    def __init__(self, layout: ShardLayout, directory: Path, *, checksums: bool = False) -> None:
+    def __init__(self, layout: ShardLayout, directory: Path) -> None:
         self._layout = layout
         self._directory = directory
-        self._unwritten = set(layout.places)
-        self._with_checksums = checksums
         self._checksums: dict[str, str] = {}
+        self._unstored: list[str] = []
         self._written_to: set[int] = set()
         self._files: list[int] = []
         with ExitStack() as stack:
@@ -150,37 +147,31 @@ class ShardWriter:
         """Return whether a tensor of that full name was announced."""
         return name in self._layout.places
 
-    def write(self, part: Part, *, checksums: bool = True) -> None:
+    def write(self, part: Part) -> None:
         """Compute a part and start writing it to its places in the files.
 
         The writing may continue in the background.
-
-        Args:
-            part: The part.
-            checksums: Whether `when_stored` is going to ask for those of this part, if it is going to ask at
-                all.
         """
         tensors = self._made(part)
         self._wait()
-        self._pending = self._thread.submit(self._write_all, tensors, self._checksums if checksums and self._with_checksums else None)
+        self._unstored += part.meta
+        self._pending = self._thread.submit(self._write_all, tensors)
 
     def write_beside(self, part: Part) -> None:
-        """Start writing a part whose tensors stay in memory anyway; it has no checksums.
+        """Start writing a part whose tensors stay in memory anyway; `when_stored` leaves it out.
 
         Other parts are computed and written meanwhile.
 
         What goes wrong is raised by a method that is called later, by `finish` at the latest.
         """
-        self._storing.append(self._storing_thread.submit(self._write_all, self._made(part), None))
+        self._storing.append(self._storing_thread.submit(self._write_all, self._made(part)))
 
     def _made(self, part: Part) -> list[tuple[str, Tensor]]:
-        """Compute a part, and count it as written."""
+        """Compute a part."""
         places = self._layout.places
         made = part.make()
-        tensors = [(name, _checked(name, made[name], places[name].meta)) for name in part.meta]
-        self._unwritten.difference_update(part.meta)
         self._written_to.update(places[name].file for name in part.meta)
-        return tensors
+        return [(name, _checked(name, made[name], places[name].meta)) for name in part.meta]
 
     def when_stored(self, then: Callable[[Mapping[str, str]], None]) -> None:
         """Call ``then`` with the tensors' checksums when all parts that have been written are on the disk.
@@ -192,9 +183,9 @@ class ShardWriter:
         """
         while len(self._storing) >= _LAG:
             self._storing.popleft().result()
-        checksums, self._checksums = self._checksums, {}
+        names, self._unstored = self._unstored, []
         files, self._written_to = self._written_to, set()
-        self._storing.append(self._storing_thread.submit(self._store, self._pending, files, checksums, then))
+        self._storing.append(self._storing_thread.submit(self._store, self._pending, files, names, then))
 
     def adopt(self, checksums: Mapping[str, str]) -> list[str]:
         """Count tensors as written whose bytes have these checksums, and return the names of the others.
@@ -202,43 +193,47 @@ class ShardWriter:
         Args:
             checksums: By full name of a tensor; from `when_stored`, of an earlier run for instance.
         """
-        damaged = [name for name, expected in checksums.items() if name not in self or checksum(self._chunks(name)) != expected]
-        self._unwritten.difference_update(checksums.keys() - set(damaged))
-        return damaged
+        same = {name: expected for name, expected in checksums.items() if name in self and checksum(self._stored(name)) == expected}
+        self._checksums |= same
+        return [name for name in checksums if name not in same]
 
     def read(self, name: str) -> Tensor:
         """Return a tensor as it is in the files, in memory of its own."""
         place = self._layout.places[name]
-        data = torch.cat([torch.empty(0, dtype=torch.uint8), *self._chunks(name)])
+        data = torch.cat([torch.empty(0, dtype=torch.uint8), *(chunk.clone() for chunk in self._stored(name))])
         return data.view(place.meta.dtype).reshape(place.meta.shape)
 
     def names_under(self, module: str) -> Sequence[str]:
         """Return the names of the announced tensors that belong to a module itself, without its full name."""
         return self._layout.names_under.get(module, ())
 
-    def written(self) -> set[str]:
-        """Return the names of the tensors in the files, after waiting for tensors that are being written."""
-        self._wait(for_disk=True)
-        return set(self._layout.places) - self._unwritten
+    def written(self) -> dict[str, str]:
+        """Return the checksums of the tensors in the files, by name.
 
-    def count_as_written(self, names: Iterable[str]) -> None:
-        """Note tensors that another process has written."""
-        self._unwritten.difference_update(names)
+        It waits for those that are being written.
+        """
+        self._wait(for_disk=True)
+        return dict(self._checksums)
+
+    def count_as_written(self, checksums: Mapping[str, str]) -> None:
+        """Note tensors that another process has written, and their checksums."""
+        self._checksums |= checksums
 
     def finish(self) -> None:
-        """Wait until all parts are written, and write the index.
+        """Wait until all parts are written, and write the index and the checksums.
 
         Raises:
             OutputError: A file has been removed or replaced meanwhile.
             RuntimeError: An announced tensor has not been written.
         """
         self._wait(for_disk=True)
-        if self._unwritten:
-            raise RuntimeError(f"{len(self._unwritten)} announced tensor(s) were not written: {folded(sorted(self._unwritten))}")
+        if unwritten := sorted(self._layout.places.keys() - self._checksums):
+            raise RuntimeError(f"{len(unwritten)} announced tensor(s) were not written: {folded(unwritten)}")
         self._refuse_replaced()
         index = self._layout.index()
         if index is not None:
             (self._directory / INDEX).write_text(index, encoding="utf-8", newline="\n")
+        begin_run_file(self._directory, self._layout.headers, self._checksums)
 
     def _refuse_replaced(self) -> None:
         """Raise OutputError unless the files under the names of the layout are those that were written."""
@@ -262,29 +257,26 @@ class ShardWriter:
         while self._storing and (for_disk or self._storing[0].done()):
             self._storing.popleft().result()
 
-    def _write_all(self, tensors: Sequence[tuple[str, Tensor]], checksums: dict[str, str] | None) -> None:
+    def _write_all(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
         """Write tensors; those of an accelerator are copied here, so that the caller does not wait for it."""
         for name, tensor in tensors:
             place, data = self._layout.places[name], tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             write_at(self._files[place.file], memoryview(data.numpy().data), place.offset)
-            if checksums is not None:
-                checksums[name] = checksum([data])
+            self._checksums[name] = checksum([data])
 
     def _store(
-        self, written: Future[None] | None, files: Iterable[int], checksums: Mapping[str, str], then: Callable[[Mapping[str, str]], None]
+        self, written: Future[None] | None, files: Iterable[int], names: Iterable[str], then: Callable[[Mapping[str, str]], None]
     ) -> None:
         if written is not None:
             written.result()
         for number in sorted(files):
             sync_data(self._files[number])
-        then(checksums)
+        then({name: self._checksums[name] for name in names})
 
-    def _chunks(self, name: str) -> Iterator[Tensor]:
+    def _stored(self, name: str) -> Iterator[Tensor]:
         """Yield the bytes of a tensor in chunks, uint8; fewer where the file ends early."""
         place = self._layout.places[name]
-        for start in range(0, place.size, _CHUNK):
-            if data := pread(self._files[place.file], min(_CHUNK, place.size - start), place.offset + start):
-                yield torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        return stored_bytes(self._files[place.file], place.offset, place.size)
 
 
 def _header_of(path: Path, length: int) -> bytes | None:

@@ -20,6 +20,7 @@ from quark.checkpoint.destination import refuse_used_directory
 from quark.checkpoint.export import exporter_of, exporting, refuse_unstorable
 from quark.checkpoint.exporter import Exporter, ExportOptions
 from quark.checkpoint.inspection import refuse_incomplete_export
+from quark.checkpoint.run_file import complete_run_file
 from quark.config.model import QConfig
 from quark.errors import ConfigError, UnsupportedError
 from quark.models.hf.loading import torch_device, torch_dtype
@@ -34,7 +35,7 @@ from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins.attribution import attributed, origin
 from quark.plugins.run_events import running
 from quark.runs.identity import RunIdentity
-from quark.runs.journal import Journal, is_finished_run, write_finished_run
+from quark.runs.journal import Journal, is_finished_run
 from quark.runs.quantize_block import quantize_blocks
 from quark.runs.quantize_run import finish_run, quantize_run, start_run
 from quark.runs.run import Data, FinishedRun, Run, StartedRun, plan_run
@@ -143,7 +144,7 @@ def quantize_checkpoint(
             if report is not None:
                 events.phase("report")
                 report.describe(finished, directory, str(tensors.device), lambda: opened()[1])
-            write_finished_run(directory, identity)
+            complete_run_file(directory, attrs.asdict(identity))
 
         with closing(tensors):
             if output.is_finished(identity):

@@ -21,12 +21,13 @@ import attrs
 
 from quark.base.files import open_file, sync, sync_data, write_at
 from quark.checkpoint.atomic_directory import JOURNAL
-from quark.checkpoint.destination import COMPANIONS, OF_THE_RUN, RUN_FILE
+from quark.checkpoint.destination import RUN_FILE
+from quark.checkpoint.run_file import verify
 from quark.errors import OutputError, ResumeError
 from quark.models.hf.json_files import read_json
 from quark.runs.identity import RunIdentity, differences
 
-__all__ = ["FORMAT", "FinishedBlock", "Journal", "is_finished_run", "write_finished_run"]
+__all__ = ["FORMAT", "FinishedBlock", "Journal", "is_finished_run"]
 
 FORMAT = 1
 """Version of the journal's form; one of another version is not read."""
@@ -41,7 +42,7 @@ class FinishedBlock:
 
     Attributes:
         name: Full name of the block.
-        checksums: Of its stored tensors, by name (`quark.checkpoint.ResumableStream.when_stored`).
+        checksums: Of its stored tensors, by name (`quark.checkpoint.BlockStream.when_stored`).
         report: The block's part of the calibration report.
         learned: What the run has learned up to this block and needs for the blocks behind it.
     """
@@ -152,31 +153,22 @@ class Journal:
         self._end += len(data)
 
 
-def write_finished_run(directory: Path, identity: RunIdentity) -> None:
-    """Write into a complete checkpoint which run it is of, and which files it has."""
-    sizes = {p.name: p.stat().st_size for p in sorted(directory.iterdir()) if p.is_file() and p.name not in (*COMPANIONS, *OF_THE_RUN)}
-    values = {"format": FORMAT, "run": attrs.asdict(identity), "files": sizes}
-    (directory / RUN_FILE).write_text(json.dumps(values, indent=1), encoding="utf-8", newline="\n")
-
-
 def is_finished_run(out: Path, identity: RunIdentity, *, overwrite: bool) -> bool:
     """Return whether an output directory is of the run of that identity.
 
-    False where it is free, or may be replaced.
+    False where it is free, may be replaced, or is an export of no run from disk.
 
     Raises:
         ResumeError: It is of another run; the message names what differs.
-        OutputError: A file of it has gone, or has another size.
+        OutputError: A file of it has gone, or is not as it was written: all of them are read.
     """
-    if not (out / RUN_FILE).is_file():
-        return False
-    values = read_json(out / RUN_FILE)
-    if values["run"] != attrs.asdict(identity) and overwrite:
+    values = read_json(out / RUN_FILE) if (out / RUN_FILE).is_file() else {}
+    if "run" not in values or (values["run"] != attrs.asdict(identity) and overwrite):
         return False
     fix = "choose another output directory, or pass overwrite=True to replace it"
     _refuse_other_run(f"the run that has written '{out}'", values["run"], identity, fix[:1].upper() + fix[1:])
-    if changed := [name for name, size in values["files"].items() if not (out / name).is_file() or (out / name).stat().st_size != size]:
-        raise OutputError(f"'{out}' is of this run and was complete, and '{changed[0]}' has gone or been changed since: {fix}")
+    if changes := verify(out).changes:
+        raise OutputError(f"'{out}' is of this run and was complete, and has been changed since ({'; '.join(changes[:_SHOWN])}): {fix}")
     return True
 
 

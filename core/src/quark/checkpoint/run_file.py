@@ -1,0 +1,168 @@
+"""The run's file, ``quark_run.json``: what the run is, and sizes and checksums of what it has written.
+
+Checksums of tensors are made while they are written. They are compared when somebody wants to know whether
+the files are still those.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+from quark.base.files import open_file, pread
+from quark.base.names import folded
+from quark.checkpoint.checksum import checksum, stored_bytes
+from quark.checkpoint.destination import COMPANIONS, OF_THE_RUN, RUN_FILE
+from quark.errors import CheckpointError
+from quark.models.hf.json_files import read_json
+from quark.models.hf.shards import read_header
+
+__all__ = ["FORMAT", "Verification", "begin_run_file", "complete_run_file", "verify"]
+
+FORMAT = 1
+"""Version of the file's form."""
+
+
+@attrs.frozen
+class Verification:
+    """The result of comparing a checkpoint with the checksums that were made when it was written.
+
+    Attributes:
+        tensors: How many tensors were compared.
+        files: How many whole files were, which are not safetensors files.
+        changes: What is missing or is not as it was written.
+    """
+
+    tensors: int
+    files: int
+    changes: tuple[str, ...]
+
+
+@attrs.frozen
+class _Stored:
+    """Bytes of an open file, the checksum that they had, and whose bytes they are."""
+
+    name: str
+    file: int
+    offset: int
+    size: int
+    expected: str
+
+
+def begin_run_file(directory: Path, headers: Mapping[str, bytes], tensors: Mapping[str, str]) -> None:
+    """Write the checksums of tensors, by full name, and of the headers of their files, by file name."""
+    made = {name: checksum([torch.frombuffer(bytearray(header), dtype=torch.uint8)]) for name, header in headers.items()}
+    _write(directory, {"checksums": {"headers": made, "tensors": dict(sorted(tensors.items()))}})
+
+
+def complete_run_file(directory: Path, run: Mapping[str, Any] | None = None) -> None:
+    """Add which run has written a complete checkpoint, the sizes of its files, and the other checksums.
+
+    Files that lie beside a checkpoint, such as a tokenizer, are left out: others may replace them.
+
+    Args:
+        directory: The checkpoint, with what `begin_run_file` wrote if its exporter has called that.
+        run: What the run is, as JSON values; None for an export of a model in memory.
+    """
+    begun = read_json(directory / RUN_FILE)["checksums"] if (directory / RUN_FILE).is_file() else {"headers": {}, "tensors": {}}
+    paths = [p for p in sorted(directory.iterdir()) if p.is_file() and p.name not in (*COMPANIONS, *OF_THE_RUN)]
+    sizes = {path.name: path.stat().st_size for path in paths}
+    with ExitStack() as stack:
+        whole = {path.name: _opened(path, stack) for path in paths if path.name not in begun["headers"]}
+        files = {name: checksum(stored_bytes(file, 0, sizes[name])) for name, file in whole.items()}
+    identity = {} if run is None else {"run": run}
+    _write(directory, {"format": FORMAT, **identity, "files": sizes, "checksums": {**begun, "files": files}})
+
+
+def verify(directory: Path) -> Verification:
+    """Compare the files of a checkpoint with the checksums that were made when it was written.
+
+    Everything is read.
+
+    Raises:
+        CheckpointError: There are no checksums, or they cannot be read.
+    """
+    sizes, headers, tensors, files = _contents(directory)
+    changes = []
+    with ExitStack() as stack:
+        opened: dict[str, int] = {}
+        for name, size in sizes.items():
+            path = directory / name
+            if not path.is_file():
+                changes.append(f"'{name}' is missing")
+            elif path.stat().st_size != size:
+                changes.append(f"'{name}' has {path.stat().st_size:,} bytes, and had {size:,} when it was written")
+            else:
+                opened[name] = _opened(path, stack)
+        whole = [_Stored(name, opened[name], 0, sizes[name], files[name]) for name in files if name in opened]
+        changes += [f"'{part.name}' is not as it was written" for part in _changed(whole)]
+        starts = [_Stored(n, opened[n], 0, _size_of(headers[n], sizes[n]), headers[n]) for n in headers if n in opened]
+        damaged = {part.name for part in _changed(starts)}
+        changes += [f"the header of '{name}' is not as it was written" for name in sorted(damaged)]
+        found: set[str] = set()
+        for part in (part for part in starts if part.name not in damaged):
+            stored = list(_tensors(directory / part.name, part, tensors))
+            found |= {tensor.name for tensor in stored}
+            if changed := [tensor.name for tensor in _changed(stored)]:
+                changes.append(f"{len(changed)} tensor(s) in '{part.name}' are not as they were written: {folded(changed)}")
+        if not changes and (lost := sorted(tensors.keys() ^ found)):
+            changes.append(f"{len(lost)} tensor(s) have no checksum, or no place in the files: {folded(lost)}")
+    return Verification(len(tensors), len(files), tuple(changes))
+
+
+def _contents(directory: Path) -> tuple[dict[str, int], dict[str, str], dict[str, str], dict[str, str]]:
+    """Return the sizes of files, and the checksums of headers, of tensors and of other files, all by name."""
+    path = directory / RUN_FILE
+    if not path.is_file():
+        raise CheckpointError(f"'{directory}' has no {RUN_FILE}, in which quark keeps checksums: there is nothing to compare it with")
+    values = read_json(path)
+    if not isinstance(sums := values.get("checksums"), dict):
+        raise CheckpointError(f"'{path}' has no checksums: an earlier version of quark wrote it, and there is nothing to compare with")
+    sizes: Any = values.get("files")
+    parts: list[Any] = [sums.get(key) for key in ("headers", "tensors", "files")]
+    if not _maps_to(int, sizes) or not all(_maps_to(str, part) for part in parts) or any(Path(n).name != n for n in sizes):
+        raise CheckpointError(f"'{path}' is damaged: its sizes and checksums are not those of files beside it. Make or fetch it again")
+    headers, tensors, files = parts
+    if headers.keys() | files.keys() != sizes.keys():
+        raise CheckpointError(f"'{path}' is damaged: it has sizes and checksums of different files. Make or fetch it again")
+    return sizes, headers, tensors, files
+
+
+def _maps_to(kind: type, values: object) -> bool:
+    return isinstance(values, dict) and all(type(value) is kind for value in values.values())
+
+
+def _size_of(expected: str, most: int) -> int:
+    """Return the number of bytes that a checksum is of, at most those of its file."""
+    size = expected.rpartition(":")[2]
+    return min(int(size), most) if size.isdecimal() and len(size) < 20 else most
+
+
+def _tensors(path: Path, header: _Stored, expected: Mapping[str, str]) -> Iterator[_Stored]:
+    """Yield the tensors of a file whose header is as it was written."""
+    read_header(path)  # refuses a header that is none
+    for name, entry in json.loads(pread(header.file, header.size - 8, 8)).items():
+        if name != "__metadata__":
+            start, end = entry["data_offsets"]
+            yield _Stored(name, header.file, header.size + start, end - start, expected.get(name, ""))
+
+
+def _changed(parts: list[_Stored]) -> list[_Stored]:
+    return [part for part in parts if checksum(stored_bytes(part.file, part.offset, part.size)) != part.expected]
+
+
+def _opened(path: Path, stack: ExitStack) -> int:
+    file = open_file(path, os.O_RDONLY)
+    stack.callback(os.close, file)
+    return file
+
+
+def _write(directory: Path, values: Mapping[str, Any]) -> None:
+    (directory / RUN_FILE).write_text(json.dumps(values, indent=1), encoding="utf-8", newline="\n")
