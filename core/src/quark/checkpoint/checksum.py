@@ -18,7 +18,7 @@ __all__ = ["BLOCK", "ROW", "checksum", "checksums", "stored_bytes"]
 
 ROW = 4096
 """Bytes whose words are one sum."""
-BLOCK = 256 * ROW
+BLOCK = 512 * ROW
 """Bytes of which the words in each column are one sum; a processor's cache holds them."""
 
 

@@ -25,9 +25,9 @@ from torch import Tensor
 from quark.base.files import allocated_bytes, open_file, sync_data, write_at
 from quark.base.names import folded
 from quark.base.parallel import CPU, parallel_map
-from quark.checkpoint.checksum import checksum, stored_bytes
+from quark.checkpoint.checksum import BLOCK, checksum, stored_bytes
 from quark.checkpoint.run_file import begin_run_file
-from quark.checkpoint.shard_layout import ShardLayout
+from quark.checkpoint.shard_layout import Place, ShardLayout
 from quark.errors import OutputError
 from quark.models.hf.shards import INDEX
 
@@ -261,8 +261,13 @@ class ShardWriter:
         """Write tensors; those of an accelerator are copied here, so that the caller does not wait for it."""
         for name, tensor in tensors:
             place, data = self._layout.places[name], tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            write_at(self._files[place.file], memoryview(data.numpy().data), place.offset)
-            self._checksums[name] = checksum([data])
+            self._checksums[name] = checksum(self._written(place, data))
+
+    def _written(self, place: Place, data: Tensor) -> Iterator[Tensor]:
+        """Write bytes to a place, and yield each block of them while it is in the processor's cache."""
+        for number, block in enumerate(data.split(BLOCK)):
+            write_at(self._files[place.file], memoryview(block.numpy().data), place.offset + number * BLOCK)
+            yield block
 
     def _store(
         self, written: Future[None] | None, files: Iterable[int], names: Iterable[str], then: Callable[[Mapping[str, str]], None]
