@@ -108,24 +108,46 @@ def building(
         directory.mkdir(exist_ok=True)
         yield directory
         _synchronize_all(directory)
-        move_into_place(directory, out, exporter, overwrite=overwrite, source=source)
-        is_complete = True
-        sync(out.parent)
-    except OSError as error:
-        if isinstance(error, OutputError) or error.errno is None:
-            raise
-        fix = _FIXES.get(error.errno, "choose another place")
-        left = "Nothing was left behind" if partial is None or not finished_blocks(partial.path) else _finished(partial.path)
-        raise OutputError(f"'{out}' could not be written ({error.strerror}): {fix}. {left}") from error
-    finally:
+        with uninterrupted():
+            move_into_place(directory, out, exporter, overwrite=overwrite, source=source)
+            is_complete = True
+            _synchronize_name(out)
+    except BaseException as error:
         # A second Ctrl-C would interrupt the cleanup after the first.
         with uninterrupted():
-            if partial is not None:
-                if is_complete or not finished_blocks(partial.path):
-                    _remove(partial, out)
-                else:
-                    get_logger(__name__).warning(f"{_finished(partial.path)}. {_BOTH_WAYS}")
-                    os.close(partial.lock)
+            left = _abandon(partial, out, is_complete=is_complete)
+        if not isinstance(error, OSError) or isinstance(error, OutputError) or error.errno is None:
+            raise
+        fix = _FIXES.get(error.errno, "choose another place")
+        raise OutputError(f"'{out}' could not be written ({error.strerror}): {fix}. {left}") from error
+    with uninterrupted():
+        _remove(partial, out)
+
+
+def _abandon(partial: _Partial | None, out: Path, *, is_complete: bool) -> str:
+    """Remove a temporary directory, unless it has finished blocks, and return what is left behind of it."""
+    if partial is None:
+        return "Nothing was left behind"
+    if not is_complete and finished_blocks(partial.path):
+        get_logger(__name__).warning(f"{_finished(partial.path)}. {_BOTH_WAYS}")
+        os.close(partial.lock)
+        return _finished(partial.path)
+    is_elsewhere = not partial.path.is_dir() and os.fstat(partial.lock).st_nlink > 0
+    _remove(partial, out)
+    if is_elsewhere:
+        return f"'{partial.path}' was moved meanwhile, or a directory above it: what was written is there where it is now"
+    return f"'{partial.path}' could not be removed" if partial.path.exists() else "Nothing was left behind"
+
+
+def _synchronize_name(out: Path) -> None:
+    """Wait until the name of a complete output is on the disk; warn if the system cannot say so."""
+    try:
+        sync(out.parent)
+    except OSError as error:
+        get_logger(__name__).warning(
+            f"'{out}' is complete, and its files are on the disk; whether its name is, the system could not say ({error.strerror}). Look "
+            "whether it is still there if the machine should fail in the next minute."
+        )
 
 
 def _resolved(out: Path) -> Path:
@@ -247,7 +269,11 @@ def _new(out: Path) -> _Partial:
     """Return a new temporary directory with a lock."""
     # Since Python 3.12 mkdtemp returns an absolute path; `_leftovers` compares it with paths beside `out`.
     path = out.parent / Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=_SUFFIX, dir=out.parent)).name
-    lock = open_file(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        lock = open_file(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError:  # without a lock file no run would know it as a leftover
+        path.rmdir()
+        raise
     with suppress(OSError):  # some network file systems have no locks: leftovers stay there
         try_lock(lock)
         _own(lock)
