@@ -65,7 +65,15 @@ class PluginError(QuarkError):
 
 
 class RankError(QuarkError):
-    """Another process of the run has failed or is gone; the message says which, and why if that is known."""
+    """Another process of the run has failed or is gone; the message says which, and why if that is known.
+
+    Attributes:
+        is_told: Whether the first rank tells it too, so that the others need not.
+    """
+
+    def __init__(self, message: str, *, is_told: bool = False) -> None:
+        super().__init__(message)
+        self.is_told = is_told
 
 
 class MissingPluginError(QuarkError, ImportError):

@@ -8,16 +8,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
+from socket import socket
+from typing import Any
 
 import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
+from quark.base import process_group
 from quark.base.process_group import _ProcessGroup, is_one_of_many, ranks_of_environment
 from quark.base.ranks import ALONE
 from quark.checkpoint.atomic_directory import finished_blocks
-from quark.errors import ConfigError
+from quark.errors import ConfigError, RankError
 from quark.runs.block_figures import OUTSIDE
 from quark_devkit.whole_runs import contents
 from quark_tiny_model import tiny_model_dir
@@ -211,6 +215,64 @@ def test_a_rank_that_stops_tells_the_others_its_number_and_why() -> None:
     store = HashStore()
     _ProcessGroup(1, 3, store).report(ValueError("disk on fire"))
     assert store.get("error") == b"rank 1 of 3 has stopped: ValueError: disk on fire"
+
+
+class _Gone:
+    """The store of a first rank that has been killed."""
+
+    def check(self, keys: list[str]) -> bool:
+        raise RuntimeError("failed to recv, got 0 bytes")
+
+
+@pytest.mark.parametrize(("store", "is_told"), [(HashStore(), True), (_Gone(), False)], ids=["the first rank lives", "it is gone"])
+def test_a_rank_tells_what_has_happened_unless_the_first_does(store: Any, is_told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_group, "_PATIENCE", 0.2)
+    error = _ProcessGroup(1, 2, store)._cause(RuntimeError("Connection closed by peer"))
+    assert error.is_told is is_told
+    assert "another process of this run is gone without a word" in str(error)
+
+
+ALONE_IN_THE_END = """
+import os, sys, torch
+from quark.base.process_group import ranks_of_environment
+from quark.cli import main
+try:
+    with ranks_of_environment(torch.device("cpu")) as (ranks, _):
+        ranks.barrier()
+        if ranks.is_first:
+            os._exit(9)
+        ranks.barrier()
+except Exception as error:
+    main._print_error(error)
+    sys.exit(2)
+"""
+
+
+def test_a_rank_whose_first_rank_is_killed_says_so_in_a_sentence() -> None:
+    """As batch systems start processes, without torchrun, whose store would outlive them."""
+    with socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, "-c", ALONE_IN_THE_END]
+    ranks = [subprocess.Popen(command, env={**common, "RANK": rank}, stderr=subprocess.PIPE, text=True) for rank in "01"]
+    said = [process.communicate(timeout=120)[1] for process in ranks]
+    assert [process.returncode for process in ranks] == [9, 2], said[1]
+    assert "quark (rank 1): another process of this run is gone without a word" in said[1]
+
+
+def test_a_rank_that_waits_for_others_says_whom_it_waits_for(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    with socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(process_group, "_SILENCE", 0.1)
+    monkeypatch.setattr(process_group, "TIMEOUT", timedelta(seconds=2))
+    with pytest.raises(RankError, match="cannot meet at") as caught, ranks_of_environment(CPU):
+        pass
+    assert not caught.value.is_told
+    assert f"Rank 1 waits at 127.0.0.1:{port} until all 2 processes of this run have started" in caplog.text
 
 
 def test_a_process_that_torchrun_has_not_started_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:

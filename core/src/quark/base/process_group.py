@@ -8,6 +8,7 @@ tensors on GPUs over ``nccl``.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
+from quark.base.log import get_logger
 from quark.base.ranks import Ranks
 from quark.errors import ConfigError, RankError, UnsupportedError
 
@@ -28,6 +30,8 @@ TIMEOUT = timedelta(minutes=30)
 _ERROR = "error"
 _PATIENCE = 2.0
 """Seconds that a rank whose connection has broken waits for the others to say why."""
+_SILENCE = 10.0
+"""Seconds that a rank waits for the others to start before it says so."""
 
 
 def is_one_of_many() -> bool:
@@ -58,12 +62,13 @@ def ranks_of_environment(device: torch.device, *, is_deterministic: bool = False
     if not dist.is_available():
         raise UnsupportedError("this build of PyTorch has no torch.distributed: run in one process, or install another build")
     device = _own_device(device)
-    store, rank, size = _meet()
-    group = _ProcessGroup(rank, size, store)
-    try:
-        dist.init_process_group(_backend(device), store=PrefixStore("group", store), rank=rank, world_size=size, timeout=TIMEOUT)
-    except (RuntimeError, ValueError) as error:
-        raise RankError(f"rank {rank} cannot reach the other {size - 1} processes of this run: {_first_line(error)}") from error
+    with _waiting_aloud():
+        store, rank, size = _meet()
+        group = _ProcessGroup(rank, size, store)
+        try:
+            dist.init_process_group(_backend(device), store=PrefixStore("group", store), rank=rank, world_size=size, timeout=TIMEOUT)
+        except (RuntimeError, ValueError) as error:
+            raise RankError(f"rank {rank} cannot reach the other {size - 1} processes of this run: {_first_line(error)}") from error
     try:
         yield Ranks(rank, size, is_deterministic, group), device
         group.gather(b"")  # a rank that ends earlier would close connections that others still use
@@ -118,20 +123,40 @@ class _ProcessGroup:
         try:
             yield
         except (RuntimeError, ValueError) as error:  # torch has one class for a lost connection and another for a time-out
-            raise RankError(self._cause(error)) from error
+            raise self._cause(error) from error
 
-    def _cause(self, error: Exception) -> str:
+    def _cause(self, error: Exception) -> RankError:
         """Return the error that another rank has reported, or a description of the failed exchange."""
         until = time.monotonic() + _PATIENCE
+        is_reached = False  # the store is the first rank's, unless torchrun has started the processes
         while time.monotonic() < until:
             with suppress(RuntimeError, ValueError):
                 if self._store.check([_ERROR]):
-                    return self._store.get(_ERROR).decode(errors="replace")
+                    return RankError(self._store.get(_ERROR).decode(errors="replace"), is_told=True)
+                is_reached = True
             time.sleep(0.05)
-        return (
+        return RankError(
             f"another process of this run is gone without a word, or has not answered for {TIMEOUT.seconds // 60} minutes: it was killed "
-            f"(for want of memory?), or its machine cannot be reached any more. Rank {self._rank} has noticed: {_first_line(error)}"
+            f"(for want of memory?), or its machine cannot be reached any more. Rank {self._rank} has noticed: {_first_line(error)}",
+            is_told=is_reached,
         )
+
+
+@contextmanager
+def _waiting_aloud() -> Iterator[None]:
+    """Warn, if the other processes have not started for some seconds, whom this one waits for."""
+    told = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+    text = (
+        "Rank {RANK} waits at {MASTER_ADDR}:{MASTER_PORT} until all {WORLD_SIZE} processes of this run have started, for up to "
+        f"{TIMEOUT.seconds // 60} minutes."
+    )
+    timer = threading.Timer(_SILENCE, lambda: get_logger(__name__).warning(text.format(**told)))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _meet() -> tuple[Store, int, int]:

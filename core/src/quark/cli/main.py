@@ -92,8 +92,8 @@ def _without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
 
 def _print_error(error: Exception) -> None:
     rank = os.environ.get("RANK", "0")
-    if rank != "0" and isinstance(error, RankError):
-        return  # the rank that has failed has said why, and rank 0 says so too
+    if rank != "0" and isinstance(error, RankError) and error.is_told:
+        return
     red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() and not os.environ.get("NO_COLOR") else ("", "")
     message = str(error)
     if not isinstance(error, QuarkError):
