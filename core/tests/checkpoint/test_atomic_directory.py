@@ -20,7 +20,6 @@ import pytest
 
 from quark.base.files import open_own, try_lock
 from quark.base.interrupts import termination_unwinds, uninterrupted
-from quark.checkpoint import atomic_directory
 from quark.checkpoint.atomic_directory import JOURNAL, Leftover, building, finished_blocks, refuse_unfinished_run
 from quark.checkpoint.destination import refuse_used_directory
 from quark.errors import OutputError, ResumeError
@@ -50,84 +49,6 @@ def test_an_error_leaves_nothing(tmp_path: Path) -> None:
 def test_no_space_left_is_told_with_its_cure_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="no space left on the device; free some"):
         _fail(tmp_path / "out", OSError(errno.ENOSPC, "No space left on device"))
-    assert list(tmp_path.iterdir()) == []
-
-
-def _export(out: Path, text: str = "x", **more: Any) -> None:
-    with building(out, **more) as directory:
-        (directory / "config.json").write_text(text)
-
-
-@pytest.mark.parametrize("has_journal", [False, True])
-def test_a_name_that_the_disk_may_not_hold_is_a_warning_about_a_complete_output(
-    has_journal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def sync(path: Path) -> None:
-        if path == tmp_path and (tmp_path / "out").exists():
-            raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(atomic_directory, "sync", sync)
-    with building(tmp_path / "out") as directory:
-        (directory / "a").write_text("x")
-        if has_journal:
-            (directory.parent / JOURNAL).write_text("header\nblock\n")
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert "out' is complete, and its files are on the disk; whether its name is" in caplog.text
-    assert "finished block" not in caplog.text
-
-
-def test_a_replaced_output_is_not_called_finished_blocks_when_the_disk_fails_behind_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The earlier export lies in the temporary directory then, beside the journal."""
-    block = '{"quantization_config": {"quant_method": "quark", "global_quant_config": {}}, "n": %d}'
-    _export(tmp_path / "out", block % 1)
-    real = atomic_directory.sync
-
-    def sync(path: Path) -> None:
-        if path == tmp_path and "2" in (tmp_path / "out" / "config.json").read_text():
-            raise OSError(errno.EIO, "Input/output error")
-        real(path)
-
-    monkeypatch.setattr(atomic_directory, "sync", sync)
-    with building(tmp_path / "out", overwrite=True) as directory:
-        (directory / "config.json").write_text(block % 2)
-        (directory.parent / JOURNAL).write_text("header\nblock\n")
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert (tmp_path / "out" / "config.json").read_text() == block % 2
-    assert "is complete" in caplog.text
-    assert "finished block" not in caplog.text
-
-
-@pytest.mark.posix("Windows moves no directory with an open file")
-def test_what_was_moved_away_meanwhile_is_not_called_removed(tmp_path: Path) -> None:
-
-    def run() -> None:
-        with building(tmp_path / "parent" / "out") as directory:
-            (directory.parent / JOURNAL).write_text("header\nblock\n")
-            (tmp_path / "parent").rename(tmp_path / "elsewhere")
-            (directory / "a").write_text("x")
-
-    with pytest.raises(OutputError, match="was moved meanwhile, or a directory above it") as caught:
-        run()
-    assert "Nothing was left behind" not in str(caught.value)
-    assert len(list((tmp_path / "elsewhere").glob(".out.*/journal.jsonl"))) == 1
-
-
-def test_what_could_not_be_removed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
-    with pytest.raises(OutputError, match=r"'.*\.partial' could not be removed") as caught:
-        _fail(tmp_path / "out", OSError(errno.EIO, "Input/output error"))
-    assert "Nothing was left behind" not in str(caught.value)
-
-
-def test_a_disk_that_has_no_place_for_the_lock_file_keeps_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, *_: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device", str(path))
-
-    monkeypatch.setattr(atomic_directory, "open_file", full)
-    with pytest.raises(OutputError, match="Nothing was left behind"):
-        _export(tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -224,7 +145,6 @@ BUILDER = """
 import signal, sys, time
 from pathlib import Path
 from quark.cli import main
-from quark.checkpoint import atomic_directory
 from quark.checkpoint.atomic_directory import JOURNAL, Leftover, building, finished_blocks, refuse_unfinished_run
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the shell that started the tests does with it

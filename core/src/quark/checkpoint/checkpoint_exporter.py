@@ -319,9 +319,9 @@ class _Stream(BlockStream):
         """As `BlockStream.written`."""
         return self._writer.written()
 
-    def count_as_written(self, checksums: Mapping[str, str]) -> None:
+    def count_as_written(self, names: Mapping[str, str]) -> None:
         """As `BlockStream.count_as_written`."""
-        self._writer.count_as_written(checksums)
+        self._writer.count_as_written(names)
 
     def finish(self, content: CheckpointContent) -> None:
         """As `BlockStream.finish`."""

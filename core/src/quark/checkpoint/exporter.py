@@ -153,7 +153,7 @@ class BlockStream(ABC):
         """
         _lacking(self, "written", "shares")
 
-    def count_as_written(self, checksums: Mapping[str, str]) -> None:
+    def count_as_written(self, names: Mapping[str, str]) -> None:
         """Note the tensors that another process has written, before `finish`: what its `written` returns."""
         _lacking(self, "count_as_written", "shares")
 

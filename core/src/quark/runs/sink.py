@@ -317,8 +317,8 @@ class _SharedSink(CheckpointSink):
         """Complete the export on the first rank, when all have written their blocks."""
         written = self._ranks.gather(self._stream.written())
         if self._ranks.is_first:
-            for checksums in written:
-                self._stream.count_as_written(checksums)
+            for names in written:
+                self._stream.count_as_written(names)
             super().finish(content)
 
 
