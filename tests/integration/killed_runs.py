@@ -1,14 +1,16 @@
-"""A program that runs `quantize_checkpoint` in processes that are killed.
+"""A program that runs `quantize_checkpoint` in processes that are killed, or whose disk fails.
 
-`test_killed_runs` starts it and sends it jobs.
+`test_killed_runs` and `test_failing_disks` start it and send it jobs.
 
 It reads one job a line from its standard input, as JSON, runs it in a fork of itself, and answers with what
-became of that process: its exit code, which is not 0 or 1 where it was killed. A fork begins with everything
+became of that process: its exit code, which is `REFUSED` for an error of quark's own, 1 for any other, and
+not these or 0 where it was killed. A fork begins with everything
 imported, and with no thread but its own; where there are none, a process of its own runs the job.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -25,10 +27,14 @@ import transformers.models.llama.modeling_llama  # noqa: F401 - imported once, a
 from quark.base import files
 from quark.calibration.report import CalibrationReport
 from quark.checkpoint import ExportOptions
+from quark.errors import QuarkError
 from quark.runs import quantize_checkpoint
 from quark.torch import LLMTemplate
 
 plain_pwrite = files.pwrite
+REFUSED = 3
+OPERATIONS = ("open", "ftruncate", "fsync", "fdatasync", "mkdir", "rename", "link")
+"""Functions of `os` that need a disk, or wait for it."""
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # the second ends a process of Windows at once
 
 
@@ -61,6 +67,51 @@ def counting(path: Path) -> Any:
     return pwrite
 
 
+class FailingDisk:
+    """Lets operations on files below a directory fail, from the one of a number on.
+
+    Args:
+        below: The directory.
+        number: Of the first operation that fails, from 0 on; None lets none fail.
+        error: The number of the error.
+        is_sticky: Whether all later operations that write fail too.
+
+    Attributes:
+        count: How many operations there were.
+    """
+
+    def __init__(self, below: Path, number: int | None, error: int, *, is_sticky: bool) -> None:
+        self._below, self._number, self._error, self._is_sticky = f"{below}{os.sep}", number, error, is_sticky
+        self.count = 0
+
+    def install(self) -> None:
+        """Patch what `os`, `io` and `quark.base.files` do."""
+        for name in OPERATIONS:
+            if hasattr(os, name):
+                setattr(os, name, self._failing(getattr(os, name), name))
+        files.pwrite = self._failing(files.pwrite, "pwrite")
+        io.open = self._failing(io.open, "io.open")
+
+    def _failing(self, plain: Any, name: str) -> Any:
+        def operation(target: Any, *rest: Any, **named: Any) -> Any:
+            writes = name not in ("open", "io.open") or _writes(name, rest, named)
+            if writes and (isinstance(target, int) or str(os.fspath(target)).startswith(self._below)):
+                self.count += 1
+                late = self._number is not None and self.count - 1 > self._number
+                if self.count - 1 == self._number or (late and self._is_sticky):
+                    raise OSError(self._error, os.strerror(self._error), None if isinstance(target, int) else str(target))
+            return plain(target, *rest, **named)
+
+        return operation
+
+
+def _writes(name: str, rest: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    """Return whether a call of `os.open` or `io.open` opens a file for writing."""
+    if name == "open":
+        return bool((rest[0] if rest else named["flags"]) & (os.O_WRONLY | os.O_RDWR))
+    return any(mark in str(rest[0] if rest else named.get("mode", "r")) for mark in "wax+")
+
+
 def figures_of(report: CalibrationReport) -> dict[str, Any]:
     """The figures of a report, without times."""
     values = report.to_dict()
@@ -71,7 +122,8 @@ def figures_of(report: CalibrationReport) -> dict[str, Any]:
 def work(job: dict[str, Any]) -> None:
     """Run one job.
 
-    ``kill_after`` is a number of bytes, ``count`` a file for their number in a run that is not killed.
+    ``kill_after`` is a number of bytes, ``count`` a file for their number in a run that is not killed; ``disk``
+    the arguments of a `FailingDisk`, and ``operations`` a file for the number of operations.
     """
     torch.set_num_threads(1)
     logging.getLogger("quark").setLevel(logging.ERROR)
@@ -79,13 +131,19 @@ def work(job: dict[str, Any]) -> None:
         files.pwrite = killed_after(job["kill_after"])
     elif job.get("count"):
         files.pwrite = counting(Path(job["count"]))
+    disk = FailingDisk(Path(job["out"]).parent, **job.get("disk") or {"number": None, "error": 0, "is_sticky": False})
+    if job.get("disk") or job.get("operations"):
+        disk.install()
     reports = []
     CalibrationReport.log = lambda report: reports.append(figures_of(report))  # type: ignore[method-assign]
     config = LLMTemplate.get("llama").get_config(**job["choices"])
     data = [torch.tensor(tokens) for tokens in job["data"]]
     options = ExportOptions(max_shard_bytes=job["max_shard_bytes"])
     quantize_checkpoint(job["source"], job["out"], config, data, options=options, resume=job["resume"])
-    Path(job["report"]).write_text(json.dumps(reports[0]))
+    if job.get("operations"):
+        Path(job["operations"]).write_text(str(disk.count))
+    if reports:  # a run that had nothing left to do has none
+        Path(job["report"]).write_text(json.dumps(reports[0]))
 
 
 def main() -> None:
@@ -103,6 +161,9 @@ def main() -> None:
             try:
                 work(json.loads(line))
                 code = 0
+            except QuarkError as error:
+                Path(json.loads(line)["said"]).write_text(str(error))
+                code = REFUSED
             except Exception:
                 traceback.print_exc()
             os._exit(code)

@@ -31,11 +31,12 @@ class Killer:
         self._common = {"source": str(source), "data": [x.tolist() for x in data], "max_shard_bytes": max_shard_bytes}
 
     def run(self, out: Path, name: str, **job: Any) -> int:
-        """The exit code of a run; its report lies beside ``out``."""
+        """The exit code of a run; its report lies beside ``out``, and an error of quark's beside that directory."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         report = str(out.parent / f"{out.name}.json")
-        line = {**self._common, "out": str(out), "choices": CASES[name], "resume": True, "report": report, **job}
+        said = str(out.parent.with_suffix(".said"))
+        line = {**self._common, "out": str(out), "choices": CASES[name], "resume": True, "report": report, "said": said, **job}
         self._process.stdin.write(json.dumps(line) + "\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
