@@ -198,6 +198,7 @@ def test_no_link_leads_out_of_a_checkpoint(tmp_path: Path, caplog: pytest.LogCap
     (source / "sub/up").symlink_to("../../secret")
     (source / "around").symlink_to(".")
     (source / "dangling").symlink_to("nowhere")
+    (source / "loop").symlink_to("loop")
     (source / "COPYING").symlink_to("LICENSE")
     os.mkfifo(source / "pipe.json")
     (tmp_path / "named").symlink_to("source")

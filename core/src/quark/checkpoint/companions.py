@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import logging
+import os
 import re
 import shutil
 from collections.abc import Collection, Mapping
@@ -231,4 +232,5 @@ def _lies_within(path: Path, source: Path) -> bool:
     """Return whether a link leads into the checkpoint, or into the store of the cache that it lies in."""
     root = source.resolve()
     stores = [root / ".." / ".." / "blobs"] if root.parent.name == "snapshots" else []
-    return any(path.resolve().is_relative_to(place.resolve()) for place in (root, *stores))
+    real = Path(os.path.realpath(path))  # a link to itself has no other
+    return any(real.is_relative_to(place.resolve()) for place in (root, *stores))
