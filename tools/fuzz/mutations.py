@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tools.fuzz.sources import FILES
+from tools.fuzz.sources import FILES, QUANTIZED
 
 __all__ = ["DAMAGES", "damage", "damaged"]
 
@@ -108,6 +108,16 @@ def _other_numbers(directory: Path, source: str, rng: random.Random) -> str:
     return f"{file.name}: {length} bytes {byte:#x} at {begin}"
 
 
+def _bit(directory: Path, source: str, rng: random.Random) -> str:
+    """Flip one bit of a file with tensors: in the header, or anywhere."""
+    file = rng.choice(sorted(directory.glob("*.safetensors")))
+    data = bytearray(file.read_bytes())
+    place, bit = rng.randrange(8 + int.from_bytes(data[:8], "little") if rng.random() < 0.3 else len(data)), rng.randrange(8)
+    data[place] ^= 1 << bit
+    file.write_bytes(data)
+    return f"{file.name}: bit {bit} of byte {place}"
+
+
 def _header_swap(directory: Path, source: str, rng: random.Random) -> str:
     """Give a tensor another's entry, another name or another dtype of the same width."""
     file = rng.choice(sorted(directory.glob("*.safetensors")))
@@ -146,13 +156,14 @@ DAMAGES: dict[str, tuple[tuple[str, ...], Callable[[Path, str, random.Random], s
     "a field or bytes of one file": (_ALL, _file),
     "again, a field or bytes of one file": (_ALL, _file),
     "two fields of config.json": (_ALL, _two_fields),
-    "a field of the quantization_config": (("quantized",), _quantization_config),
-    "another field of the quantization_config": (("quantized",), _quantization_config),
+    "a field of the quantization_config": (QUANTIZED, _quantization_config),
+    "another field of the quantization_config": (QUANTIZED, _quantization_config),
     "a nested value": (_ALL, _nested),
     "a place in the index": (("sharded",), _index_place),
     "another set of files": (_ALL, _extra_file),
     "a link": (_ALL, _link),
     "other numbers": (_ALL, _other_numbers),
+    "a flipped bit": (_ALL, _bit),
     "an entry of a header": (_ALL, _header_swap),
     "code of its own": (_ALL, _own_code),
 }

@@ -1,4 +1,4 @@
-"""The routes by which a checkpoint is read, and the defects in the endings of their runs."""
+"""The routes by which a checkpoint is read, and the defects in the endings and results of their runs."""
 
 from __future__ import annotations
 
@@ -7,22 +7,35 @@ import io
 import sys
 from pathlib import Path
 
+import torch
+from safetensors import safe_open
+
 from quark.checkpoint import import_model_from_safetensors
+from quark.checkpoint.run_file import verify
 from quark.cli.main import main
 from quark.errors import QuarkError
+from tools.fuzz.sources import FLOAT, QUANTIZED
 
-__all__ = ["REFUSED", "RESULT", "ROUTES", "ending", "run"]
+__all__ = ["ANOTHER", "PROMISED", "REFUSED", "RESULT", "ROUTES", "ending", "judged", "run"]
 
 ROUTES: dict[str, tuple[str, ...]] = {
-    "quantize": ("float", "sharded"),
+    "quantize": (*FLOAT, *QUANTIZED),
     "gptq": ("float",),
-    "plan": ("float", "sharded"),
-    "evaluate": ("float", "sharded", "quantized"),
-    "reader": ("quantized",),
+    "plan": FLOAT,
+    "evaluate": (*FLOAT, *QUANTIZED),
+    "reader": QUANTIZED,
+    "inspect": QUANTIZED,
+    "verify": QUANTIZED,
+    "report": QUANTIZED,
 }
 """The routes, and the sources that each is tried on."""
-RESULT, REFUSED = "a result", "one sentence"
-"""The endings that are as promised."""
+RESULT, REFUSED, ANOTHER = "a result", "one sentence", "another result"
+PROMISED = (RESULT, REFUSED, ANOTHER)
+"""The endings that are as promised.
+
+The last is that of other weights: a float checkpoint may have them, and those of a quantized one are noticed
+by its checksums.
+"""
 
 
 def run(route: str, directory: Path, out: Path, text: Path) -> tuple[int, str]:
@@ -43,8 +56,12 @@ def run(route: str, directory: Path, out: Path, text: Path) -> tuple[int, str]:
         "gptq": ("quantize", directory, out, "--scheme", "int4_wo_32", "--algorithm", "gptq", "--calib", text, "--num-calib", 1),
         "plan": ("plan", directory, "--scheme", "int4_wo_32", "--algorithm", "gptq", "--no-probe", "--num-calib", 1),
         "evaluate": ("evaluate", directory, "--text", text, "--limit", 1),
+        "inspect": ("inspect", directory),
+        "verify": ("inspect", directory, "--verify"),
+        "report": ("report", directory),
     }
-    before, sys.argv = sys.argv, ["quark", *map(str, arguments[route]), "--seq-len", "32"]
+    length = () if route in ("inspect", "verify", "report") else ("--seq-len", 32)
+    before, sys.argv = sys.argv, ["quark", *map(str, (*arguments[route], *length))]
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
@@ -68,4 +85,36 @@ def ending(route: str, directory: Path, out: Path, code: int, said: str) -> str:
     unnamed = [name for name in left if not (name.endswith(".partial") and name in said)]  # finished blocks stay, and it is said where
     if unnamed:
         return f"left behind {unnamed}"
-    return REFUSED if str(directory) in last or "layer" in last else f"no file is named: {last}"
+    is_named = str(directory) in last or "layer" in last or "tensor(s): " in last
+    return REFUSED if is_named else f"no file is named: {last}"
+
+
+def judged(route: str, directory: Path, out: Path, undamaged: Path, right: Path) -> str:
+    """Return `RESULT`, `ANOTHER`, or the defect in a result: damage that nothing notices.
+
+    Args:
+        route: Of the run, whose ending is `RESULT`.
+        directory: The damaged checkpoint.
+        out: The output of the run.
+        undamaged: The checkpoint before.
+        right: The output of the same run on that.
+    """
+    if route == "verify":
+        changed = [
+            name for name in ("config.json", "model.safetensors") if (directory / name).read_bytes() != (undamaged / name).read_bytes()
+        ]
+        return f"not noticed: {changed}" if changed else RESULT
+    if route not in ("quantize", "gptq") or _tensors(out) == _tensors(right):
+        return RESULT
+    with contextlib.suppress(QuarkError):
+        if undamaged.name in QUANTIZED and not verify(directory).changes:
+            return "not noticed: other weights, and all checksums agree"
+    return ANOTHER
+
+
+def _tensors(directory: Path) -> dict[str, bytes]:
+    tensors = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            tensors |= {name: file.get_tensor(name).reshape(-1).view(torch.uint8).numpy().tobytes() for name in file.keys()}  # noqa: SIM118
+    return tensors

@@ -1,4 +1,4 @@
-"""The checkpoints that are damaged: one small model, stored in one file, in shards, and quantized."""
+"""The checkpoints that are damaged: one small model in one file, in shards, and quantized in several ways."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from quark.checkpoint.destination import RUN_FILE
 from quark.runs import quantize_checkpoint
 from quark.torch import LLMTemplate
 from quark_tiny_model import held_out_text, tiny_model_dir
 
-__all__ = ["FILES", "SIZES", "SOURCES", "TEXT", "build"]
+__all__ = ["FILES", "FLOAT", "QUANTIZED", "SIZES", "SOURCES", "TEXT", "build"]
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
@@ -31,13 +32,23 @@ SIZES: dict[str, Any] = {
 """Of the model, as its config.json has them."""
 
 _COMMON = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
-FILES = {
+_LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "quantized": ("safetensors", {"scheme": "int4_wo_32"}),
+    "nvfp4": ("safetensors", {"scheme": "nvfp4"}),
+    "mxfp4": ("safetensors", {"scheme": "mxfp4"}),
+    "fp8": ("safetensors", {"scheme": "fp8", "kv_cache_scheme": "fp8"}),
+    "compressed-tensors": ("compressed_tensors", {"scheme": "int4_wo_32"}),
+    "awq": ("awq", {"scheme": "uint4_wo_32"}),
+}
+"""The exporter and the scheme of each quantized source."""
+FILES: dict[str, tuple[str, ...]] = {
     "float": (*_COMMON, "model.safetensors"),
     "sharded": (*_COMMON, "model.safetensors.index.json", "model-00001-of-00003.safetensors"),
-    "quantized": (*_COMMON, "model.safetensors"),
+    **dict.fromkeys(_LAYOUTS, (*_COMMON, "model.safetensors", RUN_FILE)),
 }
 """The files of each source that are damaged."""
 SOURCES = tuple(FILES)
+FLOAT, QUANTIZED = ("float", "sharded"), tuple(_LAYOUTS)
 TEXT = "text.txt"
 
 
@@ -50,4 +61,6 @@ def build(base: Path) -> None:
     for directory, name in ((d, n) for d in ("float", "sharded") for n in ("tokenizer.json", "tokenizer_config.json")):
         shutil.copy(tiny_model_dir() / name, base / directory / name)
     (base / TEXT).write_text(held_out_text()[:3000], encoding="utf-8")
-    quantize_checkpoint(base / "float", base / "quantized", LLMTemplate.get("llama").get_config(scheme="int4_wo_32"))
+    data = [torch.arange(i, i + 40)[None] for i in (3, 50)]
+    for name, (exporter, choices) in _LAYOUTS.items():
+        quantize_checkpoint(base / "float", base / name, LLMTemplate.get("llama").get_config(**choices), data, exporter=exporter)

@@ -22,6 +22,7 @@ from quark.checkpoint.run_file import verify as verified
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, PluginError, QuarkError
 from quark.models.hf.internals import output_embeddings
+from quark.models.hf.json_files import naming
 from quark.models.hf.model_class import is_of_its_config
 from quark.models.hf.placing import left_out_by, without_source
 from quark.models.hf.shards import DTYPES, Shard, check_shards
@@ -152,7 +153,8 @@ def inspect_checkpoint(directory: str | Path, *, trust_remote_code: bool = False
     block = quantization_block(path)
     layout = layout_for(block, path / "config.json")
     reader, shards = reader_of(layout), check_shards(path)
-    stored = reader.configuration(block, path)
+    with naming(path / "config.json"):
+        stored = reader.configuration(block, path)
     model: Any = empty_model(path, None, trust_remote_code=trust_remote_code)
     plan = prepared(reader, model, stored, path, origin("exporters", layout))
     heads = {name for name, module in model.named_modules() if module is output_embeddings(model)} or {"lm_head"}

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from quark.base.failed_imports import refuse_failed_import
-from quark.errors import CheckpointError, ConfigError, QuarkError
+from quark.errors import CheckpointError, ConfigError, PluginError, QuarkError
 
-__all__ = ["LARGEST_FILE", "MOST_VALUES", "bounded_bytes", "config_file", "read_json", "reading", "refuse_many_values"]
+__all__ = ["LARGEST_FILE", "MOST_VALUES", "bounded_bytes", "config_file", "naming", "read_json", "reading", "refuse_many_values"]
 
 LARGEST_FILE = 100_000_000
 """Largest file in bytes: the limit of safetensors for a header. The index of a model of a trillion parameters
@@ -124,6 +124,19 @@ def reading(path: Path, cure: str) -> Iterator[None]:
             raise
         refuse_failed_import(error, f"'{path}' cannot be read")
         raise CheckpointError(f"'{path}' cannot be read ({_in_one_line(error)}): {cure}") from error
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let errors of the body name ``path``, the file whose values it reads, unless they do already."""
+    try:
+        yield
+    except PluginError:
+        raise
+    except QuarkError as error:
+        if str(path.parent) not in str(error):
+            error.args = (f"the quantization_config in '{path}' cannot be used: {error}",)
+        raise
 
 
 def _in_one_line(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from quark.base.log import get_logger
 from quark.errors import ConfigError
 from quark.models.hf.dequantizer import FloatTensor
 from quark.models.hf.file_tensors import FileTensors
-from quark.models.hf.json_files import config_file, read_json
+from quark.models.hf.json_files import config_file, naming, read_json
 from quark.models.hf.shards import Shard
 from quark.plugins import exporters
 from quark.plugins.attribution import attributed, origin
@@ -40,7 +40,8 @@ def float_tensors_of(directory: Path, shards: Sequence[Shard]) -> list[FloatTens
     if layout is None:
         return None
     name, block = layout
-    float_tensors = checked_float_tensors(name, block, FileTensors(shards).meta, f"'{directory}'")
+    with naming(directory / "config.json"):
+        float_tensors = checked_float_tensors(name, block, FileTensors(shards).meta, f"'{directory}'")
     get_logger(__name__).info(
         f"'{directory}' is quantized ({block.get('quant_method')}): {len(float_tensors)} tensors are dequantized on the way in. What is "
         "rounded twice loses more than what is rounded once: where there is a float checkpoint, take that"
