@@ -20,6 +20,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from quark.cli.main import main
+from quark.config.templates.template import LLMTemplate
+from quark.errors import UnsupportedError
+from quark.runs.from_disk import quantize_checkpoint
 from quark_tiny_model import tiny_model_dir
 from tools.fuzz.mutations import DAMAGES, damage, damaged
 from tools.fuzz.routes import PROMISED, RESULT, ROUTES, ending, judged, run
@@ -229,3 +232,33 @@ def test_numbers_that_are_none_name_the_checkpoint(sources: Path, program: Progr
     code, said = program("evaluate", directory, "--text", sources / "text.txt", "--seq-len", 32, "--limit", 1)
     assert code == 2
     assert f"'{directory}': the logits of the model hold NaN or Inf" in said
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "experts_implementation"])
+@pytest.mark.parametrize("route", [*ROUTES, "inspect", "quantize_checkpoint", "compared"])
+def test_no_command_and_no_loader_fetches_code_that_a_config_names(
+    route: str, key: str, sources: Path, program: Program, tmp_path: Path
+) -> None:
+    directory = Path(shutil.copytree(sources / ROUTES.get(route, ("quantized",))[-1], tmp_path / "in"))
+    if route in ("quantize_checkpoint", "compared"):
+        directory = Path(shutil.copytree(sources / "float", tmp_path / "float"))
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {key: "evil/kern"}))
+    if route == "inspect":
+        code, said = program("inspect", directory)
+    elif route == "compared":
+        with_text = ("--text", sources / TEXT, "--limit", 1, "--seq-len", 32)
+        code, said = program("evaluate", sources / "quantized", "--reference", directory, *with_text)
+    elif route == "quantize_checkpoint":
+        config = LLMTemplate.get("llama").get_config(scheme="int4_wo_32")
+        code, said = 2, str(_refusal(quantize_checkpoint, directory, tmp_path / "out", config))
+    else:
+        code, said = run(route, directory, tmp_path / "out", sources / TEXT)
+    assert code == 2
+    assert f"says {key} = 'evil/kern', which is code or a model of a hub" in said
+
+
+def _refusal(call: Callable[..., object], *arguments: object) -> Exception:
+    with pytest.raises(UnsupportedError) as caught:
+        call(*arguments)
+    return caught.value

@@ -22,6 +22,7 @@ else:
 __all__ = [
     "allocated_bytes",
     "exchange",
+    "leads_out",
     "link_or_copy",
     "move_directory",
     "open_file",
@@ -190,6 +191,20 @@ def represent(path: Path, target: Path) -> None:
         target.symlink_to(path.resolve())
     except OSError:
         link_or_copy(path, target)
+
+
+def leads_out(path: Path, directory: Path) -> bool:
+    """Return whether the file of a name in a directory lies outside it, at the end of one link or several.
+
+    The store of a cache of models counts as inside: the directory of a revision has links to ``../../blobs``.
+    """
+    root = directory.resolve()
+    revisions = next((parent for parent in root.parents if parent.name == "snapshots"), None)
+    places = [root] if revisions is None else [root, revisions.parent / "blobs"]
+    try:
+        return not any(path.resolve().is_relative_to(place) for place in places)
+    except (OSError, RuntimeError):  # links that lead to each other
+        return True
 
 
 def move_directory(directory: Path, target: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import filecmp
 import logging
-import os
 import re
 import shutil
 from collections.abc import Collection, Mapping
@@ -14,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from quark.base.files import leads_out
 from quark.base.log import get_logger
 from quark.base.names import folded
 from quark.errors import OutputError, QuarkError
 from quark.models.hf.custom_code import code_of, sentence_modules
 from quark.models.hf.internals import directory_of, source_of
+from quark.models.hf.json_files import read_json
 
 if TYPE_CHECKING:
     from torch import nn
@@ -94,18 +95,28 @@ def save_companions(model: nn.Module, directory: Path, tokenizer: Tokenizer | No
     if generation is not None:
         generation.save_pretrained(directory)
     name, source = source_of(config), directory_of(config)
-    if source is not None:
+    if source is None:
+        if name:
+            get_logger(__name__).warning(
+                f"'{name}', from which the model was loaded, is no directory, and the cache of the hub (HF_HOME) has no version of it, or "
+                "several: its tokenizer, its other files, and tensors that its class does not take are not in the result. Load the model "
+                "from a directory, or copy the files"
+            )
+    elif _is_of_model(source, config.model_type):
         copied = copy_companions(source, directory)
         if not Path(name).is_dir():
             get_logger(__name__).info(
                 f"Of '{name}' these files were in the cache of the hub ('{source}'), and are copied: {folded(copied) or 'none'}."
             )
-    elif name:
-        get_logger(__name__).warning(
-            f"'{name}', from which the model was loaded, is no directory, and the cache of the hub (HF_HOME) has no version of it, or "
-            "several: its tokenizer, its other files, and tensors that its class does not take are not in the result. Load the model from "
-            "a directory, or copy the files"
-        )
+
+
+def _is_of_model(source: Path, model_type: str) -> bool:
+    """Return whether a directory is a checkpoint of that model type, or of a model with such a part.
+
+    A part's config says what config.json does of where it comes from, which can be any directory.
+    """
+    values = read_json(source / "config.json") if (source / "config.json").is_file() else {}
+    return model_type in (part.get("model_type") for part in (values, *values.values()) if isinstance(part, dict))
 
 
 def copy_companions(source: Path, directory: Path) -> list[str]:
@@ -209,7 +220,7 @@ def _why_not(path: Path, name: str, source: Path, code: Collection[str], parts: 
 
 def _why_wrong(path: Path, name: str, source: Path, code: Collection[str], parts: Collection[str]) -> str | None:
     """As `_why_not`. Raises OSError for what cannot be read."""
-    if path.is_symlink() and (path.is_dir() or not _lies_within(path, source)):
+    if path.is_symlink() and (path.is_dir() or leads_out(path, source)):
         return _LINK
     if path.is_dir():
         is_other = name not in parts and any(p.suffix.lower() in (*_WEIGHTS, ".safetensors") for p in path.iterdir())
@@ -226,11 +237,3 @@ def _why_wrong(path: Path, name: str, source: Path, code: Collection[str], parts
     if first.startswith(_BINARIES) or (name not in code and (suffix in _PROGRAMS or first.startswith(b"#!"))):
         return _PROGRAM
     return _LARGE if path.stat().st_size > _LARGEST else None
-
-
-def _lies_within(path: Path, source: Path) -> bool:
-    """Return whether a link leads into the checkpoint, or into the store of the cache that it lies in."""
-    root = source.resolve()
-    stores = [root / ".." / ".." / "blobs"] if root.parent.name == "snapshots" else []
-    real = Path(os.path.realpath(path))  # a link to itself has no other
-    return any(real.is_relative_to(place.resolve()) for place in (root, *stores))

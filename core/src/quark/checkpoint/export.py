@@ -26,6 +26,7 @@ from quark.config.export import ExporterConfig, JsonExporterConfig, OnnxExporter
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, ConfigError, UnknownNameError, UnsupportedError
 from quark.models.hf.internals import directory_of
+from quark.models.hf.json_files import config_file
 from quark.models.hf.tokenizer import load_tokenizer
 from quark.models.plan.one_layer import as_model
 from quark.models.plan.quant_plan import QuantPlan
@@ -176,10 +177,13 @@ def export_with(name: str, model: nn.Module, output_dir: str | Path, options: Ex
         UnsupportedError: The layout cannot hold the model; the message names those that can. Or the model was
             quantized in FX graph mode, and the exporter writes layers.
         PluginError: The exporter is broken.
+        CheckpointError: The settings that the model was loaded with lie outside its checkpoint.
     """
     options = options or ExportOptions()
     exporter = exporter_of(name, options)
     source = directory_of(getattr(model, "config", None))
+    if source is not None and (source / "config.json").is_file():
+        config_file(source)  # the model has what is in it, whoever has read it
     refuse_used_directory(Path(output_dir), name, overwrite=options.overwrite, source=source)
     content = content_of(as_model(model))
     _refuse_graph(name, content.plan)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
-from transformers import CONFIG_MAPPING, AutoConfig
+from transformers import CONFIG_MAPPING, AutoConfig, modeling_flash_attention_utils
 
 from quark.base.version import transformers_version
-from quark.errors import CheckpointError, EnvironmentConflictError
-from quark.models.hf.model_config import model_config, narrowed
+from quark.errors import CheckpointError, EnvironmentConflictError, UnsupportedError
+from quark.models.hf.model_config import _EXPERTS_OF_A_HUB, _PACKAGE_OF_ATTENTION, model_config, narrowed
 from quark.models.hf.skeleton import meta_model
 
 
@@ -99,3 +101,56 @@ def test_an_activation_that_nobody_knows_is_not_called_damage(tmp_path: Path) ->
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_act": "of_someone_else"}))
     with pytest.raises(CheckpointError, match="no model can be built of its values; correct them"):
         meta_model(tmp_path)
+
+
+FETCHED = [
+    {"attn_implementation": "evil/kern"},
+    {"_attn_implementation": "kernels-community/flash-attn2@0123"},
+    {"_attn_implementation_internal": "evil/kern"},
+    {"attn_implementation": "paged|evil/kern:forward"},
+    {"attn_implementation": {"": "eager", "text_config": {"": "evil/kern"}}},
+    {"experts_implementation": "evil/kern"},
+    {"_experts_implementation": {"text_config": "evil/kern"}},
+    {"experts_implementation": "sonicmoe"},
+    {"experts_implementation": "deepgemm"},
+    {"linear_attn_implementation": "evil/kern"},
+    {"backbone": "evil/model"},
+    {"architecture": "hf-hub:evil/model"},
+]
+
+
+@pytest.mark.parametrize(
+    "nest", [lambda v: v, lambda v: {"text_config": v}, lambda v: {"parts": [{"deep": v}]}], ids=["top", "part", "list"]
+)
+@pytest.mark.parametrize("values", FETCHED, ids=str)
+def test_code_of_a_hub_is_refused_unless_it_is_trusted(values: dict[str, Any], nest: Any, tmp_path: Path) -> None:
+    (key,) = values
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **nest(values)}))
+    with pytest.raises(
+        UnsupportedError, match=rf"says {key} = .*, which is code or a model of a hub.*take \"{key}\" out .*--trust-remote-code"
+    ):
+        model_config(tmp_path)
+    with suppress(CheckpointError):  # what transformers says of it is its own matter
+        model_config(tmp_path, trust_remote_code=True)
+
+
+def test_every_name_for_which_transformers_fetches_a_kernel_is_known() -> None:
+    """Were there others, a config.json could ask for them."""
+    from transformers.integrations import moe
+
+    fetching = {name for name, function in moe.ALL_EXPERTS_FUNCTIONS._global_mapping.items() if function.__module__ != moe.__name__}
+    assert fetching <= set(_EXPERTS_OF_A_HUB)
+    fallbacks = getattr(modeling_flash_attention_utils, "FLASH_ATTN_KERNEL_FALLBACK", {})
+    assert fallbacks.keys() <= _PACKAGE_OF_ATTENTION.keys()
+
+
+@pytest.mark.parametrize("attention", [*_PACKAGE_OF_ATTENTION, "paged|flash_attention_2"])
+@pytest.mark.parametrize("part", [None, "vision_config"])
+def test_an_attention_without_its_package_fetches_no_kernel(
+    part: str | None, attention: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {"attn_implementation": attention}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **(values if part is None else {part: values})}))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(EnvironmentConflictError, match="is not installed"):
+        model_config(tmp_path)

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from quark.base.failed_imports import refuse_failed_import
+from quark.base.files import leads_out
 from quark.errors import CheckpointError, ConfigError, PluginError, QuarkError
 
-__all__ = ["LARGEST_FILE", "MOST_VALUES", "bounded_bytes", "config_file", "naming", "read_json", "reading", "refuse_many_values"]
+__all__ = [
+    "LARGEST_FILE",
+    "MOST_VALUES",
+    "bounded_bytes",
+    "config_file",
+    "naming",
+    "read_json",
+    "reading",
+    "refuse_link_out",
+    "refuse_many_values",
+]
 
 LARGEST_FILE = 100_000_000
 """Largest file in bytes: the limit of safetensors for a header. The index of a model of a trillion parameters
@@ -27,12 +39,28 @@ def config_file(checkpoint: Path) -> Path:
     """Return the path of the config.json of a checkpoint.
 
     Raises:
-        CheckpointError: There is no such directory, or it has no config.json.
+        CheckpointError: There is no such directory, or it has no config.json; or that, or its settings of
+            generation, are a link out of it.
     """
     if not (checkpoint / "config.json").is_file():
         reason = "it has no config.json" if checkpoint.is_dir() else "there is no such directory"
         raise CheckpointError(f"'{checkpoint}' is not a checkpoint in Hugging Face form: {reason}")
+    for name in ("config.json", "generation_config.json"):
+        refuse_link_out(checkpoint / name, checkpoint)
     return checkpoint / "config.json"
+
+
+def refuse_link_out(path: Path, checkpoint: Path) -> None:
+    """Raise if a file of a checkpoint is a link to a place outside it: its content would get into a result.
+
+    Raises:
+        CheckpointError: It is.
+    """
+    if leads_out(path, checkpoint):
+        raise CheckpointError(
+            f"'{path}' is a link to '{os.path.realpath(path)}', outside the checkpoint, and is not read: put the file itself there, or "
+            "remove the link"
+        )
 
 
 def read_json(path: Path) -> dict[str, Any]:

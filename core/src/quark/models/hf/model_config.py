@@ -7,13 +7,13 @@ import importlib
 import importlib.util
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from quark.base.failed_imports import needs_libraries
 from quark.base.version import refuse_unfit_environment
-from quark.errors import CheckpointError, EnvironmentConflictError, PluginError, UnknownNameError
+from quark.errors import CheckpointError, EnvironmentConflictError, PluginError, UnknownNameError, UnsupportedError
 from quark.models.hf.custom_code import refuse_code
 from quark.models.hf.json_files import config_file, read_json, reading
 from quark.models.hf.model_class import model_class
@@ -32,8 +32,13 @@ _NARROWEST, _MULTIPLE = 512, 128
 _PACKAGE_OF_ATTENTION = {
     "flash_attention_2": ("flash_attn", "flash-attn"),
     "flash_attention_3": ("flash_attn_interface", "FlashAttention 3"),
+    "flash_attention_4": ("flash_attn", "FlashAttention 4"),
 }
 """By name of an attention of transformers: the module that it imports, and its distribution."""
+_NAMING_CODE = re.compile(r"_implementation(_internal)?$|^(backbone|architecture)$")
+"""Keys of a config.json whose value may name code or a model of a hub."""
+_EXPERTS_OF_A_HUB = ("deepgemm", "sonicmoe")
+"""Ways to compute experts for which transformers fetches a kernel."""
 
 _MOST_LAYERS = 10_000  # of a model that can be built in time
 
@@ -50,7 +55,7 @@ def model_config(path: Path, *, trust_remote_code: bool = False) -> Any:
     Raises:
         CheckpointError: There is no such directory, its config.json is missing or damaged, or nobody knows
             its model type.
-        UnsupportedError: Its model needs code that comes with it, which may not run.
+        UnsupportedError: Its model needs code that comes with it or is of a hub, which may not run.
         PluginError: The plugin's module cannot be imported.
         EnvironmentConflictError: This version of transformers is not supported, or a library is broken.
     """
@@ -61,6 +66,9 @@ def model_config(path: Path, *, trust_remote_code: bool = False) -> Any:
 
     values = read_json(file)
     _refuse_endless(values, file)
+    if not trust_remote_code:
+        _refuse_fetched_code(values, file)
+    _refuse_missing_attention(values, file)
     model_type = values.get("model_type")
     if model_type is not None and not isinstance(model_type, str):
         raise CheckpointError(f"'{file}' says model_type = {model_type!r} where a name is expected: it is damaged, fetch it again")
@@ -76,43 +84,82 @@ def model_config(path: Path, *, trust_remote_code: bool = False) -> Any:
             raise
         unknown = f"'{file}' is of the model type '{model_type}', which transformers does not know"
         raise CheckpointError(f"{unknown}: {_why_unknown(model_type)}") from error
-    _refuse_missing_attention(values, file)
     classes = config.architectures
     if classes and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
         raise CheckpointError(f"'{file}' says architectures = {classes!r} where a list of names is expected: it is damaged, fetch it again")
     model_class(config, file, trust_remote_code=trust_remote_code)  # refuses a class that nobody knows
+    _name(config, path)
     return config
 
 
-def _refuse_missing_attention(values: Mapping[str, Any], file: Path) -> None:
+def _name(config: Any, path: Path) -> None:
+    """Let a config and its parts say which checkpoint they are of; config.json can name any directory.
+
+    Files that lie there are copied beside a result.
+    """
+    config.name_or_path = str(path)
+    for part in (getattr(config, name, None) for name in config.sub_configs):
+        if hasattr(part, "name_or_path"):
+            _name(part, path)
+
+
+def _refuse_fetched_code(values: object, file: Path) -> None:
+    """Raise if a config.json names code or a model of a hub, which transformers would fetch.
+
+    It fetches a kernel for an attention, or a way to compute experts, that is called ``owner/name``, and for
+    some names of its own.
+
+    Raises:
+        UnsupportedError: It does.
+    """
+    for key, value in _entries(values):
+        if not _NAMING_CODE.search(key):
+            continue
+        for _, name in _entries([value]):
+            if isinstance(name, str) and ("/" in name or name in _EXPERTS_OF_A_HUB):
+                raise UnsupportedError(
+                    f"'{file}' says {key} = '{name}', which is code or a model of a hub, and is not fetched unless you say so: take "
+                    f'"{key}" out of the file, or give --trust-remote-code (trust_remote_code=True)'
+                )
+
+
+def _refuse_missing_attention(values: object, file: Path) -> None:
     """Raise if a config.json asks for an attention of a package that is not installed.
 
     Raises:
         EnvironmentConflictError: It does.
     """
-    for key in ("_attn_implementation", "attn_implementation"):
-        attention = values.get(key)
-        package = _PACKAGE_OF_ATTENTION.get(attention) if isinstance(attention, str) else None
+    for key, attention in _entries(values):
+        name = attention.rpartition("|")[2] if isinstance(attention, str) else ""
+        package = _PACKAGE_OF_ATTENTION.get(name)
         if package is not None and importlib.util.find_spec(package[0]) is None:
             raise EnvironmentConflictError(
-                f"'{file}' asks for the attention '{attention}', and {package[1]} is not installed: install it, or take \"{key}\" out of "
+                f"'{file}' asks for the attention '{name}', and {package[1]} is not installed: install it, or take \"{key}\" out of "
                 "the file, and transformers chooses another"
             )
 
 
-def _refuse_endless(config: Any, file: Path) -> None:
+def _refuse_endless(values: object, file: Path) -> None:
     """Raise if a model of that config.json would take forever to build, even without weights."""
-    for key, value in config.items() if isinstance(config, dict) else ():
-        if isinstance(value, dict):
-            _refuse_endless(value, file)
-        elif not isinstance(value, int) or value <= _MOST_LAYERS or re.search("size|dim", key):
+    for key, value in _entries(values):
+        if not isinstance(value, int) or value <= _MOST_LAYERS or re.search("size|dim", key):
             continue
-        elif re.search("layer|depth", key):
+        if re.search("layer|depth", key):
             raise CheckpointError(f"'{file}' says {key} = {value:,}, and no model has more than {_MOST_LAYERS:,} of such: correct it")
-        elif re.search("layer|expert|depth", key):
+        if re.search("layer|expert|depth", key):
             stored = sum(weights.stat().st_size for weights in file.parent.glob("*.safetensors"))
             if 0 < stored < value:
                 raise CheckpointError(f"'{file}' says {key} = {value:,}, and its weights have {stored:,} bytes: fetch both again")
+
+
+def _entries(values: object) -> Iterator[tuple[str, object]]:
+    """Yield the keys of tables and lists of a JSON value, at any depth, each with its value."""
+    waiting = [values]
+    while waiting:
+        table = waiting.pop()
+        for key, value in table.items() if isinstance(table, dict) else enumerate(table) if isinstance(table, list) else ():
+            yield str(key), value
+            waiting.append(value)
 
 
 def experts_per_token(config: Any) -> tuple[int | None, int | None]:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from quark.base.names import folded
 from quark.errors import CheckpointError
-from quark.models.hf.json_files import LARGEST_FILE, read_json, refuse_many_values
+from quark.models.hf.json_files import LARGEST_FILE, read_json, refuse_link_out, refuse_many_values
 
 __all__ = ["DTYPES", "INDEX", "SINGLE", "Shard", "check_shards", "read_header", "refuse_codes"]
 
@@ -65,6 +65,8 @@ def check_shards(directory: Path) -> list[Shard]:
             which files belong to the checkpoint.
     """
     index = directory / INDEX
+    for name in (INDEX, SINGLE):
+        refuse_link_out(directory / name, directory)
     if not index.is_file():
         if not (directory / SINGLE).is_file():
             raise CheckpointError(
@@ -129,12 +131,10 @@ def _refuse_unlisted(shards: Mapping[str, Shard], weight_map: Mapping[str, str],
 
 
 def _inside(directory: Path, name: str) -> Path:
-    """Return the path of a file in the directory.
-
-    Links are not followed for this check, as model caches consist of links.
-    """
+    """Return the path of a file in the directory; links of a cache of models are followed into its store."""
     if Path(name).name != name or name in ("", ".", ".."):
         raise CheckpointError(f"the index of '{directory}' points to '{name}', outside the directory: refusing to read it")
+    refuse_link_out(directory / name, directory)
     return directory / name
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from quark.errors import CheckpointError
 from quark.models.hf.custom_code import refuse_code
-from quark.models.hf.json_files import bounded_bytes, read_json, reading
+from quark.models.hf.json_files import bounded_bytes, read_json, reading, refuse_link_out
 
 __all__ = ["TOKENIZER_FILES", "load_tokenizer"]
 
@@ -60,13 +60,17 @@ def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Any:
         trust_remote_code: Whether code that comes with the checkpoint may run.
 
     Raises:
-        CheckpointError: It is damaged.
+        CheckpointError: It is damaged, or a file beside it is a link out of the checkpoint.
         UnsupportedError: It needs code that comes with the checkpoint, which may not run.
     """
     from transformers import AutoTokenizer
 
     if not any((path / name).is_file() for name in _NECESSARY):
         return None
+    for file in (*path.iterdir(), *path.glob("additional_chat_templates/*")):
+        # No tokenizer reads a README, a LICENSE or another folder.
+        if file.name == "additional_chat_templates" or (file.suffix not in ("", ".md") and not file.is_dir()):
+            refuse_link_out(file, path)
     for file in (path / name for name in TOKENIZER_FILES if (path / name).is_file()):
         if far := _FAR_ID.search(bounded_bytes(file)):
             raise CheckpointError(f"'{file}' has the token id {int(far[1]):,}, and no vocabulary is so large: fetch it again")
