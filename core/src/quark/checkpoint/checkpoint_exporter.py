@@ -40,7 +40,7 @@ from quark.checkpoint.shard_layout import ShardLayout
 from quark.checkpoint.shard_writer import Part, ShardWriter, create_shards, small_joined
 from quark.config.slot import ACTIVATIONS, PARAMETERS, Slot
 from quark.errors import UnsupportedError
-from quark.models.hf.internals import tied_on_loading
+from quark.models.hf.internals import set_source, tied_on_loading
 from quark.models.plan.attention import AttentionRow
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
 from quark.models.plan.plan_row import PlanRow
@@ -362,6 +362,7 @@ def _config_of(content: CheckpointContent, quantization: dict[str, Any]) -> Any:
     if not hasattr(getattr(model, "config", None), "to_json_file"):
         return {"architectures": [type(model).__name__], "quantization_config": quantization}
     config = copy.deepcopy(model.config)
+    set_source(config, "")  # transformers writes where its parts were read
     if not {one.__name__ for one in type(model).__mro__}.intersection(config.architectures or ()):  # of another class that was loaded
         config.architectures = [type(model).__name__]
     config.dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())

@@ -14,6 +14,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    Gemma3Config,
     LlamaForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
@@ -173,3 +174,10 @@ def test_the_names_of_missing_tensors_are_told_once_before_these_get_memory(tmp_
     told[0][2]()
     assert not model.model.norm.weight.is_meta
     assert "_move_missing_keys_from_meta_to_device" not in model.__dict__
+
+
+def test_a_config_and_its_parts_say_the_same_source() -> None:
+    config = Gemma3Config(text_config={"_name_or_path": "/elsewhere"}, name_or_path="/other")
+    assert internals.source_of(config.text_config) == "/elsewhere"
+    internals.set_source(config, "there")
+    assert [internals.source_of(one) for one in (config, config.text_config, config.vision_config)] == ["there"] * 3

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
+import re
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from quark.checkpoint import ExportOptions
     from quark_workbench.mixed_precision import SelectionResult
 
-__all__ = ["GROUPS", "CalibrationChoices", "ExportChoices", "Probe", "TrustRemoteCode", "WritingChoices"]
+__all__ = ["GROUPS", "CalibrationChoices", "ExportChoices", "Probe", "TrustRemoteCode", "WritingChoices", "command_line"]
 
 Probe = Annotated[
     bool, typer.Option("--probe/--no-probe", help="Measure this machine for a plan's estimate of the time, in a few seconds.")
@@ -94,6 +96,20 @@ class CalibrationChoices:
             samples, count = read_samples(source, options), len(range(number, self.num_calib, len(self.calib)))
             batches += token_sequences(tokenizer, samples, count, self.seq_len, packing=packing, batch_size=size, seed=seed)
         return batches
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """Return a command for the record: of paths it has the last name alone, since a report is passed on.
+
+    >>> command_line(["quantize", "/home/me/llama", "out", "--calib=~/texts/a", "--option", "file=../b"])
+    'quark quantize llama out --calib=a --option file=b'
+    """
+    slashes = f"[{re.escape(os.sep + (os.altsep or ''))}]+"
+
+    def shortened(part: str) -> str:
+        return next((name for name in reversed(re.split(slashes, part)) if name), part)
+
+    return shlex.join(["quark", *("".join(map(shortened, re.split("([=:,])", argument))) for argument in arguments)])
 
 
 class CalibrationData:
@@ -191,8 +207,8 @@ class WritingChoices:
         """
         from quark_workbench.report import ReportOptions
 
-        command, drawn = shlex.join(["quark", *sys.argv[1:]]), None if selection is None else selection.to_dict()
-        report = None if self.no_report else ReportOptions(self.report, command, started, drawn)
+        drawn = None if selection is None else selection.to_dict()
+        report = None if self.no_report else ReportOptions(self.report, command_line(sys.argv[1:]), started, drawn)
         return {"resume": self.resume, "restart": self.restart, "report": report}
 
 

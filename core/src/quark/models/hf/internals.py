@@ -29,6 +29,7 @@ __all__ = [
     "output_embeddings",
     "renamed_by_loader",
     "renamed_scales",
+    "set_source",
     "source_of",
     "tied_on_loading",
     "without_initialization",
@@ -117,6 +118,14 @@ def directory_of(config: Any) -> Path | None:
     versions = [path for path in snapshots.glob("*") if (path / "config.json").is_file() and known in (None, path.name)]
     weights = {frozenset(file.resolve() for file in path.glob("*.safetensors")) for path in versions}
     return max(versions, key=lambda path: path.stat().st_mtime) if len(weights) == 1 else None
+
+
+def set_source(config: Any, source: str) -> None:
+    """Let `source_of` return ``source`` for a config and for its parts, such as that of the text model."""
+    config.name_or_path = source
+    for part in (getattr(config, name, None) for name in getattr(config, "sub_configs", ())):
+        if hasattr(part, "name_or_path"):
+            set_source(part, source)
 
 
 def tied_on_loading(model: Any) -> dict[str, str]:

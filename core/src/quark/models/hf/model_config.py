@@ -15,6 +15,7 @@ from quark.base.failed_imports import needs_libraries
 from quark.base.version import refuse_unfit_environment
 from quark.errors import CheckpointError, EnvironmentConflictError, PluginError, UnknownNameError, UnsupportedError
 from quark.models.hf.custom_code import refuse_code
+from quark.models.hf.internals import set_source
 from quark.models.hf.json_files import config_file, read_json, reading
 from quark.models.hf.model_class import model_class
 from quark.plugins import templates
@@ -88,19 +89,8 @@ def model_config(path: Path, *, trust_remote_code: bool = False) -> Any:
     if classes and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
         raise CheckpointError(f"'{file}' says architectures = {classes!r} where a list of names is expected: it is damaged, fetch it again")
     model_class(config, file, trust_remote_code=trust_remote_code)  # refuses a class that nobody knows
-    _name(config, path)
+    set_source(config, str(path))  # config.json could name any directory, and files that lie there are copied beside a result
     return config
-
-
-def _name(config: Any, path: Path) -> None:
-    """Let a config and its parts say which checkpoint they are of; config.json can name any directory.
-
-    Files that lie there are copied beside a result.
-    """
-    config.name_or_path = str(path)
-    for part in (getattr(config, name, None) for name in config.sub_configs):
-        if hasattr(part, "name_or_path"):
-            _name(part, path)
 
 
 def _refuse_fetched_code(values: object, file: Path) -> None:
