@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,29 @@ from quark.plugins.discovery import discover
 BROKEN = {
     "import fails": ("import a_module_that_is_not_there", "import", "ModuleNotFoundError", []),
     "import exits": ("raise SystemExit('bye')", "import", "SystemExit: bye", []),
+    **{
+        f"import raises {name}": (f"{made}\nraise {name}('bye')", "import", f"{name}: bye", [])
+        for name, made in (("GeneratorExit", ""), ("Skipped", "class Skipped(BaseException): pass"), ("BaseException", ""))
+    },
+    **{
+        f"{place} raises {name}": (
+            f"class PanicException(BaseException): pass\n@hookimpl\ndef quark_register_schemes():\n{body.format(name)}",
+            "call",
+            f"raised {name}: bye{after}",
+            kept,
+        )
+        for name in ("GeneratorExit", "PanicException", "SystemExit")
+        for place, body, after, kept in (
+            ("hook", "    raise {}('bye')", "", []),
+            ("generator", "    yield scheme('early')\n    raise {}('bye')", " after 1 record, kept", ["early"]),
+        )
+    },
+    "register panics": (
+        "class Panic(BaseException): pass\ndef __dir__():\n    raise Panic('no listing')",
+        "register",
+        "Panic: no listing",
+        [],
+    ),
     "register fails": ("def __dir__():\n    raise RuntimeError('no listing')", "register", "RuntimeError: no listing", []),
     "hook raises": (
         "@hookimpl\ndef quark_register_schemes():\n    raise KeyError('x')",
@@ -239,3 +263,29 @@ def test_failures_are_warned_about_once_in_a_process(site: Any, monkeypatch: pyt
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert process.catalog() is first
+
+
+PANICS = "class PanicException(BaseException): pass\n@hookimpl\ndef quark_on_event(event):\n    raise {}"
+PRINTS = "@hookimpl\ndef quark_register_schemes():\n    print('hello')\n    yield scheme('mine')"
+
+
+@pytest.mark.parametrize("error", ["GeneratorExit", "PanicException"])
+def test_a_listener_that_raises_what_is_no_exception_is_named_and_ignored(error: str, site: Any, caplog: pytest.LogCaptureFixture) -> None:
+    site.install("bad-quant", PANICS.format(error), entry_point="bad")
+    site.collect().listeners.emit(SimpleNamespace(name="run_begins"))
+    assert "plugin 'bad' of bad-quant" in caplog.text
+    assert "raised in quark_on_event for 'run_begins'" in caplog.text
+
+
+@pytest.mark.parametrize("code", ["raise KeyboardInterrupt", "@hookimpl\ndef quark_register_schemes():\n    raise KeyboardInterrupt"])
+def test_an_interrupt_by_the_user_is_nobodys_failure(code: str, site: Any) -> None:
+    site.install("slow-quant", code, entry_point="slow")
+    with pytest.raises(KeyboardInterrupt):
+        site.collect()
+
+
+@pytest.mark.parametrize("code", ["print('hello')", PRINTS])
+def test_what_a_plugin_prints_while_it_is_loaded_goes_to_stderr(code: str, site: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    site.install("loud-quant", code, entry_point="loud")
+    site.collect()
+    assert capsys.readouterr() == ("", "hello\n")

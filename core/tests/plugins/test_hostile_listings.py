@@ -111,3 +111,29 @@ def test_records_without_end_are_cut_off_and_the_plugin_is_named(site: Any, caps
     text = printed(site.collect(), capsys, "schemes")
     assert f"yields more than {MOST_RECORDS} records: the rest is left out" in text
     assert "endless-quant" in text
+
+
+@pytest.mark.parametrize("does", ["print('hello')", "raise GeneratorExit('bye')"])
+def test_the_function_of_a_record_spoils_no_listing(does: str, site: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    record = "SchemeRecord(name='loud', config=f'{__name__}:config')"
+    code = f"def config():\n    {does}\n\n@hookimpl\ndef quark_register_schemes():\n    yield {record}\n"
+    site.install("loud-quant", code)
+    report = json.loads(printed(site.collect(), capsys, "schemes", "--json"))
+    assert [entry["name"] for entry in report["schemes"]] == ["good", "loud"]
+
+
+def test_what_is_no_exception_ends_the_program_in_one_paragraph(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class PanicException(BaseException):
+        """As libraries written in Rust raise it."""
+
+    def fails(arguments: object) -> bool:
+        raise PanicException("index out of bounds")
+
+    monkeypatch.setattr(listing, "answer", fails)
+    monkeypatch.setattr("sys.argv", ["quark", "schemes"])
+    with pytest.raises(SystemExit) as done:
+        main()
+    assert done.value.code == 2
+    assert capsys.readouterr().err.startswith("quark: PanicException: index out of bounds.")

@@ -63,7 +63,7 @@ class CommandGroup(TyperGroup):
         """Call the command; an error says which plugin's command has raised it."""
         try:
             return super().invoke(ctx)
-        except Exception as error:
+        except BaseException as error:
             if self._origin is not None:
                 error.add_note(f"raised by {self._origin}")
             raise

@@ -98,7 +98,9 @@ def _entry(claim: Registered, catalog: Catalog, status: str) -> dict[str, Any]:
     if derive is not None:
         try:
             derived = derive(claim, catalog)
-        except Exception as error:  # the record's function is anybody's code, and a listing shows the others all the same
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # the record's function is anybody's code, and a listing shows the others all the same
             derived = {"error": str(error) if isinstance(error, QuarkError) else f"{type(error).__name__}: {error}"}
     return facts | {"status": status, "source": attrs.asdict(claim.source)} | dict(derived)
 

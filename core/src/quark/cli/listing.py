@@ -14,6 +14,7 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 from quark.base.log import shown
@@ -61,13 +62,16 @@ def show(what: str, *, as_json: bool = False, name: str | None = None) -> None:
     from quark.cli.installed import kind_report, plugins_report, record_report
     from quark.plugins.discovery import CORE
 
-    catalog = _catalog()
+    with redirect_stdout(sys.stderr):  # what plugins print is not of the listing
+        catalog = _catalog()
+        if name is not None:
+            report = record_report(catalog, what, name)
+            report["options"] = [option.to_dict() for option in _options(what, report["name"])]
+        else:
+            report = plugins_report(catalog) if what == "plugins" else kind_report(catalog, what)
     if name is not None:
-        one = record_report(catalog, what, name)
-        one["options"] = [option.to_dict() for option in _options(what, one["name"])]
-        print(json.dumps(one, indent=2)) if as_json else _print_one(one)
+        print(json.dumps(report, indent=2)) if as_json else _print_one(report)
         return
-    report = plugins_report(catalog) if what == "plugins" else kind_report(catalog, what)
     if as_json:
         print(json.dumps(report, indent=2))
         return

@@ -77,7 +77,9 @@ def main() -> None:
             refuse_rival()
             if not listing.answer(arguments):
                 program()()
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of a library written in Rust is no Exception
         if debug:
             raise
         _print_error(error)
@@ -90,7 +92,7 @@ def _without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
     return [a for i, a in enumerate(arguments) if i >= end or a != "--debug"], "--debug" in arguments[:end]
 
 
-def _print_error(error: Exception) -> None:
+def _print_error(error: BaseException) -> None:
     rank = os.environ.get("RANK", "0")
     if rank != "0" and isinstance(error, RankError) and error.is_told:
         return

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -59,7 +61,9 @@ class Listeners:
         for whose, listener in self:
             try:
                 listener(event)
-            except (Exception, SystemExit):
+            except KeyboardInterrupt:
+                raise
+            except BaseException:
                 if id(listener) not in self._failed:
                     self._failed.add(id(listener))
                     message = "%s raised in quark_on_event for '%s'; this is ignored, and so is what it raises from now on"
@@ -77,7 +81,8 @@ MOST_RECORDS = 10_000
 """Records that one hook of one plugin may yield: a generator that never ends must not block the program."""
 MOST_FAILURES = 20
 """Invalid records of one hook after which the rest is left out."""
-_FRAGILE = (Exception, SystemExit)  # a plugin that calls sys.exit() must not end its host; Ctrl-C must
+
+_NO_MORE: Any = object()
 
 
 @attrs.frozen
@@ -167,13 +172,22 @@ class Collection:
     _manager: _Manager = attrs.field(factory=_Manager, init=False, repr=False)
 
     def add_candidates(self, candidates: Iterable[Candidate]) -> None:
-        """Import each plugin and add its records; raises PluginError in strict mode only."""
+        """Import each plugin and add its records; raises PluginError in strict mode only.
+
+        What a plugin prints meanwhile goes to stderr: stdout has the answer of a command.
+        """
+        with redirect_stdout(sys.stderr):
+            self._add_candidates(candidates)
+
+    def _add_candidates(self, candidates: Iterable[Candidate]) -> None:
         for candidate in candidates:
             for requirement in candidate.unmet:
                 self._fail(candidate.source, "require", f"it requires {requirement[0]}, and {requirement[1]}")
             try:
                 plugin = candidate.entry_point.load()
-            except _FRAGILE as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
                 self._fail(candidate.source, "import", f"importing '{candidate.source.module}' raised {_described(error)}", exception=error)
             else:
                 self.add_plugin(plugin, candidate.source)
@@ -182,7 +196,9 @@ class Collection:
         """Add the records of an imported plugin: compare its API range, then call and validate its hooks."""
         try:
             api = as_api_range(getattr(plugin, API_ATTRIBUTE, None))
-        except _FRAGILE as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             complaint = f"its {API_ATTRIBUTE} is not valid: {_described(error)}"
             self._fail(source, "require", complaint, fix=f"write {API_ATTRIBUTE} = (lowest, highest)")
             return
@@ -210,7 +226,9 @@ class Collection:
             self._manager.register(plugin, f"{source.distribution}:{source.entry_point}")
             callers = self._manager.get_hookcallers(plugin) or []
             implementations = {c.name: impl for c in callers for impl in c.get_hookimpls() if impl.plugin is plugin}
-        except _FRAGILE as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             self._fail(source, "register", f"registering it raised {_described(error)}", exception=error)
             return None
         for complaint, fix in self._manager.complaints:
@@ -239,24 +257,30 @@ class Collection:
 
     def _called(self, kind: Kind, function: Callable[..., Any], source: Source) -> Iterator[Any]:
         """Yield the hook's records, up to where it raises."""
+        records = self._attempt(kind, source, 0, lambda: _iterator(function()))
+        if isinstance(records, str):
+            complaint = f"the hook '{kind.hook}' returned {records}, not an iterable of {kind.record.__name__}"
+            self._fail(source, "validate", complaint, fix=f"yield each {kind.record.__name__}, or return a list of them")
+            return
         count = 0
+        while records is not _NO_MORE and (record := self._attempt(kind, source, count, lambda: next(records, _NO_MORE))) is not _NO_MORE:
+            if count == MOST_RECORDS:
+                complaint = f"the hook '{kind.hook}' yields more than {MOST_RECORDS} records: the rest is left out"
+                self._fail(source, "call", complaint, fix="register what belongs together as one record with options")
+                return
+            yield record
+            count += 1
+
+    def _attempt(self, kind: Kind, source: Source, count: int, call: Callable[[], Any]) -> Any:
+        """Return what a hook's code gives after ``count`` records, or `_NO_MORE` if it raises."""
         try:
-            result = function()
-            is_iterable = isinstance(result, Iterable) and not isinstance(result, str | bytes)
-            for record in result if is_iterable else ():
-                if count == MOST_RECORDS:
-                    complaint = f"the hook '{kind.hook}' yields more than {MOST_RECORDS} records: the rest is left out"
-                    self._fail(source, "call", complaint, fix="register what belongs together as one record with options")
-                    return
-                yield record
-                count += 1
-        except _FRAGILE as error:
+            return call()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             before = f" after {count} record{'s' if count > 1 else ''}, kept" if count else ""
             self._fail(source, "call", f"the hook '{kind.hook}' raised {_described(error)}{before}", exception=error)
-        else:
-            if not is_iterable:
-                complaint = f"the hook '{kind.hook}' returned {_kind_of(result)}, not an iterable of {kind.record.__name__}"
-                self._fail(source, "validate", complaint, fix=f"yield each {kind.record.__name__}, or return a list of them")
+            return _NO_MORE
 
     def _fail(self, source: Source, stage: str, error: str, *, fix: str | None = None, exception: BaseException | None = None) -> None:
         failure = PluginFailure(source, stage, error, fix or leave_out(source, exception), exception)
@@ -282,7 +306,9 @@ def _defect(kind: Kind, record: Any, taken: set[str]) -> tuple[str, str] | None:
         return f"yields {_kind_of(record)} where a {kind.record.__name__} is wanted", f"yield {kind.record.__name__}(name=…, …)"
     try:
         attrs.validate(record)
-    except _FRAGILE as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         return f"yields a record that is not valid: {_described(error)}", "correct that field of the record"
     if record.api is not None and not record.api.allows():
         complaint, fix = record.api.refusal()
@@ -298,8 +324,15 @@ def _with_range(record: Record, api: ApiRange | None) -> Record:
         return record
     try:
         return attrs.evolve(record, api=api)
-    except _FRAGILE:
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
         return record  # a subclass with a constructor of its own cannot be copied; its range is not shown
+
+
+def _iterator(result: object) -> Iterator[Any] | str:
+    """Return an iterator of what a hook returns, or what it is if it is none of records."""
+    return iter(result) if isinstance(result, Iterable) and not isinstance(result, str | bytes) else _kind_of(result)
 
 
 def _kind_of(value: object) -> str:

@@ -5,7 +5,9 @@ A name that two distributions claim fails when it is asked for, not before.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import redirect_stdout
 from typing import Any, Generic, TypeVar, cast
 
 import attrs
@@ -273,15 +275,18 @@ def not_there(error: str, name: str, known: Sequence[str], reasons: Sequence[str
 
 
 def load_for(reference: Reference, what: str, source: Source) -> Any:
-    """Load a plugin's lazy reference.
+    """Load a plugin's lazy reference; what its module prints goes to stderr.
 
     Raises:
         PluginError: It leads nowhere, or importing its module raised; names the plugin, its distribution and
             the fix.
     """
     try:
-        return reference.load()
-    except Exception as error:
+        with redirect_stdout(sys.stderr):
+            return reference.load()
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
         raise PluginError(
             f"{what} points at '{reference}', which cannot be loaded ({type(error).__name__}: {error}). "
             f"It comes from {source}: {leave_out(source, error)}"
