@@ -10,6 +10,7 @@ import errno
 import mmap
 import os
 import shutil
+import stat
 import sys
 from pathlib import Path
 from threading import Lock
@@ -30,6 +31,7 @@ __all__ = [
     "pread",
     "pwrite",
     "read_into",
+    "regular_bytes",
     "release_cached",
     "release_pages",
     "replace_text",
@@ -119,6 +121,13 @@ def read_into(file: int, buffer: memoryview, offset: int) -> int:
             break
         done += count
     return done
+
+
+def regular_bytes(path: Path) -> bytes:
+    """Return the content of a file. Raises OSError for what may have no end: a pipe or a device."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return path.read_bytes()
 
 
 def write_at(file: int, data: memoryview, offset: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import attrs
 
+from quark.base.files import regular_bytes
 from quark.errors import ConfigError
 
 __all__ = ["T", "checked", "json_of", "strings_of", "value_of", "with_dataclass_view"]
@@ -57,7 +58,9 @@ def json_of(path: Path, what: str) -> Any:
         ConfigError: The file cannot be read, or is not JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(regular_bytes(path).decode("utf-8"))
+    except RecursionError:
+        raise ConfigError(f"the {what} '{path}' is nested too deeply: correct it") from None
     except OSError as error:
         raise ConfigError(f"the {what} '{path}' cannot be read: {error.strerror or error}") from error
     except ValueError as error:

@@ -17,6 +17,7 @@ from quark.checkpoint.exporter import ExportOptions
 from quark.checkpoint.reader import import_model_from_safetensors
 from quark.config.enums import QuantizationMode
 from quark.errors import CheckpointError, ConfigError, OutputError, UnsupportedError
+from quark.models.hf.json_files import links_followed
 
 __all__ = ["export_gguf", "export_onnx", "load_params", "save_params"]
 
@@ -109,7 +110,8 @@ def load_params(
                 raise CheckpointError(f"there is no file '{path}': give the two paths of save_params, of which this one ends in {suffix}")
             represent(Path(path), Path(temporary) / name)
         device = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
-        loaded = import_model_from_safetensors(model, temporary, device=str(device))
+        with links_followed():
+            loaded = import_model_from_safetensors(model, temporary, device=str(device))
         if not (Path(temporary) / _NAMES[".safetensors"]).is_symlink():
             # It is a second name or a copy, from which the tensors are mapped: Windows would not remove it.
             for tensor in (*loaded.parameters(), *loaded.buffers()):

@@ -6,11 +6,12 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from quark.base.failed_imports import refuse_failed_import
-from quark.base.files import leads_out
+from quark.base.files import leads_out, regular_bytes
 from quark.errors import CheckpointError, ConfigError, PluginError, QuarkError
 
 __all__ = [
@@ -50,13 +51,26 @@ def config_file(checkpoint: Path) -> Path:
     return checkpoint / "config.json"
 
 
+_FOLLOWED = ContextVar("links are followed", default=False)
+
+
+@contextmanager
+def links_followed() -> Iterator[None]:
+    """Let the body read what links of a directory point to, wherever it is: the program has made them."""
+    token = _FOLLOWED.set(True)
+    try:
+        yield
+    finally:
+        _FOLLOWED.reset(token)
+
+
 def refuse_link_out(path: Path, checkpoint: Path) -> None:
     """Raise if a file of a checkpoint is a link to a place outside it: its content would get into a result.
 
     Raises:
         CheckpointError: It is.
     """
-    if leads_out(path, checkpoint):
+    if not _FOLLOWED.get() and leads_out(path, checkpoint):
         raise CheckpointError(
             f"'{path}' is a link to '{os.path.realpath(path)}', outside the checkpoint, and is not read: put the file itself there, or "
             "remove the link"
@@ -94,7 +108,7 @@ def bounded_bytes(path: Path) -> bytes:
         size = path.stat().st_size
         if size > LARGEST_FILE:
             raise CheckpointError(f"'{path}' has {size:,} bytes, and at most {LARGEST_FILE:,} are read: it is no file of a checkpoint")
-        data = path.read_bytes()
+        data = regular_bytes(path)
     except OSError as error:
         raise CheckpointError(f"'{path}' cannot be read ({error.strerror or error})") from error
     refuse_many_values(data, path)
