@@ -50,6 +50,9 @@ _FIXES = {
     errno.ENOSPC: "there is no space left on the device; free some, or choose another place",
     errno.EDQUOT: "your quota is used up; free some space, or choose another place",
     errno.EACCES: "you may not write there, or another program has a file there open; choose another place",
+    errno.EMFILE: "raise the limit of open files (ulimit -n 4096), or close other programs",
+    errno.ENFILE: "close other programs: the machine has too many files open",
+    errno.ENOMEM: "close other programs, or give a smaller --activation-memory (activation_memory)",
     errno.EROFS: "the file system is read-only; choose another place",
 }
 

@@ -85,13 +85,19 @@ def refuse_used_directory(
         OutputError: ``out`` contains other files, is a file, a mount point or the current directory.
         UnknownNameError: There is no such exporter.
     """
+    try:
+        names = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
+    except OSError as error:
+        raise OutputError(
+            f"the output '{out}' cannot be looked at ({error.strerror}): choose a place that you may read and write"
+        ) from error
     if out.exists() and not out.is_dir():
         raise OutputError(f"the output '{out}' is a file: choose a directory that does not exist yet")
     what = "a mount point" if out.is_mount() else "the current directory" if out.is_dir() and out.samefile(Path.cwd()) else None
     if what is not None:
         raise OutputError(f"the output '{out}' is {what}, which cannot be replaced: choose a directory in it, such as '{out / 'model'}'")
     copies = copied_companions(out, source)
-    others = sorted(p.name for p in out.iterdir() if not (p.name in copies or _lies_beside(p, exporter))) if out.is_dir() else []
+    others = [name for name in names if not (name in copies or _lies_beside(out / name, exporter))]
     if not others or (resume and RUN_FILE in others):
         return
     if not overwrite:

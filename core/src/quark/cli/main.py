@@ -7,11 +7,13 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from quark.base.failed_imports import refuse_failed_import
 from quark.base.interrupts import termination_unwinds
 from quark.base.log import shown, shown_lines
+from quark.base.shortages import shortage
 from quark.base.version import VERSION, refuse_rival
 from quark.cli import listing
-from quark.errors import QuarkError, RankError
+from quark.errors import OutputError, QuarkError, RankError
 
 if TYPE_CHECKING:
     import typer
@@ -92,16 +94,29 @@ def _without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
     return [a for i, a in enumerate(arguments) if i >= end or a != "--debug"], "--debug" in arguments[:end]
 
 
+def _message(error: BaseException) -> str:
+    """Return what an error is, and what to do about it."""
+    message, advice = str(error), shortage(error)
+    notes = [note for note in getattr(error, "__notes__", ()) if note != advice]
+    if isinstance(error, QuarkError):
+        return message if advice is None or isinstance(error, OutputError) else f"{message}. {advice}"
+    begin = f"{type(error).__name__}: {' '.join(message.split())[:300]}".removesuffix(": ")
+    known = "".join(f" {note[:1].upper()}{note[1:]}." for note in notes)
+    if advice is not None:
+        return f"{begin}.{known} {advice}"
+    try:
+        refuse_failed_import(error, "this cannot be done")
+    except QuarkError as missing:
+        return f"{missing}.{known}"
+    # An unexpected error: a report of it needs the traceback.
+    return f"{begin}.{known or ' This is a defect of quark or of a plugin.'} Run it again with --debug and report it"
+
+
 def _print_error(error: BaseException) -> None:
     rank = os.environ.get("RANK", "0")
     if rank != "0" and isinstance(error, RankError) and error.is_told:
         return
     red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() and not os.environ.get("NO_COLOR") else ("", "")
-    message = str(error)
-    if not isinstance(error, QuarkError):
-        # An unexpected error: a report of it needs the traceback.
-        begin = " ".join(message.split())[:300]
-        known = "; ".join(getattr(error, "__notes__", ())) or "this is a defect of quark or of a plugin"
-        message = f"{type(error).__name__}: {begin}. {known[:1].upper()}{known[1:]}. Run it again with --debug and report it"
+    message = _message(error)
     whose = "" if rank == "0" else f" (rank {shown(rank)})"
     print(f"{red}quark{whose}: {shown_lines(message)}{plain}", file=sys.stderr)  # it may quote a plugin or a file

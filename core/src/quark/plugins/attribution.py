@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import attrs
 
 from quark.base.lazy import LazyRef
+from quark.base.shortages import shortage
 from quark.base.version import VERSION
 from quark.errors import PluginError, QuarkError
 from quark.plugins.catalog import catalog
@@ -21,7 +22,6 @@ __all__ = ["Origin", "attributed", "origin"]
 _MACHINE_ERRORS = (OSError, MemoryError)
 """Errors of the machine keep their type, so that code that handles them still recognizes them."""
 _RAISE = dis.opmap["RAISE_VARARGS"]
-_OUT_OF_MEMORY = "OutOfMemoryError"  # torch's, by its name: no torch is imported here
 
 
 @attrs.frozen
@@ -95,7 +95,7 @@ def attributed(doing: str, whose: Origin | None = None) -> Iterator[None]:
             who = str(whose)
         else:
             who = f"{source}, called by {whose},"
-        if isinstance(error, (QuarkError, *_MACHINE_ERRORS)) or _OUT_OF_MEMORY in {c.__name__ for c in type(error).__mro__}:
+        if isinstance(error, (QuarkError, *_MACHINE_ERRORS)) or shortage(error) is not None:
             note = f"raised by {who} while {doing}"
         elif where_in_core:
             note = f"raised by {CORE} {VERSION}{where_in_core}, called by {who}{where}, while {doing}: it is a bug of {CORE}"

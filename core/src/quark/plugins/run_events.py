@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from quark.base.log import get_logger
+from quark.base.shortages import advise
 from quark.plugins.catalog import emit, is_heard
 from quark.plugins.display import displayed
 from quark.plugins.events import (
@@ -207,6 +208,7 @@ def running(task: str, *, speaks: bool = True, **facts: Any) -> Iterator[RunEven
             try:
                 yield events
             except BaseException as error:
+                advise(error)
                 events.tell(RunFailed, error=type(error).__name__, message=str(error))
                 raise
             events.tell(RunFinished)

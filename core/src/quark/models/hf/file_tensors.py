@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from quark.base.shortages import shortage
 from quark.errors import CheckpointError
 from quark.models.hf.shards import DTYPES, Shard
 
@@ -76,6 +77,8 @@ class FileTensors:
                         files[path] = stack.enter_context(safe_open(path, framework="pt"))
                     tensor: Tensor = files[path].get_tensor(name)
                 except (SafetensorError, OSError) as error:
+                    if shortage(error) is not None:
+                        raise
                     raise CheckpointError(f"'{name}' cannot be read from '{path}' ({error}): fetch the checkpoint again") from error
                 return tensor.to(device)
 

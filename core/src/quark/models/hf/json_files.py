@@ -12,6 +12,7 @@ from typing import Any
 
 from quark.base.failed_imports import refuse_failed_import
 from quark.base.files import leads_out, regular_bytes
+from quark.base.shortages import shortage
 from quark.errors import CheckpointError, ConfigError, PluginError, QuarkError
 
 __all__ = [
@@ -148,8 +149,8 @@ def reading(path: Path, cure: str) -> Iterator[None]:
         cure: The probable cause and the fix, for the message.
 
     Raises:
-        CheckpointError: The body raised an exception other than MemoryError and QuarkError, or a ConfigError
-            that does not name the path.
+        CheckpointError: The body raised an exception other than QuarkError and those of a machine that has
+            too little (`quark.base.shortages`), or a ConfigError that does not name the path.
         EnvironmentConflictError: A library that is used cannot be imported.
     """
     try:
@@ -163,6 +164,8 @@ def reading(path: Path, cure: str) -> Iterator[None]:
     except BaseException as error:
         # A panic of a library written in Rust is no Exception, and its class cannot be imported.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        if shortage(error) is not None:
             raise
         refuse_failed_import(error, f"'{path}' cannot be read")
         raise CheckpointError(f"'{path}' cannot be read ({_in_one_line(error)}): {cure}") from error

@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from quark.base.names import folded
+from quark.base.shortages import shortage
 from quark.errors import CheckpointError
 from quark.models.hf.json_files import LARGEST_FILE, read_json, refuse_link_out, refuse_many_values
 
@@ -156,6 +157,8 @@ def read_header(path: Path) -> Shard:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a dict
             return Shard(path, {name: (s.get_dtype(), tuple(s.get_shape())) for name, s in slices.items()})
     except (SafetensorError, OSError) as error:
+        if shortage(error) is not None:
+            raise
         raise CheckpointError(
             f"'{path}' is truncated or damaged, or no safetensors file ({error}; it has {path.stat().st_size:,} bytes): fetch it again"
         ) from error

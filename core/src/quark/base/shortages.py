@@ -1,0 +1,74 @@
+"""Errors of a machine that has too little memory, threads, open files, space or permission: what to do."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator
+
+from quark.errors import QuarkError
+
+__all__ = ["advise", "shortage"]
+
+_GO_ON = "a run from disk goes on from its finished blocks with --resume (resume=True)"
+_MEMORY = (
+    "There is too little memory: give a smaller --activation-memory (activation_memory), fewer or shorter samples, or close other "
+    "programs. "
+    f"A checkpoint that is quantized from disk has one block in memory at a time, and {_GO_ON}"
+)
+_THREADS = f"No more threads can be started: raise the limit (ulimit -u, or that of the container), or set OMP_NUM_THREADS=1; {_GO_ON}"
+_FILES = f"Too many files are open: raise the limit (ulimit -n 4096), or close other programs; {_GO_ON}"
+_SPACE = f"There is no space left: free some, or choose another place; {_GO_ON}"
+_PERMISSION = "You may not use that file or directory: change its permissions, or choose a place that you may read and write"
+_OF_NUMBER = {
+    errno.ENOMEM: _MEMORY,
+    errno.EMFILE: _FILES,
+    errno.ENFILE: _FILES,
+    errno.ENOSPC: _SPACE,
+    errno.EDQUOT: _SPACE,
+    errno.EACCES: _PERMISSION,
+    errno.EPERM: _PERMISSION,
+    errno.EROFS: _PERMISSION,
+}
+_OF_MESSAGE = {
+    re.compile(r"can't start new thread|pthread_create"): _THREADS,
+    re.compile(r"out of memory|can't allocate memory|cannot allocate memory|not enough memory|bad_alloc", re.IGNORECASE): _MEMORY,
+    re.compile(r"too many open files", re.IGNORECASE): _FILES,
+}
+"""By what torch, Python and other libraries say: their errors have no type of their own."""
+
+
+def shortage(error: BaseException) -> str | None:
+    """Return what a machine lacks and what to do if that has caused an error; None for any other error.
+
+    >>> shortage(RuntimeError("can't start new thread")).partition(":")[0]
+    'No more threads can be started'
+    >>> shortage(ValueError("of another kind"))
+    """
+    for cause in _causes(error):
+        if isinstance(cause, MemoryError):
+            return _MEMORY
+        if isinstance(cause, OSError) and cause.errno in _OF_NUMBER:
+            return _OF_NUMBER[cause.errno]
+        if not isinstance(cause, QuarkError):
+            for said, advice in _OF_MESSAGE.items():
+                if said.search(str(cause)):
+                    return advice
+    return None
+
+
+def advise(error: BaseException) -> None:
+    """Add to an error what to do about a `shortage`, if that has caused it and nobody has said so."""
+    advice = shortage(error)
+    if advice is not None and advice not in getattr(error, "__notes__", ()):
+        error.add_note(advice)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and what it was raised for, the first cause last."""
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        seen.append(cause)
+        yield cause
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
