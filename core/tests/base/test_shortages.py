@@ -38,6 +38,7 @@ SHORTAGES: dict[str, tuple[Callable[[], Exception], str]] = {
         "activation-memory",
     ),
     "memory of a GPU": (lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "activation-memory"),
+    "memory of a library": (lambda: ImportError("x.so: failed to map segment from shared object"), "activation-memory"),
     "memory of the system": (lambda: of_number(errno.ENOMEM), "activation-memory"),
     "threads": (lambda: RuntimeError("can't start new thread"), "OMP_NUM_THREADS"),
     "files": (lambda: of_number(errno.EMFILE), "ulimit -n"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from quark.base.shortages import shortage
 from quark.errors import EnvironmentConflictError
 
 __all__ = ["needs_libraries", "refuse_failed_import"]
@@ -24,7 +25,7 @@ def needs_libraries(what: str) -> Iterator[None]:
 
 
 def refuse_failed_import(error: BaseException, what: str) -> None:
-    """Raise if a library that cannot be imported has caused an error.
+    """Raise if a library that cannot be imported has caused an error, other than for too little memory.
 
     An import fails with any type of error, since a module runs code: a library that does not fit the
     installed torch raises a RuntimeError.
@@ -36,6 +37,8 @@ def refuse_failed_import(error: BaseException, what: str) -> None:
     Raises:
         EnvironmentConflictError: The message names the library and the first cause.
     """
+    if shortage(error) is not None:
+        return
     causes = [error]
     while (cause := causes[-1].__cause__) is not None and cause not in causes:
         causes.append(cause)

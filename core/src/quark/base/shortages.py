@@ -32,7 +32,9 @@ _OF_NUMBER = {
 }
 _OF_MESSAGE = {
     re.compile(r"can't start new thread|pthread_create"): _THREADS,
-    re.compile(r"out of memory|can't allocate memory|cannot allocate memory|not enough memory|bad_alloc", re.IGNORECASE): _MEMORY,
+    re.compile(
+        r"out of memory|can't allocate memory|cannot allocate memory|not enough memory|bad_alloc|failed to map segment", re.IGNORECASE
+    ): _MEMORY,
     re.compile(r"too many open files", re.IGNORECASE): _FILES,
 }
 """By what torch, Python and other libraries say: their errors have no type of their own."""
