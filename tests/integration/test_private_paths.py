@@ -28,6 +28,7 @@ ROUTES: dict[str, tuple[object, ...]] = {
     "calibrated": ("--scheme", "int4_wo_64", "--algorithm", "gptq", "--calib", "{text}", "--report", "full"),
     "source of data": ("--scheme", "fp8", "--calib", "text", "--calib-option", "path={text}"),
     "mixed": ("--mixed", "fp8,mxfp4", "--target-bits", 6, "--calib", "{text}", "--curve", "{curve}"),
+    "spilled": ("--scheme", "int4_wo_64", "--algorithm", "gptq", "--calib", "{text}", "--spill-directory", "{base}"),
     "rotation": ("--scheme", "int8", "--algorithm", "rotation", "--calib", "{text}"),
     "gguf": ("--scheme", "int4_wo_32", "--exporter", "gguf"),
     "compressed_tensors": ("--scheme", "int4_wo_64", "--exporter", "compressed_tensors"),
@@ -52,11 +53,14 @@ def telling(out: Path) -> list[str]:
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_no_command_writes_where_it_was_run(route: str, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    places = {"{text}": str(base / "text.txt"), "{curve}": str(base / "curve.json")}
+    monkeypatch.setenv("HOME", str(base / "models"))
+    places = {"{text}": str(base / "text.txt"), "{curve}": str(base / "curve.json"), "{base}": str(base / "models")}
     arguments = [places.get(str(a), str(a).replace("{text}", places["{text}"])) for a in ROUTES[route]]
     more = ("--num-calib", 2, "--seq-len", 64) if "--calib" in arguments else ()
     assert run("quantize", base / "models/m", base / "out", *arguments, *more, monkeypatch=monkeypatch) == 0
     assert not telling(base / "out")
+    if route == "spilled":
+        assert "--spill-directory '~'" in json.loads((base / "out/quark_report.json").read_text())["settings"]["command"]
     if route == "report":
         assert "quark quantize m out --scheme int4_wo_64" in json.loads((base / "out/quark_report.json").read_text())["settings"]["command"]
         assert run("report", base / "out", "--float", base / "models/m", monkeypatch=monkeypatch) == 0

@@ -105,8 +105,11 @@ def command_line(arguments: Sequence[str]) -> str:
     'quark quantize llama out --calib=a --option file=b'
     """
     slashes = f"[{re.escape(os.sep + (os.altsep or ''))}]+"
+    home = os.path.expanduser("~").rstrip(os.sep)
 
     def shortened(part: str) -> str:
+        if part.rstrip(os.sep) == home:
+            return "~"  # its last name is a user's
         return next((name for name in reversed(re.split(slashes, part)) if name), part)
 
     return shlex.join(["quark", *("".join(map(shortened, re.split("([=:,])", argument))) for argument in arguments)])
