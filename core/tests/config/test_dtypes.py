@@ -18,6 +18,9 @@ from quark.errors import UnknownNameError
         ("uint8", 8, torch.uint8),
         ("int4", 4, torch.int32),
         ("uint4", 4, torch.int32),
+        ("int16", 16, torch.int16),
+        ("uint16", 16, torch.int16),  # the bits of unsigned codes, as in AMD Quark
+        ("int32", 32, torch.int32),
         ("int2", 2, torch.uint8),
         ("fp8_e4m3", 8, torch.float8_e4m3fn),
         ("fp6_e2m3", 6, torch.uint8),
@@ -32,7 +35,13 @@ def test_bits_and_dtype_in_a_checkpoint(name: str, bits: int, packed: torch.dtyp
     assert Dtype(name).to_torch_packed_dtype() == packed
 
 
-@pytest.mark.parametrize("name", ["int8", "uint8", "int16", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("dtype", Dtype, ids=lambda dtype: dtype.name)
+def test_every_member_is_a_format_with_bits_and_a_dtype(dtype: Dtype) -> None:
+    assert dtype.to_bitwidth() > 1
+    assert isinstance(dtype.to_torch_packed_dtype(), torch.dtype)
+
+
+@pytest.mark.parametrize("name", ["int8", "uint8", "int16", "int32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"])
 def test_torch_dtypes_are_known(name: str) -> None:
     assert Dtype.from_torch_dtype(Dtype(name).to_torch_packed_dtype()) is Dtype(name)
 

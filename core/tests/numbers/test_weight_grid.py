@@ -160,7 +160,9 @@ def test_the_gap_is_that_between_the_two_largest_magnitudes(example: Example) ->
     element = example.quantizer.stored_level.format.element_format()
     values = all_values(element)
     gap = WeightGrid([example.quantizer], [sum(ROWS)], transposed(weights())).gap
-    assert values is not None
+    if values is None:  # more than can be listed
+        assert gap == pytest.approx(1.0, rel=2**-11)
+        return
     magnitudes = values[element.round_(values.clone()) == values].abs().unique()  # codes of fractional bits are not all used
     expected = float(magnitudes[-1] / magnitudes[-2]) if len(magnitudes) > 2 else 1.0
     # Of formats with more values than are probed, one that is near the largest is next.

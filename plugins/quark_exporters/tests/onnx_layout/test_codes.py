@@ -10,7 +10,8 @@ from quark.config.tensor import QTensorConfig
 from quark.numbers import NumberFormat, number_format
 from quark_exporters.onnx_layout.codes import native_type, stored_codes, stored_type
 
-INT4, UINT4, INT8, UINT8, INT16 = (ir.DataType[name] for name in ("INT4", "UINT4", "INT8", "UINT8", "INT16"))
+INT4, UINT4, INT8, UINT8 = (ir.DataType[name] for name in ("INT4", "UINT4", "INT8", "UINT8"))
+INT16, UINT16, INT32 = (ir.DataType[name] for name in ("INT16", "UINT16", "INT32"))
 E4M3, E5M2 = ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT8E5M2
 
 
@@ -22,6 +23,8 @@ E4M3, E5M2 = ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT8E5M2
         ("int8", INT8, INT8),
         ("uint8", UINT8, UINT8),
         ("int16", INT16, INT16),
+        ("uint16", UINT16, UINT16),
+        ("int32", None, INT32),  # QuantizeLinear has no such type
         ("fp8_e4m3", E4M3, E4M3),
         ("fp8_e5m2", E5M2, E5M2),
         ("bfp16", INT8, INT8),

@@ -38,6 +38,12 @@ OTHERS = {
     "bias, output": QLayerConfig(
         weight=spec("int8", "per_channel", ch_axis=0), bias=spec("int16", "per_tensor"), output_tensors=spec("int8", "per_tensor")
     ),
+    "int32 bias and input": QLayerConfig(
+        weight=spec("int8", "per_channel", ch_axis=0), bias=spec("int32", "per_tensor"), input_tensors=spec("int32", "per_tensor")
+    ),
+    "uint16, zero points": QLayerConfig(
+        weight=spec("uint16", "per_channel", symmetric=False, ch_axis=0), bias=spec("uint16", "per_tensor", symmetric=False)
+    ),
     "int3, groups": QLayerConfig(
         weight=spec("int3", "per_group", **GROUPS), input_tensors=spec("int8", "per_group", dynamic=True, **GROUPS)
     ),

@@ -77,6 +77,8 @@ FORMATS: tuple[FormatRecord, ...] = (
     _integer("int8", 8, "integers of 8 bits"),
     _integer("uint8", 8, "unsigned integers of 8 bits"),
     _integer("int16", 16, "integers of 16 bits"),
+    _integer("uint16", 16, "unsigned integers of 16 bits"),
+    _format("integer", "int32", 32, "integers of 32 bits, for biases; scales are powers of two, zero points 0", error_bound=0.5),
     _format("floats", "fp8_e4m3", 8, "FP8 E4M3 (OCP, finite only): ±448"),
     _format("floats", "fp8_e5m2", 8, "FP8 E5M2 (OCP): ±57344"),
     _format("floats", "fp8_e5m3", 8, "unsigned FP8 E5M3, for scales: up to 114688"),

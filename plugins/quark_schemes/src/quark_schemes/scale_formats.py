@@ -26,11 +26,21 @@ __all__ = [
     "SmallFloatScales",
     "scale_error",
     "scale_format_of",
+    "smallest_scale",
     "with_outer_scale",
 ]
 
 SMALLEST_SCALE = 2.0**-23
 """Smallest scale of integers, float32's machine epsilon, as in AMD Quark: smaller tensors become 0."""
+
+
+def smallest_scale(max_magnitude: float) -> float:
+    """Return the smallest scale of integers up to a magnitude.
+
+    That is `SMALLEST_SCALE`; float32's smallest normal number for integers that float32 cannot tell apart, of
+    which 1 would have too few steps.
+    """
+    return SMALLEST_SCALE if max_magnitude < 2.0**24 else float(torch.finfo(torch.float32).tiny)
 
 
 @attrs.frozen

@@ -44,9 +44,9 @@ def test_floats_have_no_zero_point_whether_a_spec_says_so_or_not(name: str) -> N
 
 
 def all_codes(fmt: NumberFormat) -> Tensor:
-    """Every code, in the format's storage dtype."""
+    """Every code, in the format's storage dtype; of 32 bits those of 16 about 0."""
     if isinstance(fmt, IntegerFormat):
-        return torch.arange(fmt.low, fmt.high + 1).to(fmt.storage_dtype)
+        return torch.arange(max(fmt.low, -(1 << 15)), min(fmt.high, 1 << 16) + 1).to(fmt.storage_dtype)
     return torch.arange(1 << int(fmt.bits), dtype=torch.uint8).view(fmt.storage_dtype)
 
 

@@ -16,7 +16,7 @@ from quark.numbers import NumberFormat
 __all__ = ["INTEGERS", "StoredCodes", "native_type", "stored_codes", "stored_type", "whole_ends"]
 
 INTEGERS = (ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16)
-"""Types of ONNX for integers of 4, 8 and 16 bits."""
+"""Types of ONNX for integers of 4, 8 and 16 bits, to which ``QuantizeLinear`` rounds."""
 
 _FLOATS = {torch.float8_e4m3fn: ir.DataType.FLOAT8E4M3FN, torch.float8_e5m2: ir.DataType.FLOAT8E5M2}
 _STEP_BITS = 24
@@ -68,7 +68,7 @@ def whole_ends(number_format: NumberFormat) -> tuple[int, int] | None:
     ends = _ends(number_format)
     if ends is None:
         return None
-    probe = torch.arange(4 * (ends[0] - 2), 4 * (ends[1] + 2) + 1) / 4
+    probe = _whole(4 * (ends[0] - 2), 4 * (ends[1] + 2)).float() / 4
     return ends if torch.equal(number_format.round_(probe.clone()), probe.round().clamp(*ends)) else None
 
 
@@ -79,7 +79,7 @@ def stored_codes(number_format: NumberFormat) -> StoredCodes | None:
         return StoredCodes(_FLOATS[number_format.storage_dtype], lambda codes: codes)
     ends = _ends(number_format)
     if ends is not None:
-        return StoredCodes(next(t for t in INTEGERS if t.min <= ends[0] and ends[1] <= t.max), lambda codes: codes)
+        return StoredCodes(next(t for t in (*INTEGERS, ir.DataType.INT32) if t.min <= ends[0] and ends[1] <= t.max), lambda codes: codes)
     multiples, table = _multiples(number_format), _table(number_format)
     if table is not None and table.type == ir.DataType.UINT4:
         return table
@@ -112,9 +112,19 @@ def _ends(number_format: NumberFormat) -> tuple[int, int] | None:
     low, high = (int(code) for code in number_format.codes(torch.tensor([-1e30, 1e30], dtype=torch.float32)))
     if not low <= 0 < high:
         return None
-    codes = torch.arange(low, high + 1).to(dtype)
+    codes = _whole(low, high).to(dtype)
     is_whole = torch.equal(number_format.decode(codes), codes.float()) and torch.equal(number_format.codes(codes.float()), codes)
     return (low, high) if is_whole else None
+
+
+def _whole(low: int, high: int) -> Tensor:
+    """Return the whole numbers from one to another, int64; if they are too many, some that float32 holds."""
+    count = min(high - low + 1, _MOST_CODES)
+    return torch.linspace(low, high, count, dtype=torch.float64).round().float().to(torch.int64)
+
+
+_MOST_CODES = 1 << 19
+"""Whole numbers that are tried; formats of 16 bits have fewer quarters of a step."""
 
 
 def _table(number_format: NumberFormat) -> StoredCodes | None:

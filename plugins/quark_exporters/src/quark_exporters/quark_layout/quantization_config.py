@@ -55,12 +55,13 @@ def quantization_config(content: CheckpointContent, options: ExportOptions) -> d
     cached = (*config.kv_cache_quant_config, *config.kv_cache_group, *options.kv_cache_group)
     rows = [row for row in plan.quantized if row.name not in queries and any(fnmatchcase(row.name, p) for p in cached)]
     cache = {row.name: row.config for row in rows if row.config is not None}
-    excluded = [row.name for row in plan.rows if is_float(row)]
+    # A layer with a float weight may quantize its output, which else enters a cache or attention.
+    excluded = [row.name for row in plan.rows if is_float(row) and not _rounds_its_output(row, plan, cache)]
     bare = attrs.evolve(config, exclude=[], layer_quant_config={}, layer_type_quant_config={}, kv_cache_quant_config={})
     layers = {
         row.name: row.config
         for row in plan.quantized
-        if row.config is not None and not is_float(row) and row.config != _without_patterns(bare, row)
+        if row.config is not None and row.name not in excluded and row.config != _without_patterns(bare, row)
     }
     block = JsonExporterConfig(
         kv_cache_group=sorted(name for name, layer in cache.items() if layer.output_tensors is not None),
@@ -78,6 +79,12 @@ def quantization_config(content: CheckpointContent, options: ExportOptions) -> d
         kv_cache_quant_config={name: layer for name, layer in cache.items() if layer.output_tensors is not None},
     )
     return {**exact.to_dict(), "export": block.to_dict(), PLUGINS: provenance(exact)}
+
+
+def _rounds_its_output(row: PlanRow, plan: QuantPlan, cache: Mapping[str, Any]) -> bool:
+    """Return whether a layer itself quantizes its output, in place of a cache or attention."""
+    inside = {layer for attention in plan.attentions for layer, _ in attention.states.values()}
+    return row.config is not None and row.config.output_tensors is not None and row.name not in inside and row.name not in cache
 
 
 def _queries_as_one(layers: dict[str, QLayerConfig], plan: QuantPlan) -> dict[str, QLayerConfig]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quark.base.quotient import divided
-from quark.config.enums import RoundType, ZeroPointType
+from quark.config.enums import RoundType, ScaleType, ZeroPointType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
 from quark.numbers import Granularity, NumberFormat, Packing, PerGroup, QParams, Spacing, observer_class
@@ -28,9 +28,34 @@ from quark_schemes.arithmetic.packing import (
     unpack_nibbles,
     unpack_nibbles_across,
 )
-from quark_schemes.scale_formats import SMALLEST_SCALE, scale_error, scale_format_of, with_outer_scale
+from quark_schemes.scale_formats import (
+    SMALLEST_SCALE,
+    PlainScales,
+    PowerOfTwoScales,
+    scale_error,
+    scale_format_of,
+    smallest_scale,
+    with_outer_scale,
+)
 
-__all__ = ["INT2", "INT3", "INT4", "INT8", "INT16", "UINT2", "UINT4", "UINT8", "IntegerFormat", "IntegerPacking", "WholeNumbers"]
+__all__ = [
+    "INT2",
+    "INT3",
+    "INT4",
+    "INT8",
+    "INT16",
+    "INT32",
+    "UINT2",
+    "UINT4",
+    "UINT8",
+    "UINT16",
+    "IntegerFormat",
+    "IntegerPacking",
+    "WholeNumbers",
+]
+
+_EXACT_BITS = 24
+"""Bits of the largest whole numbers up to which float32 holds all of them."""
 
 
 @attrs.frozen
@@ -38,7 +63,8 @@ class IntegerPacking(Packing):
     """Integers of ``bits`` bits, signed or not.
 
     With a scale per group a weight and its scales are stored transposed, ``[I, O]``; four-bit codes are eight
-    to an int32 word along the last axis. Zero points are packed as codes are.
+    to an int32 word along the last axis. The bits of unsigned codes of 16 are stored as int16, since torch
+    selects no rows of uint16. Zero points are packed as codes are.
     """
 
     bits: int
@@ -65,7 +91,7 @@ class IntegerPacking(Packing):
         zero = _laid_out(qparams.zero_point, granularity)
         if spec.zero_point_type is ZeroPointType.float32 and not spec.symmetric:
             stored = zero.contiguous()
-        elif zero.ndim:
+        elif zero.ndim or self.bits >= 8:
             stored = self._pack(zero.to(self.storage_dtype).contiguous(), order)
         else:
             stored = zero.to(self.storage_dtype)
@@ -78,20 +104,24 @@ class IntegerPacking(Packing):
         stored = tensors.get("zero_point")
         if spec.symmetric or stored is None:
             return QParams(scale)
-        if spec.zero_point_type is ZeroPointType.float32 or stored.ndim == 0:
+        if spec.zero_point_type is ZeroPointType.float32 or (stored.ndim == 0 and self.bits < 8):
             whole = spec.zero_point_type is ZeroPointType.int32
             return QParams(scale, _laid_out(stored.to(torch.int32) if whole else stored, granularity).contiguous())
-        zero = self._unpack(stored, order, tensors["scale"].shape[-1])
+        zero = self._unpack(stored, order, tensors["scale"].shape[-1] if stored.ndim else 1)
         return QParams(scale, _laid_out(zero, granularity).to(torch.int32).contiguous())
 
     def _pack(self, codes: Tensor, order: str) -> Tensor:
         if self.bits == 4:
             return pack_nibbles(codes, order)
+        if codes.dtype is torch.uint16:
+            return codes.view(torch.int16)
         return pack_bits(codes, self.bits) if self.bits < 4 else codes
 
     def _unpack(self, packed: Tensor, order: str, length: int) -> Tensor:
         if self.bits == 4:
             return unpack_nibbles(packed, order, length, signed=self.signed)
+        if self.storage_dtype is torch.uint16:
+            return packed.view(torch.uint16)
         return unpack_bits(packed, self.bits, length, signed=self.signed) if self.bits < 4 else packed
 
 
@@ -99,7 +129,7 @@ class IntegerPacking(Packing):
 def _packed_kind(packing: IntegerPacking, shape: tuple[int, ...], order: str) -> tuple[torch.Size, torch.dtype]:
     """Return shape and dtype of packed zero points for scales of that shape."""
     zero = torch.empty(shape, dtype=packing.storage_dtype, device="meta")
-    packed = packing._pack(zero, order) if shape else zero
+    packed = packing._pack(zero, order) if shape or packing.bits >= 8 else zero
     return packed.shape, packed.dtype
 
 
@@ -150,6 +180,9 @@ export, rounds half to even whatever the method; nothing truncates.
 class IntegerFormat(WholeNumbers):
     """An integer of ``bits`` bits, signed or not.
 
+    Integers that float32 cannot tell apart (INT32) have powers of two as scales, and no zero points: the
+    codes of values, and the values of codes, are exact then.
+
     Attributes:
         signed: Whether half of the codes are negative.
         rounding: What becomes of values halfway between two whole numbers.
@@ -171,8 +204,9 @@ class IntegerFormat(WholeNumbers):
 
     @property
     def high(self) -> int:
-        """The largest code."""
-        return self.low + (1 << self.bits) - 1
+        """The largest code that float32 holds."""
+        magnitude_bits = self.bits - self.signed
+        return (1 << magnitude_bits) - (1 << max(0, magnitude_bits - _EXACT_BITS))
 
     def for_spec(self, spec: QTensorConfig) -> Self:
         return self if spec.round_method in (None, self.rounding) else attrs.evolve(self, rounding=spec.round_method)
@@ -183,18 +217,23 @@ class IntegerFormat(WholeNumbers):
             return f"{self.name} needs {' and '.join(missing)}: set them, or use a *Spec helper"
         if spec.scale_calculation_mode not in (None, "ceil", "floor"):
             return f"{self.name} has scale_calculation_mode 'ceil' or 'floor' for powers of two, not {spec.scale_calculation_mode!r}"
+        if self.bits > _EXACT_BITS and not isinstance(scale_format_of(spec), PowerOfTwoScales):
+            return f"{self.name} has powers of two as scales: leave out scale_format, and set scale_type to ScaleType.float or pof2"
         return scale_error(spec)
 
     def canonicalize(self, spec: QTensorConfig) -> TensorSpec:
         if spec.symmetric and not self.signed and "centred" in observer_class(spec).options:
             spec = attrs.evolve(spec, symmetric=False, observer_options=(*spec.observer_options, ("centred", True)))
+        if self.bits > _EXACT_BITS:
+            scale_type = ScaleType.pof2 if isinstance(scale_format_of(spec), PlainScales) else spec.scale_type
+            spec = attrs.evolve(spec, symmetric=None if spec.symmetric is None else True, scale_type=scale_type)
         return with_outer_scale(spec)
 
     def by_reciprocal(self, spec: QTensorConfig) -> bool:
         return True
 
     def device_code(self, spec: QTensorConfig) -> DeviceCode | None:
-        if self.rounding is not RoundType.half_even:
+        if self.rounding is not RoundType.half_even or self.bits > _EXACT_BITS:
             return None
         from quark_schemes.kernels.integer import integer_code
 
@@ -202,7 +241,7 @@ class IntegerFormat(WholeNumbers):
         return integer_code(self.low, self.high, zero, scale_format_of(spec).rounding)
 
     def max_magnitude(self, spec: QTensorConfig) -> float:
-        return (self.high - self.low) / 2
+        return (self.high - self.low) / 2 if self.bits <= _EXACT_BITS else self.high
 
     def spacing(self, spec: QTensorConfig) -> Spacing:
         steps = self.high - self.low if spec.symmetric is False or not self.signed else -self.low
@@ -216,7 +255,7 @@ class IntegerFormat(WholeNumbers):
             # Unsigned formats have zero point 0 here too, as in AMD Quark: negative values become 0. Specs of
             # observers that put it in the middle are asymmetric by now (`canonicalize`).
             scale = divided(torch.maximum(-low, high), self.max_magnitude(spec))
-            return QParams(scale_format_of(spec).round(scale.clamp_(min=SMALLEST_SCALE)))
+            return QParams(scale_format_of(spec).round(scale.clamp_(min=smallest_scale(self.max_magnitude(spec)))))
         scale = scale_format_of(spec).round(divided(high - low, self.high - self.low).clamp_(min=SMALLEST_SCALE))
         zero = (self.low - torch.round(low / scale.float())).clamp_(self.low, self.high)  # NaN for infinite ranges, which the run refuses
         return QParams(scale, zero.to(torch.int32))
@@ -254,3 +293,5 @@ UINT4 = IntegerFormat(name="uint4", bits=4, signed=False, storage_dtype=torch.ui
 INT8 = IntegerFormat(name="int8", bits=8, signed=True, storage_dtype=torch.int8)
 UINT8 = IntegerFormat(name="uint8", bits=8, signed=False, storage_dtype=torch.uint8)
 INT16 = IntegerFormat(name="int16", bits=16, signed=True, storage_dtype=torch.int16)
+UINT16 = IntegerFormat(name="uint16", bits=16, signed=False, storage_dtype=torch.uint16)
+INT32 = IntegerFormat(name="int32", bits=32, signed=True, storage_dtype=torch.int32)

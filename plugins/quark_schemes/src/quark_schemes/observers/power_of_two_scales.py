@@ -22,7 +22,7 @@ from quark_schemes.observers import ServingObserver
 from quark_schemes.observers.histogram import Histogram, HistogramObserver
 from quark_schemes.observers.min_max import MinMaxObserver
 from quark_schemes.observers.mse import Range, RowSearchObserver, best_range, has_real_zero_point
-from quark_schemes.scale_formats import SMALLEST_SCALE
+from quark_schemes.scale_formats import smallest_scale
 
 __all__ = [
     "PerChannelPowOf2MinMSEObserver",
@@ -32,7 +32,6 @@ __all__ = [
 ]
 
 _OFFSETS = (2, 1, 0, -1, -2)  # wide ranges first: of equally good ranges the widest is used
-_SMALLEST_EXPONENT = math.frexp(SMALLEST_SCALE)[1] - 1
 _LARGEST = float(torch.finfo(torch.float32).max)
 
 
@@ -67,22 +66,24 @@ class _Powers:
     def __init__(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> None:
         low, high = low.clamp(max=0).double(), high.clamp(min=0).double()
         max_magnitude = format_of(spec).max_magnitude(spec)
+        smallest = smallest_scale(max_magnitude)
         if spec.symmetric is not False:
             self._below = self._above = torch.full_like(low, max_magnitude).float()
-            scale = divided(torch.maximum(-low, high), max_magnitude).clamp_(min=SMALLEST_SCALE)
+            scale = divided(torch.maximum(-low, high), max_magnitude).clamp_(min=smallest)
         else:
             is_centred = dict(spec.observer_options).get("centred", False)
             span = 2 * torch.maximum(-low, high) if is_centred else high - low
-            scale = divided(span, 2 * max_magnitude).clamp_(min=SMALLEST_SCALE)
+            scale = divided(span, 2 * max_magnitude).clamp_(min=smallest)
             middle = torch.full_like(low, math.ceil(max_magnitude))
             self._below = (middle if is_centred else (-low / scale).round_()).float()
             self._above = 2 * max_magnitude - self._below
+        self._smallest = math.frexp(smallest)[1] - 1
         self._nearest = scale.log2().round_()
         self._largest = math.floor(math.log2(_LARGEST / math.ceil(2 * max_magnitude)))  # both ends are finite, and their distance
 
     def range(self, offset: int) -> Range:
         """Return the range, float32, whose scale is the nearest power of two times ``2^offset``, exactly."""
-        exponent = (self._nearest + offset).clamp_(_SMALLEST_EXPONENT, self._largest)
+        exponent = (self._nearest + offset).clamp_(self._smallest, self._largest)
         scale = power_of_two(exponent.to(torch.int32))
         return -self._below * scale, self._above * scale
 
