@@ -6,6 +6,7 @@ Defaults, keywords of every generation, JSON, and what is refused.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from quark.torch.quantization import load_quant_algo_config_from_file
 from quark_algos.equalization.config import AutoSmoothQuantConfig, AWQConfig, SmoothQuantConfig
 from quark_algos.gptq.config import GPTAQConfig, GPTQConfig, QronosConfig
 from quark_algos.rotation.config import OnlineRotationConfig, QuaRotConfig, RotationConfig
+from quark_algos.tuning.documented import AutoRoundConfig, BlockwiseJointTuningConfig, BlockwiseTuningConfig
 
 SCALING = [{"prev_op": "input_layernorm", "layers": ["self_attn.q_proj"], "inp": "self_attn.q_proj", "module2inspect": "self_attn"}]
 EXAMPLES: list[AlgoConfig] = [
@@ -133,19 +135,50 @@ def test_values_out_of_their_range_are_refused(make: Any, words: str) -> None:
         make()
 
 
-@pytest.mark.parametrize(
-    ("kind", "given", "names"),
-    [
-        (GPTQConfig, ("gptq", 64, 0.02, False, True, ["a"], "b"), ("name", "block_size", "damp_percent", "desc_act", "static_groups")),
-        (GPTAQConfig, ("gptaq", 64, 0.02, False, True, ["a"], "b", 0.5), ("name", "block_size", "damp_percent", "desc_act")),
-        (QronosConfig, (["a"], "b", "qronos", 64), ("inside_layer_modules", "model_decoder_layers", "name", "block_size")),
-        (RotationConfig, ({}, True, True), ("scaling_layers", "r1", "r2")),
-    ],
-)
-def test_arguments_may_be_positional_in_the_order_of_amd_quark(kind: type[Any], given: tuple[Any, ...], names: tuple[str, ...]) -> None:
-    settings = kind(*given)
-    assert [getattr(settings, name) for name in names] == list(given[: len(names)])
-    with pytest.raises(TypeError, match="by position and by name"):
-        kind(*given, **{names[0]: given[0]})
+MODULES = {"inside_layer_modules": ["mlp.up_proj"], "model_decoder_layers": "blocks"}
+BY_POSITION: dict[type[Any], dict[str, Any]] = {
+    AWQConfig: {"name": "awq", "scaling_layers": [{}], "model_decoder_layers": "blocks"},
+    SmoothQuantConfig: {"name": "smooth", "alpha": 0.5, "scale_clamp_min": 0.01, "scaling_layers": [{}], "model_decoder_layers": "blocks"},
+    AutoSmoothQuantConfig: {
+        **{"name": "autosmoothquant", "scaling_layers": [{}], "model_decoder_layers": "blocks", "compute_scale_loss": "MAE"},
+    },
+    RotationConfig: {
+        **{"scaling_layers": {}, "name": "rotation", "r1": False, "r2": True, "r3": True, "r4": True, "rotation_size": 64},
+        **{"random_r1": True, "random_r2": True, "backbone": "base", "model_decoder_layers": "blocks", "v_proj": "v", "o_proj": "o"},
+        **{"self_attn": "attention", "mlp": "ffn", "online_r1_rotation": True, "online_config": OnlineRotationConfig(shared_parallel=True)},
+        **{"trainable": True, "train_smooth": True, "smooth_positions": ["q"]},
+    },
+    OnlineRotationConfig: {"shared_parallel": True, "online_rotation_layers": ["a"], "use_input_prescale": True},
+    GPTQConfig: {"name": "gptq", "block_size": 64, "damp_percent": 0.02, "desc_act": False, "static_groups": False, **MODULES},
+    GPTAQConfig: {
+        **{"name": "gptaq", "block_size": 64, "damp_percent": 0.02, "alpha": 0.5, "desc_act": False, "static_groups": False, **MODULES},
+    },
+    QronosConfig: {**MODULES, "name": "qronos", "block_size": 64, "desc_act": False, "static_groups": False, "alpha": 0.01, "beta": 10.0},
+    AutoRoundConfig: {
+        **{"name": "autoround", "iters": 9, "lr": 0.1, "enable_minmax_tuning": False, "minmax_lr": 0.2, "batch_size": 4, **MODULES},
+    },
+    BlockwiseTuningConfig: {
+        **{"name": "tuning", "epochs": 2, "weight_lr": 0.1, "weight_decay": 0.2, "min_lr_factor": 0.3, "max_grad_norm": 0.4},
+        **{"model_decoder_layers": "blocks", "trainable_modules": ["a"]},
+    },
+    BlockwiseJointTuningConfig: {
+        **{"name": "tuning", "epochs": 2, "weight_lr": 0.1, "qparam_lr": 0.2, "weight_decay": 0.3, "qparam_weight_decay": 0.4},
+        **{"min_lr_factor": 0.5, "max_grad_norm": 0.6, "model_decoder_layers": "blocks", "trainable_modules": ["a"]},
+        **{"quant_trainable_modules": ["b"]},
+    },
+}
+"""Arguments of the settings of algorithms, in the order of the classes of AMD Quark 0.13."""
+
+
+@pytest.mark.parametrize("kind", BY_POSITION, ids=lambda kind: kind.__name__)
+def test_arguments_may_be_positional_in_the_order_of_amd_quark(kind: type[Any]) -> None:
+    by_name = BY_POSITION[kind]
+    settings = kind(*by_name.values())
+    assert {name: getattr(settings, name) for name in by_name} == by_name
+    parameters = inspect.signature(kind).parameters.values()
+    assert [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD] == list(by_name)
+    first = next(iter(by_name))
+    with pytest.raises(TypeError, match=f"{kind.__name__} got '{first}' by position and by name"):
+        kind(*by_name.values(), **{first: by_name[first]})
     with pytest.raises(TypeError, match="takes at most"):
         kind(*range(30))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -69,6 +70,10 @@ def with_positional(*names: str) -> Callable[[type[T]], type[T]]:
 
     def decorated(cls: type[T]) -> type[T]:
         by_name: Any = cls.__init__
+        signature = inspect.signature(by_name)
+        keywords = dict(signature.parameters)
+        first = [keywords.pop("self"), *(keywords.pop(name) for name in names)]
+        by_position = [each.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for each in first]
 
         @functools.wraps(by_name)
         def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -78,6 +83,7 @@ def with_positional(*names: str) -> Callable[[type[T]], type[T]]:
                 raise TypeError(f"{cls.__name__} got '{twice[0]}' by position and by name")
             by_name(self, **dict(zip(names, args, strict=False)), **kwargs)
 
+        initialize.__signature__ = signature.replace(parameters=[*by_position, *keywords.values()])  # type: ignore[attr-defined]
         cls.__init__ = initialize  # type: ignore[method-assign]
         return cls
 

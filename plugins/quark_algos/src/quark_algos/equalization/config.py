@@ -10,7 +10,7 @@ from attrs import validators
 from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
 from quark.config.fields import with_dataclass_view
-from quark_algos.fields import LEGACY, OWN, PRESETS, UNUSED, given, of_preset, positive
+from quark_algos.fields import LEGACY, OWN, PRESETS, UNUSED, given, of_preset, positive, with_positional
 from quark_algos.mappings.mapping import mappings_of
 
 __all__ = ["BEST_ALPHA", "COMPUTE_SCALE_LOSSES", "AWQConfig", "AutoSmoothQuantConfig", "SmoothQuantConfig"]
@@ -58,6 +58,7 @@ class _EqualizationConfig(AlgoConfig):
         return "no operation is known in its decoder blocks into which a scale can be folded"
 
 
+@with_positional("name", "scaling_layers", "model_decoder_layers")
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class AWQConfig(_EqualizationConfig):
@@ -81,6 +82,7 @@ class AWQConfig(_EqualizationConfig):
     model_decoder_layers: str = attrs.field(default="", metadata=UNUSED)
 
 
+@with_positional("name", "alpha", "scale_clamp_min", "scaling_layers", "model_decoder_layers")
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class SmoothQuantConfig(_EqualizationConfig):
@@ -113,6 +115,7 @@ class SmoothQuantConfig(_EqualizationConfig):
         return attrs.evolve(self, alpha=given(self.alpha, BEST_ALPHA if self.preset == "best" else None))
 
 
+@with_positional("name", "scaling_layers", "model_decoder_layers", "compute_scale_loss")
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class AutoSmoothQuantConfig(_EqualizationConfig):

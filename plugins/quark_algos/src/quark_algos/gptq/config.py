@@ -126,7 +126,7 @@ class GPTQConfig(_HessianConfig):
         return attrs.evolve(self, damp_percent=given(self.damp_percent, BEST_DAMPING if self.preset == "best" else None))
 
 
-@with_positional("name", "block_size", "damp_percent", "desc_act", "static_groups", "inside_layer_modules", "model_decoder_layers", "alpha")
+@with_positional("name", "block_size", "damp_percent", "alpha", "desc_act", "static_groups", "inside_layer_modules", "model_decoder_layers")
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class GPTAQConfig(GPTQConfig):

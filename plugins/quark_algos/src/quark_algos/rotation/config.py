@@ -29,6 +29,7 @@ _HERE, _BEFORE = "layer_id", "pre_layer_id"
 """Placeholders in names for the number of a block, and of the block before."""
 
 
+@with_positional("shared_parallel", "online_rotation_layers", "use_input_prescale")
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class OnlineRotationConfig:
@@ -56,7 +57,11 @@ def _online(value: Any) -> Any:
     return OnlineRotationConfig(**{"shared_parallel": False} | {key: one for key, one in value.items() if key != _DROPPED})
 
 
-@with_positional("scaling_layers", "r1", "r2", "r3", "r4", "rotation_size", "random_r1", "random_r2", "backbone", "model_decoder_layers")
+@with_positional(
+    *("scaling_layers", "name", "r1", "r2", "r3", "r4", "rotation_size", "random_r1", "random_r2"),
+    *("backbone", "model_decoder_layers", "v_proj", "o_proj", "self_attn", "mlp", "online_r1_rotation", "online_config"),
+    *("trainable", "train_smooth", "smooth_positions"),
+)
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class RotationConfig(AlgoConfig):

@@ -18,12 +18,15 @@ from quark.config.fields import with_dataclass_view
 from quark.config.model import QConfig
 from quark.errors import ConfigError
 from quark.runs import ModelQuantizer
-from quark_algos.fields import LEGACY
+from quark_algos.fields import LEGACY, with_positional
 from quark_algos.tuning import config
 
 __all__ = ["AutoRoundConfig", "AutoRoundProcessor", "BlockwiseJointTuningConfig", "BlockwiseTuningConfig", "blockwise_tuning_algo"]
 
 
+@with_positional(
+    *("name", "iters", "lr", "enable_minmax_tuning", "minmax_lr", "batch_size", "inside_layer_modules", "model_decoder_layers")
+)
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class AutoRoundConfig(config.AutoRoundConfig):
@@ -45,6 +48,9 @@ def _name(_: str) -> str:
     return "tuning"
 
 
+@with_positional(
+    *("name", "epochs", "weight_lr", "weight_decay", "min_lr_factor", "max_grad_norm", "model_decoder_layers", "trainable_modules")
+)
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class BlockwiseTuningConfig(config.TuningConfig):
@@ -85,6 +91,10 @@ class BlockwiseTuningConfig(config.TuningConfig):
             )
 
 
+@with_positional(
+    *("name", "epochs", "weight_lr", "qparam_lr", "weight_decay", "qparam_weight_decay", "min_lr_factor", "max_grad_norm"),
+    *("model_decoder_layers", "trainable_modules", "quant_trainable_modules"),
+)
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class BlockwiseJointTuningConfig(BlockwiseTuningConfig):
