@@ -16,7 +16,7 @@ from quark.errors import ConfigError
 from quark.models.layers.packed_layers import Packed
 from quark.models.plan.quant_plan import QuantPlan
 
-__all__ = ["CheckpointContent", "content_of", "set_results"]
+__all__ = ["CheckpointContent", "content_of"]
 
 
 @attrs.frozen(eq=False)
@@ -39,7 +39,7 @@ class CheckpointContent:
 def content_of(model: Any) -> CheckpointContent:
     """Return the content that the attributes of a quantized model describe.
 
-    `quark.runs.ModelQuantizer` and `set_results` set them.
+    `quark.runs.ModelQuantizer` and `quark.checkpoint.save_pretrained.set_results` set them.
 
     Raises:
         ConfigError: (a ValueError) The model has not been quantized, runs from codes, or is compiled.
@@ -54,9 +54,3 @@ def content_of(model: Any) -> CheckpointContent:
             "its _orig_mod"
         )
     return CheckpointContent(model, model.quant_config, model.quark_plan)
-
-
-def set_results(content: CheckpointContent) -> None:
-    """Set the attributes of a quantized model that describe it to users."""
-    model: Any = content.model
-    model.quant_config, model.quark_plan, model.quark_quantized = content.config, content.plan, True

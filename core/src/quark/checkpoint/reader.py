@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from quark.base.names import folded
 from quark.base.version import refuse_unfit_environment
-from quark.checkpoint.content import CheckpointContent, set_results
+from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, StoredConfig, layout_for, quantization_block, reader_of
 from quark.checkpoint.provenance import refuse_unreadable
 from quark.checkpoint.restorers import missing_algorithms, restorers_of
+from quark.checkpoint.save_pretrained import set_results
 from quark.config.model import QConfig
 from quark.errors import AmbiguousNameError, CheckpointError, ConfigError, QuarkError, UnknownNameError, UnsupportedError
 from quark.models.hf.loading import unpack_all

@@ -19,6 +19,7 @@ from quark.base.names import folded
 from quark.base.version import refuse_unfit_environment, transformers_version
 from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, RenamesTensors, StoredConfig, layout_for, reader_of
 from quark.checkpoint.provenance import refuse_unreadable
+from quark.checkpoint.save_pretrained import SavesQuantized
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, UnsupportedError
 from quark.models.hf.internals import before_tying, on_missing, renamed_by_loader, renamed_scales, source_of
@@ -161,6 +162,7 @@ def _end_loading(model: Any, groups: list[list[str]], keeps: bool) -> None:
     """Give a model that transformers has filled its quantized layers."""
     unpack_all(model, Path(source_of(model.config)), keeps_codes=keeps, when_used=True)
     tie_equal(model, groups)
+    model.__dict__["save_pretrained"] = SavesQuantized(model)
 
 
 def _stored_names(directory: str) -> set[str]:

@@ -12,7 +12,8 @@ from quark.calibration.plugin_checks import StartedTransform
 from quark.calibration.report import CalibrationReport
 from quark.calibration.spilled_inputs import SpilledInputs
 from quark.calibration.transform_validation import validate_transforms
-from quark.checkpoint.content import CheckpointContent, set_results
+from quark.checkpoint.content import CheckpointContent
+from quark.checkpoint.save_pretrained import set_results
 from quark.config.model import QConfig
 from quark.models.plan.decoder_blocks import decoder_blocks
 from quark.models.plan.quant_plan import QuantPlan

@@ -1,0 +1,77 @@
+"""save_pretrained of a quantized model, and the other attributes that a run or a reader leaves at it."""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+from typing import Any
+
+from quark.base.lazy import LazyRef
+from quark.checkpoint.content import CheckpointContent
+from quark.errors import UnsupportedError
+from quark.models.hf.internals import source_of
+
+__all__ = ["SavesQuantized", "set_results"]
+
+_EXPORT = LazyRef("quark.checkpoint.export:export_safetensors")  # which reads what it has written, by what sets results
+_WITHOUT_EFFECT = ("max_shard_size", "save_peft_format", "save_original_format", "token")
+_AS_ALWAYS = ("safe_serialization", "save_compressed")  # the latter is llm-compressor's
+
+
+def set_results(content: CheckpointContent) -> None:
+    """Set the attributes of a quantized model that describe it to users, and its ``save_pretrained``."""
+    model: Any = content.model
+    model.quant_config, model.quark_plan, model.quark_quantized = content.config, content.plan, True
+    if hasattr(type(model), "save_pretrained"):
+        model.__dict__["save_pretrained"] = SavesQuantized(model)
+
+
+class SavesQuantized:
+    """The ``save_pretrained`` of one quantized model, which writes what `export_safetensors` writes.
+
+    That of its class would write rounded weights as floats, which no runtime quantizes activations for. It
+    does not keep its model alive, and a copy of the model, also by torch.save, gets one of its own.
+
+    Args:
+        model: A quantized model of a class with ``save_pretrained``.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = weakref.ref(model)
+
+    def __call__(self, save_directory: str | Path, is_main_process: bool = True, **options: Any) -> None:
+        """Write the model to a directory, as a checkpoint in the Quark layout.
+
+        Args:
+            save_directory: As ``output_dir`` of `export_safetensors`.
+            is_main_process: Whether this process writes.
+            options: Of transformers. Sizes of shards and tokens change nothing; others that ask for another
+                result are refused.
+
+        Raises:
+            UnsupportedError: An option asks for another result; or ``from_pretrained`` has loaded the model.
+            OutputError: As `export_safetensors`.
+        """
+        model: Any = self._model()
+        if getattr(model, "_hf_peft_config_loaded", False):  # only an adapter is saved
+            type(model).save_pretrained(model, save_directory, is_main_process=is_main_process, **options)
+            return
+        if not getattr(model, "quark_quantized", False):
+            raise UnsupportedError(
+                f"this model was loaded quantized, from '{source_of(model.config)}', and cannot be saved again: copy that "
+                "directory, or read it with quark.torch.import_model_from_safetensors, and write the model with export_safetensors"
+            )
+        asked = {name for name, value in options.items() if value not in (None, name in _AS_ALWAYS)}
+        if asked := asked.difference(_WITHOUT_EFFECT):
+            raise UnsupportedError(
+                f"save_pretrained of a quantized model writes its checkpoint in the Quark layout, and takes no {', '.join(sorted(asked))}: "
+                "leave it out, or use quark.torch.export_safetensors, which has weight_format='fake_quantized' for floats"
+            )
+        if is_main_process:
+            _EXPORT.load()(model, save_directory)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SavesQuantized:
+        return SavesQuantized(memo.get(id(self._model()), self._model()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SavesQuantized, (self._model(),)
