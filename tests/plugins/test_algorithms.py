@@ -78,7 +78,7 @@ def test_the_transform_goes_before_equalization_however_they_are_named(third_par
     made = config(InputGainConfig(), named="smoothquant")
     made.algo_config = sorted(made.algo_config or [], key=lambda a: a.name != "input_gain", reverse=not first)
     run = plan_run(tiny.tiny_model(), made)
-    assert list(run.algorithms.transforms) == ["input_gain", "smooth"]
+    assert list(run.algorithms.transforms) == ["input_gain", "smoothquant"]
 
 
 def test_the_transform_runs_with_the_model_and_with_the_one_that_is_read_back(third_party: Catalog, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from quark.plugins.attribution import attributed
 from quark.plugins.events import RunPlanned
 from quark.plugins.run_events import SILENT, RunEvents
 from quark.runs.memory import SHARE, free_bytes, held_bytes, held_probabilities, tokens_in
-from quark.runs.selected_algorithms import Algorithms, algorithms_of, own_settings, refuse_excluded_schemes
+from quark.runs.selected_algorithms import Algorithms, algorithms_of, own_settings, refuse_excluded_schemes, registered_name
 from quark.runs.source import InMemorySource, RunSource, carried_by
 
 __all__ = [
@@ -159,7 +159,8 @@ class Run:
         parts = {name: v.settings for name, v in validations.items() if v.is_accepted and v.settings is not None}
         if not left_out and not parts:
             return self
-        settings = [parts.get(str(a.name), a) for a in self.plan.config.algo_config or [] if a.name not in left_out]
+        named = {registered_name(settings): settings for settings in self.plan.config.algo_config or []}
+        settings = [parts.get(name, own) for name, own in named.items() if name not in left_out]
         run = plan_run(model, attrs.evolve(self.plan.config, algo_config=settings or None))
         notes = [*([TWO_PASSES] if self.two_passes else []), *(f"left out, since it would do no good: {name}" for name in left_out)]
         notes += [f"of {name}, only this is applied, since the rest would do no good: {validations[name].chosen}" for name in parts]
@@ -179,7 +180,7 @@ class Run:
                 f"The algorithm '{name}' has left every block as it was, so {effect}; model.quark_report.transformed says why."
             )
             if not is_rounding:
-                settings = [a for a in plan.config.algo_config or [] if a.name != name]
+                settings = [a for a in plan.config.algo_config or [] if registered_name(a) != name]
                 notes = (*(n for n in plan.notes if n != _note(name)), f"left out, since it has left every block as it was: {name}")
                 plan = attrs.evolve(plan, config=attrs.evolve(plan.config, algo_config=settings or None), notes=notes)
         return plan

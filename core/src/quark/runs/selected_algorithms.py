@@ -24,7 +24,7 @@ from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins import AlgorithmRecord, algorithms, schemes
 from quark.plugins.attribution import attributed, origin
 
-__all__ = ["Algorithms", "algorithms_of", "in_order", "own_settings", "refuse_excluded_schemes", "settings_told"]
+__all__ = ["Algorithms", "algorithms_of", "in_order", "own_settings", "refuse_excluded_schemes", "registered_name", "settings_told"]
 
 
 Kind = tuple[tuple[object, ...], ...]
@@ -35,10 +35,10 @@ class Algorithms:
     """The algorithms that change weights in one run.
 
     Attributes:
-        transforms: By the names in their settings, in the order in which they are applied.
+        transforms: By their registered names, in the order in which they are applied.
         rounding: Chooses codes.
         rounding_name: Name of the algorithm that the rounding comes from; None for round-to-nearest.
-        tunings: By the names in their settings, in the order in which they are applied.
+        tunings: By their registered names, in the order in which they are applied.
     """
 
     transforms: Mapping[str, Transform] = attrs.field(factory=dict)
@@ -81,7 +81,7 @@ class Algorithms:
 
     def with_settings(self, settings: AlgoConfig) -> Algorithms:
         """Return the same with the transform of that name made anew from other settings."""
-        return attrs.evolve(self, transforms={**self.transforms, settings.name: _processor(settings)})
+        return attrs.evolve(self, transforms={**self.transforms, registered_name(settings): _processor(settings)})
 
     def checked_rounding(self) -> CheckedRounding:
         """Return the rounding, with the plugin that its results are checked for."""
@@ -94,7 +94,7 @@ class Algorithms:
 
     def started_transforms(self, model: nn.Module, plan: QuantPlan) -> list[StartedTransform]:
         """Start the transforms of a plan on its model; their results are checked."""
-        settings = {settings.name: settings for settings in plan.config.algo_config or []}
+        settings = {registered_name(settings): settings for settings in plan.config.algo_config or []}
         return [
             StartedTransform.of(transform, model, plan, origin("algorithms", name), runs_with_model=settings[name].runs_with_model())
             for name, transform in self.transforms.items()
@@ -109,7 +109,7 @@ def algorithms_of(config: QConfig) -> Algorithms:
         ConfigError: An algorithm is named twice; or there are two roundings, two transforms of one role, or
             an order that cannot be kept.
     """
-    names = [settings.name for settings in config.algo_config or []]
+    names = [registered_name(settings) for settings in config.algo_config or []]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"the algorithm '{name}' is named twice: a run has it once. Leave all but one out")
@@ -122,7 +122,7 @@ def algorithms_of(config: QConfig) -> Algorithms:
             f"'{roundings[0]}' and '{roundings[1]}' both choose the codes of weights: a run has one such algorithm. Name one of them"
         )
     order_of = {kind: in_order({n: r for n, r in records.items() if r.kind == kind}) for kind in ("transform", "block_tuning")}
-    made = {settings.name: _processor(own_settings(settings)) for settings in config.algo_config or []}
+    made = {registered_name(settings): _processor(own_settings(settings)) for settings in config.algo_config or []}
     transforms: dict[str, Transform] = {name: made[name] for name in order_of["transform"]}
     tunings: dict[str, Tuning] = {name: made[name] for name in order_of["block_tuning"]}
     if roundings:
@@ -193,6 +193,14 @@ def _circle(earlier: Mapping[str, set[str]]) -> Sequence[str]:
     return path[path.index(before) :][::-1]
 
 
+def registered_name(settings: AlgoConfig) -> str:
+    """Return the registered name of an algorithm, which its settings may call by an alias.
+
+    An algorithm that is not installed has the name in its settings.
+    """
+    return algorithms().get(settings.name).name if settings.name in algorithms() else str(settings.name)
+
+
 def own_settings(settings: AlgoConfig) -> AlgoConfig:
     """Return settings as the algorithm's own class, resolved: those that were read from JSON are converted.
 
@@ -227,7 +235,7 @@ def _processor(settings: AlgoConfig) -> Any:
 
 def settings_told(config: QConfig) -> dict[str, Any]:
     """Return the fields of `quark.plugins.RunStarted` about a configuration."""
-    return {"scheme": config.scheme, "algorithms": tuple(str(settings.name) for settings in config.algo_config or ())}
+    return {"scheme": config.scheme, "algorithms": tuple(registered_name(settings) for settings in config.algo_config or ())}
 
 
 def refuse_excluded_schemes(rounding: str, rows: Iterable[PlanRow]) -> None:

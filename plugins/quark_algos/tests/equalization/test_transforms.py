@@ -23,6 +23,7 @@ from quark.config.algorithm import AlgoConfig
 from quark.config.model import QConfig
 from quark.errors import CalibrationError, ConfigError
 from quark.runs import quantize_checkpoint
+from quark.runs.selected_algorithms import settings_told
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_algos.equalization import search, transforms
 from quark_algos.equalization.config import AWQConfig, SmoothQuantConfig
@@ -208,10 +209,12 @@ def test_after_awq_layers_that_share_an_outer_scale_have_the_same_one() -> None:
 
 def test_what_is_taken_back_in_every_block_is_said_and_no_longer_named(caplog: pytest.LogCaptureFixture) -> None:
     model = quantized("smoothquant", "int4_wo_128", alpha=0.999)
-    assert [r.levelname for r in caplog.records if "'smooth' has left every block as it was, so the result does not name it" in r.message]
+    assert [
+        r.levelname for r in caplog.records if "'smoothquant' has left every block as it was, so the result does not name it" in r.message
+    ]
     assert model.quant_config.algo_config is None
     assert model.quark_plan.config.algo_config is None
-    assert "left out, since it has left every block as it was: smooth" in model.quark_plan.notes
+    assert "left out, since it has left every block as it was: smoothquant" in model.quark_plan.notes
     assert not [note for note in model.quark_plan.notes if "transformed by" in note]
 
 
@@ -301,6 +304,24 @@ def test_the_order_in_which_algorithms_are_named_does_not_matter() -> None:
     assert any("awq" in note for note in one.quark_plan.notes)
 
 
+def test_an_earlier_scale_makes_no_difference_to_smoothquant_so_that_two_equalizations_are_senseless() -> None:
+    once, earlier = float_model(), float_model()
+    blocks: Any = earlier.get_submodule("model.layers")
+    with torch.no_grad():
+        for block in blocks:
+            scale = 2.0 ** torch.randint(-2, 3, (block.input_layernorm.weight.numel(),), generator=torch.Generator().manual_seed(0))
+            block.input_layernorm.weight.div_(scale)
+            for layer in (block.self_attn.q_proj, block.self_attn.k_proj, block.self_attn.v_proj):
+                layer.weight.mul_(scale)
+    own = config("smoothquant", "int8", alpha=0.5, preset="reference")
+    norms = [
+        [parameter for name, parameter in ModelQuantizer(own).quantize_model(model, DATA).named_parameters() if "layernorm" in name]
+        for model in (once, earlier)
+    ]
+    for one, other in zip(*norms, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=0)
+
+
 @pytest.mark.parametrize(
     ("names", "words"),
     [(["awq", "smoothquant"], "'awq' and 'smoothquant' .*do the same thing"), (["gptq", "qronos"], "both choose the codes")],
@@ -310,9 +331,16 @@ def test_algorithms_that_exclude_each_other_are_refused_before_any_work(names: l
         quantized(names)
 
 
-def test_without_data_the_error_names_the_algorithm() -> None:
-    with pytest.raises(CalibrationError, match="needed by the algorithm 'awq'"):
-        ModelQuantizer(config("awq")).quantize_model(float_model())
+@pytest.mark.parametrize("name", ["awq", "smoothquant"])  # the latter's settings are called "smooth", as in AMD Quark
+def test_an_algorithm_is_called_what_its_users_call_it(name: str) -> None:
+    own = config(name)
+    with pytest.raises(CalibrationError, match=f"needed by the algorithm '{name}'"):
+        ModelQuantizer(own).quantize_model(float_model())
+    assert any(f"transformed by {name} " in note for note in ModelQuantizer(own).plan(float_model()).notes)
+    assert settings_told(own)["algorithms"] == (name,)
+    own.algo_config = [*(own.algo_config or ()), *(own.algo_config or ())]
+    with pytest.raises(ConfigError, match=f"the algorithm '{name}' is named twice"):
+        ModelQuantizer(own).plan(float_model())
 
 
 def test_exports_reload_to_the_same_logits(tmp_path: Path) -> None:
