@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
@@ -104,3 +105,44 @@ def test_versions_of_transformers_are_compared_as_versions() -> None:
     assert is_transformers_version_higher_or_equal(installed)
     assert is_transformers_version_higher_or_equal("4.9")
     assert is_transformers_version_lower("1000.1")
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A directory of packages with this distribution's metadata."""
+    directory = tmp_path / "site" / "amd_quark_scripts-1.dist-info"
+    directory.mkdir(parents=True)
+    entries = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
+    (directory / "METADATA").write_text("Metadata-Version: 2.1\nName: amd-quark-scripts\nVersion: 1\n")
+    (directory / "entry_points.txt").write_text("[quark]\n" + "".join(f"{name} = {value}\n" for name, value in entries["quark"].items()))
+    return directory.parent
+
+
+_RUNS = """
+import sys
+from quark.runs import ModelQuantizer, quantize_checkpoint
+from quark_tiny_model import tiny_model, tiny_model_dir, tiny_template
+config = tiny_template().get_config("fp8")
+try:
+    ModelQuantizer(config).quantize_model(tiny_model())
+except ValueError:
+    pass
+else:
+    sys.exit("static scales without data")
+config = tiny_template().get_config("int4_wo_32")
+ModelQuantizer(config).quantize_model(tiny_model())
+quantize_checkpoint(tiny_model_dir(), "out", config)
+"""
+
+
+@pytest.mark.parametrize("asked", ["1", "0"])
+def test_every_run_that_quantizes_is_in_the_profile_if_the_environment_asks_for_it(asked: str, installed: Path, tmp_path: Path) -> None:
+    paths = os.pathsep.join([str(installed), str(Path(module.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"QUARK_PROFILING": asked, "PYTHONPATH": paths, "QUARK_STRICT_PLUGINS": "1"}
+    subprocess.run([sys.executable, "-c", _RUNS], check=True, env=environment, cwd=tmp_path)
+    profile = tmp_path / "quark_profile.yaml"
+    assert profile.exists() is (asked == "1")
+    if asked == "1":
+        steps = [entry["step"] for entry in yaml.safe_load(profile.read_text())["memory_usage"]]
+        in_memory, from_disk = ([f"{name} Quantization Start", f"{name} Quantization End"] for name in ("Model", "File-to-File"))
+        assert steps == ["Start", *in_memory, *in_memory, *from_disk, "End"]

@@ -238,7 +238,7 @@ class GlobalProfiler:
         if self.enabled:
             output_path.parent.mkdir(parents=True, exist_ok=True)
             output_path.write_text("memory_usage:\n", encoding="utf-8", newline="\n")
-            self._checkpoint(ProfileStep.START)
+            self.checkpoint(ProfileStep.START)
             atexit.register(self.stop)
 
     @contextmanager
@@ -249,24 +249,25 @@ class GlobalProfiler:
             step_name: Its name, of `ProfileStep`.
             user_msg: A name of one's own, in place of it.
         """
-        self._checkpoint(f"{user_msg or step_name} Start")
+        self.checkpoint(f"{user_msg or step_name} Start")
         try:
             yield self
         finally:
-            self._checkpoint(f"{user_msg or step_name} End")
+            self.checkpoint(f"{user_msg or step_name} End")
 
     def stop(self) -> None:
         """Write the summary, and measure nothing more; called when the program ends."""
         if not self.enabled:
             return
-        self._checkpoint(ProfileStep.END)
+        self.checkpoint(ProfileStep.END)
         self.enabled = False
         context = attrs.evolve(_context(self._base), end_time=time.time())
         lines = [f"{name}: {value}" for name, value in _collected(self.summary_metrics, context)]
         lines += [f"# {metric.name}: {metric.get_definition()}" for metric in (*self.checkpoint_metrics, *self.summary_metrics)]
         self._append("\n".join(lines))
 
-    def _checkpoint(self, step: str) -> None:
+    def checkpoint(self, step: str) -> None:
+        """Write an entry for the beginning or the end of a step, such as ``"Model Loading Start"``."""
         if self.enabled:
             context = attrs.evolve(_context(self._base), step_name=step)
             self._append("- " + "\n  ".join(f"{name}: {value}" for name, value in _collected(self.checkpoint_metrics, context)))
