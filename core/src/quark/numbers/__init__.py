@@ -2,7 +2,17 @@
 
 from quark.numbers.build import canonicalize, format_of, level_quantizer, number_format, observer_class, packed_dtype, quantizer_for
 from quark.numbers.column_rounder import ColumnRounder, GroupScales
-from quark.numbers.granularity import Granularity, PerBlock, PerChannel, PerGroup, PerGroupOfRows, PerTensor, PerToken, granularity_of
+from quark.numbers.granularity import (
+    Granularity,
+    PerBlock,
+    PerChannel,
+    PerGroup,
+    PerGroupOfRows,
+    PerPaddedGroup,
+    PerTensor,
+    PerToken,
+    granularity_of,
+)
 from quark.numbers.number_format import NumberFormat, Packing, QParams, Spacing
 from quark.numbers.observer import Observer
 from quark.numbers.rounded_grid import RoundedGrid
@@ -27,6 +37,7 @@ __all__ = [
     "PerChannel",
     "PerGroup",
     "PerGroupOfRows",
+    "PerPaddedGroup",
     "PerTensor",
     "PerToken",
     "QParams",

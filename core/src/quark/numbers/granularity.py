@@ -19,7 +19,17 @@ from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
 from quark.numbers.kernels import Runs
 
-__all__ = ["Granularity", "PerBlock", "PerChannel", "PerGroup", "PerGroupOfRows", "PerTensor", "PerToken", "granularity_of"]
+__all__ = [
+    "Granularity",
+    "PerBlock",
+    "PerChannel",
+    "PerGroup",
+    "PerGroupOfRows",
+    "PerPaddedGroup",
+    "PerTensor",
+    "PerToken",
+    "granularity_of",
+]
 
 
 class Granularity(ABC):
@@ -209,12 +219,51 @@ class PerGroup(Granularity):
     def columns_per_scale(self, columns: int) -> int | None:
         return self._size(columns)
 
-    def runs(self, shape: tuple[int, ...]) -> Runs:
+    def runs(self, shape: tuple[int, ...]) -> Runs | None:
         return Runs(self._size(shape[-1]))
 
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
         size = self._size(shape[-1])
         return None if shape[-1] % size == 0 else f"has {shape[-1]} elements along its last axis, which groups of {size} do not divide"
+
+
+@attrs.frozen
+class PerPaddedGroup(PerGroup):
+    """As `PerGroup`; the last run of a row may be shorter, and is quantized as if zeros filled it up.
+
+    ``[4, 10], size 4 → scale [4, 3]``.
+    """
+
+    @classmethod
+    def of(cls, granularity: Granularity) -> Granularity:
+        """Return a granularity with padded runs in place of `PerGroup`; any other one as it is."""
+        return cls(granularity.size) if type(granularity) is PerGroup and granularity.size > 0 else granularity
+
+    def rows(self, x: Tensor) -> Tensor:
+        missing = -x.shape[-1] % self.size
+        # Zeros change no range that holds 0, and are cut off again.
+        return (torch.cat([x, x.new_zeros(*x.shape[:-1], missing)], -1) if missing else x).reshape(-1, self.size)
+
+    def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (*shape[:-1], -(-shape[-1] // self.size))
+
+    def restore(self, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return rows.reshape(*shape[:-1], -(-shape[-1] // self.size) * self.size)[..., : shape[-1]]
+
+    def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return scale if shape[-1] % self.size == 0 else scale.repeat_interleave(self.size, -1)[..., : shape[-1]]
+
+    def reduce_scale(self, expanded: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return expanded if shape[-1] % self.size == 0 else expanded[..., :: self.size]
+
+    def columns_per_scale(self, columns: int) -> int | None:
+        return self.size if columns % self.size == 0 else None
+
+    def runs(self, shape: tuple[int, ...]) -> Runs | None:
+        return Runs(self.size) if shape[-1] % self.size == 0 else None
+
+    def shape_error(self, shape: tuple[int, ...]) -> str | None:
+        return None
 
 
 @attrs.frozen

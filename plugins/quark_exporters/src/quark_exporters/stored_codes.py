@@ -15,7 +15,7 @@ from torch import Tensor
 from quark.config.layer import QLayerConfig
 from quark.config.tensor import QTensorConfig
 from quark.errors import CheckpointError
-from quark.numbers import TensorQuantizer, quantizer_for
+from quark.numbers import PerPaddedGroup, TensorQuantizer, quantizer_for
 
 __all__ = [
     "ScaleBlocks",
@@ -23,6 +23,8 @@ __all__ = [
     "packed_words",
     "qscheme_of",
     "runs_along_rows",
+    "short_block",
+    "short_block_of",
     "spec_of_layout",
     "unpacked_words",
     "weight_quantizer",
@@ -194,6 +196,27 @@ def spec_of_layout(dtype: str, qscheme: str, **settings: Any) -> QTensorConfig:
     """
     usual = {"symmetric": True, "is_dynamic": False, "scale_type": "float", "round_method": "half_even"}
     return QTensorConfig(dtype=dtype, qscheme=qscheme, **{"observer_cls": _OBSERVERS.get(qscheme), **usual, **settings})
+
+
+def short_block(quantizer: TensorQuantizer, length: int) -> str | None:
+    """Return that the last block of a row is shorter than the others, as a predicate; None if it is not.
+
+    Args:
+        quantizer: Of a weight or an activation.
+        length: Of the tensor's last axis.
+    """
+    granularity = quantizer.granularity
+    if not isinstance(granularity, PerPaddedGroup) or length % granularity.size == 0:
+        return None
+    return f"has {length} elements in a row, which blocks of {granularity.size} do not divide"
+
+
+def short_block_of(config: QLayerConfig, shape: tuple[int, ...]) -> str | None:
+    """Return `short_block` of the weight, the input or the output of a layer with a weight of that shape."""
+    weight = None if config.weight is None else short_block(weight_quantizer(config), shape[-1])
+    places = ((config.input_tensors, "input", shape[-1]), (config.output_tensors, "output", shape[0]))
+    activations = ((name, short_block(quantizer_for(spec, activation=True), n)) for spec, name, n in places if spec is not None)
+    return next((f"its {name} {error}" for name, error in (("weight", weight), *activations) if error is not None), None)
 
 
 def weight_quantizer(config: QLayerConfig) -> TensorQuantizer:

@@ -28,7 +28,7 @@ from quark.config.layer import QLayerConfig
 from quark.errors import CheckpointError, UnsupportedError
 from quark.numbers import QParams, TensorQuantizer
 from quark_exporters.compressed_tensors.arguments import format_of
-from quark_exporters.stored_codes import packed_words, unpacked_words, weight_quantizer
+from quark_exporters.stored_codes import packed_words, short_block_of, unpacked_words, weight_quantizer
 
 __all__ = ["CompressedTensorsStorage"]
 
@@ -45,7 +45,7 @@ class CompressedTensorsStorage:
             format_of(config)
         except UnsupportedError as error:
             return str(error)
-        return None
+        return short_block_of(config, shape)
 
     def stored(self, layer: CodedLayer) -> dict[str, Tensor]:
         """As `quark.checkpoint.LayerStorage.stored`."""

@@ -16,9 +16,11 @@ from quark.checkpoint import CheckpointContent, Exporter, ExportOptions, save_co
 from quark.checkpoint.model_tensors import warn_of_left_out
 from quark.config.layer import levels
 from quark.errors import ConfigError, MissingPluginError, UnsupportedError
+from quark.models.layers import QuantizedLayer
 from quark.models.layers.experts import SeparateExperts
 from quark_exporters.onnx_layout.example_inputs import example_inputs
 from quark_exporters.onnx_layout.traced import traced_quantizers
+from quark_exporters.stored_codes import short_block_of
 
 __all__ = ["FILE", "OPSET", "OnnxExporter", "refuse_opset"]
 
@@ -90,6 +92,10 @@ class OnnxExporter(Exporter):
         from quark_exporters.onnx_layout.trial import reason_against
 
         reasons: dict[str, list[str]] = {}
+        for name, layer in skeleton.named_modules():
+            weight = layer._parameters.get("weight") if isinstance(layer, QuantizedLayer) else None
+            if weight is not None and weight.ndim == 2 and (error := short_block_of(layer.layer_config, tuple(weight.shape))) is not None:
+                reasons.setdefault(error, []).append(name)
         for traced in traced_quantizers(skeleton):
             reason = reason_against(traced.quantizer, self._opset, activation=not traced.is_rounded)
             if reason is not None:

@@ -15,6 +15,7 @@ from quark_exporters.onnx_layout.activations import quantized_activation
 from quark_exporters.onnx_layout.ops import FLOAT, Library, Ops, as_tensor
 from quark_exporters.onnx_layout.traced import DOMAIN, FAKE_QUANTIZE, TracedQuantizer
 from quark_exporters.onnx_layout.weights import quantized_weight
+from quark_exporters.stored_codes import short_block
 
 __all__ = ["lower", "lowered"]
 
@@ -67,13 +68,16 @@ def lowered(ops: Ops, traced: TracedQuantizer, x: ir.Value, weight: Tensor | Non
         qparams: Its scales; None where they are found at run time.
         dtype: Of ``x``.
     """
+    columns = weight.shape[-1] if weight is not None and weight.ndim else None if x.shape is None else x.shape[-1]
+    if isinstance(columns, int) and (error := short_block(traced.quantizer, columns)) is not None:
+        raise UnsupportedError(error)
     if weight is not None:
         if qparams is None:
             qparams = QParams(torch.ones((), dtype=torch.float32)) if traced.quantizer.is_float else traced.quantizer.find_qparams(weight)
         values = quantized_weight(ops, traced, weight, qparams)
     else:
-        columns = None if x.shape is None or not isinstance(x.shape[-1], int) else x.shape[-1]
-        values = quantized_activation(ops, traced.quantizer, x if dtype == FLOAT else ops.cast(x, FLOAT), qparams, columns)
+        known = columns if isinstance(columns, int) else None
+        values = quantized_activation(ops, traced.quantizer, x if dtype == FLOAT else ops.cast(x, FLOAT), qparams, known)
     if dtype == ir.DataType.FLOAT16:  # rounding may go up, beyond the range; so it is in the model
         limit = torch.finfo(torch.float16).max
         values = ops("Clip", values, ops.constant(-limit), ops.constant(limit))

@@ -20,7 +20,7 @@ from quark.config.layer import QLayerConfig, TensorSpec, levels
 from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.rules import first_match
 from quark.numbers import canonicalize
-from quark_exporters.stored_codes import runs_along_rows
+from quark_exporters.stored_codes import runs_along_rows, short_block_of
 
 __all__ = ["Rule", "Rules", "RuntimeInspector", "rule_for", "rules"]
 
@@ -140,6 +140,9 @@ def _other_layers(facts: CheckpointFacts, coded: Mapping[str, QLayerConfig]) -> 
         yield "an embedding is quantized, which they load in floating point", names
     if names := [row.name for row in facts.plan.quantized if not row.is_linear and not row.is_lookup]:
         yield "they have no quantized layer of its type", names
+    for row in (row for row in facts.plan.quantized if row.is_linear and row.name in coded):
+        if (error := short_block_of(coded[row.name], row.shape)) is not None:
+            yield error, [row.name]
     if names := [name for name, config in coded.items() if config.bias is not None]:
         yield "its bias is quantized", names
     cached = {layer for row in facts.plan.attentions for layer, _ in row.states.values()}

@@ -23,7 +23,7 @@ from quark.config.enums import Dtype, QSchemeType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
-from quark.numbers import Granularity, Packing, PerGroup, QParams, Spacing
+from quark.numbers import Granularity, Packing, PerGroup, PerPaddedGroup, QParams, Spacing
 from quark.numbers.kernels import DeviceCode
 from quark_schemes.arithmetic.packing import pack_bits, pack_flags, unpack_bits, unpack_flags
 from quark_schemes.arithmetic.shared_exponent import MODES, decode_e8m0, encode_e8m0, shared_exponent_scale
@@ -115,6 +115,7 @@ class BlockFloat(WholeNumbers):
         modes: Accepted values of ``scale_calculation_mode``, the default first. Empty: the exponent is that
             of the largest value.
         even_bits: Mantissa bits to which mode ``"even"`` rounds the largest value.
+        pads: Whether the last block of a row may be shorter.
     """
 
     name: str
@@ -127,6 +128,7 @@ class BlockFloat(WholeNumbers):
     grows: bool = False
     modes: tuple[str, ...] = ()
     even_bits: int = 0
+    pads: bool = True
     default_observer: str = "PerBlockMXObserver"
     packing: Packing = attrs.field(default=attrs.Factory(lambda self: SharedExponentPacking(self.fraction_bits), takes_self=True))
 
@@ -151,6 +153,10 @@ class BlockFloat(WholeNumbers):
         if spec.scale_format not in (None, "e8m0"):
             return f"{self.name} has powers of two as scales, not scale_format={spec.scale_format!r}: leave it out"
         return None
+
+    def granularity(self, spec: QTensorConfig, *, activation: bool) -> Granularity:
+        found = super().granularity(spec, activation=activation)
+        return PerPaddedGroup.of(found) if self.pads else found
 
     def by_reciprocal(self, spec: QTensorConfig) -> bool:
         return True  # exact: scales are powers of two, none so small that its reciprocal overflows
@@ -219,9 +225,10 @@ class Microexponent(BlockFloat):
 
     The axis therefore has an even length.
 
-    A code holds the mantissa above the pair's bit: ``2 · mantissa + bit``.
+    A code holds the mantissa above the pair's bit: ``2 · mantissa + bit``. Blocks are stored whole.
     """
 
+    pads: bool = False
     packing: Packing = attrs.field(
         default=attrs.Factory(lambda self: MicroexponentPacking(self.fraction_bits, self.high.bit_length() + 1), takes_self=True)
     )

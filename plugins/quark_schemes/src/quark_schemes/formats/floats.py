@@ -17,7 +17,7 @@ from quark.base.quotient import divided
 from quark.config.enums import QSchemeType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
-from quark.numbers import Granularity, NumberFormat, Packing, QParams, Spacing
+from quark.numbers import Granularity, NumberFormat, Packing, PerPaddedGroup, QParams, Spacing
 from quark.numbers.kernels import DeviceCode
 from quark_schemes.arithmetic.packing import pack_bits, unpack_bits
 from quark_schemes.arithmetic.shared_exponent import MODES, decode_e8m0, encode_e8m0, shared_exponent_scale
@@ -107,6 +107,10 @@ class MiniFloat(NumberFormat):
         if spec.scale_calculation_mode not in (None, *MODES):
             return f"scale_calculation_mode={spec.scale_calculation_mode!r} is unknown: use one of {', '.join(MODES)}"
         return scale_error(spec)
+
+    def granularity(self, spec: QTensorConfig, *, activation: bool) -> Granularity:
+        found = super().granularity(spec, activation=activation)
+        return PerPaddedGroup.of(found) if spec.scale_format == "e8m0" else found  # blocks of OCP MX are padded
 
     def by_reciprocal(self, spec: QTensorConfig) -> bool:
         return spec.scale_format == "e8m0"
