@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import fx, nn
 
-from quark.errors import ConfigError, UnsupportedError
+from quark.errors import CalibrationError, ConfigError, UnsupportedError
 from quark.models.layers import QuantizerModule, RoundedParameter
 from quark.runs.graph import GraphPlan, capture
 from quark.torch import ModelExporter, ModelQuantizer, export_safetensors
@@ -169,3 +169,28 @@ def test_eager_mode_refuses_a_graph_without_layers() -> None:
     graph = capture(trained(SmallCnn, 4), (digits()[0][:2],))
     with pytest.raises(ConfigError, match="fx_graph_mode"):
         ModelQuantizer(QConfig(global_quant_config=ALL)).quantize_model(graph, [digits()[0][:2]])
+
+
+class OfTokens(nn.Module):
+    """Reads tokens with a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(16, 8), nn.Linear(8, 4)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.head(self.embedding(input_ids))
+        return hidden * attention_mask[..., None]
+
+
+def test_padded_data_are_refused_with_the_cause_and_the_fix() -> None:
+    whole = {"input_ids": torch.arange(16).view(2, 8), "attention_mask": torch.ones(2, 8, dtype=torch.int64)}
+    padded = {**whole, "attention_mask": whole["attention_mask"].tril(4)}
+    config = QConfig(global_quant_config=PER_CHANNEL, quant_mode=QuantizationMode.fx_graph_mode)
+    for batch in (whole, padded):
+        graph: Any = torch.export.export(OfTokens().eval(), (), kwargs=whole).module()
+        if batch is whole:
+            ModelQuantizer(config).quantize_model(graph, [batch])
+            continue
+        with pytest.raises(CalibrationError, match="without padding, which is taken out, so that each sequence is a smaller call"):
+            ModelQuantizer(config).quantize_model(graph, [batch])

@@ -103,9 +103,9 @@ def observe(model: fx.GraphModule, paths: Iterable[str], calls: Sequence[Call]) 
             except Exception as error:
                 raise CalibrationError(
                     f"the graph cannot be called with calibration batch {number} ({type(error).__name__}: {error}). Its inputs "
-                    f"are {_inputs(model)}, and a batch has nothing else, such as labels, and no padding. A size that is fixed there was "
-                    "fixed when the model was captured: leave out a last, smaller batch (drop_last=True), or capture the model with "
-                    "quark.runs.graph.capture, which lets the batch vary"
+                    f"are {_inputs(model)}, and a batch has nothing else, such as labels. Sizes are those of the capture: give batches of "
+                    "them, without a last, smaller one (drop_last=True) and without padding, which is taken out, so that each sequence is "
+                    "a smaller call; or capture the model with quark.runs.graph.capture, which lets the batch vary"
                 ) from error
     for path in paths:
         observed = model.get_submodule(path)
