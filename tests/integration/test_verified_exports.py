@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 
 from quark.base.ranks import Ranks
-from quark.checkpoint import ExportOptions
+from quark.checkpoint import ExportOptions, shard_writer
+from quark.checkpoint.checksum import checksum
 from quark.checkpoint.destination import RUN_FILE
 from quark.checkpoint.inspection import inspect_checkpoint
 from quark.checkpoint.run_file import verify
@@ -77,6 +79,21 @@ def test_every_route_keeps_a_checksum_of_every_tensor(route: str, source: Path, 
     assert sums["tensors"].keys() == {name for header in stored for name in header} - {"__metadata__"}
     assert verify(tmp_path / "out").changes == ()
     assert inspect_checkpoint(tmp_path / "out", verify=True).verified == len(sums["tensors"])
+
+
+def test_every_byte_is_summed_once(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checksums cost what was measured: a pass over each tensor, in the thread that writes it."""
+    summed: list[int] = []
+
+    def counting(chunks: Iterable[torch.Tensor]) -> str:
+        text = checksum(chunks)
+        summed.append(int(text.rpartition(":")[2]))
+        return text
+
+    monkeypatch.setattr(shard_writer, "checksum", counting)
+    quantize_checkpoint(source, tmp_path / "out", config(), options=OPTIONS)
+    shards = list((tmp_path / "out").glob("*.safetensors"))
+    assert sum(summed) == sum(path.stat().st_size - 8 - len(header_of(path)) for path in shards)
 
 
 def header_of(shard: Path) -> bytes:

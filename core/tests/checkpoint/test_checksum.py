@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quark.checkpoint.checksum import BLOCK, ROW, checksum, checksums, stored_bytes
+from quark.checkpoint.checksum import BLOCK, ROW, _blocks, checksum, checksums, stored_bytes
 
 SIZES = st.one_of(st.integers(0, 3 * ROW), st.integers(BLOCK - ROW, BLOCK + 2 * ROW))
 
@@ -78,6 +78,16 @@ def test_chunks_and_places_in_memory_make_no_difference(tmp_path: Path) -> None:
         assert checksum(stored_bytes(file, 6, len(x))) == checksum([x])
     finally:
         os.close(file)
+
+
+@pytest.mark.parametrize("size", [BLOCK, 3 * BLOCK, 3 * BLOCK + 5 * ROW + 7, ROW + 1, 5])
+def test_how_many_blocks_are_summed_at_once_makes_no_difference(size: int) -> None:
+    """An accelerator sums all of them at once."""
+    sums = [
+        [torch.cat([words.sum(axis).reshape(-1) for words in _blocks(data(size), count)]) for axis in (-1, -2)]
+        for count in (1, max(size // BLOCK, 1))
+    ]
+    assert all(torch.equal(one, other) for one, other in zip(*sums, strict=True))
 
 
 def test_checksums_are_those_of_each_tensor_alone() -> None:

@@ -68,21 +68,23 @@ def _sums(chunks: Iterable[Tensor]) -> tuple[list[Tensor], int]:
     with one_thread():
         for chunk in chunks:
             size += len(chunk)
-            for words in _blocks(chunk):
+            # An accelerator takes all whole blocks at once, a processor each while it is in its cache.
+            for words in _blocks(chunk, 1 if chunk.device.type == "cpu" else max(len(chunk) // BLOCK, 1)):
                 rows.append(words.sum(-1).reshape(-1))
                 columns.append(words.sum(-2).reshape(-1))
     return [*rows, *columns], size
 
 
-def _blocks(data: Tensor) -> Iterator[Tensor]:
-    """Yield words, int64 ``[..., rows, words]``; a rest of less than a row, filled with zeros, is a block."""
+def _blocks(data: Tensor, count: int) -> Iterator[Tensor]:
+    """Yield the words of up to ``count`` blocks, int64 ``[..., rows, words]``.
+
+    A rest of less than a row, filled with zeros, is a block.
+    """
     rest = len(data) % ROW
     whole = data[: len(data) - rest]
     if whole.storage_offset() % 8 or whole.data_ptr() % 8:
         whole = whole.clone()
-    # An accelerator takes all whole blocks at once, a processor each by itself, while it is in its cache.
-    step = BLOCK if data.device.type == "cpu" else max(len(whole) // BLOCK, 1) * BLOCK
-    for piece in whole.split(step) if len(whole) else ():
+    for piece in whole.split(count * BLOCK) if len(whole) else ():
         rows = piece.view(torch.int64).view(-1, ROW // 8)
         yield rows if len(piece) <= BLOCK else rows.view(-1, BLOCK // ROW, ROW // 8)
     if rest:
