@@ -25,6 +25,7 @@ KINDS = [
     "layer_types",
     "datasets",
     "metrics",
+    "quant_modes",
     "graph_ops",
     "commands",
 ]
@@ -67,6 +68,7 @@ def test_plugins_are_listed_with_what_they_provide() -> None:
             "quark-core",
             "quark-devkit",
             "quark-exporters",
+            "quark-graph",
             "quark-schemes",
             "quark-templates",
             "quark-tiny-model",

@@ -110,7 +110,7 @@ def test_every_command_and_option_of_the_program_is_in_the_reference() -> None:
 
 
 def test_every_hook_has_a_page_with_its_example() -> None:
-    hooks = [name for name in vars(QuarkHooks) if name.startswith("quark_")]
+    hooks = [name for name in dir(QuarkHooks) if name.startswith("quark_")]
     for name in hooks:
         assert any(f"{{{{ hook {name} }}}}" in text for text in PAGES.values()), name
         assert 'title="acme_quant/plugin.py"' in manual.hook(name)

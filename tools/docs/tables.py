@@ -42,6 +42,7 @@ _COLUMNS: dict[str, dict[str, str]] = {
     "layer_types": {"layer type": "name", "layer": "layer", "quantized": "quantized", "planned as": "planned_as", "summary": "summary"},
     "datasets": {"dataset": "name", "files": "suffixes", "downloaded": "is_online", "summary": "summary"},
     "metrics": {"metric": "name", "reference model": "needs_reference", "summary": "summary"},
+    "quant_modes": {"quantization mode": "name", "summary": "summary"},
     "graph_ops": {"operator": "name", "operators of torch": "operators", "modules": "modules", "moves values": "moves_values"},
     "commands": {"command": "name", "heading": "group", "does": "summary"},
 }

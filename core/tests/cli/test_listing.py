@@ -168,7 +168,7 @@ def test_facts_of_the_other_kinds(catalog: Catalog) -> None:
 
 def test_plugins_are_listed_with_failures_and_conflicts(catalog: Catalog) -> None:
     report = json.loads(shown(catalog, "plugins", "--json"))
-    of_core = ("layer_types", "datasets", "graph_ops", "commands")
+    of_core = ("layer_types", "datasets", "commands")
     assert [(r["distribution"], r["status"], r["provides"]) for r in report["plugins"]] == [
         ("quark-core", "active", {kind: len(catalog.registries[kind]) for kind in of_core}),
         ("acme-quant", "active", {"formats": 2, "observers": 1, "schemes": 2, "algorithms": 2, "templates": 1, "exporters": 1}),

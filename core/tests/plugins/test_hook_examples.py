@@ -20,7 +20,7 @@ from quark.plugins.expected import KEY
 from quark.plugins.kinds import KINDS
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples/acme_quant/src/acme_quant"
-HOOKS = [name for name in vars(QuarkHooks) if name.startswith("quark_")]
+HOOKS = [name for name in dir(QuarkHooks) if name.startswith("quark_")]
 
 
 def files_of(hook: str) -> dict[str, str]:

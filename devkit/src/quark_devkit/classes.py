@@ -165,6 +165,10 @@ class MetricConformance(Conformance, kind="metric"):
     """Every check of a metric."""
 
 
+class QuantModeConformance(Conformance, kind="quant_mode"):
+    """Every check of a quantization mode."""
+
+
 class GraphOpConformance(Conformance, kind="graph_op"):
     """Every check of an operator of FX graph mode."""
 

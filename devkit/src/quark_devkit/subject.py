@@ -35,6 +35,7 @@ _REGISTRIES = {
     "layer_type": "layer_types",
     "dataset": "datasets",
     "metric": "metrics",
+    "quant_mode": "quant_modes",
     "graph_op": "graph_ops",
 }
 KINDS = (*_REGISTRIES, "distribution")

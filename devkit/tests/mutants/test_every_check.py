@@ -16,7 +16,7 @@ from .mutant import Mutant, subject_among
 MODULES = {kind: importlib.import_module(f".{kind}_mutants", __package__) for kind in KINDS}
 MUTANTS: list[Mutant] = [mutant for module in MODULES.values() for mutant in module.MUTANTS]
 
-QUICK_KINDS = {"dataset", "format", "graph_op", "layer_type", "metric", "selector", "template"}
+QUICK_KINDS = {"dataset", "format", "graph_op", "layer_type", "metric", "quant_mode", "selector", "template"}
 """Kinds of plugins that are checked in a moment: the suite tries all of their mutants."""
 QUICK = [mutant for mutant in MUTANTS if mutant.check.partition(":")[0] in QUICK_KINDS]
 FIRST = {mutant.check: mutant for mutant in reversed(MUTANTS) if mutant not in QUICK}

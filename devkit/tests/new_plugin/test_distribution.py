@@ -18,6 +18,7 @@ from quark.errors import ConfigError, OutputError
 from quark.plugins import Catalog
 from quark.plugins.discovery import normalized
 from quark_devkit.new_plugin import PLUGIN_KINDS, PluginKind, new_distribution
+from quark_devkit.new_plugin.distribution import Naming
 
 from .conftest import KINDS, NAME, candidates
 
@@ -45,6 +46,7 @@ MODULES = {
     "layer_type": {"gated.py"},
     "dataset": {"dialogs.py"},
     "metric": {"rank.py"},
+    "quant_mode": {"whole.py"},
     "graph_op": {"mish.py"},
 }
 BARS = {"scheme": 15, "format": 40, "rounding": 40}
@@ -92,7 +94,7 @@ def test_one_kind_alone_is_a_whole_distribution_that_registers_it(
     }
     assert {plural: len(records) for plural, records in claims.items() if records} == {kind.registry: 1}
     (record,) = claims[kind.registry]
-    assert record.name == f"{package}_{kind.ending}"
+    assert record.name == f"{Naming.of(name).prefix}_{kind.ending}"
     assert record.summary
     assert record.api is not None
     test = (directory / "tests" / "test_conformance.py").read_text(encoding="utf-8")

@@ -27,8 +27,8 @@ class CheckpointContent:
         model: The quantized model; while an export is streamed, only the layers of finished blocks are
             quantized.
         config: The configuration, resolved for this model.
-        plan: The quantization of each layer; of a model that was quantized in FX graph mode a
-            `quark.runs.graph.GraphPlan`, which only exporters with the capability ``graphs`` are given.
+        plan: The quantization of each layer; of a model that was quantized in FX graph mode the plan of that
+            mode, which only exporters with the capability ``graphs`` are given.
     """
 
     model: nn.Module

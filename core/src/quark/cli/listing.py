@@ -199,6 +199,7 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
     "selectors": (("selector", _name),),
     "datasets": (("dataset", _name), ("files", _joined("suffixes")), ("downloaded", _when("is_online", "yes"))),
     "metrics": (("metric", _name), ("reference model", _when("needs_reference", "needed"))),
+    "quant_modes": (("quantization mode", _name),),
     "graph_ops": (("operator", _name), ("modules", _joined("modules")), ("moves values", _when("moves_values", "yes"))),
     "commands": (("command", _name), ("heading", _text("group"))),
 }

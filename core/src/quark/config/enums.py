@@ -1,10 +1,11 @@
 """The enumerations of AMD Quark's public API. No torch here.
 
-`Dtype` and `QSchemeType` are open: their members are AMD Quark's names, and names that plugins bring are
-values of them too. A number format goes by the name that it is registered under (``Dtype("acme_nf3")``). A
-way to share scales is not registered, but known to the number formats that have it, and goes by a name with
-its vendor's prefix (``QSchemeType("acme.diagonal")``). Reading a configuration needs no plugin: whether a
-format of that name is installed, and has that way, is asked when a plan is made, before any work.
+`Dtype`, `QSchemeType` and `QuantizationMode` are open: their members are AMD Quark's names, and names that
+plugins bring are values of them too. A number format goes by the name that it is registered under
+(``Dtype("acme_nf3")``), and so does a quantization mode. A way to share scales is not registered, but known
+to the number formats that have it, and goes by a name with its vendor's prefix
+(``QSchemeType("acme.diagonal")``). Reading a configuration needs no plugin: whether a format of that name is
+installed, and has that way, is asked when a plan is made, before any work.
 """
 
 from __future__ import annotations
@@ -199,11 +200,18 @@ class ZeroPointType(_Vocabulary):
     float32 = "float32"
 
 
-class QuantizationMode(_Vocabulary):
-    """Execution modes of AMD Quark; only eager mode is offered."""
+class QuantizationMode(_OpenVocabulary):
+    """How a model is quantized: layer by layer (eager mode), or in a mode that a plugin registers."""
 
     eager_mode = 1
     fx_graph_mode = 2
+
+    @classmethod
+    def _missing_(cls, value: object) -> QuantizationMode:
+        """Return the member of that name, or the value of the name of a plugin's mode."""
+        if not is_valid_name(value):
+            raise ConfigError(f"{value!r} is not the name of a quantization mode: a name is {NAME_RULE}")
+        return cls.__members__.get(str(value)) or cls._beside_members(str(value))
 
 
 class DeviceType(_Vocabulary):

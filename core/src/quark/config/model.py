@@ -98,8 +98,8 @@ class QConfig:
         attention_post_rope: The same for the queries of quantized attention (``softmax_quant_spec``).
         shared_scale_groups: Groups of name suffixes that share one global scale.
         softmax_quant_spec: Of the attention probabilities.
-        quant_mode: Whether layers are quantized (eager mode), or operators in the graph of a model
-            (`quark.runs.graph`).
+        quant_mode: How a model is quantized: layer by layer (eager mode), or in a mode that a plugin
+            registers. FX graph mode, which quantizes operators, is in the distribution quark-graph.
         quant_flow: Part of AMD Quark's signature; every flow is the same pipeline.
         gpu_resident_blocks: Part of AMD Quark's signature; without effect.
         sync_moe_expert_input_amax: Experts share the range of their input.
@@ -144,7 +144,7 @@ class QConfig:
     attention_post_rope: bool | None = attrs.field(default=None, kw_only=True)
     shared_scale_groups: list[list[str]] = attrs.field(factory=list, converter=_copied_list)
     softmax_quant_spec: QTensorConfig | None = None
-    quant_mode: QuantizationMode = QuantizationMode.eager_mode
+    quant_mode: QuantizationMode = attrs.field(default=QuantizationMode.eager_mode, converter=QuantizationMode)
     quant_flow: QuantFlow = QuantFlow.standard
     gpu_resident_blocks: int = 0
     sync_moe_expert_input_amax: bool = False

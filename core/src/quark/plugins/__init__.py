@@ -16,7 +16,7 @@ from quark.plugins.catalog import catalog as _catalog
 from quark.plugins.discovery import Source
 from quark.plugins.failures import PluginFailure, PluginWarning
 from quark.plugins.hookspecs import QuarkHooks, hookimpl
-from quark.plugins.model_records import GraphOpRecord, LayerTypeRecord, TemplateRecord
+from quark.plugins.model_records import GraphOpRecord, LayerTypeRecord, QuantModeRecord, TemplateRecord
 from quark.plugins.options import Option, OptionNote
 from quark.plugins.program_records import CommandRecord, DatasetRecord, ExporterRecord, MetricRecord, SelectorRecord
 from quark.plugins.record_fields import CAPABILITIES
@@ -63,6 +63,7 @@ __all__ = [
     "PhaseStarted",
     "PluginFailure",
     "PluginWarning",
+    "QuantModeRecord",
     "QuarkHooks",
     "Record",
     "Registry",
@@ -89,6 +90,7 @@ __all__ = [
     "listening",
     "metrics",
     "observers",
+    "quant_modes",
     "schemes",
     "selectors",
     "templates",
@@ -145,6 +147,11 @@ def datasets() -> registries.DatasetRegistry:
 def metrics() -> registries.MetricRegistry:
     """Return all metrics."""
     return _catalog().metrics
+
+
+def quant_modes() -> registries.QuantModeRegistry:
+    """Return all quantization modes beside eager mode."""
+    return _catalog().quant_modes
 
 
 def graph_ops() -> registries.GraphOpRegistry:

@@ -109,6 +109,7 @@ class Catalog:
         self.layer_types = registries.LayerTypeRegistry(*self._view("layer_types"))
         self.datasets = registries.DatasetRegistry(*self._view("datasets"))
         self.metrics = registries.MetricRegistry(*self._view("metrics"))
+        self.quant_modes = registries.QuantModeRegistry(*self._view("quant_modes"))
         self.graph_ops = registries.GraphOpRegistry(*self._view("graph_ops"))
         self.commands = registries.CommandRegistry(*self._view("commands"))
         self.registries: dict[str, Registry[Any]] = {kind.plural: getattr(self, kind.plural) for kind in KINDS}

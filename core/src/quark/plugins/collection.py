@@ -74,7 +74,9 @@ EVENT_HOOK = "quark_on_event"
 API_ATTRIBUTE = "QUARK_API"
 """Attribute of a plugin that states for which versions of the plugin API all its records were written."""
 _ARGUMENTS: dict[str, tuple[str, ...]] = {
-    name: tuple(inspect.signature(spec).parameters)[1:] for name, spec in vars(QuarkHooks).items() if name.startswith("quark_")
+    name: tuple(inspect.signature(spec).parameters)[1:]
+    for name, spec in inspect.getmembers(QuarkHooks, inspect.isfunction)
+    if name.startswith("quark_")
 }
 _THE_HOOKS = f"the hooks are {', '.join(_ARGUMENTS)}, each marked with @hookimpl from quark.plugins"
 MOST_RECORDS = 10_000

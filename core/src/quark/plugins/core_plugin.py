@@ -1,4 +1,4 @@
-"""The plugin of quark-core: layer types, operators of graphs, sources of text, the listings.
+"""The plugin of quark-core: layer types, sources of text, the listings.
 
 Nothing heavy is imported.
 """
@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from quark.plugins.graph_ops import operators_of_torch
 from quark.plugins.hookspecs import hookimpl
 from quark.plugins.kinds import KINDS
-from quark.plugins.model_records import GraphOpRecord, LayerTypeRecord
+from quark.plugins.model_records import LayerTypeRecord
 from quark.plugins.program_records import CommandRecord, DatasetRecord
 
-__all__ = ["quark_register_commands", "quark_register_datasets", "quark_register_graph_ops", "quark_register_layer_types"]
+__all__ = ["quark_register_commands", "quark_register_datasets", "quark_register_layer_types"]
 
 
 @hookimpl
@@ -58,12 +57,6 @@ def quark_register_datasets() -> Iterator[DatasetRecord]:
     yield _online("wikitext", "WikiText-2, one long text, as GPTQ calibrates")
     yield _online("cnn_dailymail", "news articles")
     yield _online("ultrachat", "chats, through the tokenizer's chat template")
-
-
-@hookimpl
-def quark_register_graph_ops() -> Iterator[GraphOpRecord]:
-    """Yield the operators of torch that FX graph mode quantizes."""
-    yield from operators_of_torch()
 
 
 @hookimpl

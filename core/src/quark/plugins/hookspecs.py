@@ -22,22 +22,20 @@ from typing import TYPE_CHECKING
 
 import pluggy
 
-from quark.plugins.model_records import GraphOpRecord, LayerTypeRecord, TemplateRecord
+from quark.plugins.model_hookspecs import PROJECT, ModelHooks, hookspec
 from quark.plugins.program_records import CommandRecord, DatasetRecord, ExporterRecord, MetricRecord, SelectorRecord
 from quark.plugins.records import AlgorithmRecord, FormatRecord, ObserverRecord, SchemeRecord
 
 if TYPE_CHECKING:
     from quark.plugins.events import Event
 
-__all__ = ["PROJECT", "QuarkHooks", "hookimpl", "hookspec"]
+__all__ = ["PROJECT", "QuarkHooks", "hookimpl"]
 
-PROJECT = "quark"
-hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 """Marks a function of a plugin as an implementation of the hook of the same name."""
 
 
-class QuarkHooks:
+class QuarkHooks(ModelHooks):
     """All hooks.
 
     **Provider hooks**, ``quark_register_*``, take no argument and return an iterable of records; a generator
@@ -151,37 +149,6 @@ class QuarkHooks:
         """
 
     @hookspec
-    def quark_register_templates(self) -> Iterable[TemplateRecord]:  # type: ignore[empty-body]
-        """Return the model families of a plugin, each named as its ``config.model_type``.
-
-        Each record points at a `quark.config.architecture.Architecture`. The record of a family that
-        transformers does not know also names the module that registers its model class (``modeling``).
-
-        Example::
-
-            # acme_quant/plugin.py
-            from quark.plugins import TemplateRecord, hookimpl
-
-            @hookimpl
-            def quark_register_templates():
-                yield TemplateRecord(
-                    name="acme_lm", summary="models of Acme", architecture="acme_quant.families:ACME_LM"
-                )
-
-            # acme_quant/families.py
-            from quark.config.architecture import Architecture
-
-            ACME_LM = Architecture(
-                model_type="acme_lm",
-                decoder_blocks="model.layers",
-                attention_inputs=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-                attention_output="self_attn.o_proj",
-                kv_layers_name=("*k_proj", "*v_proj"),
-                exclude_layers_name=("lm_head",),
-            )
-        """
-
-    @hookspec
     def quark_register_exporters(self) -> Iterable[ExporterRecord]:  # type: ignore[empty-body]
         """Return the checkpoint layouts of a plugin.
 
@@ -245,36 +212,6 @@ class QuarkHooks:
         """
 
     @hookspec
-    def quark_register_layer_types(self) -> Iterable[LayerTypeRecord]:  # type: ignore[empty-body]
-        """Return the layer types of a plugin: the quantized classes of float layers. Core has this hook too.
-
-        Example::
-
-            # acme_quant/plugin.py
-            from quark.plugins import LayerTypeRecord, hookimpl
-
-            @hookimpl
-            def quark_register_layer_types():
-                yield LayerTypeRecord(
-                    name="acme_gated",
-                    summary="linear layers with a gate",
-                    layer="acme_quant.layers:Gated",
-                    quantized="acme_quant.layers:QuantGated",
-                    planned_as="linear",
-                )
-
-            # acme_quant/layers.py
-            from torch import nn
-            from quark.models.layers import QuantizedLayer
-
-            class Gated(nn.Linear):
-                pass
-
-            class QuantGated(QuantizedLayer, Gated):
-                pass
-        """
-
-    @hookspec
     def quark_register_datasets(self) -> Iterable[DatasetRecord]:  # type: ignore[empty-body]
         """Return the sources of text of a plugin, for calibration and evaluation. Core has this hook too.
 
@@ -321,24 +258,6 @@ class QuarkHooks:
             # acme_quant/margin.py
             def margin(log_q, targets, log_p=None):
                 return log_q.amax(-1)
-        """
-
-    @hookspec
-    def quark_register_graph_ops(self) -> Iterable[GraphOpRecord]:  # type: ignore[empty-body]
-        """Return the operators of a plugin that FX graph mode quantizes. Core registers torch's by it.
-
-        Each record names an operator as torch's schemas do, and its activations, weight and bias.
-
-        Example::
-
-            # acme_quant/plugin.py
-            from quark.plugins import GraphOpRecord, hookimpl
-
-            @hookimpl
-            def quark_register_graph_ops():
-                yield GraphOpRecord(
-                    name="acme_mish", summary="Mish activation", operators=("aten::mish",), modules=("Mish",)
-                )
         """
 
     @hookspec

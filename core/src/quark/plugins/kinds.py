@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from quark.plugins.discovery import CORE
-from quark.plugins.model_records import GraphOpRecord, LayerTypeRecord, TemplateRecord
+from quark.plugins.model_records import GraphOpRecord, LayerTypeRecord, QuantModeRecord, TemplateRecord
 from quark.plugins.program_records import CommandRecord, DatasetRecord, ExporterRecord, MetricRecord, SelectorRecord
 from quark.plugins.records import AlgorithmRecord, FormatRecord, ObserverRecord, Record, SchemeRecord
 
@@ -45,7 +45,8 @@ KINDS = (
     Kind("layer type", "layer_types", LayerTypeRecord, CORE),
     Kind("dataset", "datasets", DatasetRecord, CORE),
     Kind("metric", "metrics", MetricRecord, "quark-workbench"),
-    Kind("graph op", "graph_ops", GraphOpRecord, CORE),
+    Kind("quantization mode", "quant_modes", QuantModeRecord, "quark-graph"),
+    Kind("graph op", "graph_ops", GraphOpRecord, "quark-graph"),
     Kind("command", "commands", CommandRecord, "quark-workbench"),
 )
 BUILT_IN = tuple(dict.fromkeys(kind.distribution for kind in KINDS if kind.distribution != CORE))

@@ -1,4 +1,4 @@
-"""Records of models: families (templates), layer types, and operators of FX graph mode."""
+"""Records of models: families (templates), layer types, quantization modes, operators of graphs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quark.plugins.record_fields import (
 )
 from quark.plugins.records import Record
 
-__all__ = ["GraphOpRecord", "LayerTypeRecord", "RunTimeTemplate", "TemplateRecord"]
+__all__ = ["GraphOpRecord", "LayerTypeRecord", "QuantModeRecord", "RunTimeTemplate", "TemplateRecord"]
 
 _ARCHITECTURE = value_reference("quark.config.architecture:Architecture")
 _OPERATOR = re.compile(r"\w+::\w+")
@@ -104,6 +104,27 @@ def _check_operators(_: Any, attribute: Any, values: tuple[str, ...]) -> None:
     for value in values:
         if not _OPERATOR.fullmatch(value):
             raise ValueError(f"{attribute.name} holds {value!r}: write 'namespace::name', as torch's schemas do, without the overload")
+
+
+@attrs.frozen(kw_only=True)
+class QuantModeRecord(Record):
+    """A quantization mode: a way to quantize a model in memory other than layer by layer.
+
+    ``QConfig(quant_mode=NAME)`` chooses it.
+
+    Attributes:
+        plan: Reference to a function ``plan(model, config)`` that returns a plan, which `str` prints, and
+            changes nothing.
+        quantize: Reference to a function ``quantize(model, config, data)`` that quantizes a model and returns
+            it, with the attributes ``quant_config``, ``quark_plan`` and ``quark_quantized``. ``data`` are the
+            calibration data that `ModelQuantizer.quantize_model` is given.
+
+    Raises:
+        ValueError: As `Record` does.
+    """
+
+    plan: Reference = attrs.field(converter=as_reference, metadata=function_reference())
+    quantize: Reference = attrs.field(converter=as_reference, metadata=function_reference())
 
 
 @attrs.frozen(kw_only=True)

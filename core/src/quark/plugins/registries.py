@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from quark.errors import AmbiguousNameError
-from quark.plugins.model_records import GraphOpRecord, LayerTypeRecord, TemplateRecord
+from quark.plugins.model_records import GraphOpRecord, LayerTypeRecord, QuantModeRecord, TemplateRecord
 from quark.plugins.program_records import CommandRecord, DatasetRecord, ExporterRecord, MetricRecord, SelectorRecord
 from quark.plugins.records import AlgorithmRecord, FormatRecord, ObserverRecord, SchemeRecord
 from quark.plugins.registry import Registry
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from quark.config.algorithm import AlgoConfig
     from quark.config.architecture import Architecture
     from quark.config.layer import QLayerConfig
+    from quark.config.model import QConfig
     from quark.config.tensor import QTensorConfig
     from quark.models.hf.dequantizer import Dequantizer
     from quark.models.layers import QuantizedLayer
@@ -42,6 +43,7 @@ __all__ = [
     "LayerTypeRegistry",
     "MetricRegistry",
     "ObserverRegistry",
+    "QuantModeRegistry",
     "SchemeRegistry",
     "SelectorRegistry",
     "TemplateRegistry",
@@ -197,6 +199,18 @@ class MetricRegistry(Registry[MetricRecord]):
     def load_metric(self, name: str) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
         """Return the function that gives a value for each token."""
         return self._load(name, "metric")
+
+
+class QuantModeRegistry(Registry[QuantModeRecord]):
+    """Quantization modes by name."""
+
+    def load_plan(self, name: str) -> Callable[[nn.Module, QConfig], object]:
+        """Return the function that plans the quantization of a model."""
+        return self._load(name, "plan")
+
+    def load_quantize(self, name: str) -> Callable[[nn.Module, QConfig, Any], nn.Module]:
+        """Return the function that quantizes a model."""
+        return self._load(name, "quantize")
 
 
 class GraphOpRegistry(Registry[GraphOpRecord]):

@@ -25,11 +25,11 @@ from quark.models.hf.quantized_model import QuantizedModel
 from quark.models.layers.coded_layer import CodedLayer
 from quark.models.plan.one_layer import as_model, put_back
 from quark.models.plan.plan_row import PlanRow
-from quark.models.plan.quant_plan import CodesOf, QuantPlan
+from quark.models.plan.quant_plan import CodesOf
+from quark.plugins import quant_modes
 from quark.plugins.run_events import running
 from quark.runs.estimate import Estimate, estimate
 from quark.runs.from_disk import quantize_checkpoint
-from quark.runs.graph import GraphPlan, plan_graph, quantize_graph
 from quark.runs.quantize_run import quantize_run
 from quark.runs.run import Data, Run, plan_run
 from quark.runs.selected_algorithms import settings_told
@@ -71,17 +71,16 @@ class ModelQuantizer:
         if multi_device:
             get_logger(__name__).warning(several_devices("multi_device"))
 
-    def plan(self, model: nn.Module) -> QuantPlan | GraphPlan:
-        """Return the `QuantPlan` of ``model``, or the `GraphPlan` of a graph; meta tensors will do.
+    def plan(self, model: nn.Module) -> Any:
+        """Return the `QuantPlan` of ``model``, or the plan of its quantization mode; meta tensors will do.
 
         Raises ConfigError with all that is wrong.
 
-        Fused experts that are to be quantized are taken apart for it; the model computes what it did. In FX
-        graph mode the model is a graph module, as of `quark.runs.graph.plan_graph`.
+        Fused experts that are to be quantized are taken apart for it; the model computes what it did.
         """
         refuse_no_model(model)
-        if self.config.quant_mode is QuantizationMode.fx_graph_mode:
-            return plan_graph(model, self.config)
+        if self.config.quant_mode is not QuantizationMode.eager_mode:
+            return quant_modes().load_plan(self.config.quant_mode.name)(model, self.config)
         source = QuantizedModel.of(model)
         if source is not None:
             return plan_run(source.twin, self.config, source.codes_of).plan
@@ -146,8 +145,8 @@ class ModelQuantizer:
                 them: it is called with what needs them. Read only where something does, such as activations
                 with static scales.
 
-        In FX graph mode (``quant_mode``) operators are quantized, and everything is as
-        `quark.runs.graph.quantize_graph` says.
+        In another quantization mode (``quant_mode``), such as FX graph mode, everything is as the function of
+        that mode says. The model that comes back may be another object.
 
         Returns:
             The same object, its layers replaced, with the attributes ``quant_config``, ``quark_plan`` and
@@ -164,9 +163,10 @@ class ModelQuantizer:
                 attention is to be quantized in a model whose attention cannot be exchanged.
         """
         refuse_no_model(model)
-        if self.config.quant_mode is QuantizationMode.fx_graph_mode:
+        if self.config.quant_mode is not QuantizationMode.eager_mode:
+            quantize = quant_modes().load_quantize(self.config.quant_mode.name)
             with own_torch_state(), running("quantize", source=type(model).__name__, **settings_told(self.config)):
-                return quantize_graph(model, self.config, dataloader)  # type: ignore[return-value]  # what is captured is a graph module
+                return quantize(model, self.config, dataloader)  # type: ignore[return-value]  # a mode may return another module
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         if device.type == "meta" and all(p.is_meta for p in model.parameters()):
             raise ConfigError(
@@ -240,9 +240,9 @@ class ModelQuantizer:
         """
         if presharded_weights is not None:
             raise UnsupportedError("presharded_weights cannot be read: give the checkpoint as one directory, without them")
-        if self.config.quant_mode is QuantizationMode.fx_graph_mode:
+        if self.config.quant_mode is not QuantizationMode.eager_mode:
             raise UnsupportedError(
-                "a checkpoint is quantized layer by layer, in eager mode: for FX graph mode load the model and use quantize_model"
+                "a checkpoint is quantized layer by layer, in eager mode: for another mode load the model and use quantize_model"
             )
         wanted = device if device is not None else next(iter(legacy_device_args), None)
         several = isinstance(wanted, Sequence) and not isinstance(wanted, str)

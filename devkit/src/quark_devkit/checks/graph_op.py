@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
@@ -11,13 +12,13 @@ from quark.config.enums import QuantizationMode
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.models.layers import QuantizerModule
-from quark.runs.graph.capture import capture
-from quark.runs.graph.normal_form import normal_form
-from quark.runs.graph.operators import Operator, operators_in
 from quark.torch import ModelQuantizer
 from quark_devkit.check import assume, check, require
 from quark_devkit.example_specs import int8_spec
 from quark_devkit.subject import Subject
+
+if TYPE_CHECKING:
+    from quark_graph.operators import Operator
 
 _QUANTIZED = 0.1
 """Relative error of an output with 8-bit tensors that would be far too large."""
@@ -25,6 +26,7 @@ _QUANTIZED = 0.1
 
 def _example(subject: Subject) -> tuple[Any, tuple[Any, ...]]:
     record = subject.record
+    assume(find_spec("quark_graph") is not None, "quark-graph, which has FX graph mode, is not installed")
     assume(record.example is not None, "the record names no example")
     return subject.load("example")(record.name)
 
@@ -44,6 +46,10 @@ def _schemas(subject: Subject) -> dict[str, list[Any]]:
 
 def _captured(subject: Subject) -> tuple[fx.GraphModule, Operator, tuple[Any, ...]]:
     module, args = _example(subject)
+    from quark_graph import capture
+    from quark_graph.normal_form import normal_form
+    from quark_graph.operators import operators_in
+
     graph = normal_form(capture(module, args)).model
     operators = [operator for operator in operators_in(graph.graph) if operator.record.name == subject.record.name]
     require(operators, f"is not in the graph of its example, which has {', '.join(str(n.target) for n in graph.graph.nodes)}")
@@ -121,6 +127,8 @@ def is_quantized(subject: Subject) -> None:
     module, args = _example(subject)
     with torch.no_grad():
         before = module(*args)
+    from quark_graph import capture
+
     graph = ModelQuantizer(config).quantize_model(capture(module, args), [args])
     quantizers = [module for module in graph.modules() if isinstance(module, QuantizerModule)]
     require(quantizers and all(quantizer.scale is not None for quantizer in quantizers), "gets no quantizer, or one without a scale")

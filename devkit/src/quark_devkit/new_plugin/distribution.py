@@ -89,7 +89,8 @@ PLUGIN_KINDS = (
     PluginKind("layer_type", "layer_types", "gated", "a linear layer with a gain for each output", ("torch",)),
     PluginKind("dataset", "datasets", "dialogs", "a source of calibration text: files of dialogs, each a chat"),
     PluginKind("metric", "metrics", "rank", "a metric of evaluations: the rank of the right token", ("torch",)),
-    PluginKind("graph_op", "graph_ops", "mish", "an operator of FX graph mode: mish, which quark-core leaves float", ("torch",)),
+    PluginKind("quant_mode", "quant_modes", "whole", "a quantization mode: one scale for a whole model", ("torch",)),
+    PluginKind("graph_op", "graph_ops", "mish", "an operator of FX graph mode: mish, which quark-graph leaves float", ("torch",)),
 )
 """The kinds of plugins that can be written; templates are in the folder of a kind's name."""
 

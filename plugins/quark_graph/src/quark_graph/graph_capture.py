@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from quark.base.names import folded
 from quark.errors import ConfigError, UnsupportedError
 from quark.models.layers import QuantizerModule
-from quark.runs.graph.operators import arguments, schema_name
+from quark_graph.operators import arguments, schema_name
 
 __all__ = ["GUARDS", "capture", "refuse_unfit_graph"]
 
@@ -21,7 +21,7 @@ GUARDS = "_guards_fn"
 """The submodule by which a graph of torch.export checks the shapes of its inputs."""
 
 _TRAINING = {"aten::batch_norm": "training", "aten::dropout": "train", "aten::feature_dropout": "train", "aten::alpha_dropout": "train"}
-_HOW = "capture the model with quark.runs.graph.capture(model, example_inputs), or torch.export.export(model, example_inputs).module()"
+_HOW = "capture the model with quark_graph.capture(model, example_inputs), or torch.export.export(model, example_inputs).module()"
 
 
 def capture(

@@ -13,10 +13,10 @@ from torch import fx, nn
 
 from quark.errors import CalibrationError, ConfigError, UnsupportedError
 from quark.models.layers import QuantizerModule, RoundedParameter
-from quark.runs.graph import GraphPlan, capture
 from quark.torch import ModelExporter, ModelQuantizer, export_safetensors
 from quark.torch.quantization.config.config import QConfig, QLayerConfig, QTensorConfig
 from quark.torch.quantization.config.type import QuantizationMode
+from quark_graph import GraphPlan, capture
 
 from .digits import TRAINED, SmallCnn, SmallVit, accuracy, digits, trained
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from quark.plugins.model_records import GraphOpRecord
+from quark.plugins import GraphOpRecord
 
 __all__ = ["operators_of_torch"]
 
@@ -84,5 +84,5 @@ def _moves() -> Iterator[GraphOpRecord]:
 def _record(name: str, operators: str = "", modules: str = "", **facts: Any) -> GraphOpRecord:
     """Return the record of these operators, which are the one of that name by default."""
     full_names = tuple(f"aten::{operator}" for operator in (operators or name).split())
-    example = "quark.runs.graph.examples:example"
+    example = "quark_graph.examples:example"
     return GraphOpRecord(name=name, operators=full_names, modules=modules.split(), summary=" · ".join(full_names), example=example, **facts)

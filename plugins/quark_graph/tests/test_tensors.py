@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from quark.runs.graph import capture
-from quark.runs.graph.tensors import free_path, set_parameter, value_of
+from quark_graph import capture
+from quark_graph.tensors import free_path, set_parameter, value_of
 
 
 def test_a_new_parameter_is_read_by_all_its_readers_and_lies_before_the_first() -> None:

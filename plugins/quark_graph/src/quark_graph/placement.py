@@ -10,7 +10,7 @@ from torch import fx
 from quark.config.layer import QLayerConfig, TensorSpec
 from quark.config.slot import Slot
 from quark.numbers import TensorQuantizer, quantizer_for
-from quark.runs.graph.operators import Operator
+from quark_graph.operators import Operator
 
 __all__ = ["Point", "place"]
 

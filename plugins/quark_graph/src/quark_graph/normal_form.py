@@ -11,8 +11,8 @@ from torch import Tensor, fx
 
 from quark.base.names import folded
 from quark.errors import UnsupportedError
-from quark.runs.graph.operators import Operator, arguments, operators_in, schema_name, shape_of
-from quark.runs.graph.tensors import set_parameter, value_of
+from quark_graph.operators import Operator, arguments, operators_in, schema_name, shape_of
+from quark_graph.tensors import set_parameter, value_of
 
 __all__ = ["BatchNorm", "NormalForm", "fold_batch_norms", "folded_parameters", "normal_form"]
 

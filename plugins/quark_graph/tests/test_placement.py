@@ -14,7 +14,7 @@ from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
 from quark.models.layers import QuantizerModule, RoundedParameter
-from quark.runs.graph import capture, quantize_graph
+from quark_graph import capture, quantize_graph
 
 INT8 = QTensorConfig(dtype="int8", qscheme="per_tensor", observer_cls="PerTensorMinMaxObserver", symmetric=True, is_dynamic=False)
 OTHER = INT8.set(dtype="int4")

@@ -19,8 +19,8 @@ from quark.models.plan.rules import resolution
 from quark.numbers import quantizer_for
 from quark.numbers.self_check import refuse_broken
 from quark.plugins import graph_ops
-from quark.runs.graph.normal_form import NormalForm
-from quark.runs.graph.operators import Operator, is_float, operators_in, schema_name, shape_of
+from quark_graph.normal_form import NormalForm
+from quark_graph.operators import Operator, is_float, operators_in, schema_name, shape_of
 
 __all__ = ["GraphPlan", "GraphRow", "make_graph_plan"]
 

@@ -20,9 +20,9 @@ from quark.config.slot import PARAMETERS, Slot
 from quark.errors import CalibrationError, ConfigError, NonFiniteError, QuarkError
 from quark.models.layers import QuantizerModule, RoundedParameter
 from quark.numbers import Observer, TensorQuantizer
-from quark.runs.graph.operators import Operator
-from quark.runs.graph.placement import Point
-from quark.runs.graph.tensors import free_path, set_parameter, value_of
+from quark_graph.operators import Operator
+from quark_graph.placement import Point
+from quark_graph.tensors import free_path, set_parameter, value_of
 
 __all__ = ["Observed", "insert", "observe", "quantized_parameters", "refuse_unfit_parameters", "round_parameters"]
 
@@ -105,7 +105,7 @@ def observe(model: fx.GraphModule, paths: Iterable[str], calls: Sequence[Call]) 
                     f"the graph cannot be called with calibration batch {number} ({type(error).__name__}: {error}). Its inputs "
                     f"are {_inputs(model)}, and a batch has nothing else, such as labels. Sizes are those of the capture: give batches of "
                     "them, without a last, smaller one (drop_last=True) and without padding, which is taken out, so that each sequence is "
-                    "a smaller call; or capture the model with quark.runs.graph.capture, which lets the batch vary"
+                    "a smaller call; or capture the model with quark_graph.capture, which lets the batch vary"
                 ) from error
     for path in paths:
         observed = model.get_submodule(path)
@@ -160,7 +160,7 @@ class QuantizedParameter:
 def quantized_parameters(operators: Sequence[Operator], configs: Mapping[str, QLayerConfig | None]) -> list[QuantizedParameter]:
     """Return the weights and biases that are quantized.
 
-    ``configs`` as of `quark.runs.graph.placement.place`.
+    ``configs`` as of `quark_graph.placement.place`.
     """
     parameters: dict[object, QuantizedParameter] = {}
     for operator in operators:

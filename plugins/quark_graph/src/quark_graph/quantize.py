@@ -12,12 +12,12 @@ from quark.calibration.batches import Call, calls
 from quark.config.model import QConfig
 from quark.errors import ConfigError
 from quark.models.plan.quant_plan import has_static_scale
-from quark.runs.graph.capture import capture, refuse_unfit_graph
-from quark.runs.graph.insertion import insert, observe, quantized_parameters, refuse_unfit_parameters, round_parameters
-from quark.runs.graph.normal_form import NormalForm, normal_form
-from quark.runs.graph.operators import operators_in
-from quark.runs.graph.placement import place
-from quark.runs.graph.plan import GraphPlan, make_graph_plan
+from quark_graph.graph_capture import capture, refuse_unfit_graph
+from quark_graph.insertion import insert, observe, quantized_parameters, refuse_unfit_parameters, round_parameters
+from quark_graph.normal_form import NormalForm, normal_form
+from quark_graph.operators import operators_in
+from quark_graph.placement import place
+from quark_graph.plan import GraphPlan, make_graph_plan
 
 __all__ = ["plan_graph", "quantize_graph"]
 
@@ -29,7 +29,7 @@ def plan_graph(model: nn.Module, config: QConfig) -> GraphPlan:
     """Return the `GraphPlan` of a model; meta tensors will do.
 
     Args:
-        model: A graph module of torch.export, such as `quark.runs.graph.capture` returns; it is not changed.
+        model: A graph module of torch.export, such as `quark_graph.capture` returns; it is not changed.
         config: The configuration.
 
     Raises:
@@ -38,7 +38,7 @@ def plan_graph(model: nn.Module, config: QConfig) -> GraphPlan:
     """
     if not isinstance(model, fx.GraphModule):
         raise ConfigError(
-            f"this {type(model).__name__} is no graph: capture it with quark.runs.graph.capture(model, example_inputs), or with "
+            f"this {type(model).__name__} is no graph: capture it with quark_graph.capture(model, example_inputs), or with "
             "torch.export.export(model, example_inputs).module()"
         )
     return _planned(model, config)[1]

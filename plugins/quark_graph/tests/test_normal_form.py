@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
 from quark.errors import UnsupportedError
-from quark.runs.graph.capture import capture
-from quark.runs.graph.normal_form import BatchNorm, folded_parameters, normal_form
-from quark.runs.graph.operators import schema_name
+from quark_graph.graph_capture import capture
+from quark_graph.normal_form import BatchNorm, folded_parameters, normal_form
+from quark_graph.operators import schema_name
 
 
 def randomized(model: nn.Module) -> nn.Module:

@@ -13,9 +13,10 @@ from quark.config.enums import QuantizationMode
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
-from quark.errors import CalibrationError, ConfigError, NonFiniteError, UnsupportedError
-from quark.runs.graph import GraphPlan, capture, quantize_graph
+from quark.errors import CalibrationError, ConfigError, NonFiniteError, UnknownNameError, UnsupportedError
+from quark.plugins import Catalog, using
 from quark.torch import ModelQuantizer
+from quark_graph import GraphPlan, capture, quantize_graph
 
 INT8 = QTensorConfig(dtype="int8", qscheme="per_tensor", observer_cls="PerTensorMinMaxObserver", symmetric=True, is_dynamic=False)
 BOTH = QLayerConfig(input_tensors=INT8, output_tensors=INT8, weight=INT8)
@@ -199,3 +200,18 @@ def test_dynamic_activations_and_weights_alone_need_no_data() -> None:
     layer = QLayerConfig(weight=INT8, input_tensors=INT8.set(is_dynamic=True))
     model = quantize_graph(graph(), config(layer))
     assert torch.isfinite(model(X)).all()
+
+
+def test_without_this_distribution_the_mode_is_refused_with_the_installation_that_helps() -> None:
+    quantizer = ModelQuantizer(QConfig(global_quant_config=QLayerConfig(), quant_mode=QuantizationMode.fx_graph_mode))
+    with using(Catalog()), pytest.raises(UnknownNameError, match=r"no quantization mode 'fx_graph_mode'.*pip install quark-graph"):
+        quantizer.quantize_model(nn.Linear(2, 2), [torch.ones(1, 2)])
+
+
+def test_a_mode_of_another_name_is_asked_for_by_that_name() -> None:
+    config = QConfig(global_quant_config=QLayerConfig(), quant_mode="acme_mode")  # type: ignore[arg-type]
+    assert QConfig.from_dict(config.to_dict()).quant_mode == config.quant_mode == QuantizationMode("acme_mode")
+    with pytest.raises(UnknownNameError, match="no quantization mode 'acme_mode'"):
+        ModelQuantizer(config).plan(nn.Linear(2, 2))
+    with pytest.raises(ConfigError, match="is not the name of a quantization mode"):
+        QConfig(global_quant_config=QLayerConfig(), quant_mode="Acme mode")  # type: ignore[arg-type]

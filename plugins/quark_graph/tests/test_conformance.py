@@ -1,4 +1,4 @@
-"""The conformance suite on the core's own operators, a test class for each."""
+"""The conformance suite on the operators of torch, a test class for each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from quark_devkit import GraphOpConformance, subjects
 globals().update(
     {
         f"Test_{subject.name}": type(f"Test_{subject.name}", (GraphOpConformance,), {"subject": subject.name, "__module__": __name__})
-        for subject in subjects(catalog(), "quark-core", ["graph_op"])
+        for subject in subjects(catalog(), "quark-graph", ["graph_op"])
     }
 )
 

@@ -8,7 +8,7 @@ from torch import Tensor, fx, nn
 
 from quark.calibration.batches import Call
 from quark.errors import CalibrationError, NonFiniteError, QuarkError
-from quark.runs.graph.insertion import observe
+from quark_graph.insertion import observe
 
 
 class Raising(nn.Module):

@@ -1,0 +1,84 @@
+"""Checks of quantization modes: a plan changes nothing, and a quantized model is near its float model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quark.config.enums import QuantizationMode
+from quark.config.layer import QLayerConfig
+from quark.config.model import QConfig
+from quark.errors import ConfigError
+from quark.torch import ModelQuantizer
+from quark_devkit.check import check, require
+from quark_devkit.example_specs import int8_spec
+from quark_devkit.subject import Subject
+
+_QUANTIZED = 0.1
+"""Relative error of an output with 8-bit tensors that would be far too large."""
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)).eval()
+
+
+def _data() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(4, 16, generator=generator) for _ in range(2)]
+
+
+def _quantizer(subject: Subject) -> ModelQuantizer:
+    spec = int8_spec()
+    everything = QLayerConfig(input_tensors=spec, weight=spec)
+    return ModelQuantizer(QConfig(global_quant_config=everything, quant_mode=QuantizationMode(subject.lookup_name)))
+
+
+def _quantized(subject: Subject) -> Any:
+    return _quantizer(subject).quantize_model(_model(), _data())
+
+
+def _outputs(model: Callable[[Tensor], Tensor]) -> Tensor:
+    with torch.no_grad():
+        return torch.cat([model(x) for x in _data()])
+
+
+@check("quant_mode")
+def plans_without_a_change(subject: Subject) -> None:
+    """A plan leaves the model as it is. A model of another kind than the mode takes is a ConfigError."""
+    model, before = _model(), _model().state_dict()
+    try:
+        plan = _quantizer(subject).plan(model)
+    except ConfigError:
+        plan = "refused"
+    require(plan is not None, "returns no plan")
+    after = model.state_dict()
+    is_same = after.keys() == before.keys() and all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    require(is_same, "changes the model that it plans")
+
+
+@check("quant_mode")
+def gives_a_quantized_model(subject: Subject) -> None:
+    """The result is a module that says how it was quantized; its weights have been rounded."""
+    quantized = _quantized(subject)
+    require(isinstance(quantized, nn.Module), f"returns a {type(quantized).__name__}: return the quantized module")
+    missing = [name for name in ("quant_config", "quark_plan", "quark_quantized") if not hasattr(quantized, name)]
+    require(not missing, f"returns a model without {', '.join(missing)}")
+    require(not torch.equal(_outputs(quantized), _outputs(_model())), "returns a model that computes what the float model does")
+
+
+@check("quant_mode")
+def is_near_the_float_model(subject: Subject) -> None:
+    """With 8 bits for weights and inputs, the output is finite and near that of the float model."""
+    before, after = _outputs(_model()), _outputs(_quantized(subject))
+    error = ((after - before).norm() / before.norm()).item()
+    require(error < _QUANTIZED, f"computes something else with 8 bits: the relative error is {error:.2g}")
+
+
+@check("quant_mode")
+def repeats_itself(subject: Subject) -> None:
+    """Two runs on the same model and data give the same outputs, bit for bit."""
+    require(torch.equal(_outputs(_quantized(subject)), _outputs(_quantized(subject))), "gives another model the second time")

@@ -1,0 +1,82 @@
+"""Quantization modes with one thing wrong each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark.base.lazy import ObjectRef
+from quark.config.model import QConfig
+from quark.plugins import QuantModeRecord
+
+from .mutant import Mutant
+
+__all__ = ["HEALTHY", "MUTANTS"]
+
+
+def plan(model: nn.Module, config: QConfig) -> str:
+    return "8 bits"
+
+
+def rounding_plan(model: nn.Module, config: QConfig) -> str:
+    return str(quantize(model, config).quark_plan)
+
+
+def no_plan(model: nn.Module, config: QConfig) -> None:
+    return None
+
+
+def quantize(model: nn.Module, config: QConfig, data: Any = None, codes: int = 127) -> Any:
+    with torch.no_grad():
+        for p in model.parameters():
+            scale = p.abs().max() / codes
+            p.copy_((p / scale).round() * scale)
+    return described(model, config)
+
+
+def described(model: nn.Module, config: QConfig, data: Any = None) -> Any:
+    model.quant_config, model.quark_plan, model.quark_quantized = config, "8 bits", True  # type: ignore[assignment]
+    return model
+
+
+def silent(model: nn.Module, config: QConfig, data: Any = None) -> nn.Module:
+    quantized = quantize(model, config)
+    del quantized.quark_plan
+    return quantized  # type: ignore[no-any-return]
+
+
+def in_one_bit(model: nn.Module, config: QConfig, data: Any = None) -> nn.Module:
+    return quantize(model, config, codes=1)  # type: ignore[no-any-return]
+
+
+SEEDS = count()
+
+
+def noisy(model: nn.Module, config: QConfig, data: Any = None) -> nn.Module:
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1 + 1e-4 * torch.rand((), generator=torch.Generator().manual_seed(next(SEEDS))))
+    return quantize(model, config)  # type: ignore[no-any-return]
+
+
+def mutant(check: str, about: str, plan_of: Callable[..., Any] = plan, quantize_of: Callable[..., Any] = quantize) -> Mutant:
+    return Mutant(f"quant_mode:{check}", about, (record(plan_of, quantize_of),))
+
+
+def record(plan_of: Callable[..., Any] = plan, quantize_of: Callable[..., Any] = quantize) -> QuantModeRecord:
+    return QuantModeRecord(name="mutant_mode", plan=ObjectRef(plan_of), quantize=ObjectRef(quantize_of))
+
+
+HEALTHY = (record(),)
+MUTANTS = [
+    mutant("plans_without_a_change", "rounds the model that it plans", rounding_plan),
+    mutant("plans_without_a_change", "returns no plan", no_plan),
+    mutant("gives_a_quantized_model", "returns a model without its plan", quantize_of=silent),
+    mutant("gives_a_quantized_model", "rounds nothing", quantize_of=described),
+    mutant("is_near_the_float_model", "rounds to one bit", quantize_of=in_one_bit),
+    mutant("repeats_itself", "adds noise of another seed each time", quantize_of=noisy),
+]
