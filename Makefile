@@ -89,7 +89,7 @@ tasks:  ## the tests that need the extras: tasks of lm-evaluation-harness, Parqu
 	$(PYTHON) -m venv $(VENV)-tasks
 	$(VENV)-tasks/bin/python -m pip install --quiet -r requirements-dev.txt
 	$(VENV)-tasks/bin/python -m pip install --quiet $(PACKAGES:%=-e %) datasets pyarrow lm-eval
-	OMP_NUM_THREADS=1 $(VENV)-tasks/bin/python -m pytest workbench/tests/evaluate core/tests/calibration/data $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(VENV)-tasks/bin/python -m pytest workbench/tests/evaluate workbench/tests/data $(PYTEST_ARGS)
 
 # TRITON=: another release, such as triton==3.4.0, the first that compiles the kernels.
 TRITON ?= "triton>=3.4"

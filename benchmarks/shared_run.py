@@ -34,10 +34,10 @@ BAR = 0.6
 def work(args: argparse.Namespace) -> None:
     """Quantize as one of the ranks, and print the seconds of the slowest."""
     from quark.base.process_group import ranks_of_environment
-    from quark.calibration.data import read_samples, token_sequences
     from quark.models.hf.tokenizer import load_tokenizer
     from quark.runs import quantize_checkpoint
     from quark.torch import LLMTemplate
+    from quark_workbench.data import read_samples, token_sequences
 
     torch.set_num_threads(1)
     data = token_sequences(load_tokenizer(args.model), read_samples(args.text), args.calls, args.length)

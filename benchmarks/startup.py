@@ -23,9 +23,9 @@ from benchmarks.results import Measurement
 FLOOR = "import pluggy, attrs, importlib_metadata"
 LISTINGS = {
     "quark.schemes().names()": ["-c", "import quark; quark.schemes().names()"],
-    "quark schemes": ["-c", "from quark.cli.main import main; main()", "schemes"],
-    "quark schemes --json": ["-c", "from quark.cli.main import main; main()", "schemes", "--json"],
-    "quark --help": ["-c", "from quark.cli.main import main; main()", "--help"],
+    "quark schemes": ["-c", "from quark_workbench.cli.main import main; main()", "schemes"],
+    "quark schemes --json": ["-c", "from quark_workbench.cli.main import main; main()", "schemes", "--json"],
+    "quark --help": ["-c", "from quark_workbench.cli.main import main; main()", "--help"],
 }
 LISTING_BAR = 3.0
 FACADES = {

@@ -8,11 +8,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from quark.calibration.data import read_samples, token_sequences
 from quark.models.hf.loading import load_model
 from quark.models.hf.tokenizer import load_tokenizer
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
 from quark_tiny_model import held_out_text, tiny_model_dir
+from quark_workbench.data import read_samples, token_sequences
 
 __all__ = ["main"]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from quark.calibration.data import read_samples, token_sequences
 from quark.models.hf.tokenizer import load_tokenizer
 from quark.runs import quantize_checkpoint
 from quark_tiny_model import held_out_text, tiny_model_dir
+from quark_workbench.data import read_samples, token_sequences
 from quark_workbench.mixed_precision import Budget, select_schemes
 from quark_workbench.report import ReportOptions
 

@@ -14,13 +14,13 @@ from torch.utils._pytree import tree_leaves
 
 from quark.calibration.batches import ModelInputs
 from quark.checkpoint.inspection import inspect_checkpoint
-from quark.cli.main import program
 from quark.models.plan.decoder_blocks import decoder_blocks
 from quark.models.plan.family import architecture_of, template_of
 from quark.plugins import algorithms, templates
 from quark.runs import quantize_checkpoint
 from quark.runs.planned_run import plan
 from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark_workbench.cli.main import program
 from quark_workbench.evaluate.outputs import gives_next_tokens
 
 from .kit.model_classes import MODEL_CLASSES, inputs_of, random_model

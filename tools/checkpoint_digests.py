@@ -103,7 +103,7 @@ def timeless(report: Any) -> Any:
 def command(out: Path, scheme: str, algorithms: Sequence[str], *more: str) -> Callable[[], object]:
     """Return a call of the command line that quantizes the tiny model from disk."""
     import quark_tiny_model
-    from quark.cli.main import main
+    from quark_workbench.cli.main import main
 
     source = Path(quark_tiny_model.DIRECTORY)
     data = ["--calib", str(source / "held_out.txt"), "--num-calib", str(SAMPLES), "--seq-len", str(TOKENS)]
@@ -195,7 +195,6 @@ def main() -> int:
         import torch
         import transformers  # noqa: F401  # forks have it
 
-        import quark.cli.main
         import quark.runs  # noqa: F401
     torch.set_num_threads(1)
     found = {}

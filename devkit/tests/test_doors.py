@@ -9,12 +9,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from quark.cli.main import program
 from quark.plugins import Catalog, ObserverRecord, Source, hookimpl, using
 from quark.plugins.discovery import discover
 from quark_devkit import checks
 from quark_devkit.catalogue import checks_of
 from quark_devkit.subject import KINDS
+from quark_workbench.cli.main import program
 
 pytest_plugins = ("pytester",)
 PYTEST = ("--quark-conformance", "acme-quant", "--quark-conformance-kind", "observer", "-q", "-p", "no:xdist")

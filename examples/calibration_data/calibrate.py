@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from quark.calibration.data import read_samples, token_sequences
-from quark.calibration.data.files import write_parquet
 from quark.errors import MissingPluginError
 from quark.torch import ModelQuantizer
 from quark_tiny_model import held_out_text, tiny_model, tiny_template, tiny_tokenizer
+from quark_workbench.data import read_samples, token_sequences
+from quark_workbench.data.files import write_parquet
 
 __all__ = ["files", "main"]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quark.cli.main import main
+from quark_workbench.cli.main import main
 
 
 def run(*arguments: object, monkeypatch: pytest.MonkeyPatch) -> int:

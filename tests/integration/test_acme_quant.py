@@ -24,7 +24,7 @@ from quark.torch import import_model_from_safetensors
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "acme_quant"
 LISTING = (
-    "import sys\nfrom quark.cli.main import main\n"
+    "import sys\nfrom quark_workbench.cli.main import main\n"
     "try:\n    main()\nfinally:\n    print('torch' in sys.modules, file=sys.stderr)\n"
 )  # fmt: skip
 

@@ -22,13 +22,13 @@ from transformers import (
     Qwen3Config,
 )
 
-from quark.cli.main import main
 from quark.config.model import QConfig
 from quark.errors import CalibrationError, CheckpointError, UnsupportedError
 from quark.models.hf.attention_switch import switch_attention
 from quark.models.layers import QuantizerModule
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_tiny_model import calibration_batches, held_out_text, tiny_model, tiny_model_dir
+from quark_workbench.cli.main import main
 
 IDS = torch.arange(40).reshape(2, 20)
 SIZES = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}

@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 
 import quark.runs
 from quark.base.version import VERSION
-from quark.cli.main import program
 from quark.models.hf.loading import torch_dtype
 from quark.models.hf.skeleton import meta_model
 from quark.runs.run import plan_run
 from quark_tiny_model import tiny_model_dir, tiny_tokenizer
 from quark_tiny_model.demo_run import Bench, Refusal
+from quark_workbench.cli.main import program
 
 from .program import run
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from quark.cli.commands import typer_command
 from quark_tiny_model import tiny_model_dir
+from quark_workbench.cli.commands import typer_command
 from tests.integration.program import run
 
 OPTIONS = ("--scheme", "int4_wo_64", "--algorithm", "gptq", "--no-probe")

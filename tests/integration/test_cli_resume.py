@@ -39,7 +39,7 @@ def test_an_interrupted_command_is_refused_resumed_or_started_again(
 
 
 def _main() -> Any:
-    from quark.cli.main import program
+    from quark_workbench.cli.main import program
 
     return program()(standalone_mode=False)
 

@@ -19,11 +19,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from quark.cli.main import main
 from quark.config.templates.template import LLMTemplate
 from quark.errors import UnsupportedError
 from quark.runs.from_disk import quantize_checkpoint
 from quark_tiny_model import tiny_model_dir
+from quark_workbench.cli.main import main
 from tools.fuzz.mutations import DAMAGES, damage, damaged
 from tools.fuzz.routes import PROMISED, RESULT, ROUTES, ending, judged, run
 from tools.fuzz.sources import FILES, FLOAT, QUANTIZED, SIZES, TEXT, build

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import quark
-from quark.cli.main import main
 from quark.plugins import kinds
+from quark_workbench.cli.main import main
 
 KINDS = [
     "formats",
@@ -34,7 +34,7 @@ KINDS = [
 def listed(*arguments: str) -> tuple[Any, set[str]]:
     """The JSON that ``quark …`` prints, and the modules that were imported for it."""
     code = (
-        "import sys\nfrom quark.cli.main import main\n"
+        "import sys\nfrom quark_workbench.cli.main import main\n"
         "try:\n    main()\nfinally:\n    print(*sys.modules, file=sys.stderr)\n"
     )  # fmt: skip
     done = subprocess.run([sys.executable, "-c", code, *arguments, "--json"], capture_output=True, text=True, check=True)
@@ -56,7 +56,7 @@ def test_every_kind_is_listed_without_torch(kind: str) -> None:
 def test_each_kind_comes_from_the_distribution_that_messages_say_to_install() -> None:
     for kind in kinds.KINDS:
         registry = getattr(quark, kind.plural)()
-        others = {"quark-core", "quark-devkit", "quark-tiny-model"} if kind.plural == "commands" else set()
+        others = {"quark-devkit", "quark-tiny-model"} if kind.plural == "commands" else set()
         assert {registry.source(name).distribution for name in registry.names()} == {kind.distribution, *others}
 
 

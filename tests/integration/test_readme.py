@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import quark
-from quark.cli.installed import kind_report
 from quark.plugins import SchemeRecord
 from quark.plugins.catalog import catalog
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark_tiny_model import tiny_model, tiny_model_dir
+from quark_workbench.cli.installed import kind_report
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

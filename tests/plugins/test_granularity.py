@@ -10,7 +10,6 @@ import pytest
 import torch
 from third_party.strided import Strided
 
-from quark.cli.installed import record_report
 from quark.config.describe import describe_spec, effective_bits
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
@@ -18,6 +17,7 @@ from quark.numbers import PerGroup, quantizer_for
 from quark.plugins import Catalog
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_tiny_model import calibration_batches, tiny_model
+from quark_workbench.cli.installed import record_report
 
 pytestmark = pytest.mark.usefixtures("third_party")
 SCHEME = "third_strided_g32"

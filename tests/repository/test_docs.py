@@ -18,12 +18,12 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from quark.cli import listing
-from quark.cli.main import program
 from quark.plugins import Catalog, Source, using
 from quark.plugins.discovery import Candidate, discover
 from quark_devkit.catalogue import all_checks, checks_of
 from quark_tiny_model import held_out_text, tiny_model, tiny_model_dir
+from quark_workbench.cli import listing
+from quark_workbench.cli.main import program
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))

@@ -14,13 +14,14 @@ import pytest
 
 import quark.plugins
 from benchmarks.results import Measurement, add_run
-from quark.cli.commands import typer_command
 from quark.plugins import QuarkHooks, formats
 from quark.plugins.catalog import catalog
 from quark.plugins.events import EVENTS
 from quark.plugins.kinds import KINDS
 from quark_devkit.new_plugin import PLUGIN_KINDS
 from quark_devkit.new_plugin.distribution import Naming, rendered
+from quark_workbench.cli.commands import typer_command
+from quark_workbench.cli.listing_commands import LISTINGS
 from tools.docs import api, benchmark_page, command_line, events, manual, marks, measured, pictures, sections, tables
 from tools.docs.pictures.formats import values_of
 from tools.plugin_api.names import imports_of
@@ -102,7 +103,7 @@ def test_text_of_a_record_cannot_become_markup() -> None:
 
 def test_every_command_and_option_of_the_program_is_in_the_reference() -> None:
     text = command_line.reference()
-    commands = {name: typer_command(name) for name in catalog().commands.names()}
+    commands = {name: typer_command(name) for name in [*LISTINGS, *catalog().commands.names()]}
     assert len(commands) >= 10
     for name, command in commands.items():
         section = text.partition(f"## quark {name}\n")[2].partition("\n## ")[0]

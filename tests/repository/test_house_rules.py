@@ -177,7 +177,7 @@ def test_no_code_is_evaluated_and_nothing_is_pickled() -> None:
     assert not found
 
 
-@pytest.mark.parametrize("module", ["quark", "quark.config.model", "quark.plugins", "quark.config.templates", "quark.cli.main"])
+@pytest.mark.parametrize("module", ["quark", "quark.config.model", "quark.plugins", "quark.config.templates", "quark_workbench.cli.main"])
 def test_light_modules_import_neither_torch_nor_transformers(module: str) -> None:
     code = f"import sys, {module}; print(sorted({{'torch', 'transformers'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -154,7 +154,7 @@ def test_the_core_wheel_is_code_alone(wheels: dict[str, Path]) -> None:
 MAIN_JOB = """
 import sys
 import quark, quark_schemes
-from quark.cli.main import main
+from quark_workbench.cli.main import main
 from quark_tiny_model import tiny_model_dir
 
 def program(*arguments):

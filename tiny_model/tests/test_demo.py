@@ -13,10 +13,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import quark
-from quark.cli.main import program
 from quark.errors import OutputError
 from quark_tiny_model import demo
 from quark_tiny_model.demo_run import Bench, Refusal
+from quark_workbench.cli.main import program
 
 
 @pytest.fixture(scope="module")

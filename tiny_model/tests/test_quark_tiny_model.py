@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import quark_tiny_model as tiny
-from quark.cli import main
 from quark.errors import ConfigError
+from quark_workbench.cli import main
 
 
 def test_calibration_sequences_are_the_end_of_the_text():

@@ -11,8 +11,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from quark.cli.installed import kind_report
 from quark.plugins.catalog import catalog
+from quark_workbench.cli.installed import kind_report
 from tools.docs.sections import ROOT
 from tools.docs.tables import cell, code, markdown_table
 

@@ -8,10 +8,11 @@ import re
 import shlex
 from typing import Any
 
-from quark.cli.commands import typer_command
-from quark.cli.main import program
 from quark.plugins import commands
 from quark_tiny_model import tiny_model_dir
+from quark_workbench.cli.commands import typer_command
+from quark_workbench.cli.listing_commands import LISTINGS
+from quark_workbench.cli.main import program
 from tools.docs.tables import cell, code, markdown_table
 
 __all__ = ["plan_of_the_tiny_model", "reference"]
@@ -19,7 +20,7 @@ __all__ = ["plan_of_the_tiny_model", "reference"]
 
 def reference() -> str:
     """Return a section for each command: what it does, its arguments and its options."""
-    return "\n\n".join(_command(name, typer_command(name)) for name in commands().in_order())
+    return "\n\n".join(_command(name, typer_command(name)) for name in [*LISTINGS, *commands().in_order()])
 
 
 def _command(name: str, command: Any) -> str:

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from quark.cli.installed import kind_report
 from quark.plugins.catalog import catalog
+from quark_workbench.cli.installed import kind_report
 from tools.docs.sections import ROOT
 from tools.docs.tables import cell, code, markdown_table
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from quark.checkpoint.export import exporter_options
-from quark.cli.installed import kind_report
 from quark.plugins import CAPABILITIES
 from quark.plugins.catalog import catalog
+from quark_workbench.cli.installed import kind_report
 from quark_workbench.evaluate import PROTOCOLS
 
 __all__ = ["capabilities", "cell", "clients", "markdown_table", "options_of", "protocols", "table_of"]
@@ -46,8 +46,8 @@ _COLUMNS: dict[str, dict[str, str]] = {
     "graph_ops": {"operator": "name", "operators of torch": "operators", "modules": "modules", "moves values": "moves_values"},
     "commands": {"command": "name", "heading": "group", "does": "summary"},
 }
-"""For each kind: the title of a column, and the key of `quark.cli.installed.kind_report` that it shows. The
-first is the name.
+"""For each kind: the title of a column, and the key of `quark_workbench.cli.installed.kind_report` that it
+shows. The first is the name.
 """
 _YES = ("needs_calibration", "kv_cache", "exporter", "reader", "dequantizer", "is_online", "needs_reference", "moves_values")
 """Keys of which only matters whether there is a value."""

@@ -12,8 +12,8 @@ from safetensors import safe_open
 
 from quark.checkpoint import import_model_from_safetensors
 from quark.checkpoint.run_file import verify
-from quark.cli.main import main
 from quark.errors import QuarkError
+from quark_workbench.cli.main import main
 from tools.fuzz.sources import FLOAT, QUANTIZED
 
 __all__ = ["ANOTHER", "PROMISED", "REFUSED", "RESULT", "ROUTES", "ending", "judged", "run"]

@@ -50,7 +50,7 @@ CELLS = (
 TESTS = (
     "core/tests/base",
     "core/tests/checkpoint",
-    "core/tests/cli",
+    "workbench/tests/cli",
     "core/tests/models",
     "core/tests/runs",
     "plugins/quark_exporters/tests",

@@ -43,7 +43,7 @@ class Environment:
 
     def quark(self, *arguments: object, cwd: Path) -> str:
         """Run the program of quark, and return what it prints."""
-        return self.run("-c", "from quark.cli.main import main; main()", *map(str, arguments), cwd=cwd)
+        return self.run("-c", "from quark_workbench.cli.main import main; main()", *map(str, arguments), cwd=cwd)
 
     def run(self, *arguments: str, cwd: Path | None = None, may_fail: bool = False) -> str:
         """Run the interpreter, and return what it prints.

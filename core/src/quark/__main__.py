@@ -1,6 +1,11 @@
 """``python -m quark``: the program, as `torchrun --nproc-per-node N -m quark …` starts it."""
 
-from quark.cli.main import main
+import sys
+from importlib.metadata import entry_points
 
 if __name__ == "__main__":
-    main()
+    found = entry_points(group="console_scripts", name="quark")
+    programs = [entry for entry in found if entry.dist is not None and entry.dist.name == "quark-workbench"]
+    if not programs:
+        sys.exit("quark: the program comes with quark-workbench, which is not installed: pip install quark-workbench")
+    programs[0].load()()

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from quark.base.failed_imports import refuse_failed_import
-from quark.calibration.data import hub
 from quark.errors import CheckpointError, EnvironmentConflictError
 from quark.models.hf.json_files import reading
+from quark_workbench.data import hub
 
 SAID = "operator torchvision::nms does not exist"
 

@@ -38,7 +38,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "rotation": ("--scheme", "int4_wo_64", "--algorithm", "rotation", *CALIBRATED),
 }
 PLAIN = """
-from quark.cli.main import main
+from quark_workbench.cli.main import main
 
 try:
     main()
@@ -235,7 +235,7 @@ def test_a_rank_tells_what_has_happened_unless_the_first_does(store: Any, is_tol
 ALONE_IN_THE_END = """
 import os, sys, torch
 from quark.base.process_group import ranks_of_environment
-from quark.cli import main
+from quark_workbench.cli import main
 try:
     with ranks_of_environment(torch.device("cpu")) as (ranks, _):
         ranks.barrier()

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-import quark.calibration.data.text_files as text_files
 import quark.checkpoint.destination as destination
 import quark.models.hf.file_tensors as file_tensors
 import quark.models.hf.shards as shards
+import quark_workbench.data.text_files as text_files
 from quark.base.shortages import advise, shortage
-from quark.cli.main import main
 from quark.config.templates.template import LLMTemplate
 from quark.errors import CheckpointError, OutputError, QuarkError
 from quark.models.hf.json_files import reading
@@ -25,6 +24,7 @@ from quark.plugins.discovery import Source
 from quark.runs.from_disk import quantize_checkpoint
 from quark.torch import ModelQuantizer
 from quark_tiny_model import tiny_model, tiny_model_dir
+from quark_workbench.cli.main import main
 
 
 def of_number(number: int) -> OSError:

@@ -144,7 +144,7 @@ def test_an_interrupt_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
 BUILDER = """
 import signal, sys, time
 from pathlib import Path
-from quark.cli import main
+from quark_workbench.cli import main
 from quark.checkpoint.atomic_directory import JOURNAL, Leftover, building, finished_blocks, refuse_unfinished_run
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the shell that started the tests does with it

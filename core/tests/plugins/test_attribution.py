@@ -11,12 +11,11 @@ import attrs
 import pytest
 
 from quark.base.version import VERSION
-from quark.cli.main import _print_error
 from quark.errors import PluginError
 from quark.plugins import using
 from quark.plugins.attribution import attributed, origin
-
-from ..conftest import LayerMapping
+from quark_workbench.cli.main import _print_error
+from tests.kit.installed_folder import LayerMapping
 
 PLUGIN = """
 import torch

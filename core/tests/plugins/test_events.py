@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from quark.cli.installed import plugins_report
 from quark.plugins import BlockFinished, Catalog, Event, RunFailed, RunStarted, Source, emit, hookimpl, is_heard, listening, using
 from quark.plugins.events import EVENTS, EVENTS_VERSION
+from quark_workbench.cli.installed import plugins_report
 
 
 class Listener:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from quark.base.log import unprintable
-from quark.cli import listing
-from quark.cli.main import main
 from quark.plugins import using
 from quark.plugins.collection import MOST_RECORDS
+from quark_workbench.cli import listing
+from quark_workbench.cli.main import main
 
 HOSTILE = r"""
     from quark.plugins import ExporterRecord, Option

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import quark
-from quark.cli.installed import plugins_report
 from quark.config.tensor import QTensorConfig
 from quark.errors import PluginError
 from quark.plugins import (
@@ -24,6 +23,7 @@ from quark.plugins import (
     algorithms,
 )
 from quark.plugins.api_version import ApiRange
+from quark_workbench.cli.installed import plugins_report
 
 
 def transform(**more: Any) -> AlgorithmRecord:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from quark.cli.main import main, program
 from quark_devkit.new_plugin import PLUGIN_KINDS
+from quark_workbench.cli.main import main, program
 
 
 def said(*arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:

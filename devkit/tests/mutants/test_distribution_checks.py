@@ -63,7 +63,7 @@ def test_nothing_of_a_denied_distribution_is_run(check: Check, tmp_path: Path) -
 def report_of(directory: Path, *arguments: str, **environment: str) -> tuple[int, dict[str, Any]]:
     """Return exit code and JSON report of ``quark check`` in a fresh process, for a ``directory``."""
     path = os.pathsep.join([str(directory / "site"), str(directory / "source" / "src"), *sys.path])
-    command = [sys.executable, "-c", "from quark.cli.main import main; main()", "check", DISTRIBUTION, "--json", *arguments]
+    command = [sys.executable, "-c", "from quark_workbench.cli.main import main; main()", "check", DISTRIBUTION, "--json", *arguments]
     done = subprocess.run(
         command, check=False, capture_output=True, text=True, env={**os.environ, **environment, "PYTHONPATH": path}, cwd=directory
     )

@@ -51,7 +51,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory, environment: Environment
 
 
 def test_quark_finds_it(environment: Environment, directory: Path, tmp_path: Path) -> None:
-    code = "from quark.cli.main import main; main()"
+    code = "from quark_workbench.cli.main import main; main()"
     report: Any = json.loads(environment.run("-c", code, "plugins", "--json", where=tmp_path))
     (row,) = (row for row in report["plugins"] if row["distribution"] == NAME)
     assert row["status"] == "active"
@@ -64,7 +64,7 @@ def test_its_own_tests_pass(environment: Environment, directory: Path) -> None:
 
 
 def test_quark_check_finds_nothing_wrong(environment: Environment, directory: Path) -> None:
-    code = "from quark.cli.main import main; main()"
+    code = "from quark_workbench.cli.main import main; main()"
     report: Any = json.loads(environment.run("-c", code, "check", NAME, "--json", where=directory))
     assert report["conformant"]
     assert {"failed", "unexpected", "expected"} & set(report["counts"]) == set()

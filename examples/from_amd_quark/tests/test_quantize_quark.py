@@ -133,8 +133,8 @@ def test_it_writes_the_checkpoint_that_the_python_interface_writes(tmp_path: Pat
     data = ["--dataset", text, "--num_calib_data", 4, "--seq_len", 64]
     run(*flags, *data, "--output_dir", tmp_path / "out", "--skip_evaluation", "--layer_quant_scheme", "*down_proj", "fp8",
         "--model_attn_implementation", "sdpa")  # fmt: skip
-    from quark.calibration.data import read_samples, token_sequences
     from quark_tiny_model import tiny_tokenizer
+    from quark_workbench.data import read_samples, token_sequences
 
     config = tiny_template().get_config("int4_wo_32", "gptq", layer_config={"*down_proj": "fp8"})
     quantize_checkpoint(tiny_model_dir(), tmp_path / "ours", config, token_sequences(tiny_tokenizer(), read_samples(text), 4, 64))

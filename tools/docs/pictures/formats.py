@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from quark.cli.installed import kind_report
 from quark.numbers import NumberFormat
 from quark.plugins import formats
 from quark.plugins.catalog import catalog
+from quark_workbench.cli.installed import kind_report
 from tools.docs.pictures.svg import BLUE, GREEN, GREY, ORANGE, Drawing
 from tools.docs.sections import ROOT
 

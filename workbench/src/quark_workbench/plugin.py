@@ -1,12 +1,15 @@
-"""The records of quark-workbench: commands, metrics and a selector. Nothing heavy is imported."""
+"""The records of quark-workbench: commands, sources of text, metrics, a selector.
+
+Nothing heavy is imported.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from quark.plugins import CommandRecord, MetricRecord, SelectorRecord, hookimpl
+from quark.plugins import CommandRecord, DatasetRecord, MetricRecord, SelectorRecord, hookimpl
 
-__all__ = ["QUARK_API", "quark_register_commands", "quark_register_metrics", "quark_register_selectors"]
+__all__ = ["QUARK_API", "quark_register_commands", "quark_register_datasets", "quark_register_metrics", "quark_register_selectors"]
 
 QUARK_API = (2, 2)
 
@@ -26,6 +29,19 @@ def quark_register_commands() -> Iterator[CommandRecord]:
         "inspect",
         "Print whether a quantized checkpoint is whole, which runtimes would load it, by which of their methods, and why others refuse.",
     )
+
+
+@hookimpl
+def quark_register_datasets() -> Iterator[DatasetRecord]:
+    """Yield the sources of text: kinds of files, data sets of the Hugging Face Hub, known data sets."""
+    yield _files("text", (".txt",), "plain text: one sample a file, or parts of it")
+    yield _files("json_lines", (".jsonl", ".ndjson", ".json"), "JSON: an object with a text or a chat in each line, or a list of such")
+    yield _files("parquet", (".parquet",), "Parquet tables with a column of texts or chats")
+    yield _online("huggingface", "any data set of the package `datasets`: of the Hub, or a local directory")
+    yield _online("pileval", "the Pile's validation data, as AWQ calibrates")
+    yield _online("wikitext", "WikiText-2, one long text, as GPTQ calibrates")
+    yield _online("cnn_dailymail", "news articles")
+    yield _online("ultrachat", "chats, through the tokenizer's chat template")
 
 
 @hookimpl
@@ -56,3 +72,12 @@ def quark_register_selectors() -> Iterator[SelectorRecord]:
 
 def _command(name: str, summary: str) -> CommandRecord:
     return CommandRecord(name=name, command=f"quark_workbench.commands.{name}:{name}", summary=summary)
+
+
+def _files(name: str, suffixes: tuple[str, ...], summary: str) -> DatasetRecord:
+    module = "quark_workbench.data.files"
+    return DatasetRecord(name=name, samples=f"{module}:{name}", example=f"{module}:write_{name}", suffixes=suffixes, summary=summary)
+
+
+def _online(name: str, summary: str) -> DatasetRecord:
+    return DatasetRecord(name=name, samples=f"quark_workbench.data.hub:{name}", is_online=True, summary=summary)

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from quark.cli.main import main
 from quark.plugins import PhaseStarted
 from quark.plugins.events import EVENTS, EVENTS_VERSION
 from quark_tiny_model import held_out_text, tiny_model_dir
+from quark_workbench.cli.main import main
 from quark_workbench.commands.event_lines import EventLines
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from quark.cli.main import program
 from quark_tiny_model import tiny_model_dir
+from quark_workbench.cli.main import program
 
 
 @pytest.mark.parametrize("options", [(), ("--deterministic",)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quark.cli.commands import typer_command
+from quark_workbench.cli.commands import typer_command
 from quark_workbench.commands.run_options import WritingChoices
 
 

@@ -1,7 +1,4 @@
-"""The plugin of quark-core: layer types, sources of text, the listings.
-
-Nothing heavy is imported.
-"""
+"""The plugin of quark-core: layer types. Nothing heavy is imported."""
 
 from __future__ import annotations
 
@@ -9,11 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from quark.plugins.hookspecs import hookimpl
-from quark.plugins.kinds import KINDS
 from quark.plugins.model_records import LayerTypeRecord
-from quark.plugins.program_records import CommandRecord, DatasetRecord
 
-__all__ = ["quark_register_commands", "quark_register_datasets", "quark_register_layer_types"]
+__all__ = ["quark_register_layer_types"]
 
 
 @hookimpl
@@ -44,40 +39,6 @@ def quark_register_layer_types() -> Iterator[LayerTypeRecord]:
         layer="torch.nn.modules.linear:NonDynamicallyQuantizableLinear",
         summary="stays float: nn.MultiheadAttention reads its weight and never calls it",
     )
-
-
-@hookimpl
-def quark_register_datasets() -> Iterator[DatasetRecord]:
-    """Yield the sources of text: kinds of files, data sets of the Hugging Face Hub, known data sets."""
-    yield _files("text", (".txt",), "plain text: one sample a file, or parts of it")
-    yield _files("json_lines", (".jsonl", ".ndjson", ".json"), "JSON: an object with a text or a chat in each line, or a list of such")
-    yield _files("parquet", (".parquet",), "Parquet tables with a column of texts or chats")
-    yield _online("huggingface", "any data set of the package `datasets`: of the Hub, or a local directory")
-    yield _online("pileval", "the Pile's validation data, as AWQ calibrates")
-    yield _online("wikitext", "WikiText-2, one long text, as GPTQ calibrates")
-    yield _online("cnn_dailymail", "news articles")
-    yield _online("ultrachat", "chats, through the tokenizer's chat template")
-
-
-@hookimpl
-def quark_register_commands() -> Iterator[CommandRecord]:
-    """Yield the commands that list installed things."""
-    yield _listing("plugins", "List the installed plugins, plugins that failed, and names claimed twice.")
-    for kind in KINDS:
-        yield _listing(kind.plural, f"List the {kind.plural} of all plugins, or show one.")
-
-
-def _listing(what: str, summary: str) -> CommandRecord:
-    return CommandRecord(name=what, command=f"quark.cli.listing_commands:LISTINGS.{what}", summary=summary, group="Listings")
-
-
-def _files(name: str, suffixes: tuple[str, ...], summary: str) -> DatasetRecord:
-    module = "quark.calibration.data.files"
-    return DatasetRecord(name=name, samples=f"{module}:{name}", example=f"{module}:write_{name}", suffixes=suffixes, summary=summary)
-
-
-def _online(name: str, summary: str) -> DatasetRecord:
-    return DatasetRecord(name=name, samples=f"quark.calibration.data.hub:{name}", is_online=True, summary=summary)
 
 
 def _of_torch(name: str, layer: str, module: str = "quantized_layers", **facts: Any) -> LayerTypeRecord:

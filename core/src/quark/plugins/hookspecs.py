@@ -213,7 +213,7 @@ class QuarkHooks(ModelHooks):
 
     @hookspec
     def quark_register_datasets(self) -> Iterable[DatasetRecord]:  # type: ignore[empty-body]
-        """Return the sources of text of a plugin, for calibration and evaluation. Core has this hook too.
+        """Return the sources of text of a plugin, for calibration and evaluation.
 
         Each record points at a function that yields samples: texts, or chats, which are lists of messages
         with ``role`` and ``content``. Its keyword arguments are the source's options
@@ -262,7 +262,7 @@ class QuarkHooks(ModelHooks):
 
     @hookspec
     def quark_register_commands(self) -> Iterable[CommandRecord]:  # type: ignore[empty-body]
-        """Return the commands of a plugin, such as ``quark acme-tensors DIR``. Core has this hook too.
+        """Return the commands of a plugin, such as ``quark acme-tensors DIR``.
 
         Each record points at a function, or at a ``typer.Typer`` with commands of its own, which is loaded
         when the command is called. An error that it raises becomes one sentence on stderr and exit code 2;

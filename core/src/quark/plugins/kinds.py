@@ -43,7 +43,7 @@ KINDS = (
     Kind("exporter", "exporters", ExporterRecord, "quark-exporters"),
     Kind("selector", "selectors", SelectorRecord, "quark-workbench"),
     Kind("layer type", "layer_types", LayerTypeRecord, CORE),
-    Kind("dataset", "datasets", DatasetRecord, CORE),
+    Kind("dataset", "datasets", DatasetRecord, "quark-workbench"),
     Kind("metric", "metrics", MetricRecord, "quark-workbench"),
     Kind("quantization mode", "quant_modes", QuantModeRecord, "quark-graph"),
     Kind("graph op", "graph_ops", GraphOpRecord, "quark-graph"),

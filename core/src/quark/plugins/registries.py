@@ -229,6 +229,6 @@ class CommandRegistry(Registry[CommandRecord]):
         return self._load(name, "command")
 
     def in_order(self) -> list[str]:
-        """Return the names in the order in which plugins register them: the core's commands first."""
+        """Return the names in the order in which plugins register them."""
         order = [entry.record.name for entry in self._entries]
         return sorted(self.names(), key=lambda name: order.index(name.rpartition(":")[2]))

@@ -8,7 +8,6 @@ import pytest
 from torch import nn
 
 import quark
-from quark.cli.installed import kind_report, record_report
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.templates import LLMTemplate
@@ -17,6 +16,7 @@ from quark.errors import ConfigError, UnknownNameError
 from quark.models.plan.quant_plan import make_plan
 from quark.plugins.catalog import catalog
 from quark.torch.default_templates import DEFAULT_TEMPLATES
+from quark_workbench.cli.installed import kind_report, record_report
 
 W4 = QTensorConfig(dtype="int4", qscheme="per_group", ch_axis=-1, group_size=32, is_dynamic=False)
 A8 = QTensorConfig(dtype="fp8_e4m3", qscheme="per_tensor", is_dynamic=False)

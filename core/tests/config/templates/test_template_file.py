@@ -10,12 +10,12 @@ import attrs
 import pytest
 from typer.testing import CliRunner
 
-from quark.cli.main import program
 from quark.config.templates import LLMTemplate, read_template_file, register_template_file
 from quark.errors import ConfigError, QuarkError
 from quark.models.plan.family import architecture_of
 from quark.plugins import templates
 from quark_tiny_model import tiny_model, tiny_model_dir
+from quark_workbench.cli.main import program
 
 AMD = {
     "model_type": "zenith_net",

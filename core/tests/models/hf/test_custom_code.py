@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from quark.checkpoint import import_model_from_safetensors
-from quark.cli.main import program
 from quark.errors import QuarkError, UnsupportedError
 from quark.models.hf.custom_code import code_files
 from quark.models.hf.loading import load_model
@@ -21,6 +20,7 @@ from quark.models.hf.tokenizer import load_tokenizer
 from quark.runs import quantize_checkpoint
 from quark.torch import LLMTemplate
 from quark_tiny_model import tiny_model_dir
+from quark_workbench.cli.main import program
 
 MODELING = """
 from transformers import LlamaConfig, LlamaForCausalLM

@@ -13,10 +13,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from quark.calibration.data.samples import sample_of
 from quark.errors import CalibrationError, MissingPluginError, QuarkError
 from quark_devkit.check import CheckFailedError, NotHereError, assume, check, require
 from quark_devkit.subject import Subject
+from quark_workbench.data.samples import sample_of
 
 _MOST = 64
 """Samples that are looked at."""

@@ -9,11 +9,11 @@ from types import MappingProxyType
 from typing import Any
 
 from quark.base.log import get_logger
-from quark.calibration.data.extras import extra
 from quark.config.templates.algorithms import canonical_algorithm
 from quark.errors import ConfigError, UnsupportedError
 from quark.plugins import algorithms, exporters
 from quark.runs.selected_algorithms import in_order
+from quark_workbench.data.extras import extra
 
 __all__ = ["EXPORTERS", "argument_parser", "check_arguments", "exporter_named"]
 

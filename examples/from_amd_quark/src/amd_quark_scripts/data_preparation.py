@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from amd_quark_scripts.model_preparation import available_device
-from quark.calibration.data import read_samples, token_sequences
 from quark.errors import UnsupportedError
+from quark_workbench.data import read_samples, token_sequences
 
 __all__ = ["DATASETS", "calibration_data", "get_calib_dataloader", "get_pile10k_dataloader", "get_wikitext2"]
 
@@ -50,7 +50,7 @@ def get_calib_dataloader(
     Unlike AMD Quark's, a batch with padding has an attention mask, so padding is in no statistic.
 
     Args:
-        dataset_name: A name of AMD Quark's, or a path or a name as of `quark.calibration.data.read_samples`.
+        dataset_name: A name of AMD Quark's, or a path or a name as of `quark_workbench.data.read_samples`.
         processor: Of a model for images and text; without effect, since calibration is on text.
         tokenizer: Of the model.
         batch_size: Sequences in a batch.
@@ -61,8 +61,8 @@ def get_calib_dataloader(
 
     Raises:
         UnsupportedError: The data have images.
-        CalibrationError: As `quark.calibration.data.read_samples` and
-            `quark.calibration.data.token_sequences`.
+        CalibrationError: As `quark_workbench.data.read_samples` and
+            `quark_workbench.data.token_sequences`.
     """
     batches = calibration_data(dataset_name, tokenizer, batch_size, num_calib_data, seqlen)
     target = available_device(device)

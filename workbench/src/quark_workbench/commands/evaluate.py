@@ -52,10 +52,10 @@ class TextChoices:
             QuarkError: An argument cannot be used; no weight has been read then.
         """
         from quark.calibration.batches import refuse_text
-        from quark.calibration.data import read_samples, text_of
         from quark.models.hf.model_class import model_class
         from quark.models.hf.model_config import model_config
         from quark.models.hf.tokenizer import load_tokenizer
+        from quark_workbench.data import read_samples, text_of
         from quark_workbench.evaluate import protocol_of, scored_windows
 
         protocol = protocol_of(self.protocol, seq_len=self.seq_len, stride=self.stride, bos=self.bos, score_from=self.score_from)

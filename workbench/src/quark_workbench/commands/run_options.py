@@ -59,8 +59,8 @@ class CalibrationChoices:
     seq_len: Annotated[int, typer.Option(min=1, help="Tokens in a calibration sequence.")] = 512
 
     def refuse_missing(self) -> None:
-        """Check that the data are there; nothing is read. Raises as `quark.calibration.data.read_samples`."""
-        from quark.calibration.data import read_samples
+        """Check that the data are there; nothing is read. Raises as `quark_workbench.data.read_samples`."""
+        from quark_workbench.data import read_samples
 
         for source in self.calib or ():
             read_samples(source, given_options("--calib-option", self.calib_option))
@@ -79,7 +79,7 @@ class CalibrationChoices:
         Raises:
             CalibrationError: No data are given, or they cannot be read; or the checkpoint has no tokenizer.
         """
-        from quark.calibration.data import read_samples, token_sequences
+        from quark_workbench.data import read_samples, token_sequences
 
         if not self.calib:
             raise CalibrationError(

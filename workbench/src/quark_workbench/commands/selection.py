@@ -12,8 +12,8 @@ import attrs
 import typer
 
 from quark.base.names import folded
-from quark.cli.tables import table, terminal_width
 from quark.errors import ConfigError, OutputError
+from quark_workbench.cli.tables import table, terminal_width
 from quark_workbench.commands.given_options import given_options, size_in_bytes
 
 if TYPE_CHECKING:

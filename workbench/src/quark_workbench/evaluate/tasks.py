@@ -13,8 +13,8 @@ from typing import Any, Literal
 import attrs
 from torch import nn
 
-from quark.calibration.data.extras import extra
 from quark.errors import ConfigError, UnknownNameError, UnsupportedError
+from quark_workbench.data.extras import extra
 
 __all__ = ["Backend", "TaskOptions", "TaskResult", "evaluate_tasks", "prepare_tasks"]
 

@@ -113,8 +113,8 @@ def _listed(sources: tuple[Source, ...], path: tuple[str, ...], loads: bool) -> 
 
 def _main(plugins: str, out: str, loads: str) -> None:
     """List the plugins, and write the observations as JSON."""
-    from quark.cli.installed import kind_report
     from quark.plugins.catalog import Catalog
+    from quark_workbench.cli.installed import kind_report
 
     sources = [Source(**row) for row in json.loads(plugins)]
     with side_effects() as effects:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from quark.base.failed_imports import refuse_failed_import
-from quark.calibration.data.extras import extra
-from quark.calibration.data.samples import Sample, samples_of, value_of
 from quark.errors import CalibrationError
+from quark_workbench.data.extras import extra
+from quark_workbench.data.samples import Sample, samples_of, value_of
 
 __all__ = ["cnn_dailymail", "huggingface", "pileval", "ultrachat", "wikitext"]
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from quark.cli.main import main
+from quark_workbench.cli.main import main
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, ("PASSIVE", "5000")), ("ACTIVE", ("ACTIVE", None))])

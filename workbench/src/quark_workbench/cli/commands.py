@@ -1,6 +1,6 @@
-"""The commands of the program, from the records of plugins.
+"""The commands of the program: listings, which are its own, and those of the records of plugins.
 
-The code of a command is imported when it is called.
+The code of a plugin's command is imported when it is called.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typer.core import TyperCommand, TyperGroup
 from quark.errors import PluginError, UnknownNameError
 from quark.plugins.attribution import Origin
 from quark.plugins.catalog import Catalog, recorded_catalog
-from quark.plugins.discovery import CORE
 from quark.plugins.failures import leave_out
+from quark_workbench.cli.listing_commands import LISTINGS
 
 __all__ = ["CommandGroup", "typer_command"]
 
@@ -37,13 +37,15 @@ class CommandGroup(TyperGroup):
         return recorded_catalog()
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands, the core's first."""
-        return self._catalog.commands.in_order()
+        """Return the names of all commands, listings first."""
+        commands = self._catalog.commands
+        return [*(name for name in LISTINGS if name not in commands), *commands.in_order()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command as the help lists it; None where there is none."""
         if cmd_name not in self._catalog.commands:
-            return None
+            listing = LISTINGS.get(cmd_name)
+            return None if listing is None else TyperCommand(cmd_name, help=listing.__doc__, rich_help_panel="Listings")
         record = self._catalog.commands.get(cmd_name)
         return TyperCommand(cmd_name, help=record.summary, rich_help_panel=record.group or None)
 
@@ -55,8 +57,8 @@ class CommandGroup(TyperGroup):
             PluginError: Its code cannot be loaded.
         """
         name, *rest = args
-        command, source = typer_command(name, self._catalog), self._catalog.commands.source(name)
-        self._origin = None if source.distribution == CORE else Origin(f"the command '{name}'", source)
+        command, commands = typer_command(name, self._catalog), self._catalog.commands
+        self._origin = Origin(f"the command '{name}'", commands.source(name)) if name in commands else None
         return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
@@ -84,7 +86,8 @@ def typer_command(name: str, catalog: Catalog | None = None) -> Any:
     """
     catalog = recorded_catalog() if catalog is None else catalog
     try:
-        target = catalog.commands.load_command(name)
+        is_own = name in LISTINGS and name not in catalog.commands
+        target = LISTINGS[name] if is_own else catalog.commands.load_command(name)
     except UnknownNameError as error:
         if name not in _BROUGHT_BY or not (missing := catalog.missing([_BROUGHT_BY[name]])):
             raise

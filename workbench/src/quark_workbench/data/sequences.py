@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from quark.calibration.data.samples import Sample, rendered
 from quark.errors import CalibrationError
+from quark_workbench.data.samples import Sample, rendered
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from quark.calibration.data import read_samples, sample_of, text_of
-from quark.calibration.data.extras import extra
 from quark.errors import AmbiguousNameError, CalibrationError, ConfigError, MissingPluginError, PluginError
 from quark.plugins import Catalog, DatasetRecord, Source, hookimpl, using
 from quark.plugins.discovery import discover
 from quark_tiny_model import tiny_tokenizer
+from quark_workbench.data import read_samples, sample_of, text_of
+from quark_workbench.data.extras import extra
 
 CHAT = [{"role": "user", "content": "Hello."}]
 
@@ -181,7 +181,7 @@ def test_errors_of_a_source_name_its_plugin(registered: Callable[..., None]) -> 
 
 
 def test_two_sources_of_one_ending_are_an_error_that_names_both(registered: Callable[..., None], tmp_path: Path) -> None:
-    registered(DatasetRecord(name="acme_lines", samples="quark.calibration.data.files:json_lines", suffixes=(".jsonl",)))
+    registered(DatasetRecord(name="acme_lines", samples="quark_workbench.data.files:json_lines", suffixes=(".jsonl",)))
     file = written(tmp_path / "a.jsonl", '"one"')
     with pytest.raises(AmbiguousNameError, match="acme_lines and json_lines both read"):
         read_samples(file)

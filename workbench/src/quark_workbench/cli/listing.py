@@ -2,7 +2,7 @@
 
 Shell completion and scripts call these commands often, so they are answered without typer, whose import takes
 longer than the rest of a listing. They are commands of typer's too, for ``--help`` and for errors in the
-arguments: see `quark.cli.listing_commands`.
+arguments: see `quark_workbench.cli.listing_commands`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 from quark.base.log import shown
-from quark.cli.tables import paragraphs, table, terminal_width
+from quark_workbench.cli.tables import paragraphs, table, terminal_width
 
 if TYPE_CHECKING:
     from quark.plugins import Catalog
@@ -35,7 +35,7 @@ def answer(arguments: Sequence[str]) -> bool:
     what, *rest = arguments or [""]
     names = [text for text in rest if text != "--json"]
     plain = rest.count("--json") <= 1 and len(names) <= (what != "plugins") and not any(name.startswith("-") for name in names)
-    if what not in ("plugins", *_COLUMNS) or not plain or not _is_the_cores(what):
+    if what not in ("plugins", *_COLUMNS) or not plain or what in _catalog().commands:  # a plugin may replace a listing
         return False
     try:
         show(what, as_json="--json" in rest, name=names[0] if names else None)
@@ -59,8 +59,8 @@ def show(what: str, *, as_json: bool = False, name: str | None = None) -> None:
     Raises:
         UnknownNameError: (a ValueError) No record has that name.
     """
-    from quark.cli.installed import kind_report, plugins_report, record_report
     from quark.plugins.discovery import CORE
+    from quark_workbench.cli.installed import kind_report, plugins_report, record_report
 
     with redirect_stdout(sys.stderr):  # what plugins print is not of the listing
         catalog = _catalog()
@@ -103,17 +103,6 @@ def _catalog() -> Catalog:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PluginWarning)
         return catalog()
-
-
-def _is_the_cores(what: str) -> bool:
-    """Return whether a command is the core's: a plugin may replace a listing, or claim its name."""
-    from quark.errors import AmbiguousNameError
-    from quark.plugins.discovery import CORE
-
-    try:
-        return _catalog().commands.source(what).distribution == CORE
-    except AmbiguousNameError:
-        return False
 
 
 def _text(key: str) -> Callable[[Row], str]:

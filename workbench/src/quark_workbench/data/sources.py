@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from quark.base.log import get_logger
-from quark.calibration.data.samples import Sample, is_unicode, sample_of
-from quark.calibration.data.text_files import without_compression
 from quark.errors import AmbiguousNameError, CalibrationError
 from quark.plugins import datasets
 from quark.plugins.attribution import attributed, origin
 from quark.plugins.options import checked
+from quark_workbench.data.samples import Sample, is_unicode, sample_of
+from quark_workbench.data.text_files import without_compression
 
 __all__ = ["read_samples"]
 

@@ -1,18 +1,17 @@
 """The listing commands as typer reads them, for ``--help`` and for errors in their arguments.
 
-See `quark.cli.listing`.
+See `quark_workbench.cli.listing`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Annotated
 
 import typer
 
-from quark.cli.listing import show
 from quark.plugins.kinds import KINDS
+from quark_workbench.cli.listing import show
 
 __all__ = ["LISTINGS"]
 
@@ -34,5 +33,5 @@ def _of_kind(plural: str) -> Callable[..., None]:
     return listing
 
 
-LISTINGS = SimpleNamespace(plugins=_plugins, **{kind.plural: _of_kind(kind.plural) for kind in KINDS})
+LISTINGS = {"plugins": _plugins, **{kind.plural: _of_kind(kind.plural) for kind in KINDS}}
 """The functions of the commands: ``plugins``, and one of each kind's name in the plural."""

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quark.calibration.data import token_sequences
 from quark.errors import CalibrationError
 from quark_tiny_model import held_out_text, tiny_tokenizer
+from quark_workbench.data import token_sequences
 
 TOKENIZER = tiny_tokenizer()
 CHAT = [{"role": "user", "content": "Who made the heaven?"}, {"role": "assistant", "content": "God."}]

@@ -15,9 +15,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from quark.calibration.data import read_samples, token_sequences
 from quark.errors import CalibrationError, MissingPluginError
 from quark_tiny_model import tiny_tokenizer
+from quark_workbench.data import read_samples, token_sequences
 
 LINES = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in ("one", "zwei, für ü", "三"))
 SAMPLES = ["one", "zwei, für ü", "三"]
@@ -127,8 +127,8 @@ def test_a_file_of_nothing_but_broken_samples_holds_no_text(tmp_path: Path, capl
 
 
 def test_a_line_that_never_ends_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quark.calibration.data.text_files._LONGEST_LINE", 1000)
-    monkeypatch.setattr("quark.calibration.data.text_files._LONGEST_TEXT", 1000)
+    monkeypatch.setattr("quark_workbench.data.text_files._LONGEST_LINE", 1000)
+    monkeypatch.setattr("quark_workbench.data.text_files._LONGEST_TEXT", 1000)
     for name, says in (("a.jsonl", "has a line of more than 1,000"), ("a.txt", "has more than 1,000 characters")):
         (tmp_path / name).write_bytes(gzip.compress(b" " * 2000))
         with pytest.raises(CalibrationError, match=says):

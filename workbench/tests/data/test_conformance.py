@@ -1,4 +1,4 @@
-"""The core's own sources of text keep the contracts of the plugin API.
+"""The workbench's sources of text keep the contracts of the plugin API.
 
 The conformance suite, a test class for each.
 """
@@ -11,7 +11,7 @@ from quark_devkit import DatasetConformance, subjects
 globals().update(
     {
         f"Test_{subject.name}": type(f"Test_{subject.name}", (DatasetConformance,), {"subject": subject.name, "__module__": __name__})
-        for subject in subjects(catalog(), "quark-core", ["dataset"])
+        for subject in subjects(catalog(), "quark-workbench", ["dataset"])
     }
 )
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quark.base.log import unprintable
-from quark.cli.tables import paragraphs, table
+from quark_workbench.cli.tables import paragraphs, table
 
 texts = st.text(alphabet="abc ", max_size=40).map(str.strip)
 rows = st.lists(st.tuples(st.text(alphabet="ab", min_size=1, max_size=12), texts, texts, texts), min_size=1, max_size=6)

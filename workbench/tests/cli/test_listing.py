@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from quark.cli import listing
-from quark.cli.installed import kind_report
-from quark.cli.main import program
 from quark.plugins import Catalog, registry, using
+from quark_workbench.cli import listing
+from quark_workbench.cli.installed import kind_report
+from quark_workbench.cli.main import program
 
 PLUGIN = '''
     import attrs
@@ -168,7 +168,7 @@ def test_facts_of_the_other_kinds(catalog: Catalog) -> None:
 
 def test_plugins_are_listed_with_failures_and_conflicts(catalog: Catalog) -> None:
     report = json.loads(shown(catalog, "plugins", "--json"))
-    of_core = ("layer_types", "datasets", "commands")
+    of_core = ("layer_types",)
     assert [(r["distribution"], r["status"], r["provides"]) for r in report["plugins"]] == [
         ("quark-core", "active", {kind: len(catalog.registries[kind]) for kind in of_core}),
         ("acme-quant", "active", {"formats": 2, "observers": 1, "schemes": 2, "algorithms": 2, "templates": 1, "exporters": 1}),
@@ -282,7 +282,7 @@ def test_a_terminal_is_told_what_does_not_fit(
 
 CLOSED = """
 import errno, sys
-from quark.cli import listing
+from quark_workbench.cli import listing
 
 def closed(*_: object, **__: object) -> None:
     print("a line that nobody takes")

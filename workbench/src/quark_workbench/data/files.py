@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from quark.calibration.data.extras import extra
-from quark.calibration.data.samples import Sample, is_chat, samples_of
-from quark.calibration.data.text_files import text_lines, whole_text
 from quark.errors import CalibrationError
+from quark_workbench.data.extras import extra
+from quark_workbench.data.samples import Sample, is_chat, samples_of
+from quark_workbench.data.text_files import text_lines, whole_text
 
 __all__ = ["json_lines", "parquet", "text", "write_json_lines", "write_parquet", "write_text"]
 

@@ -11,13 +11,13 @@ import typer
 from typer.testing import CliRunner
 
 from quark.base.lazy import ObjectRef
-from quark.cli import main
-from quark.cli.commands import typer_command
-from quark.cli.listing import answer
-from quark.cli.main import program
 from quark.errors import AmbiguousNameError, PluginError, QuarkError, UnknownNameError
 from quark.plugins import Catalog, CommandRecord, Record, Source, hookimpl, using
 from quark.plugins.discovery import discover
+from quark_workbench.cli import main
+from quark_workbench.cli.commands import typer_command
+from quark_workbench.cli.listing import answer
+from quark_workbench.cli.main import program
 
 
 def greet(name: Annotated[str, typer.Argument(help="Whom to greet.")], times: int = 1) -> None:
@@ -176,7 +176,7 @@ def test_with_debug_an_error_shows_the_traceback_that_python_writes(
 
 def test_every_command_has_the_summary_that_its_help_begins_with() -> None:
     catalog = Catalog(discover())
-    assert {"quantize", "check", "demo", "schemes"} <= set(catalog.commands.names())
+    assert {"quantize", "check", "demo"} <= set(catalog.commands.names())
     for record in catalog.commands:
         text = " ".join((typer_command(record.name, catalog).help or "").partition("\n\n")[0].split())
         assert text == record.summary
@@ -185,7 +185,7 @@ def test_every_command_has_the_summary_that_its_help_begins_with() -> None:
 @pytest.mark.parametrize("arguments", [["--help"], ["commands", "--json"], ["check", "--help"], ["quantize", "--help"]])
 def test_help_imports_no_torch(arguments: list[str]) -> None:
     code = (
-        "import sys\nfrom quark.cli.main import main\n"
+        "import sys\nfrom quark_workbench.cli.main import main\n"
         "try:\n    main()\nfinally:\n    print(*sys.modules, file=sys.stderr)\n"
     )  # fmt: skip
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)

@@ -12,8 +12,8 @@ from quark.base.interrupts import termination_unwinds
 from quark.base.log import shown, shown_lines
 from quark.base.shortages import shortage
 from quark.base.version import VERSION, refuse_rival
-from quark.cli import listing
 from quark.errors import OutputError, QuarkError, RankError
+from quark_workbench.cli import listing
 
 if TYPE_CHECKING:
     import typer
@@ -26,7 +26,7 @@ def program() -> typer.Typer:
     # Imported here: importing typer takes longer than a whole listing, and listings do not need it.
     import typer
 
-    from quark.cli.commands import CommandGroup
+    from quark_workbench.cli.commands import CommandGroup
 
     app = typer.Typer(
         name="quark",

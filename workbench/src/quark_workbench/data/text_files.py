@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from quark.calibration.data.extras import extra
 from quark.errors import CalibrationError
+from quark_workbench.data.extras import extra
 
 __all__ = ["opened_text", "text_lines", "whole_text", "without_compression"]
 
@@ -52,7 +52,7 @@ def whole_text(path: Path) -> str:
 def opened_text(path: Path) -> Iterator[io.TextIOWrapper]:
     """Yield a file of text, decompressed if its first bytes are those of a compressed file.
 
-    A mark of byte order is skipped. Halves of surrogate pairs pass: `quark.calibration.data.sources` leaves
+    A mark of byte order is skipped. Halves of surrogate pairs pass: `quark_workbench.data.sources` leaves
     out samples with such.
 
     Raises:
