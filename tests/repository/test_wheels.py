@@ -204,6 +204,37 @@ def fresh(tmp_path: Path) -> Path:
     return environment / "bin/python"
 
 
+GRAPH_MODE = """
+from torch import nn
+from quark.config.layer import QLayerConfig
+from quark.config.model import QConfig
+from quark.runs import ModelQuantizer
+ModelQuantizer(QConfig(QLayerConfig(), quant_mode="fx_graph_mode")).quantize_model(nn.Linear(2, 2))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lacks"),
+    [
+        (["-m", "quark", "schemes"], "quark-workbench"),
+        (["-c", GRAPH_MODE], "quark-graph"),
+        (["-c", "import quark; quark.schemes().get('fp8')"], "quark-schemes"),
+        (["-c", "import quark; quark.algorithms().get('gptq')"], "quark-algos"),
+        (["-c", "import quark; quark.exporters().get('safetensors')"], "quark-exporters"),
+        (["-c", "import quark; quark.datasets().get('text')"], "quark-workbench"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_core_alone_says_what_it_lacks(wheels: dict[str, Path], fresh: Path, tmp_path: Path, arguments: list[str], lacks: str) -> None:
+    own = sysconfig.get_path("purelib", vars={"base": str(fresh.parents[1]), "platbase": str(fresh.parents[1])})
+    with zipfile.ZipFile(wheels["core"]) as archive:
+        archive.extractall(own)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([str(fresh), *arguments], cwd=tmp_path, env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert f"pip install {lacks}" in done.stderr, done.stderr
+
+
 @pytest.fixture(scope="module")
 def clone(wheels: dict[str, Path]) -> Path:
     """A folder with the sources of all distributions and the wheels in ``dist``, as a clone has them after ``make wheels``."""
