@@ -18,10 +18,10 @@ from quark.models.plan.decoder_blocks import decoder_blocks
 from quark.models.plan.family import architecture_of, template_of
 from quark.plugins import algorithms, templates
 from quark.runs import quantize_checkpoint
-from quark.runs.planned_run import plan
 from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_workbench.cli.main import program
 from quark_workbench.evaluate.outputs import gives_next_tokens
+from quark_workbench.planning.planned_run import plan
 
 from .kit.model_classes import MODEL_CLASSES, inputs_of, random_model
 

@@ -24,10 +24,10 @@ from quark.checkpoint.inspection import inspect_checkpoint
 from quark.config.model import QConfig
 from quark.models.hf.loading import load_model
 from quark.runs import ModelQuantizer, from_disk, quantize_checkpoint
-from quark.runs.planned_run import plan, planned_lines
 from quark.torch import LLMTemplate, import_model_from_safetensors
 from quark_devkit.threads import in_threads
 from quark_devkit.whole_runs import contents, interrupted_behind
+from quark_workbench.planning.planned_run import plan, planned_lines
 
 from .interrupted import DATA, checkpoint
 

@@ -14,8 +14,8 @@ import torch
 from quark.errors import UnsupportedError
 from quark.plugins import ExporterRecord, exporters
 from quark.runs import quantize_checkpoint
-from quark.runs.planned_run import plan
 from quark_devkit.small_models import run_config, saved, small_model
+from quark_workbench.planning.planned_run import plan
 
 CANNOT = [("awq", "ptpc_fp8"), ("fp8", "mxfp4"), ("compressed_tensors", "mxfp4_fp8"), ("gguf", "ptpc_fp8")]
 

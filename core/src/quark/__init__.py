@@ -1,8 +1,7 @@
 """quark: post-training quantization for PyTorch, in which everything that varies is a plugin.
 
 The registries of what is installed are `quark.plugins.formats` and its siblings, re-exported here:
-``quark.schemes().get("fp8")``. `quark.plan` tells what a run on a checkpoint would do
-(`quark.runs.planned_run`). Importing this package imports next to nothing else; plugins are found when a
+``quark.schemes().get("fp8")``. Importing this package imports next to nothing else; plugins are found when a
 registry is first asked for. ``quark.algorithms`` is a package too, which answers when it is called (see
 `quark.base.lazy.make_callable`). AMD Quark's public API is `quark.torch`.
 """
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
         selectors,
         templates,
     )
-    from quark.runs.planned_run import plan
 
 __version__ = VERSION
 __all__ = [
@@ -44,7 +42,6 @@ __all__ = [
     "layer_types",
     "metrics",
     "observers",
-    "plan",
     "quant_modes",
     "schemes",
     "selectors",
@@ -57,10 +54,6 @@ install()
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'quark' has no attribute '{name}'", name=name)
-    if name == "plan":
-        from quark.runs.planned_run import plan  # not above: it imports torch
-
-        return plan
     from quark import plugins  # not above: `import quark` stays free of pluggy and of metadata until a registry is asked for
 
     return getattr(plugins, name)

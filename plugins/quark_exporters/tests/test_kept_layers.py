@@ -30,12 +30,12 @@ from quark.models.hf.shards import check_shards
 from quark.models.plan.mixtures import separate_experts
 from quark.models.plan.quant_plan import QuantPlan
 from quark.runs import from_disk, quantize_checkpoint
-from quark.runs.planned_run import plan
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark_devkit.small_models import batches
 from quark_devkit.threads import in_threads
 from quark_devkit.whole_runs import interrupted_behind
 from quark_tiny_model import tiny_model_dir
+from quark_workbench.planning.planned_run import plan
 
 from .kept_layer_forms import (  # noqa: F401
     DEEPSEEK,

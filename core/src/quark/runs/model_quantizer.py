@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,8 +15,6 @@ from quark.base.log import get_logger
 from quark.base.names import folded
 from quark.base.torch_state import own_torch_state
 from quark.base.version import refuse_unfit_environment
-from quark.checkpoint.export import exporter_of
-from quark.checkpoint.exporter import ExportOptions
 from quark.config.enums import QuantizationMode
 from quark.config.model import QConfig
 from quark.errors import ConfigError, UnsupportedError
@@ -25,17 +22,14 @@ from quark.models.hf.quantized_model import QuantizedModel
 from quark.models.layers.coded_layer import CodedLayer
 from quark.models.plan.one_layer import as_model, put_back
 from quark.models.plan.plan_row import PlanRow
-from quark.models.plan.quant_plan import CodesOf
 from quark.plugins import quant_modes
 from quark.plugins.run_events import running
-from quark.runs.estimate import Estimate, estimate
 from quark.runs.from_disk import quantize_checkpoint
 from quark.runs.quantize_run import quantize_run
 from quark.runs.run import Data, Run, plan_run
 from quark.runs.selected_algorithms import settings_told
 from quark.runs.sink import InPlaceSink
 from quark.runs.source import InMemorySource
-from quark.runs.workload import Calibration
 
 __all__ = ["M", "ModelQuantizer", "refuse_no_model", "refuse_unfit", "several_devices"]
 
@@ -85,45 +79,6 @@ class ModelQuantizer:
         if source is not None:
             return plan_run(source.twin, self.config, source.codes_of).plan
         return plan_run(as_model(model), self.config).plan
-
-    def estimate(
-        self,
-        model: nn.Module,
-        calibration: Calibration = Calibration(),  # noqa: B008 - frozen
-        *,
-        exporter: str = "safetensors",
-        options: ExportOptions | None = None,
-        probing: bool = True,
-    ) -> Estimate:
-        """Return the `Estimate` of `quantize_model` and an export, as ``quark plan`` of a checkpoint.
-
-        Args:
-            model: As of `plan`; it is not changed.
-            calibration: The size of the calibration data, if any are needed.
-            exporter: Name of the exporter.
-            options: Of the export.
-            probing: Whether the speed of this machine is measured, in a few seconds, for an estimate of the
-                time.
-
-        Raises:
-            ConfigError: As `plan` raises it; also UnknownNameError for the exporter.
-
-        Example:
-            >>> from quark_tiny_model import tiny_model, tiny_template
-            >>> quantizer = ModelQuantizer(tiny_template().get_config("int4_wo_64"))
-            >>> estimate = quantizer.estimate(tiny_model(), probing=False)
-            >>> round(estimate.output.bits_per_quantized_weight, 2)
-            4.56
-        """
-        refuse_no_model(model)
-        source = QuantizedModel.of(model)
-        whole = as_model(model) if source is None else source.twin
-        codes_of: CodesOf = {} if source is None else source.codes_of
-        in_memory = not any(p.is_meta for p in model.parameters())
-        device = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
-        twin = copy.deepcopy(whole, {id(p): nn.Parameter(p.detach().to("meta"), requires_grad=False) for p in whole.parameters()})
-        run, own = plan_run(twin, self.config, codes_of).for_data(twin, calibration.calls(), device), options or ExportOptions()
-        return estimate(twin, run, calibration, exporter_of(exporter, own), own, device, in_memory=in_memory, probing=probing)
 
     def quantize_model(self, model: M, dataloader: Data = None) -> M:
         """Quantize ``model`` in place, block by block, and return it.

@@ -22,9 +22,9 @@ from quark.models.hf.model_class import is_of_its_config, model_class
 from quark.models.hf.model_config import model_config
 from quark.models.hf.skeleton import meta_model, skeleton
 from quark.runs import quantize_checkpoint
-from quark.runs.planned_run import plan
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
 from quark_tiny_model import tiny_model_dir
+from quark_workbench.planning.planned_run import plan
 
 FILE = Path("config.json")
 SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "pad_token_id": 0}

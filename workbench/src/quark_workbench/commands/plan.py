@@ -64,10 +64,10 @@ def print_planned(
     Args:
         source: The checkpoint.
         out: Where the run would write; None where that is not asked.
-        config: As of `quark.runs.plan`.
+        config: As of `quark_workbench.planning.plan`.
         calibration: Which data it would be calibrated on.
         export: How it would be written.
-        device: As of `quark.runs.plan`.
+        device: As of `quark_workbench.planning.plan`.
         dtype: Likewise.
         trust_remote_code: Likewise.
         probe: Whether this machine is measured.
@@ -78,9 +78,9 @@ def print_planned(
         QuarkError: Something refuses the run: all that is known of it, after the plan has been printed.
     """
     # Torch and transformers are imported here, not above: `quark --help` does without them.
-    from quark.runs.planned_run import plan as planned_run
-    from quark.runs.planned_run import planned_lines
-    from quark.runs.workload import Calibration
+    from quark_workbench.planning.planned_run import plan as planned_run
+    from quark_workbench.planning.planned_run import planned_lines
+    from quark_workbench.planning.workload import Calibration
 
     options, errors = _checked(source, out, calibration, export)
     size = Calibration(calibration.num_calib, calibration.seq_len)

@@ -30,7 +30,7 @@ from quark.runs.quantize_block import quantize_blocks
 from quark.runs.quantize_run import finish_run, start_run
 from quark.runs.run import FinishedRun, Run, StartedRun, plan_run
 from quark.runs.sink import CheckpointSink, InPlaceSink, begun_export
-from quark.runs.workload import Calibration, workload_of
+from quark_workbench.planning.workload import Calibration, workload_of
 
 __all__ = ["BlockSeconds", "measured_block", "seconds_per_byte"]
 

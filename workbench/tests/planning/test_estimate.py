@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import quark_tiny_model as tiny
-from quark.runs.estimate import Estimate, Output, _activations, _being_written
 from quark.runs.run import plan_run
-from quark.runs.workload import Calibration, Workload
 from quark.torch import LLMTemplate
+from quark_workbench.planning.estimate import Estimate, Output, _activations, _being_written
+from quark_workbench.planning.workload import Calibration, Workload
 
 
 def test_forwards_of_two_passes_hold_nothing_inside_a_block_but_what_it_computes() -> None:

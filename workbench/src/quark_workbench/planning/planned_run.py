@@ -31,11 +31,11 @@ from quark.models.hf.tokenizer import load_tokenizer
 from quark.models.plan.family import template_of, weight_converters_of
 from quark.models.plan.plan_text import plan_lines
 from quark.models.plan.quant_plan import CodesOf, QuantPlan
-from quark.runs.estimate import Estimate, estimate
 from quark.runs.memory import collecting_later, free_bytes
 from quark.runs.run import Run, plan_run
 from quark.runs.skeleton import quantized_skeleton
-from quark.runs.workload import Calibration
+from quark_workbench.planning.estimate import Estimate, estimate
+from quark_workbench.planning.workload import Calibration
 
 __all__ = ["PlannedRun", "Refusal", "estimate_lines", "plan", "planned_lines"]
 

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-import quark
 from quark.checkpoint.export import export_options
 from quark.config.templates import LLMTemplate
 from quark.errors import CheckpointError
 from quark.models.hf.loading import load_model
-from quark.runs import ModelQuantizer, quantize_checkpoint
-from quark.runs.block_probe import BlockSeconds
-from quark.runs.planned_run import plan, planned_lines
-from quark.runs.workload import Calibration
+from quark.runs import quantize_checkpoint
 from quark_tiny_model import calibration_batches, tiny_model_dir, tiny_template
+from quark_workbench.planning.block_probe import BlockSeconds
+from quark_workbench.planning.model_estimate import estimate_model
+from quark_workbench.planning.planned_run import plan, planned_lines
+from quark_workbench.planning.workload import Calibration
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "codes": {"scheme": "int4_wo_64"},
@@ -160,7 +160,7 @@ def test_the_time_of_a_large_block_is_scaled_from_a_narrower_one(
     values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(values | {"num_hidden_layers": 2, "vocab_size": 512, "dtype": "bfloat16"}))
-    monkeypatch.setattr("quark.runs.block_probe._BUDGET", 0.0)
+    monkeypatch.setattr("quark_workbench.planning.block_probe._BUDGET", 0.0)
     config = LLMTemplate.get(values["model_type"]).get_config(scheme="int4_wo_128", algorithm="gptq")
     planned = plan(tmp_path, config, calibration=Calibration(2, 128))
     assert planned.estimate is not None
@@ -172,7 +172,7 @@ def test_the_time_of_a_large_block_is_scaled_from_a_narrower_one(
 
 
 def test_plan_says_that_the_time_is_not_known_of_a_large_block_that_cannot_be_made_narrower(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quark.runs.block_probe._LARGEST", 0)
+    monkeypatch.setattr("quark_workbench.planning.block_probe._LARGEST", 0)
     planned = plan(tiny_model_dir(), tiny_template().get_config(scheme="int4_wo_64", algorithm="gptq"), calibration=Calibration(2, 32))
     assert planned.estimate is not None
     assert planned.estimate.block is None
@@ -187,7 +187,7 @@ def test_why_a_block_cannot_be_measured_stands_in_the_log(monkeypatch: pytest.Mo
     def fails(*_: object) -> None:
         raise AttributeError("its rotary embedding is elsewhere")
 
-    monkeypatch.setattr("quark.runs.block_probe._seconds", fails)
+    monkeypatch.setattr("quark_workbench.planning.block_probe._seconds", fails)
     with caplog.at_level("DEBUG", "quark"):
         planned = plan(tiny_model_dir(), "int4_wo_64")
     assert planned.estimate is not None
@@ -199,7 +199,7 @@ def test_a_model_in_memory_has_the_estimate_of_its_checkpoint() -> None:
     config, size = tiny_template().get_config(scheme="mxfp4", algorithm="gptq"), Calibration(4, 64)
     model = load_model(tiny_model_dir(), "auto")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    own = ModelQuantizer(config).estimate(model, size)
+    own = estimate_model(model, config, size)
     planned = plan(tiny_model_dir(), config, calibration=size, probing=False).estimate
     assert planned is not None
     assert own.output == planned.output
@@ -207,10 +207,6 @@ def test_a_model_in_memory_has_the_estimate_of_its_checkpoint() -> None:
     assert own.seconds["rounding"] > 0
     assert own.memory["rounded weights"] == sum(t.nbytes for n, t in before.items() if "proj" in n)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-
-
-def test_it_is_a_function_of_the_package() -> None:
-    assert quark.plan is plan
 
 
 def test_everything_is_json() -> None:

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from quark.algorithms import CrossMoment, Hessian, Hessian64, Statistic
 from quark.models.plan.family import template_of
 from quark.runs.run import plan_run
-from quark.runs.workload import Calibration, statistics_bytes, workload_of
+from quark_workbench.planning.workload import Calibration, statistics_bytes, workload_of
 
 HIDDEN, INNER, LAYERS, HEADS, EXPERTS, CHOSEN = 64, 128, 2, 2, 8, 2
 DATA = Calibration(sequences=3, length=10)

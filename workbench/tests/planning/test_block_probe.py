@@ -13,11 +13,11 @@ import quark_tiny_model as tiny
 from quark.checkpoint.exporter import ExportOptions
 from quark.models.plan.decoder_blocks import decoder_blocks
 from quark.models.plan.family import architecture_of
-from quark.runs import block_probe as module
-from quark.runs.block_probe import BlockSeconds, _extended, _of_one_block, _with_weights, measured_block, seconds_per_byte
 from quark.runs.run import plan_run
-from quark.runs.workload import Calibration, workload_of
 from quark.torch import LLMTemplate
+from quark_workbench.planning import block_probe as module
+from quark_workbench.planning.block_probe import BlockSeconds, _extended, _of_one_block, _with_weights, measured_block, seconds_per_byte
+from quark_workbench.planning.workload import Calibration, workload_of
 
 CPU = torch.device("cpu")
 

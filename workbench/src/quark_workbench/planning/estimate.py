@@ -17,11 +17,11 @@ from quark.checkpoint.exporter import Exporter, ExportOptions
 from quark.checkpoint.shard_layout import ShardLayout
 from quark.models.plan.decoder_blocks import decoder_blocks
 from quark.models.plan.family import text_config
-from quark.runs.block_probe import BlockSeconds, measured_block, seconds_per_byte
 from quark.runs.memory import LEAST_RETURNED, held_bytes
 from quark.runs.run import Run, held_by_forwards
 from quark.runs.skeleton import quantized_skeleton
-from quark.runs.workload import Calibration, Workload, statistics_bytes, workload_of
+from quark_workbench.planning.block_probe import BlockSeconds, measured_block, seconds_per_byte
+from quark_workbench.planning.workload import Calibration, Workload, statistics_bytes, workload_of
 
 __all__ = ["Estimate", "Output", "estimate", "output_of"]
 
