@@ -34,7 +34,7 @@ from quark.models.plan.family import weight_converters_of
 from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins.attribution import attributed, origin
 from quark.plugins.run_events import running
-from quark.runs.identity import RunIdentity
+from quark.runs.identity import RunIdentity, refuse_different_ranks
 from quark.runs.journal import Journal, is_finished_run
 from quark.runs.quantize_block import quantize_blocks
 from quark.runs.quantize_run import finish_run, quantize_run, start_run
@@ -119,7 +119,7 @@ def quantize_checkpoint(
         CheckpointError: The checkpoint is damaged, incomplete, or of another model than its config.json says.
         ConfigError, UnknownNameError, UnsupportedError, CalibrationError: What is asked for is not there,
             does not fit, or lacks data.
-        RankError: Another rank has failed.
+        RankError: Another rank has failed, or has been asked for something else.
         NonFiniteError: A weight or an activation holds NaN or Inf.
         PluginError: A plugin raised an error, or returned what cannot be built on; names plugin, version,
             algorithm and layer.
@@ -138,6 +138,7 @@ def quantize_checkpoint(
         converters = weight_converters_of(tensors.model) if weight_converters is None else weight_converters
         of_output = exporter, output.options
         identity = RunIdentity.of(tensors.model, run.plan, shards, run.data, *of_output, converters, tensors.device, ranks.is_deterministic)
+        refuse_different_ranks(ranks, identity, leftover=output.leftover)
 
         def complete(finished: FinishedRun, directory: Path) -> None:
             refuse_incomplete_export(exporter, directory, tensors.model)

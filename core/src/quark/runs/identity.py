@@ -16,20 +16,24 @@ import torch
 from torch import Tensor, nn
 
 from quark.base.names import fold_names
+from quark.base.ranks import Ranks
 from quark.base.version import VERSION, transformers_version
 from quark.calibration.batches import Call
 from quark.checkpoint.exporter import ExportOptions
 from quark.checkpoint.provenance import provenance
+from quark.errors import RankError
 from quark.models.hf.shards import Shard
 from quark.models.hf.weight_converters import WeightConverter
 from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins.attribution import origin
 
-__all__ = ["RunIdentity", "differences"]
+__all__ = ["RunIdentity", "differences", "listed", "refuse_different_ranks"]
 
 _NOT_OF_THE_WEIGHTS = ("overwrite", "tokenizer", "own")
 """Export options that change no tensor; an exporter's own are listed apart."""
 
+_LISTED = 8
+"""Differences that a message lists."""
 _PIECES, _PIECE = 64, 4096
 """Pieces of a file of the source that are looked at, and their size in bytes: little beside the file, and
 spread over all blocks.
@@ -118,7 +122,7 @@ def _identity_of_data(calls: Sequence[Call]) -> dict[str, Any]:
     return {"calls": len(calls), "digest": _digest(part for call in calls for part in _bytes_of([call.args, dict(call.kwargs)]))}
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], form: str = "{} was {} and is {}") -> list[str]:
     """Return a line for each value that differs, such as ``"settings.dtype was float16 and is float32"``.
 
     >>> differences({"a": {"x": 1, "y": [1, 2]}}, {"a": {"x": 2, "y": [1, 2]}, "b": "new"})
@@ -126,7 +130,35 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """
     one, other = dict(_leaves(before)), dict(_leaves(now))
     names = [*one, *(name for name in other if name not in one)]
-    return [f"{name} was {_shown(one, name)} and is {_shown(other, name)}" for name in names if _shown(one, name) != _shown(other, name)]
+    return [form.format(name, *pair) for name in names if len(set(pair := (_shown(one, name), _shown(other, name)))) == 2]
+
+
+def listed(lines: Sequence[str]) -> str:
+    """Return the first differences for a message, and how many more there are."""
+    return "; ".join([*lines[:_LISTED], *([f"and {len(lines) - _LISTED} more"] if len(lines) > _LISTED else [])])
+
+
+def refuse_different_ranks(ranks: Ranks, identity: RunIdentity, **more: str) -> None:
+    """Check that all processes of a run have been asked for the same, before work begins; collective.
+
+    Args:
+        ranks: The processes.
+        identity: Of the run, as this process sees it.
+        more: What else all of them have to agree on.
+
+    Raises:
+        RankError: Source, data, settings or versions of another process are others; the message names them.
+    """
+    own = json.dumps({**attrs.asdict(identity), **more}, sort_keys=True)
+    if len(set(ranks.gather(_digest([own.encode()])))) == 1:
+        return
+    first, *others = (json.loads(each) for each in ranks.gather(own))
+    each = enumerate((differences(first, other, "{} is {} there and {} here") for other in others), 1)
+    rank, lines = next((rank, lines) for rank, lines in each if lines)
+    raise RankError(
+        f"the processes of this run are not asked for the same. From process 0 there, process {rank} here differs in: {listed(lines)}. "
+        "Start all of them with the same checkpoint, data, options and installed versions"
+    )
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -25,15 +25,12 @@ from quark.checkpoint.destination import RUN_FILE
 from quark.checkpoint.run_file import verify
 from quark.errors import OutputError, ResumeError
 from quark.models.hf.json_files import read_json
-from quark.runs.identity import RunIdentity, differences
+from quark.runs.identity import RunIdentity, differences, listed
 
 __all__ = ["FORMAT", "FinishedBlock", "Journal", "is_finished_run"]
 
 FORMAT = 1
 """Version of the journal's form; one of another version is not read."""
-
-_SHOWN = 8
-"""Differences that a message lists."""
 
 
 @attrs.frozen
@@ -174,8 +171,7 @@ def is_finished_run(out: Path, identity: RunIdentity, *, overwrite: bool) -> boo
 
 def _refuse_other_run(which: str, before: Mapping[str, Any], identity: RunIdentity, fix: str) -> None:
     if lines := differences(before, attrs.asdict(identity)):
-        shown = [*lines[:_SHOWN], *([f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else [])]
-        raise ResumeError(f"{which} is not the one that is asked for now. It differs in: {'; '.join(shown)}. {fix}", differences=lines)
+        raise ResumeError(f"{which} is not the one that is asked for now. It differs in: {listed(lines)}. {fix}", differences=lines)
 
 
 def _lines(data: bytes) -> tuple[list[dict[str, Any]], list[int]]:
