@@ -12,6 +12,7 @@ from safetensors import safe_open
 from torch import nn
 
 from quark.base.names import folded
+from quark.checkpoint.headers import refuse_misfits
 from quark.checkpoint.layout_reader import ReadsOwnFiles, layout_for, quantization_block, reader_of
 from quark.checkpoint.provenance import refuse_unreadable
 from quark.checkpoint.reader import fill_zero_points, place, placed_by, prepared, tie
@@ -20,6 +21,7 @@ from quark.models.hf.loading import unpack_all
 from quark.models.hf.shards import check_shards
 from quark.models.hf.skeleton import empty_model
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
+from quark.plugins.attribution import attributed
 
 __all__ = ["QuantizedCheckpoint"]
 
@@ -44,6 +46,7 @@ class QuantizedCheckpoint:
         UnsupportedError: Its tensors are in files of the layout's own, which are read as a whole.
     """
 
+    @attributed("reading a checkpoint")
     def __init__(self, directory: Path, device: torch.device, *, trust_remote_code: bool = False, packed: bool = False) -> None:
         self._directory, self._device, self._keeps_codes = directory, device, packed
         block = quantization_block(directory)
@@ -58,6 +61,7 @@ class QuantizedCheckpoint:
         plan = prepared(reader, self.model, stored, directory)
         self.blocks = decoder_blocks(self.model, plan.architecture)
         place_of = placed_by(reader, self.model, stored.config)
+        refuse_misfits(self.model, reader, stored.config, directory)
         self._places: dict[str | None, list[tuple[Path, str, str]]] = {}
         for shard in shards:
             for name, (_, shape) in shard.tensors.items():

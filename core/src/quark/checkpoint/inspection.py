@@ -16,16 +16,17 @@ from torch import Tensor, nn
 
 from quark.base.log import silenced
 from quark.base.names import folded
+from quark.checkpoint.headers import place_headers
 from quark.checkpoint.layout_reader import ReadsOwnFiles, layout_for, quantization_block, reader_of
-from quark.checkpoint.reader import fill_zero_points, place, placed_by, prepared, tie
+from quark.checkpoint.reader import fill_zero_points, placed_by, prepared, tie
 from quark.checkpoint.run_file import verify as verified
 from quark.config.model import QConfig
-from quark.errors import CheckpointError, PluginError, QuarkError
+from quark.errors import PluginError, QuarkError
 from quark.models.hf.internals import output_embeddings
 from quark.models.hf.json_files import naming
 from quark.models.hf.model_class import is_of_its_config
-from quark.models.hf.placing import left_out_by, without_source
-from quark.models.hf.shards import DTYPES, Shard, check_shards
+from quark.models.hf.placing import without_source
+from quark.models.hf.shards import Shard, check_shards
 from quark.models.hf.skeleton import empty_model
 from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins import exporters
@@ -215,18 +216,7 @@ def _placed(
 
     And the tensors that are missing.
     """
-    found: set[str] = set()
-    misfits = []
-    is_left_out = left_out_by(model, exclude)
-    for path, name, dtype, shape in ((s.path, name, *kind) for s in shards for name, kind in s.tensors.items() if not is_left_out(name)):
-        if dtype not in DTYPES:
-            misfits.append(f"'{name}' in '{path}' is of the dtype {dtype}, which no model has")
-            continue
-        tensor = torch.empty(shape, dtype=DTYPES[dtype], device="meta")
-        try:
-            found.add(place(model, place_of(name, tensor), name, tensor, path))
-        except CheckpointError as error:
-            misfits.append(str(error))
+    found, misfits = place_headers(model, place_of, shards, exclude)
     found |= fill_zero_points(model, found)
     tie(model, found)
     try:

@@ -20,7 +20,7 @@ from quark.checkpoint.save_pretrained import set_results
 from quark.config.model import QConfig
 from quark.errors import AmbiguousNameError, CheckpointError, ConfigError, QuarkError, UnknownNameError, UnsupportedError
 from quark.models.hf.loading import unpack_all
-from quark.models.hf.placing import aliases, left_out_by, module_at, put_tensor, tie_equal, without_source
+from quark.models.hf.placing import aliases, left_out_by, misfit, module_at, put_tensor, tie_equal, without_source
 from quark.models.hf.shards import Shard, check_shards
 from quark.models.hf.skeleton import empty_model
 from quark.models.layers.packed_layers import PackedLayer, PackedScales
@@ -29,9 +29,16 @@ from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins.attribution import Origin, attributed, origin
 from quark.plugins.expected import described
 
-__all__ = ["fill_zero_points", "import_model_from_safetensors", "packed_content", "place", "placed_by", "prepared", "tie"]
-
-_FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}  # numbers, whichever of them they are; all others are codes
+__all__ = [
+    "fill_zero_points",
+    "import_model_from_safetensors",
+    "packed_content",
+    "place",
+    "placed_by",
+    "prepared",
+    "read_configuration",
+    "tie",
+]
 
 
 @attributed("reading a checkpoint")
@@ -120,7 +127,7 @@ def _packed_content(float_model: nn.Module, directory: Path) -> CheckpointConten
     block = quantization_block(directory)
     layout = layout_for(block, directory / "config.json")
     reader, whose = reader_of(layout), origin("exporters", layout)
-    stored = _configuration(reader, block, directory)
+    stored = read_configuration(reader, block, directory)
     _expect(stored, StoredConfig, "configuration", whose)
     refuse_unreadable(stored.config, f"the checkpoint '{directory}'")
     shards = [] if isinstance(reader, ReadsOwnFiles) else check_shards(directory)
@@ -156,7 +163,8 @@ def _expect(value: object, kind: type, method: str, whose: Origin) -> None:
         raise whose.error(f"returns {described(value)} from '{method}' where a {kind.__name__} is expected")
 
 
-def _configuration(reader: LayoutReader, block: dict[str, object], directory: Path) -> StoredConfig:
+def read_configuration(reader: LayoutReader, block: dict[str, object], directory: Path) -> StoredConfig:
+    """Return what a reader makes of a ``quantization_config``; its errors name the file."""
     try:
         return reader.configuration(block, directory)
     except QuarkError as error:
@@ -223,24 +231,22 @@ def _tensors(reader: LayoutReader, directory: Path, shards: Iterable[Shard]) -> 
 
 
 def place(model: nn.Module, target_path: str, name: str, tensor: Tensor, path: Path) -> str:
-    """Put the checkpoint tensor ``name`` at ``target_path`` in the model, and return ``target_path``."""
+    """Put the checkpoint tensor ``name`` at ``target_path`` in the model, and return ``target_path``.
+
+    Raises:
+        CheckpointError: The model has no such place, or wants another shape or dtype there.
+    """
     owner, _, leaf = target_path.rpartition(".")
     try:
         target = module_at(model, owner)
         old = target._parameters.get(leaf) if leaf in target._parameters else target._buffers[leaf]
     except KeyError:
         raise CheckpointError(f"'{path}' holds '{name}', for which the model has no place: the export is of another model") from None
-    if old is not None and old.numel() == tensor.numel() == 1:
-        tensor = tensor.reshape(old.shape)  # tools store one number in the shape [] or [1]
-    if old is None or old.shape != tensor.shape:
-        expected = "nothing" if old is None else list(old.shape)
-        raise CheckpointError(
-            f"'{name}' in '{path}' has the shape {list(tensor.shape)} where the model wants {expected}: the export is damaged"
-        )
-    if tensor.dtype != old.dtype and not {tensor.dtype, old.dtype} <= _FLOATS:
-        raise CheckpointError(
-            f"'{name}' in '{path}' is of {tensor.dtype} where the model wants {old.dtype}: the export is damaged, or of something else"
-        )
+    if old is None:
+        raise CheckpointError(f"'{path}' holds '{name}' where the model wants nothing: the export is damaged")
+    if error := misfit(tensor, old):
+        raise CheckpointError(f"'{name}' in '{path}' {error}: the export is damaged, or of something else")
+    tensor = tensor.reshape(old.shape)  # tools store one number in the shape [] or [1]
     put_tensor([(target, leaf)], tensor.to(old.dtype) if leaf in target._parameters else tensor)
     return target_path
 

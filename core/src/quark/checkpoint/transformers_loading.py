@@ -17,19 +17,20 @@ from torch import nn
 
 from quark.base.names import folded
 from quark.base.version import refuse_unfit_environment, transformers_version
+from quark.checkpoint.headers import refuse_misfits, refuse_misfits_of
 from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, RenamesTensors, StoredConfig, layout_for, reader_of
 from quark.checkpoint.provenance import refuse_unreadable
 from quark.checkpoint.save_pretrained import SavesQuantized
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, UnsupportedError
-from quark.models.hf.internals import before_tying, on_missing, renamed_by_loader, renamed_scales, source_of
-from quark.models.hf.loading import keeps_codes, unpack_all
+from quark.models.hf.internals import before_tying, directory_of, on_missing, renamed_by_loader, renamed_scales, source_of
+from quark.models.hf.loading import keeps_codes, load_model, unpack_all
 from quark.models.hf.placing import aliases, tie_equal
-from quark.models.hf.shards import check_shards
+from quark.models.hf.shards import INDEX, SINGLE, check_shards
 from quark.models.layers.packed_layers import PackedLayer, PackedScales
 from quark.plugins import exporters
 
-__all__ = ["is_read_here", "map_to_quark", "register_layouts"]
+__all__ = ["is_read_here", "load_checkpoint", "map_to_quark", "register_layouts"]
 
 _IMPORTS_QUARK = "quark"
 """The method for which transformers has a quantizer that imports this package."""
@@ -70,6 +71,19 @@ def is_read_here(method: str) -> bool:
 
     quantizer = AUTO_QUANTIZER_MAPPING.get(method)
     return method == _IMPORTS_QUARK or (quantizer is not None and quantizer.__module__ == __name__)
+
+
+def load_checkpoint(
+    path: Path, dtype: str = "auto", device: str = "cpu", *, trust_remote_code: bool = False, packed: bool = False
+) -> nn.Module:
+    """Return the model of a checkpoint, float or quantized, in evaluation mode, by `load_model`.
+
+    Layouts are registered, and tensors of a quantized checkpoint are those that its configuration announces,
+    whoever reads them. Arguments and errors as of `load_model`.
+    """
+    register_layouts()
+    refuse_misfits_of(path, trust_remote_code=trust_remote_code)
+    return load_model(path, dtype, device, trust_remote_code=trust_remote_code, packed=packed)
 
 
 def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "reorder", custom_mode: str = "quark") -> nn.Module:
@@ -122,6 +136,9 @@ def _prepare(model: nn.Module, reader: LayoutReader, stored: StoredConfig, *, re
     reader.prepare(model, stored)
     if not isinstance(model, PreTrainedModel):
         return
+    directory = directory_of(model.config)
+    if directory is not None and any((directory / name).is_file() for name in (INDEX, SINGLE)):
+        refuse_misfits(model, reader, stored.config, directory)
     if renames_scales:
         _put_scales_where_the_loader_looks(model)
     known = {id(tensor) for tensor in before.values()}

@@ -73,6 +73,8 @@ class TwoLevelQuantizer(MultiLevelQuantizer):
             return f"scales are quantized with one scale over all of them: set qscheme=per_tensor in the second level, {_name(scales)}"
         if elements.spec.symmetric is False:
             return f"scales of {_name(elements)} with zero points cannot be quantized: set symmetric=True"
+        if elements.spec.scale_format not in (None, "float32"):
+            return f"scales of {_name(elements)} are quantized by the second level, {_name(scales)}: leave out scale_format in the first"
         return elements.shape_error(shape) or scales.shape_error(())
 
     def observer(self) -> Observer:

@@ -165,7 +165,7 @@ def is_finished_run(out: Path, identity: RunIdentity, *, overwrite: bool) -> boo
     fix = "choose another output directory, or pass overwrite=True to replace it"
     _refuse_other_run(f"the run that has written '{out}'", values["run"], identity, fix[:1].upper() + fix[1:])
     if changes := verify(out).changes:
-        raise OutputError(f"'{out}' is of this run and was complete, and has been changed since ({'; '.join(changes[:_SHOWN])}): {fix}")
+        raise OutputError(f"'{out}' is of this run and was complete, and has been changed since ({listed(changes)}): {fix}")
     return True
 
 

@@ -26,6 +26,7 @@ from quark.checkpoint.layer_storage import layer_codes, meta_tensors
 from quark.config.enums import ZeroPointType
 from quark.config.layer import QLayerConfig
 from quark.errors import CheckpointError, ConfigError, UnsupportedError
+from quark.models.hf.placing import misfit
 from quark.numbers import QParams, canonicalize, cast_finite
 from quark_exporters.linear_layers import LinearExporter, LinearReader, coded_rows, float_names
 from quark_exporters.stored_codes import packed_words, qscheme_of, runs_along_rows, spec_of_layout, unpacked_words, weight_quantizer
@@ -230,8 +231,8 @@ def _float_tensor(layer: str, config: QLayerConfig, stored: Mapping[str, Tensor]
     shape = (8 * words, columns)
     fits = quantizer.shape_error(shape) is None and stored[names["qweight"]].ndim == 2
     expected = meta_tensors(storage, config, shape) if fits else {}
-    if any(leaf not in expected or stored[name].shape != expected[leaf].shape for leaf, name in names.items()):
-        shapes = ", ".join(f"{leaf} {list(stored[name].shape)}" for leaf, name in names.items())
+    if any(leaf not in expected or misfit(stored[name], expected[leaf]) for leaf, name in names.items()):
+        shapes = ", ".join(f"{leaf} {stored[name].dtype} {list(stored[name].shape)}" for leaf, name in names.items())
         size = getattr(config.weight, "group_size", None) or "whole rows"
         raise CheckpointError(f"'{layer}' has {shapes}, which do not fit each other in groups of {size}: it is damaged")
 

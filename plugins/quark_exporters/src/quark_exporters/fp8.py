@@ -29,12 +29,12 @@ from torch import Tensor
 
 from quark.base.log import get_logger
 from quark.checkpoint import CheckpointContent, CodedLayer, ExportOptions, FloatTensor, LayerCodes
-from quark.checkpoint.layer_storage import layer_codes
+from quark.checkpoint.layer_storage import layer_codes, meta_tensors
 from quark.config.layer import QLayerConfig
 from quark.config.tensor import QTensorConfig
 from quark.errors import CheckpointError, ConfigError, UnsupportedError
 from quark.numbers import QParams, canonicalize
-from quark_exporters.linear_layers import LinearExporter, LinearReader, cache_scales, coded_rows, float_names
+from quark_exporters.linear_layers import LinearExporter, LinearReader, cache_scales, coded_rows, float_names, refuse_others
 from quark_exporters.stored_codes import ScaleBlocks, qscheme_of, spec_of_layout, weight_quantizer
 
 __all__ = ["Fp8Dequantizer", "Fp8Exporter", "Fp8Reader", "Fp8Storage"]
@@ -229,6 +229,8 @@ class Fp8Dequantizer:
             scale = next((name + suffix for suffix in _SCALES if name + suffix in stored), None)
             if tensor.dtype in _CODES and scale is not None:
                 one = _float_tensor(name, scale, size, stored)
+                if config is not None and name.endswith(".weight"):
+                    _refuse_others(one, config, stored, says_inputs="activation_scheme" in block)
                 yield one if config is None else attrs.evolve(one, layers=_layers(one, config, stored))
             elif scale is not None and scale.endswith("_inv"):
                 kind = str(tensor.dtype).removeprefix("torch.")
@@ -240,6 +242,23 @@ def _config(block: Mapping[str, Any]) -> QLayerConfig | None:
         return Fp8Reader().layer_config(block)
     except UnsupportedError:
         return None  # weights are dequantized, and no layer can be written again as it is
+
+
+def _refuse_others(one: FloatTensor, config: QLayerConfig, stored: Mapping[str, Tensor], *, says_inputs: bool) -> None:
+    """Raise CheckpointError for tensors of a layer that are not as its configuration announces.
+
+    Codes may also be E5M2, and rows may have scales of their own. Of inputs a configuration need not say
+    anything, and their scale may have an older name.
+    """
+    layer, announced = one.name.removesuffix(".weight"), dict(meta_tensors(Fp8Storage(), config, one.shape))
+    weight, scale = (stored[name] for name in one.sources)
+    announced["weight"] = announced["weight"].to(weight.dtype)
+    leaf = one.sources[1].removeprefix(f"{layer}.")
+    if leaf in announced and (scale.numel() == one.shape[0] or leaf.endswith("_inv")):  # `ScaleBlocks` has compared blocks with them
+        announced[leaf] = announced[leaf].new_empty(scale.shape)
+    if not says_inputs or f"{layer}.activation_scale" in stored:
+        announced.pop("input_scale", None)
+    refuse_others(layer, stored, announced, may_be=() if says_inputs else ("input_scale",))
 
 
 def _layers(one: FloatTensor, config: QLayerConfig, stored: Mapping[str, Tensor]) -> tuple[LayerCodes, ...]:

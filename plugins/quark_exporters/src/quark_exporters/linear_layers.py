@@ -9,15 +9,20 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
+from torch import Tensor
+
+from quark.base.names import folded
 from quark.checkpoint import CheckpointContent, CheckpointExporter, ExportOptions, StorageReader
 from quark.checkpoint.float_layers import is_float, routers
 from quark.config.layer import QLayerConfig, TensorSpec
+from quark.errors import CheckpointError
+from quark.models.hf.placing import misfit, refuse_unannounced
 from quark.models.layers.attention import KEY, QUERY, STORED_STATES, VALUE
 from quark.models.plan.quant_plan import QuantPlan
 from quark.numbers import canonicalize
 from quark_exporters.stored_codes import qscheme_of, spec_of_layout
 
-__all__ = ["LinearExporter", "LinearReader", "cache_scales", "coded_rows", "float_names"]
+__all__ = ["LinearExporter", "LinearReader", "cache_scales", "coded_rows", "float_names", "refuse_others"]
 
 
 _CACHED = {"k_scale": ("k_proj", "qkv_proj"), "v_scale": ("v_proj", "qkv_proj")}
@@ -114,3 +119,27 @@ def cache_scales(layer: str, stored: Container[str]) -> tuple[str, ...]:
     attention = layer.rpartition(".")[0]
     names = (f"{attention}.{state}_scale" for state in STORED_STATES.values())
     return tuple(name for name in names if name in stored)
+
+
+_SCALES = ("weight_scale", "weight_scale_inv", "weight_global_scale", "weight_zero_point", "input_scale", "input_global_scale")
+
+
+def refuse_others(layer: str, stored: Mapping[str, Tensor], announced: Mapping[str, Tensor], *, may_be: Container[str] = ()) -> None:
+    """Check that the tensors of a layer are those that its configuration announces.
+
+    Args:
+        layer: Its full name.
+        stored: All tensors of the checkpoint, on the meta device.
+        announced: What a reader of the layout wants, by the last part of its name.
+        may_be: The last parts of names of scales that may be stored without being announced.
+
+    Raises:
+        CheckpointError: One is missing, has another dtype or shape, or is not announced.
+    """
+    if missing := [name for leaf in announced if (name := f"{layer}.{leaf}") not in stored]:
+        raise CheckpointError(f"the checkpoint lacks {folded(missing)}, without which '{layer}' cannot be read: fetch it again")
+    others = [leaf for leaf in _SCALES if leaf not in announced and leaf not in may_be]
+    refuse_unannounced([name for leaf in others if (name := f"{layer}.{leaf}") in stored], layer)
+    for leaf, wanted in announced.items():
+        if error := misfit(stored[f"{layer}.{leaf}"], wanted):
+            raise CheckpointError(f"'{layer}.{leaf}' {error}: the checkpoint is damaged, or of something else")

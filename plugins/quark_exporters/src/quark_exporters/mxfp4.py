@@ -19,6 +19,7 @@ from torch import Tensor
 from quark.checkpoint import CodedLayer, FloatTensor, LayerCodes
 from quark.config.layer import QLayerConfig
 from quark.errors import CheckpointError
+from quark.models.hf.placing import misfit
 from quark_exporters.compressed_tensors.arguments import spec_of
 from quark_exporters.stored_codes import weight_quantizer
 
@@ -42,8 +43,9 @@ class Mxfp4Dequantizer:
                 continue
             name = blocks.removesuffix(_BLOCKS)
             scales = name + _SCALES
-            if tensor.ndim != 4 or tensor.shape[-1] != _BYTES or scales not in stored or stored[scales].shape != tensor.shape[:-1]:
-                has = f"scales {list(stored[scales].shape)}" if scales in stored else "no scales"
+            wanted = torch.empty(tensor.shape[:-1], dtype=torch.uint8, device="meta")
+            if tensor.ndim != 4 or tensor.shape[-1] != _BYTES or scales not in stored or misfit(stored[scales], wanted):
+                has = f"scales {stored[scales].dtype} {list(stored[scales].shape)}" if scales in stored else "no scales"
                 raise CheckpointError(
                     f"'{blocks}' {list(tensor.shape)} has {has}; MXFP4 experts have blocks [experts, O, I / 32, {_BYTES}] and scales "
                     "[experts, O, I / 32]: the checkpoint is damaged, or stored in another way"

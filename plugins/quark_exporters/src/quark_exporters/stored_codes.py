@@ -59,7 +59,8 @@ class ScaleBlocks:
             name: Full name of the codes, for messages.
             shape: Their shape, ``[O, I]`` or ``[experts, O, I]``.
             scale: Shape of the scales: one, one for each row, or one for each block; of experts likewise.
-            block: Rows and columns of a block as the checkpoint says; None divides evenly.
+            block: Rows and columns of a block as the checkpoint says; None divides evenly. It says nothing of
+                one scale, or one for each row.
 
         Raises:
             CheckpointError: The scales do not fit the codes.
@@ -67,7 +68,7 @@ class ScaleBlocks:
         grid = _grid(shape, scale)
         if grid is None or len(shape) < 2:
             raise CheckpointError(f"'{name}' {list(shape)} has scales of the shape {list(scale)}, which do not fit it: it is damaged")
-        said_rows, said_columns = (None, None) if block is None else block
+        said_rows, said_columns = (None, None) if block is None or (grid[-1] == 1 and grid[-2] in (1, shape[-2])) else block
         rows, columns = _size(shape[-2], grid[-2], said_rows), _size(shape[-1], grid[-1], said_columns)
         if rows is None or columns is None:
             said = "" if block is None else f" in blocks of {block[0]} x {block[1]}"
@@ -123,8 +124,8 @@ def _grid(shape: tuple[int, ...], scale: tuple[int, ...]) -> tuple[int, ...] | N
 
 def _size(length: int, count: int, said: int | None) -> int | None:
     """Return how many of ``length`` elements share one of ``count`` scales; None where none fits."""
-    if said is not None and -(-length // said) == count:
-        return said
+    if said is not None:
+        return said if -(-length // said) == count else None
     return length // count if count and length % count == 0 else None
 
 

@@ -108,8 +108,7 @@ class TaskChoices:
             ConfigError: The batch size is neither a number nor "auto", or a number is out of its range; there
                 are options for a backend that takes none; or the checkpoint has no tokenizer.
         """
-        from quark.checkpoint.transformers_loading import register_layouts
-        from quark.models.hf.loading import load_model
+        from quark.checkpoint.transformers_loading import load_checkpoint
         from quark.models.hf.model_config import model_config
         from quark.models.hf.tokenizer import load_tokenizer
         from quark_workbench.evaluate.tasks import TaskOptions, evaluate_tasks, prepare_tasks
@@ -138,8 +137,7 @@ class TaskChoices:
             tokenizer = load_tokenizer(model)
             if tokenizer is None:
                 raise ConfigError(f"'{model}' has no tokenizer, so no question can be put: copy tokenizer.json into it")
-            register_layouts()
-            scores = evaluate_tasks(load_model(model, dtype, device, packed=packed), tokenizer, options, manager)
+            scores = evaluate_tasks(load_checkpoint(model, dtype, device, packed=packed), tokenizer, options, manager)
         return {"model": str(model), "backend": self.backend, "tasks": {name: attrs.asdict(score) for name, score in scores.items()}}
 
 
@@ -192,8 +190,7 @@ def _measured(
 
     ``paths`` are the directories of model and reference; the latter may be None.
     """
-    from quark.checkpoint.transformers_loading import register_layouts
-    from quark.models.hf.loading import load_model
+    from quark.checkpoint.transformers_loading import load_checkpoint
     from quark.models.hf.model_config import model_config
     from quark_workbench import evaluate as metrics
     from quark_workbench.evaluate.by_block import compare_by_block, likelihood_by_block
@@ -205,15 +202,14 @@ def _measured(
     if reference is not None:
         model_config(reference, trust_remote_code=where["trust_remote_code"])  # missing: an error before the first model is loaded
     batches = windows.split(max(1, _TOKENS_AT_A_TIME // windows.tokens.shape[1]))
-    register_layouts()
-    loaded = None if by_block else load_model(model, **where)
+    loaded = None if by_block else load_checkpoint(model, **where)
     if loaded is not None and not gives_next_tokens(loaded):
         if reference is None or metric:
             raise ConfigError(
                 f"a {type(loaded).__name__} gives no probabilities of next tokens, so a text has no perplexity: give --reference MODEL, "
                 "without --metric, and the outputs of both are compared"
             )
-        outputs = compare_outputs(loaded, load_model(path=reference, **where), batches)
+        outputs = compare_outputs(loaded, load_checkpoint(reference, **where), batches)
         return {"reference": str(reference), "outputs": {name: attrs.asdict(similarity) for name, similarity in outputs.items()}}
     result: dict[str, Any] = {"unit": "token" if windows.words is None else "word"}
     try:
@@ -221,7 +217,7 @@ def _measured(
             if loaded is None:
                 comparison = compare_by_block(model, reference, batches, metric, **where)
             else:
-                comparison = metrics.compare(loaded, load_model(reference, **where), batches, metric)
+                comparison = metrics.compare(loaded, load_checkpoint(reference, **where), batches, metric)
             return result | {"reference": str(reference)} | attrs.asdict(comparison)
         by_model = likelihood_by_block(model, batches, metric, **where) if loaded is None else metrics.likelihood(loaded, batches, metric)
     except NonFiniteError as error:

@@ -8,10 +8,11 @@ pay for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,7 +22,7 @@ from quark.errors import CheckpointError, ConfigError
 from quark.models.hf.json_files import read_json, reading
 from quark.models.hf.model_class import model_class
 from quark.models.hf.model_config import model_config
-from quark.models.hf.placing import other_names, refuse_missing
+from quark.models.hf.placing import beside_others, other_names, refuse_missing, refuse_unannounced
 from quark.models.hf.shards import DTYPES, check_shards, refuse_codes
 from quark.models.layers.layers_from_codes import Packed, until_used
 
@@ -94,8 +95,11 @@ def load_model(path: Path, dtype: str = "auto", device: str = "cpu", *, trust_re
     config = model_config(path, trust_remote_code=trust_remote_code)
     kind = model_class(config, path / "config.json", trust_remote_code=trust_remote_code)
     shards = check_shards(path)
-    if getattr(config, "quantization_config", None) is None:
+    block = getattr(config, "quantization_config", None)
+    if block is None:
         refuse_codes(shards, path)
+    else:
+        _refuse_unknown_method(block, path)
     target = torch_device(device)
     if (path / "generation_config.json").is_file():
         read_json(path / "generation_config.json")  # transformers reads it without bounds, and passes over a damaged one
@@ -106,9 +110,28 @@ def load_model(path: Path, dtype: str = "auto", device: str = "cpu", *, trust_re
     ):
         model, report = kind.load(path, dtype=model_dtype, output_loading_info=True)
     refuse_missing(sorted(report["missing_keys"]), model, path)  # transformers fills them with random numbers, and warns
+    if block is not None:
+        is_beside = beside_others(model)
+        refuse_unannounced(sorted(filter(is_beside, report["unexpected_keys"])), path)  # transformers leaves them out, and says so
     loaded: nn.Module = model.eval().to(target)
     unpack_all(loaded, path, keeps_codes=packed)
     return loaded
+
+
+def _refuse_unknown_method(block: Any, path: Path) -> None:
+    """Check that transformers knows what quantized a checkpoint; it takes codes of others for numbers.
+
+    Raises:
+        CheckpointError: It does not.
+    """
+    from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+
+    method = block.get("quant_method") if isinstance(block, Mapping) else getattr(block, "quant_method", None)
+    if getattr(method, "value", method) not in AUTO_QUANTIZER_MAPPING:
+        raise CheckpointError(
+            f"'{path}' is quantized by the quant_method {method!r}, which neither transformers nor an installed layout reads: correct its "
+            "config.json, or install the distribution that brings it"
+        )
 
 
 def unpack_model(model: nn.Module) -> nn.Module:

@@ -19,7 +19,9 @@ from quark.models.hf.internals import tied_on_loading
 
 __all__ = [
     "aliases",
+    "beside_others",
     "left_out_by",
+    "misfit",
     "module_at",
     "other_names",
     "owners_of",
@@ -27,6 +29,7 @@ __all__ = [
     "recomputed_by",
     "refuse_lost",
     "refuse_missing",
+    "refuse_unannounced",
     "tie_equal",
     "without_source",
 ]
@@ -99,6 +102,21 @@ def module_at(model: nn.Module, name: str) -> nn.Module:
     return module
 
 
+_FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}  # numbers, whichever of them they are; all others are codes
+
+
+def misfit(stored: Tensor, wanted: Tensor) -> str | None:
+    """Return in which of shape and dtype a stored tensor differs from what a model wants; None if it fits.
+
+    Either may be a meta tensor. A number may have the shape ``[]`` or ``[1]``.
+    """
+    if stored.shape != wanted.shape and not stored.numel() == wanted.numel() == 1:
+        return f"has the shape {list(stored.shape)} where the model wants {list(wanted.shape)}"
+    if stored.dtype != wanted.dtype and not {stored.dtype, wanted.dtype} <= _FLOATS:
+        return f"is of {stored.dtype} where the model wants {wanted.dtype}"
+    return None
+
+
 def put_tensor(owners: Iterable[tuple[nn.Module, str]], tensor: Tensor) -> Tensor:
     """Make ``tensor`` the parameter, or the buffer, that each of these modules has under that attribute.
 
@@ -169,6 +187,25 @@ def left_out_by(model: nn.Module, carried: Collection[str] = ()) -> Callable[[st
         not without_place.isdisjoint((name, owner := name.rpartition(".")[0]))
         or (owner not in storing and any(pattern.search(name) for pattern in patterns))
     )
+
+
+def beside_others(model: nn.Module) -> Callable[[str], bool]:
+    """Return whether a tensor that a model does not have lies in a module of it that stores others.
+
+    In a quantized checkpoint that is a scale or the like, without which its neighbours mean something else.
+    Tensors of modules that the model does not have are of another part, which its class leaves out.
+    """
+    storing = {name for name, module in model.named_modules() if _stores(module)}
+    return lambda name: name.rpartition(".")[0] in storing
+
+
+def refuse_unannounced(names: Sequence[str], directory: Path | str) -> None:
+    """Raise CheckpointError if there are ``names`` of tensors that a quantization does not announce."""
+    if names:
+        raise CheckpointError(
+            f"'{directory}' holds {folded(names)} beside the tensors of layers, and its quantization_config does not announce them: it has "
+            "been changed, or is of another checkpoint. Make or fetch the export again"
+        )
 
 
 def recomputed_by(model: Any) -> Callable[[str], bool]:

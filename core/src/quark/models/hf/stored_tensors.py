@@ -24,7 +24,7 @@ from quark.models.hf.converted_tensors import ConvertedTensors
 from quark.models.hf.dequantized_tensors import DequantizedTensors
 from quark.models.hf.dequantizer import FloatTensor, LayerCodes
 from quark.models.hf.file_tensors import FileTensors
-from quark.models.hf.placing import left_out_by, recomputed_by, refuse_lost, refuse_missing, without_source
+from quark.models.hf.placing import left_out_by, recomputed_by, refuse_lost, refuse_missing, refuse_unannounced, without_source
 from quark.models.hf.shards import Shard, refuse_codes
 from quark.models.hf.weight_converters import WeightConverter
 from quark.models.layers.coded_layer import CodedLayer
@@ -118,6 +118,8 @@ class StoredTensors:
         without_place = [name for name in unused if names.find(name) is None and name in float_files.meta]
         self.carried = tuple(name for name in without_place if not is_recomputed(name))
         refuse_lost([name for name in unused if name not in set(without_place)], model, directory)
+        if float_tensors is not None:
+            refuse_unannounced([n for n in self.carried if names.find(f"{n.rpartition('.')[0]}.weight") is not None], directory)
         _tell_carried(self.carried, model, directory)
 
     def _checked(self, recipe: Recipe, state: Mapping[str, Tensor]) -> Recipe:

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from quark.checkpoint import FloatTensor, LayerCodes
-from quark.checkpoint.layer_storage import layer_codes
+from quark.checkpoint.layer_storage import layer_codes, meta_tensors
 from quark.config.fields import value_of
 from quark.config.layer import QLayerConfig
 from quark.errors import CheckpointError, UnsupportedError
 from quark_exporters.compressed_tensors.arguments import group_of, layer_config, refuse_other_transforms
 from quark_exporters.compressed_tensors.storage import CompressedTensorsStorage
-from quark_exporters.linear_layers import cache_scales
+from quark_exporters.linear_layers import cache_scales, refuse_others
 from quark_exporters.stored_codes import ScaleBlocks, e2m1_values, unpacked_words
 
 __all__ = ["CompressedTensorsDequantizer"]
@@ -42,10 +42,10 @@ class CompressedTensorsDequantizer:
         configs: list[QLayerConfig] = []
         for name, tensor in stored.items():
             layer, _, leaf = name.rpartition(".")
-            if leaf == "weight_packed" and tensor.dtype is torch.uint8:
-                one = _fp4(layer, stored)
-            elif leaf == "weight_packed":
-                one = _packed(layer, stored, group_of(block, layer)["weights"])
+            if leaf == "weight_packed":
+                arguments = group_of(block, layer)["weights"]
+                is_float = value_of(arguments, "type", str, "int") == "float"
+                one = _fp4(layer, stored) if is_float else _packed(layer, stored, arguments)
             elif leaf == "weight" and tensor.dtype in _CODES and f"{layer}.weight_scale" in stored:
                 one = _unpacked(layer, stored, group_of(block, layer)["weights"])
             else:
@@ -66,6 +66,11 @@ def _layers(
         return ()
     if config not in configs:
         configs.append(config)
+    announced = dict(meta_tensors(CompressedTensorsStorage(), config, one.shape))
+    if value_of(group_of(block, layer)["weights"], "block_structure", list):  # `ScaleBlocks` has compared blocks with the scales
+        announced["weight_scale"] = announced["weight_scale"].new_empty(stored[f"{layer}.weight_scale"].shape)
+    # Zero points of symmetric codes may be stored: they are 0.
+    refuse_others(layer, stored, announced, may_be=("weight_zero_point",))
     inputs = [name for name in one.left_out if name.startswith(f"{layer}.input_")]
     names = {name.rpartition(".")[2]: name for name in (*one.sources, *inputs)}
     return layer_codes(layer, configs[configs.index(config)], one.shape, CompressedTensorsStorage(), names)
@@ -95,16 +100,16 @@ def _packed(layer: str, stored: Mapping[str, Tensor], arguments: Mapping[str, An
     if -(-columns // per_word) != codes.shape[1]:
         raise CheckpointError(f"'{packed}' {list(codes.shape)} and {groups} groups of {size} columns do not fit each other: it is damaged")
     blocks = ScaleBlocks.of(packed, (rows, columns), tuple(stored[scale].shape))
-    sources = [packed, scale, *(name for name in (shape, order) if name in stored)]
     if not is_symmetric:
         _expect(zero_point, stored)
-        sources.append(zero_point)
+    sources = [packed, scale, *(name for name in (shape, order, zero_point) if name in stored)]
 
     def make(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         if shape in tensors and tensors[shape].tolist() != [rows, columns]:
             raise ValueError(f"'{shape}' says {tensors[shape].tolist()}, and {[rows, columns]} follows from the words and scales")
         integers = _signed_codes(tensors[packed], bits, columns)
         zeros = _signed_codes(tensors[zero_point].t(), bits, rows).t() if zero_point in tensors else None
+        zeros = _shifting(zeros, is_symmetric=is_symmetric)
         if order in tensors and bool((tensors[order] >= 0).all()):
             group = tensors[order].long()
             of_columns = ScaleBlocks((rows, columns), 1, 1)
@@ -116,7 +121,7 @@ def _packed(layer: str, stored: Mapping[str, Tensor], arguments: Mapping[str, An
         shape=(rows, columns),
         sources=tuple(sources),
         make=make,
-        left_out=_beside(layer, stored) + ((zero_point,) if zero_point in stored and is_symmetric else ()),
+        left_out=_beside(layer, stored),
     )
 
 
@@ -126,19 +131,35 @@ def _unpacked(layer: str, stored: Mapping[str, Tensor], arguments: Mapping[str, 
     block: Any = arguments.get("block_structure")
     is_block = isinstance(block, list) and len(block) == 2 and all(isinstance(n, int) and n > 0 for n in block)
     blocks = ScaleBlocks.of(weight, shape, tuple(stored[scale].shape), (block[0], block[1]) if is_block else None)
-    is_shifted = zero_point in stored and not value_of(arguments, "symmetric", bool, True)
+    is_symmetric = value_of(arguments, "symmetric", bool, True)
+    if not is_symmetric and stored[weight].dtype is torch.int8:
+        _expect(zero_point, stored)
+
+    def make(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        zeros = _shifting(tensors.get(zero_point), is_symmetric=is_symmetric)
+        return blocks.values(tensors[weight], tensors[scale], zeros, dtype)
+
     return FloatTensor(
         name=weight,
         shape=shape,
-        sources=(weight, scale, *([zero_point] if is_shifted else ())),
-        make=lambda tensors, dtype: blocks.values(tensors[weight], tensors[scale], tensors.get(zero_point), dtype),
-        left_out=_beside(layer, stored) + ((zero_point,) if zero_point in stored and not is_shifted else ()),
+        sources=(weight, scale, *([zero_point] if zero_point in stored else ())),
+        make=make,
+        left_out=_beside(layer, stored),
     )
+
+
+def _shifting(zeros: Tensor | None, *, is_symmetric: bool) -> Tensor | None:
+    """Return zero points that shift codes; raise ValueError for those of symmetric codes that are not 0."""
+    if is_symmetric and zeros is not None and bool((zeros != 0).any()):
+        raise ValueError("its quantization_config says that it has no zero points, and others than 0 are stored")
+    return None if is_symmetric else zeros
 
 
 def _fp4(layer: str, stored: Mapping[str, Tensor]) -> FloatTensor:
     packed, scale, outer = (f"{layer}.{leaf}" for leaf in ("weight_packed", "weight_scale", "weight_global_scale"))
     _expect(scale, stored)
+    if stored[packed].dtype is not torch.uint8 or stored[packed].ndim != 2:
+        raise CheckpointError(f"'{packed}' is {stored[packed].dtype} {list(stored[packed].shape)}, and uint8 [O, I / 2] is expected of FP4")
     rows, columns = stored[packed].shape[0], 2 * stored[packed].shape[-1]
     blocks = ScaleBlocks.of(packed, (rows, columns), tuple(stored[scale].shape))
 

@@ -8,22 +8,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import attrs
 import torch
 from torch import Tensor
 
 from quark.base.log import get_logger
 from quark.checkpoint import FloatTensor
 from quark.checkpoint.provenance import refuse_unreadable
-from quark.config.layer import TensorSpec
+from quark.config.layer import QLayerConfig, TensorSpec
 from quark.config.slot import PARAMETERS, Slot
 from quark.errors import CheckpointError, UnsupportedError
-from quark.models.layers.packed_layers import packed_meta
+from quark.models.hf.placing import misfit
+from quark.models.layers.packed_layers import packed_meta, packed_scales
 from quark.models.plan.rules import layer_config_for
-from quark.numbers import cast_finite, quantizer_for
+from quark.numbers import canonicalize, cast_finite, quantizer_for
 from quark.numbers.tensor_quantizer import TensorQuantizer
 from quark_exporters.quark_layout.quantization_config import read_quantization_config
 
 __all__ = ["QuarkDequantizer"]
+
+_SCALES = tuple(f"{part}{level}" for part in ("scale", "zero_point") for level in ("", "_2", "_3"))
+"""What is stored behind the name of a tensor that has codes."""
 
 
 class QuarkDequantizer:
@@ -49,27 +54,25 @@ class QuarkDequantizer:
         )
         for name in stored:
             layer, _, leaf = name.rpartition(".")
-            if leaf in PARAMETERS and any(other.startswith(f"{name}_") for other in _beside(name, stored)):
+            if leaf in PARAMETERS and any(f"{name}_{part}" in stored for part in _SCALES):
                 config = layer_config_for(parsed.config, layer, torch.nn.Linear).config
                 spec = None if config is None else getattr(config, leaf)
-                if spec is not None:
-                    yield _float_tensor(name, spec, stored, parsed.pack_method, parsed.config.weight_format == "fake_quantized")
+                if config is not None and spec is not None:
+                    one = _float_tensor(name, spec, stored, parsed.pack_method, parsed.config.weight_format == "fake_quantized")
+                    others = _scales_of_activations(layer, config, one.shape, stored) if leaf == "weight" else ()
+                    yield attrs.evolve(one, left_out=(*one.left_out, *others))
 
 
 def _float_tensor(name: str, spec: TensorSpec, stored: Mapping[str, Tensor], order: str, holds_values: bool) -> FloatTensor:
-    beside = _beside(name, stored)
+    quantizer = quantizer_for(spec, activation=False)
+    shape = tuple(stored[name].shape) if holds_values else _float_shape(name, quantizer, stored, order)
+    announced = packed_meta(quantizer, shape, order) | ({"": torch.empty(shape, device="meta")} if holds_values else {})
+    _refuse_misfits({f"{name}_{suffix}" if suffix else name: tensor for suffix, tensor in announced.items()}, stored, spec)
+    scales = [f"{name}_{suffix}" for suffix in announced if suffix and f"{name}_{suffix}" in stored]
     if holds_values:
         return FloatTensor(
-            name=name,
-            shape=tuple(stored[name].shape),
-            sources=(name,),
-            make=lambda tensors, dtype: cast_finite(tensors[name], dtype),
-            left_out=beside,
+            name=name, shape=shape, sources=(name,), make=lambda tensors, dtype: cast_finite(tensors[name], dtype), left_out=scales
         )
-    quantizer = quantizer_for(spec, activation=False)
-    shape = _float_shape(name, quantizer, stored, order)
-    announced = packed_meta(quantizer, shape, order)
-    scales = [f"{name}_{suffix}" for suffix in announced if suffix and f"{name}_{suffix}" in stored]
     # Zero points of symmetric codes are all 0, and need not be stored.
     zeros = {suffix: t for suffix, t in announced.items() if suffix.startswith("zero_point") and f"{name}_{suffix}" not in stored}
 
@@ -79,7 +82,30 @@ def _float_tensor(name: str, spec: TensorSpec, stored: Mapping[str, Tensor], ord
         codes, qparams = quantizer.unpack(packed, shape, order=order)
         return cast_finite(quantizer.dequantize(codes, qparams), dtype)
 
-    return FloatTensor(name=name, shape=shape, sources=(name, *scales), make=make, left_out=tuple(n for n in beside if n not in scales))
+    return FloatTensor(name=name, shape=shape, sources=(name, *scales), make=make)
+
+
+def _refuse_misfits(announced: Mapping[str, Tensor], stored: Mapping[str, Tensor], spec: TensorSpec) -> None:
+    """Raise CheckpointError where a reader would: a tensor is missing, or is not as announced."""
+    for name, wanted in announced.items():
+        if name in stored and (error := misfit(stored[name], wanted)):
+            raise CheckpointError(f"'{name}' {error}: the export is damaged, or of something else")
+        if name not in stored and not ("_zero_point" in name and all(level.symmetric is not False for level in canonicalize(spec))):
+            raise CheckpointError(f"the export lacks '{name}', which its quantization_config announces. It is incomplete, make it again")
+
+
+def _scales_of_activations(layer: str, config: QLayerConfig, shape: tuple[int, ...], stored: Mapping[str, Tensor]) -> Iterator[str]:
+    """Yield the names of the stored scales of a layer's input and output that its configuration announces.
+
+    Those of an output may lie with an attention module.
+    """
+    for slot, columns in ((Slot.input_tensors, shape[-1]), (Slot.output_tensors, shape[0])):
+        if (spec := getattr(config, slot)) is not None:
+            announced = packed_scales(quantizer_for(spec, activation=True), (1, columns), "reorder")
+            of_slot = {f"{layer}.{slot.checkpoint_prefix}_{suffix}": tensor for suffix, tensor in announced.items()}
+            if slot is Slot.input_tensors or any(name in stored for name in of_slot):
+                _refuse_misfits(of_slot, stored, spec)
+            yield from (name for name in of_slot if name in stored)
 
 
 def _float_shape(name: str, quantizer: TensorQuantizer, stored: Mapping[str, Tensor], order: str) -> tuple[int, ...]:
@@ -105,14 +131,3 @@ def _shapes(packed: Tensor, bits: float) -> Iterator[tuple[int, ...]]:
         yield (*lead, length)
         if packed.ndim == 2:
             yield (length, *lead)
-
-
-def _beside(name: str, stored: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Return the other tensors of a layer that are scales.
-
-    Those of the parameter itself, and with a weight those of the layer's input and output.
-    """
-    layer, _, leaf = name.rpartition(".")
-    prefixes = [leaf, *(slot.checkpoint_prefix for slot in (Slot.input_tensors, Slot.output_tensors) if leaf == "weight")]
-    names = (f"{layer}.{prefix}_{part}{level}" for prefix in prefixes for part in ("scale", "zero_point") for level in ("", "_2", "_3"))
-    return tuple(n for n in names if n in stored)

@@ -1,0 +1,104 @@
+"""Whether the tensors of a checkpoint are those that its quantization announces, by the headers of its files.
+
+Every reader asks here, or places tensor after tensor as `quark.checkpoint.reader.place` does; both compare by
+`quark.models.hf.placing.misfit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from quark.base.log import silenced
+from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, reader_of
+from quark.checkpoint.reader import place, placed_by, prepared, read_configuration
+from quark.config.model import QConfig
+from quark.errors import CheckpointError, UnsupportedError
+from quark.models.hf.json_files import config_file, read_json
+from quark.models.hf.placing import beside_others, left_out_by, misfit, recomputed_by, refuse_unannounced
+from quark.models.hf.shards import DTYPES, Shard, check_shards
+from quark.models.hf.skeleton import empty_model
+from quark.plugins import exporters
+
+__all__ = ["place_headers", "refuse_misfits", "refuse_misfits_of"]
+
+
+def place_headers(
+    model: nn.Module, place_of: Callable[[str, Tensor], str], shards: Iterable[Shard], exclude: Collection[str]
+) -> tuple[set[str], list[str]]:
+    """Put meta tensors in the place of all stored ones into a prepared model.
+
+    Return their paths, and what is wrong with the others, which have no place there or do not fit it.
+    """
+    found: set[str] = set()
+    errors = []
+    for path, name, kind in _stored(shards, left_out_by(model, exclude)):
+        try:
+            tensor = _meta(path, name, *kind)
+            found.add(place(model, place_of(name, tensor), name, tensor, path))
+        except CheckpointError as error:
+            errors.append(str(error))
+    return found, errors
+
+
+def refuse_misfits(model: nn.Module, reader: LayoutReader, config: QConfig, directory: Path) -> None:
+    """Check that stored tensors fit a prepared model, which another loader will fill; it is not changed.
+
+    That loader renames and leaves out tensors by rules of its own, so tensors of modules that the model does
+    not have are passed over. Which tensors are missing it says itself.
+
+    Raises:
+        CheckpointError: A tensor has another shape or dtype than its place, or lies beside the tensors of a
+            layer and has none.
+    """
+    state, place_of = model.state_dict(keep_vars=True), placed_by(reader, model, config)
+    is_beside, prefix = beside_others(model), f"{getattr(model, 'base_model_prefix', '')}."
+    is_recomputed = recomputed_by(model)
+    unannounced = []
+    for path, name, kind in _stored(check_shards(directory), left_out_by(model, config.exclude)):
+        tensor = _meta(path, name, *kind)
+        for known in dict.fromkeys((name, name.removeprefix(prefix), f"{prefix}{name}")):
+            target = place_of(known, tensor)
+            if target in state:
+                if error := misfit(tensor, state[target]):
+                    raise CheckpointError(f"'{name}' in '{path}' {error}: the export is damaged, or of something else")
+                break
+            if (is_beside(known) or is_beside(target)) and not is_recomputed(known):
+                unannounced.append(name)
+                break
+    refuse_unannounced(unannounced, directory)
+
+
+def refuse_misfits_of(directory: Path, *, trust_remote_code: bool = False) -> None:
+    """As `refuse_misfits`, of a checkpoint that a reader here supports; others are passed over.
+
+    Raises:
+        CheckpointError: As `refuse_misfits`; or its quantization_config cannot be used.
+    """
+    file = config_file(directory)
+    block = read_json(file).get("quantization_config")
+    layout = exporters().fitting_one(block, "reader", file) if isinstance(block, dict) else None
+    if not isinstance(block, dict) or layout is None or isinstance(reader := reader_of(layout), ReadsOwnFiles):
+        return
+    try:
+        with silenced():
+            stored = read_configuration(reader, block, directory)
+            with torch.device("meta"):
+                model = empty_model(directory, None, trust_remote_code=trust_remote_code)
+            prepared(reader, model, stored, directory)
+    except UnsupportedError:
+        return
+    refuse_misfits(model, reader, stored.config, directory)
+
+
+def _stored(shards: Iterable[Shard], is_left_out: Callable[[str], bool]) -> Iterator[tuple[Path, str, tuple[str, tuple[int, ...]]]]:
+    return ((shard.path, name, kind) for shard in shards for name, kind in shard.tensors.items() if not is_left_out(name))
+
+
+def _meta(path: Path, name: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    if dtype not in DTYPES:
+        raise CheckpointError(f"'{name}' in '{path}' is of the dtype {dtype}, which no model has")
+    return torch.empty(shape, dtype=DTYPES[dtype], device="meta")
