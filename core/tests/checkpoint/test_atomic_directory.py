@@ -52,6 +52,19 @@ def test_no_space_left_is_told_with_its_cure_and_leaves_nothing(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["source/model.safetensors", "calibration.txt", ".other.12345678.partial/checkpoint/a"])
+def test_an_error_about_a_file_of_another_place_is_not_one_of_the_output(name: str, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=name):
+        _fail(tmp_path / "out", FileNotFoundError(errno.ENOENT, "No such file or directory", str(tmp_path / name)))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["out", "out/a", ".out.12345678.partial/checkpoint/a", "."])
+def test_an_error_about_a_file_of_the_output_is_one_of_the_output(name: str, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="could not be written"):
+        _fail(tmp_path / "out", PermissionError(errno.EACCES, "Permission denied", str(tmp_path / name)))
+
+
 def test_a_directory_in_use_is_refused_and_kept(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("x")
     with pytest.raises(OutputError, match="not empty"):

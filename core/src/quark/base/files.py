@@ -30,12 +30,13 @@ __all__ = [
     "open_own",
     "pread",
     "pwrite",
-    "read_into",
+    "read_at",
     "regular_bytes",
     "release_cached",
     "release_pages",
     "replace_text",
     "represent",
+    "state_of",
     "sync",
     "sync_data",
     "try_lock",
@@ -105,18 +106,17 @@ else:
     pread, pwrite = os.pread, os.pwrite
 
 
-def read_into(file: int, buffer: memoryview, offset: int) -> int:
-    """Read bytes of a file from a position on into ``buffer``.
-
-    Returns how many: fewer where it ends early.
-    """
+def read_at(file: int, buffer: memoryview, offset: int) -> int:
+    """Fill a buffer from a position of a file on, and return how many bytes the file had there."""
     done = 0
-    while done < len(buffer):
+    while done < buffer.nbytes:
+        part = buffer[done : done + _CHUNK]
         if hasattr(os, "preadv"):
-            count = os.preadv(file, [buffer[done:]], offset + done)
+            count = os.preadv(file, [part], offset + done)
         else:
-            data = pread(file, len(buffer) - done, offset + done)
-            buffer[done : done + (count := len(data))] = data
+            data = pread(file, part.nbytes, offset + done)
+            count = len(data)
+            part[:count] = data
         if not count:
             break
         done += count
@@ -128,6 +128,12 @@ def regular_bytes(path: Path) -> bytes:
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
     return path.read_bytes()
+
+
+def state_of(file: Path | int) -> dict[str, int]:
+    """Return what differs, without reading it, where a file or that of a descriptor has been changed."""
+    status = os.stat(file)
+    return {"bytes": status.st_size, "time of change in ns": status.st_mtime_ns, "inode": status.st_ino}
 
 
 def write_at(file: int, data: memoryview, offset: int) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from quark.base.files import release_pages, write_at
+from quark.errors import CalibrationError
 
 __all__ = ["LEAST_SPILLED", "SpilledInputs"]
 
@@ -75,11 +76,17 @@ class SpilledInputs:
             release_pages(memory)
 
     def _spill(self, tensor: Tensor) -> mmap.mmap:
-        with tempfile.TemporaryFile(dir=self._directory, prefix="quark-inputs-") as file:
-            data = memoryview(tensor.detach().view(-1).view(torch.uint8).numpy().data)
-            file.truncate(len(data))
-            write_at(file.fileno(), data, 0)
-            memory = mmap.mmap(file.fileno(), len(data))
+        data = memoryview(tensor.detach().view(-1).view(torch.uint8).numpy().data)
+        try:
+            with tempfile.TemporaryFile(dir=self._directory, prefix="quark-inputs-") as file:
+                file.truncate(len(data))
+                write_at(file.fileno(), data, 0)
+                memory = mmap.mmap(file.fileno(), len(data))
+        except OSError as error:
+            raise CalibrationError(
+                f"inputs of blocks cannot be kept in '{self._directory}' ({error.strerror}): free some space there, or let more of them "
+                "stay in memory with activation_memory (--activation-memory)"
+            ) from error
         del data
         tensor.set_(torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape))  # type: ignore[call-overload]
         return memory

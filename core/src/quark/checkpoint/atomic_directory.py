@@ -119,7 +119,7 @@ def building(
         # A second Ctrl-C would interrupt the cleanup after the first.
         with uninterrupted():
             left = _abandon(partial, out, is_complete=is_complete)
-        if not isinstance(error, OSError) or isinstance(error, OutputError) or error.errno is None:
+        if not isinstance(error, OSError) or isinstance(error, OutputError) or error.errno is None or not _is_of(error, out):
             raise
         fix = _FIXES.get(error.errno, "choose another place")
         raise OutputError(f"'{out}' could not be written ({error.strerror}): {fix}. {left}") from error
@@ -151,6 +151,16 @@ def _synchronize_name(out: Path) -> None:
             f"'{out}' is complete, and its files are on the disk; whether its name is, the system could not say ({error.strerror}). Look "
             "whether it is still there if the machine should fail in the next minute."
         )
+
+
+def _is_of(error: OSError, out: Path) -> bool:
+    """Return whether an error is about the output, its temporary directory, or no file that it names."""
+    out = out.absolute()
+    names = [Path(os.fsdecode(name)).absolute() for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
+    inside = {directory for name in names for directory in (name, *name.parents)}
+    begins = f".{out.name}."
+    is_inside = out in inside or any(d.parent == out.parent and d.name.startswith(begins) and d.suffix == _SUFFIX for d in inside)
+    return not names or is_inside or any(name in out.parents for name in names)
 
 
 def _resolved(out: Path) -> Path:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from quark.base.files import read_into
+from quark.base.files import read_at
 from quark.base.parallel import one_thread
 
 __all__ = ["BLOCK", "ROW", "checksum", "checksums", "stored_bytes"]
@@ -56,7 +56,7 @@ def stored_bytes(file: int, offset: int, size: int) -> Iterator[Tensor]:
     buffer = torch.empty(min(BLOCK, size), dtype=torch.uint8)
     for start in range(offset, offset + size, BLOCK):
         chunk = buffer[: offset + size - start]
-        if count := read_into(file, memoryview(chunk.numpy().data), start):
+        if count := read_at(file, memoryview(chunk.numpy().data), start):
             yield chunk[:count]
 
 

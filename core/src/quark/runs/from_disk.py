@@ -34,7 +34,7 @@ from quark.models.plan.family import weight_converters_of
 from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins.attribution import attributed, origin
 from quark.plugins.run_events import running
-from quark.runs.identity import RunIdentity, refuse_different_ranks
+from quark.runs.identity import RunIdentity, refuse_changed_source, refuse_different_ranks
 from quark.runs.journal import Journal, is_finished_run
 from quark.runs.quantize_block import quantize_blocks
 from quark.runs.quantize_run import finish_run, quantize_run, start_run
@@ -141,6 +141,7 @@ def quantize_checkpoint(
         refuse_different_ranks(ranks, identity, leftover=output.leftover)
 
         def complete(finished: FinishedRun, directory: Path) -> None:
+            refuse_changed_source(identity, shards)
             refuse_incomplete_export(exporter, directory, tensors.model)
             if report is not None:
                 events.phase("report")

@@ -21,13 +21,13 @@ from quark.base.version import VERSION, transformers_version
 from quark.calibration.batches import Call
 from quark.checkpoint.exporter import ExportOptions
 from quark.checkpoint.provenance import provenance
-from quark.errors import RankError
+from quark.errors import CheckpointError, RankError
 from quark.models.hf.shards import Shard
 from quark.models.hf.weight_converters import WeightConverter
 from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins.attribution import origin
 
-__all__ = ["RunIdentity", "differences", "listed", "refuse_different_ranks"]
+__all__ = ["RunIdentity", "differences", "listed", "refuse_changed_source", "refuse_different_ranks"]
 
 _NOT_OF_THE_WEIGHTS = ("overwrite", "tokenizer", "own")
 """Export options that change no tensor; an exporter's own are listed apart."""
@@ -116,6 +116,25 @@ def _identity_of_source(shards: Sequence[Shard]) -> dict[str, Any]:
         for s in shards
     }
     return {"config.json": _digest([(shards[0].path.parent / "config.json").read_bytes()]), **files}
+
+
+def refuse_changed_source(identity: RunIdentity, shards: Sequence[Shard]) -> None:
+    """Check at the end of a run that its source is what it was at the beginning, also where no time tells.
+
+    Raises:
+        CheckpointError: A file has been changed, replaced or removed.
+    """
+    for shard in shards:
+        shard.refuse_changed()
+    directory = shards[0].path.parent
+    try:
+        lines = differences(identity.source, _identity_of_source(shards))
+    except OSError as error:
+        raise CheckpointError(f"'{directory}' cannot be read any more ({error.strerror}): restore the checkpoint") from error
+    if lines:
+        raise CheckpointError(
+            f"'{directory}' has been changed while it was read: {listed(lines)}. Restore it, and start again with restart=True (--restart)"
+        )
 
 
 def _identity_of_data(calls: Sequence[Call]) -> dict[str, Any]:

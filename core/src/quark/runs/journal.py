@@ -125,6 +125,8 @@ class Journal:
         """
         for path in directory.iterdir():
             if path.name not in self.header["files"]:
+                if path.is_dir() and not path.is_symlink():
+                    raise ResumeError(f"'{path}' is a directory that no run has made: remove it to resume the run")
                 path.unlink()
 
     def cut(self, count: int) -> None:

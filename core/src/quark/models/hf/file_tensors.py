@@ -5,15 +5,20 @@ Names, shapes and dtypes from headers, values when they are read.
 
 from __future__ import annotations
 
+import json
+import math
+import os
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from quark.base.files import open_file, pread, read_at
 from quark.base.shortages import shortage
 from quark.errors import CheckpointError
 from quark.models.hf.shards import DTYPES, Shard
@@ -53,7 +58,9 @@ class FileTensors:
     """
 
     def __init__(self, shards: Sequence[Shard]) -> None:
-        self._file_of = {name: shard.path for shard in shards for name in shard.tensors}
+        self._shard_of = {name: shard for shard in shards for name in shard.tensors}
+        self._memory = _ReusedMemory()
+        self._starts: dict[Path, dict[str, int]] = {}
         self.meta: dict[str, Tensor] = {
             name: torch.empty(shape, dtype=DTYPES.get(dtype, torch.float32), device="meta")
             for shard in shards
@@ -64,22 +71,81 @@ class FileTensors:
     def reading(self, device: torch.device) -> Iterator[ReadTensor]:
         """As `TensorFiles.reading`.
 
+        Files are read and not mapped, since a mapped file that somebody cuts ends the process.
+
         Raises:
-            CheckpointError: A file has changed or cannot be read.
+            CheckpointError: A file has changed since its header was checked, or cannot be read.
         """
-        with ExitStack() as stack:
-            files: dict[Path, Any] = {}
+        files: dict[Path, tuple[Shard, int]] = {}
 
-            def read(name: str, _: torch.dtype) -> Tensor:
-                path = self._file_of[name]
-                try:
-                    if path not in files:
-                        files[path] = stack.enter_context(safe_open(path, framework="pt"))
-                    tensor: Tensor = files[path].get_tensor(name)
-                except (SafetensorError, OSError) as error:
-                    if shortage(error) is not None:
-                        raise
-                    raise CheckpointError(f"'{name}' cannot be read from '{path}' ({error}): fetch the checkpoint again") from error
-                return tensor.to(device)
+        def read(name: str, _: torch.dtype) -> Tensor:
+            shard = self._shard_of[name]
+            try:
+                if shard.path not in files:
+                    files[shard.path] = shard, open_file(shard.path, os.O_RDONLY)
+                    shard.refuse_changed(files[shard.path][1])
+                tensor = self._read(shard, files[shard.path][1], name)
+            except OSError as error:
+                if shortage(error) is not None:
+                    raise
+                raise CheckpointError(
+                    f"'{name}' cannot be read from '{shard.path}' ({error.strerror}): fetch the checkpoint again"
+                ) from error
+            return tensor.to(device)
 
+        try:
             yield read
+            for shard, file in files.values():
+                shard.refuse_changed(file)
+        finally:
+            for _, file in files.values():
+                os.close(file)
+
+    def _read(self, shard: Shard, file: int, name: str) -> Tensor:
+        dtype, shape = shard.tensors[name]
+        if dtype not in DTYPES:
+            raise CheckpointError(f"'{name}' in '{shard.path}' is of the dtype {dtype}, which no model has")
+        if 0 in shape:
+            return torch.empty(shape, dtype=DTYPES[dtype], device="cpu")
+        if shard.path not in self._starts:
+            self._starts[shard.path] = _starts(file)
+        data = self._memory.take(math.prod(shape) * DTYPES[dtype].itemsize)
+        if read_at(file, memoryview(data.numpy().data), self._starts[shard.path][name]) != len(data):
+            shard.refuse_changed(file)
+            raise CheckpointError(f"'{shard.path}' ends within '{name}': it is truncated, fetch the checkpoint again")
+        return data.view(DTYPES[dtype]).reshape(shape)
+
+
+_MOST_FREE = 1 << 28
+"""Bytes that wait for another tensor at most."""
+
+
+class _ReusedMemory:
+    """Memory of tensors that are gone, for those of the next block.
+
+    The system needs as long to give a process new memory as to read a file into it.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[np.ndarray[Any, Any]]] = {}
+
+    def take(self, size: int) -> Tensor:
+        """Return ``size`` bytes, uint8, which are free again when no tensor has them any more."""
+        free = self._free.get(size)
+        memory = free.pop() if free else np.empty(size, dtype=np.uint8)
+        lent = memory[:]  # lives as long as the storage of a tensor
+        weakref.finalize(lent, self._give_back, memory).atexit = False
+        return torch.from_numpy(lent)
+
+    def _give_back(self, memory: np.ndarray[Any, Any]) -> None:
+        if memory.nbytes + sum(size * len(free) for size, free in list(self._free.items())) <= _MOST_FREE:
+            self._free.setdefault(memory.nbytes, []).append(memory)
+
+
+def _starts(file: int) -> dict[str, int]:
+    """Return where each tensor begins in an open safetensors file, whose header has been checked."""
+    length = int.from_bytes(pread(file, 8, 0), "little")
+    header = bytearray(length)
+    read_at(file, memoryview(header), 8)
+    entries = json.loads(header)
+    return {name: 8 + length + entry["data_offsets"][0] for name, entry in entries.items() if name != "__metadata__"}

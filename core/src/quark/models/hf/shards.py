@@ -12,6 +12,7 @@ import attrs
 import torch
 from safetensors import SafetensorError, safe_open
 
+from quark.base.files import state_of
 from quark.base.names import folded
 from quark.base.shortages import shortage
 from quark.errors import CheckpointError
@@ -51,10 +52,31 @@ class Shard:
     Attributes:
         path: The file.
         tensors: Name → (dtype as safetensors writes it, shape).
+        state: Of the file before its header was read (`quark.base.files.state_of`).
     """
 
     path: Path
     tensors: dict[str, tuple[str, tuple[int, ...]]]
+    state: dict[str, int]
+
+    def refuse_changed(self, file: int | None = None) -> None:
+        """Check that the file is the one whose header was read.
+
+        Args:
+            file: Its descriptor, where it is open; None looks at what has its name now.
+
+        Raises:
+            CheckpointError: It has been changed, replaced or removed.
+        """
+        try:
+            now = state_of(self.path if file is None else file)
+        except OSError as error:
+            raise CheckpointError(f"'{self.path}' cannot be read any more ({error.strerror}): restore the checkpoint") from error
+        if changed := [f"{what} {was} before and {now[what]} now" for what, was in self.state.items() if now[what] != was]:
+            raise CheckpointError(
+                f"'{self.path}' has been changed or replaced since it was first read: {', '.join(changed)}. Restore the checkpoint and "
+                "leave it alone while it is read"
+            )
 
 
 def check_shards(directory: Path) -> list[Shard]:
@@ -151,11 +173,12 @@ def read_header(path: Path) -> Shard:
     """
     if not path.is_file():
         raise CheckpointError(f"the shard '{path}' is missing: the checkpoint is incomplete, fetch it again")
-    _refuse_large_header(path)
     try:
+        state = state_of(path)
+        _refuse_large_header(path)
         with safe_open(path, framework="np") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-            return Shard(path, {name: (s.get_dtype(), tuple(s.get_shape())) for name, s in slices.items()})
+            return Shard(path, {name: (s.get_dtype(), tuple(s.get_shape())) for name, s in slices.items()}, state)
     except (SafetensorError, OSError) as error:
         if shortage(error) is not None:
             raise
