@@ -34,7 +34,7 @@ def test_formats_of_scales_have_an_example_as_scales() -> None:
 
 def test_an_observer_gets_the_specs_that_it_accepts() -> None:
     found = examples(registered_formats(), "PerGroupMinMaxObserver")
-    assert {type(example.quantizer.granularity).__name__ for example in found} == {"PerGroup", "PerGroupOfRows"}
+    assert {type(example.quantizer.granularity).__name__ for example in found} == {"PerGroup", "PerGroupOfRows", "PerPaddedGroup"}
     assert {example.quantizer.stored_level.observer_class.__name__ for example in found} == {"PerGroupMinMaxObserver"}
 
 

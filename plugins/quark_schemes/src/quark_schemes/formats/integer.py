@@ -233,8 +233,8 @@ class IntegerFormat(WholeNumbers):
         return True
 
     def device_code(self, spec: QTensorConfig) -> DeviceCode | None:
-        if self.rounding is not RoundType.half_even or self.bits > _EXACT_BITS:
-            return None
+        if self.rounding is not RoundType.half_even or self.bits > _EXACT_BITS or self.storage_dtype is torch.uint16:
+            return None  # the last two are rounded by torch's operations: no kernel of them has been run on a GPU
         from quark_schemes.kernels.integer import integer_code
 
         zero = "none" if spec.symmetric else "real" if spec.zero_point_type is ZeroPointType.float32 else "whole"
