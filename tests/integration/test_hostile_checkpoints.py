@@ -215,6 +215,15 @@ def test_a_value_of_a_quantization_config_that_cannot_be_used_names_the_checkpoi
     assert "'is_dynamic' is 7, where true or false is wanted" in said
 
 
+def test_a_quantization_config_that_is_none_names_the_checkpoint(sources: Path, tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(sources / "quantized", tmp_path / "in"))
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"quantization_config": True}))
+    code, said = run("quantize", directory, tmp_path / "out", sources / TEXT)
+    assert code == 2
+    assert f"the quantization_config in '{directory / 'config.json'}' cannot be used: it is a bool where a table is expected" in said
+
+
 @pytest.mark.parametrize("source", QUANTIZED)
 def test_a_flipped_bit_of_a_quantized_checkpoint_is_found_by_its_checksums(source: str, sources: Path, tmp_path: Path) -> None:
     directory = Path(shutil.copytree(sources / source, tmp_path / "in"))

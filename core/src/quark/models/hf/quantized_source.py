@@ -94,7 +94,9 @@ def source_layout(directory: Path) -> tuple[str, Mapping[str, Any]] | None:
         AmbiguousNameError: Several do.
     """
     path = config_file(directory)
-    block = _block(read_json(path))
+    config = read_json(path)
+    with naming(path):
+        block = _block(config)
     if block is None:
         return None
     name = exporters().fitting_one(block, "dequantizer", path)
@@ -112,5 +114,5 @@ def _block(config: Any) -> Mapping[str, Any] | None:
     parts = [config, config.get("text_config")] if isinstance(config, dict) else []
     blocks = [part[_KEY] for part in parts if isinstance(part, dict) and part.get(_KEY) is not None]
     if blocks and not isinstance(blocks[0], dict):
-        raise ConfigError(f"the quantization_config of config.json is {described(blocks[0])} where a table is expected: it is damaged")
+        raise ConfigError(f"it is {described(blocks[0])} where a table is expected")
     return blocks[0] if blocks else None
