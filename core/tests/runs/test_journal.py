@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quark.checkpoint.atomic_directory import JOURNAL, finished_blocks
-from quark.errors import ResumeError
+from quark.checkpoint.destination import RUN_FILE
+from quark.errors import OutputError, ResumeError
 from quark.runs.identity import RunIdentity
-from quark.runs.journal import FinishedBlock, Journal
+from quark.runs.journal import FinishedBlock, Journal, is_finished_run
 
 IDENTITY = RunIdentity({"dtype": "torch.float32", "list": [1, 2]}, {"torch": "2.0"}, {"config.json": "ab"}, {"calls": 2})
 BLOCKS = [
@@ -122,3 +126,46 @@ def test_files_that_were_not_there_when_the_run_began_are_removed(tmp_path: Path
     (tmp_path / "checkpoint" / "config.json").write_text("half")
     Journal.read(tmp_path).remove_later_files(tmp_path / "checkpoint")
     assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == ["model.safetensors"]
+
+
+LEAVES = st.none() | st.booleans() | st.integers(-3, 3) | st.text(max_size=3)
+VALUES = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2), max_leaves=4
+)
+KEYS = st.sampled_from(["format", "run", "two_passes", "files", "name", "checksums", "report", "learned", "more"])
+LINES = VALUES | st.dictionaries(KEYS, VALUES)
+
+
+def line_of(value: Any) -> bytes:
+    text = json.dumps(value, separators=(",", ":"))
+    return f'{{"crc32":{zlib.crc32(text.encode())},"line":{text}}}\n'.encode()
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(header=st.dictionaries(KEYS, VALUES), lines=st.lists(LINES, max_size=3), is_plain=st.booleans())
+def test_a_crafted_journal_is_read_or_refused(header: dict[str, Any], lines: list[Any], is_plain: bool, tmp_path: Path) -> None:
+    own = {"format": 1, "run": {}, "two_passes": False, "files": []} | ({} if is_plain else header)
+    (tmp_path / JOURNAL).write_bytes(b"".join(map(line_of, [own, *lines])))
+    try:
+        journal = Journal.read(tmp_path)
+        journal.refuse_other_run(IDENTITY)
+    except ResumeError:
+        return
+
+
+def test_a_journal_nested_beyond_all_bounds_ends_before_that_line(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    with path.open("ab") as file:
+        file.write(b'{"crc32":0,"line":' + b"[" * 200_000 + b"]" * 200_000 + b"}\n")
+    assert len(Journal.read(path.parent).finished) == len(BLOCKS)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(values=st.dictionaries(st.sampled_from(["format", "run", "files", "more"]), VALUES | st.just(attrs.asdict(IDENTITY))))
+def test_a_crafted_file_of_a_finished_run_is_read_or_refused(values: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / RUN_FILE).write_text(json.dumps(values))
+    for overwrite in (False, True):
+        try:
+            assert is_finished_run(tmp_path, IDENTITY, overwrite=overwrite) in (False, True)
+        except OutputError:
+            continue

@@ -244,6 +244,14 @@ def test_no_reader_gives_other_values_where_the_strictest_refuses(
     assert not wrong
 
 
+@pytest.mark.parametrize("algorithm", [{"name": "rotation"}, {"name": "rotation", "r1": "x"}, {"name": "gptq", "x": 1}, {"name": 7}, {}, 1])
+def test_settings_of_an_algorithm_in_another_form_are_refused_or_not_needed(algorithm: object, source: Path, tmp_path: Path) -> None:
+    directory = export(source, "safetensors", "int4_wo_32")
+    copied = altered(directory, tmp_path / "out", block_of(directory) | {"algo_config": [algorithm]})
+    expected = {name: reader(directory) for name, reader in READERS.items()}
+    assert not [f"{name} {w}" for name, reader in READERS.items() if (w := outcome(reader, copied, expected[name]))]
+
+
 def altered_tensors(stored: dict[str, Tensor], layer: str) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """Every tensor of a layer gone, of another dtype and of another shape; and others beside it."""
     number = torch.ones(1)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from quark.errors import CheckpointError
+from quark_workbench.report.export_report import export_report
 from quark_workbench.report.files import report_schema, violations, write_contents
 
 from .reports import contents
@@ -54,3 +60,38 @@ def test_the_schema_uses_no_keyword_that_is_not_obeyed() -> None:
 
     collect(report_schema())
     assert found <= KEYWORDS
+
+
+WRONG: tuple[Any, ...] = (-1, 1.5, 2**70, 1e308, "x", [], {"x": 1}, None)
+
+
+def _places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield (*at, key)
+        yield from _places(inner, (*at, key))
+
+
+def test_a_report_with_any_value_exchanged_is_shown_or_refused(tmp_path: Path) -> None:
+    plain = contents(*RUNS[0])
+    one_of_each = {tuple(key for key in at if isinstance(key, str)): at for at in _places(plain)}
+    for at in one_of_each.values():
+        for wrong in random.Random(str(at)).sample(WRONG, 2):
+            changed = copy.deepcopy(plain)
+            owner = changed
+            for key in at[:-1]:
+                owner = owner[key]
+            owner[at[-1]] = wrong
+            (tmp_path / "quark_report.json").write_text(json.dumps(changed))
+            try:
+                write_contents(export_report(tmp_path), tmp_path)
+            except CheckpointError as error:
+                assert "quark_report.json' is" in str(error)
+
+
+def test_a_report_of_which_no_page_can_be_made_is_damaged(tmp_path: Path) -> None:
+    changed = copy.deepcopy(contents(*RUNS[0]))
+    changed["settings"]["calibration"]["samples"] = 1.5
+    (tmp_path / "quark_report.json").write_text(json.dumps(changed))
+    with pytest.raises(CheckpointError, match=r"quark_report\.json' is damaged"):
+        export_report(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["quark_report.json"]

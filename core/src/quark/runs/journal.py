@@ -91,11 +91,11 @@ class Journal:
         """Return the journal of an interrupted run, up to the first line that is not complete.
 
         Raises:
-            ResumeError: Its header cannot be read, or is of another version.
+            ResumeError: Its header or an entry cannot be read, or is of another version.
         """
         path = partial / JOURNAL
         lines, ends = _lines(path.read_bytes())
-        if not lines or lines[0].get("format") != FORMAT:
+        if not lines or lines[0].get("format") != FORMAT or not _are_entries(lines):
             raise ResumeError(f"the journal '{path}' is damaged, or of another version: with restart=True (--restart) the run starts again")
         return cls(path, lines[0], [FinishedBlock(**line) for line in lines[1:]], ends[-1])
 
@@ -162,7 +162,11 @@ def is_finished_run(out: Path, identity: RunIdentity, *, overwrite: bool) -> boo
         OutputError: A file of it has gone, or is not as it was written: all of them are read.
     """
     values = read_json(out / RUN_FILE) if (out / RUN_FILE).is_file() else {}
-    if "run" not in values or (values["run"] != attrs.asdict(identity) and overwrite):
+    if "run" not in values:
+        return False
+    if not isinstance(values["run"], dict):
+        raise OutputError(f"'{out / RUN_FILE}' is damaged: choose another output directory, or pass overwrite=True to replace it")
+    if values["run"] != attrs.asdict(identity) and overwrite:
         return False
     fix = "choose another output directory, or pass overwrite=True to replace it"
     _refuse_other_run(f"the run that has written '{out}'", values["run"], identity, fix[:1].upper() + fix[1:])
@@ -176,6 +180,18 @@ def _refuse_other_run(which: str, before: Mapping[str, Any], identity: RunIdenti
         raise ResumeError(f"{which} is not the one that is asked for now. It differs in: {listed(lines)}. {fix}", differences=lines)
 
 
+def _are_entries(lines: Sequence[Any]) -> bool:
+    """Return whether lines have the form of a header and of entries behind it."""
+    header, *entries = lines
+    kinds = {"name": str, "checksums": dict, "report": dict, "learned": dict}
+    return (
+        isinstance(header.get("run"), dict)
+        and isinstance(header.get("two_passes"), bool)
+        and isinstance(header.get("files"), list)
+        and all(entry.keys() == kinds.keys() and all(isinstance(entry[key], kind) for key, kind in kinds.items()) for entry in entries)
+    )
+
+
 def _lines(data: bytes) -> tuple[list[dict[str, Any]], list[int]]:
     """Return the lines up to the first that is not complete, and where each ends."""
     lines: list[dict[str, Any]] = []
@@ -185,8 +201,8 @@ def _lines(data: bytes) -> tuple[list[dict[str, Any]], list[int]]:
         try:
             parsed = json.loads(raw) if raw.endswith(b"\n") else {}
             line = parsed["line"]
-            is_complete = zlib.crc32(json.dumps(line, separators=(",", ":")).encode()) == parsed["crc32"]
-        except (ValueError, LookupError, TypeError):
+            is_complete = isinstance(line, dict) and zlib.crc32(json.dumps(line, separators=(",", ":")).encode()) == parsed["crc32"]
+        except (ValueError, LookupError, TypeError, RecursionError):
             is_complete = False
         if not is_complete:
             break

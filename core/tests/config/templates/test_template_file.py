@@ -109,3 +109,10 @@ def test_a_run_is_resumed_with_the_same_facts_alone(tmp_path: Path) -> None:
     assert architecture_of(tiny_model()) == facts
     register_template_file(file_of(tmp_path, {"model_type": "llama", "base": "llama", "mlp_value": None}))
     assert repr(architecture_of(tiny_model())) != repr(facts), "the identity of a run names them"
+
+
+def test_a_file_nested_beyond_all_bounds_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "template.json"
+    path.write_text('{"model_type": ' + "[" * 200_000 + "]" * 200_000 + "}")
+    with pytest.raises(ConfigError, match=r"template\.json' is nested too deeply"):
+        read_template_file(path)

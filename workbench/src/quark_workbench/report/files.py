@@ -9,13 +9,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from jinja2 import UndefinedError
+
 from quark.base.files import replace_text
 from quark.calibration.report import CalibrationReport
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.destination import REPORT_FILES
 from quark.errors import CheckpointError
 from quark.models.hf.json_files import read_json
-from quark_workbench.report.contents import FORMAT, FORMAT_VERSION, Facts, contents_of
+from quark_workbench.report.contents import FORMAT, FORMAT_VERSION, Facts, contents_of, with_flags
 from quark_workbench.report.page import page
 
 __all__ = ["read_report", "report_schema", "violations", "write_contents", "write_report"]
@@ -32,9 +34,9 @@ def write_report(content: CheckpointContent, report: CalibrationReport, director
 
 def write_contents(contents: dict[str, Any], directory: Path) -> None:
     """Write contents as JSON and as a page; earlier files, or links of their names, are replaced."""
-    text = json.dumps(contents, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    text, html = json.dumps(contents, indent=1, allow_nan=False, ensure_ascii=False) + "\n", page(contents)
     replace_text(directory / _JSON, text)
-    replace_text(directory / _HTML, page(contents))
+    replace_text(directory / _HTML, html)
 
 
 def read_report(directory: Path) -> dict[str, Any] | None:
@@ -52,9 +54,18 @@ def read_report(directory: Path) -> dict[str, Any] | None:
             f"'{path}' is not a report of format {FORMAT} {FORMAT_VERSION}: it was written by another version. Remove it, and make it anew "
             "with quark report --float MODEL"
         )
-    if error := next(violations(contents), None):
+    if error := next(violations(contents), None) or _why_no_page(contents):
         raise CheckpointError(f"'{path}' is damaged: {error}. Remove it, and make it anew with quark report --float MODEL")
     return contents
+
+
+def _why_no_page(contents: dict[str, Any]) -> str | None:
+    """Return why no page can be made of contents that somebody has changed, though they follow the schema."""
+    try:
+        page(with_flags(contents))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, UndefinedError) as error:
+        return f"no page can be made of it ({type(error).__name__}: {error})"
+    return None
 
 
 _TYPES: Mapping[str, type | tuple[type, ...]] = {

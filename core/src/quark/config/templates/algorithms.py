@@ -129,7 +129,7 @@ def algo_config_from_dict(data: Mapping[str, Any]) -> AlgoConfig:
 
     Raises:
         UnknownNameError: (a ValueError) No installed distribution has an algorithm of that name.
-        ConfigError: The name is missing, or a key is none of the algorithm's.
+        ConfigError: The name or a needed key is missing, or a key is none of the algorithm's.
     """
     if not isinstance(data.get("name"), str):
         raise ConfigError("an algorithm's configuration needs the key 'name', such as {\"name\": …}, which says whose configuration it is")
@@ -141,6 +141,9 @@ def algo_config_from_dict(data: Mapping[str, Any]) -> AlgoConfig:
     known = {a.name for a in attrs.fields(config_class)}
     if unknown := sorted(set(values) - known):
         raise ConfigError(f"the configuration of '{data['name']}' has unknown keys {unknown}; its keys are {', '.join(sorted(known))}")
+    needed = [a.name for a in attrs.fields(config_class) if a.init and a.default is attrs.NOTHING]
+    if missing := [name for name in needed if name not in values]:
+        raise ConfigError(f"the configuration of '{data['name']}' lacks {', '.join(missing)}")
     return config_class.from_dict(values)
 
 
