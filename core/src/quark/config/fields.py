@@ -63,8 +63,6 @@ def json_of(path: Path, what: str) -> Any:
         raise ConfigError(f"the {what} '{path}' is nested too deeply: correct it") from None
     except OSError as error:
         raise ConfigError(f"the {what} '{path}' cannot be read: {error.strerror or error}") from error
-    except RecursionError:
-        raise ConfigError(f"the {what} '{path}' is nested too deeply: it is damaged, or of something else") from None
     except ValueError as error:
         raise ConfigError(f"the {what} '{path}' is not JSON: {error}") from error
 

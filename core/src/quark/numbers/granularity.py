@@ -227,6 +227,10 @@ class PerGroup(Granularity):
         return None if shape[-1] % size == 0 else f"has {shape[-1]} elements along its last axis, which groups of {size} do not divide"
 
 
+_FILLED_UP = 1024
+"""Largest group to which a shorter row is filled up: what is filled up is memory."""
+
+
 @attrs.frozen
 class PerPaddedGroup(PerGroup):
     """As `PerGroup`; the last run of a row may be shorter, and is quantized as if zeros filled it up.
@@ -263,7 +267,10 @@ class PerPaddedGroup(PerGroup):
         return Runs(self.size) if shape[-1] % self.size == 0 else None
 
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
-        return None
+        longest = max(shape[-1], _FILLED_UP)
+        if self.size <= longest:
+            return None
+        return f"has {shape[-1]} elements along its last axis, and groups of {self.size} are longer by far"
 
 
 @attrs.frozen

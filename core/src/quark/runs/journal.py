@@ -160,6 +160,7 @@ def is_finished_run(out: Path, identity: RunIdentity, *, overwrite: bool) -> boo
     Raises:
         ResumeError: It is of another run; the message names what differs.
         OutputError: A file of it has gone, or is not as it was written: all of them are read.
+        CheckpointError: Its checksums are missing, or cannot be read.
     """
     values = read_json(out / RUN_FILE) if (out / RUN_FILE).is_file() else {}
     if "run" not in values:
