@@ -131,8 +131,10 @@ class _ReusedMemory:
 
     def take(self, size: int) -> Tensor:
         """Return ``size`` bytes, uint8, which are free again when no tensor has them any more."""
-        free = self._free.get(size)
-        memory = free.pop() if free else np.empty(size, dtype=np.uint8)
+        try:
+            memory = self._free[size].pop()
+        except (KeyError, IndexError):  # another thread may take the last
+            memory = np.empty(size, dtype=np.uint8)
         lent = memory[:]  # lives as long as the storage of a tensor
         weakref.finalize(lent, self._give_back, memory).atexit = False
         return torch.from_numpy(lent)
