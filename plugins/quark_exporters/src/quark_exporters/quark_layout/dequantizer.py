@@ -66,6 +66,8 @@ class QuarkDequantizer:
 def _float_tensor(name: str, spec: TensorSpec, stored: Mapping[str, Tensor], order: str, holds_values: bool) -> FloatTensor:
     quantizer = quantizer_for(spec, activation=False)
     shape = tuple(stored[name].shape) if holds_values else _float_shape(name, quantizer, stored, order)
+    if error := quantizer.shape_error(shape):
+        raise CheckpointError(f"'{name}' {list(shape)} is no weight in its format ({error}): the checkpoint is damaged")
     announced = packed_meta(quantizer, shape, order) | ({"": torch.empty(shape, device="meta")} if holds_values else {})
     _refuse_misfits({f"{name}_{suffix}" if suffix else name: tensor for suffix, tensor in announced.items()}, stored, spec)
     scales = [f"{name}_{suffix}" for suffix in announced if suffix and f"{name}_{suffix}" in stored]
