@@ -8,6 +8,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import pytest
+from greenlet import getcurrent
 
 from quark_schemes.formats.integer import IntegerFormat
 from quark_tiny_model import tiny_model_dir
@@ -18,12 +19,18 @@ MOST_CALLS, MOST_FILES = 20, 30
 
 
 def own_calls(frame: FrameType | None) -> list[CodeType]:
-    """Return the code of this project's frames, from the given one outwards; frames of comprehensions count, too."""
-    calls = []
+    """Return the code of this project's frames, from the given one outwards; frames of comprehensions count, too.
+
+    Behind the first frame of a greenlet comes that of its parent, which has started it.
+    """
+    calls, current = [], getcurrent()
     while frame is not None:
         if frame.f_globals["__name__"].startswith("quark"):
             calls.append(frame.f_code)
         frame = frame.f_back
+        if frame is None and current.parent is not None:
+            current = current.parent
+            frame = current.gr_frame
     return calls
 
 

@@ -284,10 +284,12 @@ def test_codes_that_no_class_takes_are_written_as_the_values_that_they_stand_for
     source, _ = source_of(tmp_path / "source", "llama")
     export_with("fp8", ModelQuantizer(config("llama", "fp8")).quantize_model(load_model(source), DATA), tmp_path / "fp8")
     tensors = stored(tmp_path / "fp8")
-    ahead = {f"mtp.layers.1.{leaf}": tensors[f"model.layers.1.mlp.up_proj.{leaf}"].clone() for leaf in ("weight", "weight_scale")}
+    ahead = {
+        f"mtp.layers.1.{leaf}": tensors[f"model.layers.1.mlp.up_proj.{leaf}"].clone() for leaf in ("weight", "weight_scale", "input_scale")
+    }
     save_file(tensors | ahead, tmp_path / "fp8" / "model.safetensors", {"format": "pt"})
     expected = ahead["mtp.layers.1.weight"].float() * ahead["mtp.layers.1.weight_scale"].float()
     quantize_checkpoint(tmp_path / "fp8", tmp_path / "out", attrs.evolve(config("llama"), keep_prequantized_layers=False))
     written = stored(tmp_path / "out")
     assert torch.equal(written["mtp.layers.1.weight"], expected.to(torch.bfloat16))
-    assert "mtp.layers.1.weight_scale" not in written
+    assert not {"mtp.layers.1.weight_scale", "mtp.layers.1.input_scale"} & written.keys()

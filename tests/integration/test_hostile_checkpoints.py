@@ -244,7 +244,7 @@ def test_numbers_that_are_none_name_the_checkpoint(sources: Path, program: Progr
 
 
 @pytest.mark.parametrize("key", ["attn_implementation", "experts_implementation"])
-@pytest.mark.parametrize("route", [*ROUTES, "inspect", "quantize_checkpoint", "compared"])
+@pytest.mark.parametrize("route", [*(route for route in ROUTES if route != "verify"), "inspect", "quantize_checkpoint", "compared"])
 def test_no_command_and_no_loader_fetches_code_that_a_config_names(
     route: str, key: str, sources: Path, program: Program, tmp_path: Path
 ) -> None:

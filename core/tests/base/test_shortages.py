@@ -98,11 +98,11 @@ def test_no_reader_and_no_plugin_is_blamed(what: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["memory", "files"])
-@pytest.mark.parametrize("module", [shards, file_tensors])
-def test_a_shard_is_not_called_damaged(module: Any, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("module", "function"), [(shards, "safe_open"), (file_tensors, "open_file")])
+def test_a_shard_is_not_called_damaged(module: Any, function: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     error = SHORTAGES[what][0]()
 
-    monkeypatch.setattr(module, "safe_open", raising(error))
+    monkeypatch.setattr(module, function, raising(error))
     with pytest.raises((type(error), OutputError)) as caught:
         quantize_checkpoint(tiny_model_dir(), tmp_path / "out", CONFIG)
     assert not isinstance(caught.value, CheckpointError)

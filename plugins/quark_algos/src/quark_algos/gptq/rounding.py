@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -71,34 +72,26 @@ class ColumnRounding:
         """
         hessian = task.statistic(self._hessian)
         largest = max(hessian.columns**2, sum(p.numel() for layer in task.layers.values() for p in layer.parameters()))
-        try:
-            with coarsely(largest, hessian.device):
-                return self._round(task, hessian)
-        except SingularError as error:
-            raise SingularError(f"{folded(task.layers)}: {error}") from error
-        except NonFiniteError as error:
-            raise NonFiniteError(f"{folded(task.layers)}: {error}", tensor=next(iter(task.layers))) from error
-
-    def _round(self, task: RoundingTask, hessian: Hessian) -> Mapping[str, Metrics]:
-        solver = hessian.derived(_prepared, self._fitting(hessian))
-        weights = task.stacked()
-        weights.wt, causal, share = _corrected(weights.wt, task, hessian, solver)
-        few_tokens = hessian.tokens < hessian.columns
-        if not few_tokens:  # with few tokens, a channel that was always 0 may have inputs in others
-            weights.wt[solver.dead] = 0
-        grid = weights.grid()
-        moments = solver.moments(hessian.matrix(), grid.group)
-        rounded_rows = partial(_rounded_rows, wt=weights.wt, moments=moments, grid=grid, prepared=solver, causal=causal)
-        rows = weights.wt.shape[1]
-        # Rows are independent given the factor, unless scales span them.
-        parts = task.by_rows(rounded_rows, rows) if grid.fixed is None else [rounded_rows(slice(0, rows))]
-        q, loss, scales = zip(*parts, strict=True)
-        weights.keep(grid, torch.cat(q, 1), GroupScales.beside(scales))
-        metrics = solver.metrics | {"few_tokens": few_tokens} | ({} if share is None else {"correction_share": share})
-        losses = weights.by_layer(torch.cat(loss))
-        dead, *means = numbers(solver.dead.sum(), *(loss.mean() for loss in losses.values()))
-        tokens = max(hessian.tokens, 1)
-        return {name: metrics | {"dead": int(dead), "output_mse": mean / tokens} for name, mean in zip(losses, means, strict=True)}
+        with _saying_whose(task), coarsely(largest, hessian.device):
+            solver = hessian.derived(_prepared, self._fitting(hessian))
+            weights = task.stacked()
+            weights.wt, causal, share = _corrected(weights.wt, task, hessian, solver)
+            few_tokens = hessian.tokens < hessian.columns
+            if not few_tokens:  # with few tokens, a channel that was always 0 may have inputs in others
+                weights.wt[solver.dead] = 0
+            grid = weights.grid()
+            moments = solver.moments(hessian.matrix(), grid.group)
+            rounded_rows = partial(_rounded_rows, wt=weights.wt, moments=moments, grid=grid, prepared=solver, causal=causal)
+            rows = weights.wt.shape[1]
+            # Rows are independent given the factor, unless scales span them.
+            parts = task.by_rows(rounded_rows, rows) if grid.fixed is None else [rounded_rows(slice(0, rows))]
+            q, loss, scales = zip(*parts, strict=True)
+            weights.keep(grid, torch.cat(q, 1), GroupScales.beside(scales))
+            metrics = solver.metrics | {"few_tokens": few_tokens} | ({} if share is None else {"correction_share": share})
+            losses = weights.by_layer(torch.cat(loss))
+            dead, *means = numbers(solver.dead.sum(), *(loss.mean() for loss in losses.values()))
+            tokens = max(hessian.tokens, 1)
+            return {name: metrics | {"dead": int(dead), "output_mse": mean / tokens} for name, mean in zip(losses, means, strict=True)}
 
     def _fitting(self, hessian: Hessian) -> Recipe:
         """Return the recipe for this Hessian.
@@ -191,6 +184,17 @@ def _corrected(wt: Tensor, task: RoundingTask, hessian: Hessian, prepared: _Prep
     elif recipe.is_careful and hessian.tokens < wt.shape[0]:
         share = 0.0  # without held-out tokens and with few others, nothing shows that the correction helps
     return wt.add_(step, alpha=share), None, share
+
+
+@contextmanager
+def _saying_whose(task: RoundingTask) -> Iterator[None]:
+    """Name the layers in an error about their Hessian."""
+    try:
+        yield
+    except SingularError as error:
+        raise SingularError(f"{folded(task.layers)}: {error}") from error
+    except NonFiniteError as error:
+        raise NonFiniteError(f"{folded(task.layers)}: {error}", tensor=next(iter(task.layers))) from error
 
 
 def _rounded_rows(
