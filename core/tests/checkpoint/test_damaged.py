@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from quark.checkpoint import export_safetensors, import_model_from_safetensors
+from quark.checkpoint.inspection import inspect_checkpoint
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, ConfigError, UnknownNameError, UnsupportedError
 from quark.torch import LLMTemplate, ModelQuantizer
@@ -192,3 +195,14 @@ def test_a_model_on_the_meta_device_is_refused_where_a_checkpoint_lacks_its_buff
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SIZES, **FIXED))
     with pytest.raises(ValueError, match=r"meta device, and the values of its model\.rotary_emb.* build it on the CPU, or give None"):
         import_model_from_safetensors(model, export)
+
+
+@pytest.mark.parametrize("read", [inspect_checkpoint, partial(import_model_from_safetensors, None)])
+def test_a_layout_of_a_format_that_is_not_read_here_is_refused_with_the_name_of_the_checkpoint(read: Any, tmp_path: Path) -> None:
+    directory = exported(tmp_path / "out", "mxfp4")
+    data = json.loads((directory / "config.json").read_text())
+    for entry in data["quantization_config"]["plugins"]["formats"].values():
+        entry["layout_version"] = -1
+    (directory / "config.json").write_text(json.dumps(data))
+    with pytest.raises(CheckpointError, match=rf"the checkpoint '{re.escape(str(directory))}' holds the format .* in layout -1"):
+        read(directory)

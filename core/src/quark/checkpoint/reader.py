@@ -129,7 +129,6 @@ def _packed_content(float_model: nn.Module, directory: Path) -> CheckpointConten
     reader, whose = reader_of(layout), origin("exporters", layout)
     stored = read_configuration(reader, block, directory)
     _expect(stored, StoredConfig, "configuration", whose)
-    refuse_unreadable(stored.config, f"the checkpoint '{directory}'")
     shards = [] if isinstance(reader, ReadsOwnFiles) else check_shards(directory)
     model = as_model(float_model)
     plan = prepared(reader, model, stored, directory, whose)
@@ -151,6 +150,7 @@ def prepared(reader: LayoutReader, model: nn.Module, stored: StoredConfig, direc
 
     Errors name its ``config.json``.
     """
+    refuse_unreadable(stored.config, f"the checkpoint '{directory}'")
     with _naming(directory / "config.json"):
         plan = reader.prepare(model, stored)
     if whose is not None:

@@ -227,7 +227,7 @@ def _quantizer_class() -> type[Any]:
 
         def _process_model_before_weight_loading(self, model: Any, **_: Any) -> Any:
             stored = self._reader.configuration(self.quantization_config.block, Path(source_of(model.config)))
-            refuse_unreadable(stored.config)
+            refuse_unreadable(stored.config, f"the checkpoint '{source_of(model.config)}'")
             _prepare(model, self._reader, stored)
             return model
 
