@@ -24,6 +24,12 @@ def copied(path: Path) -> None:
     copy.replace(path)
 
 
+def removed(directory: Path) -> None:
+    """Remove a directory in which a thread of the run may still make files."""
+    while directory.exists():
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 def occupied(out: Path, name: str) -> None:
     out.mkdir()
     (out / name).write_text("precious")
@@ -37,7 +43,7 @@ def linked(out: Path, partial: Path) -> None:
 DISTURBANCES: dict[str, tuple[Callable[[Path, Path], object], str | None]] = {
     "its weights are removed": (lambda out, partial: (partial / SHARD).unlink(), "is not the file that this run has written"),
     "its weights are replaced": (lambda out, partial: copied(partial / SHARD), "is not the file that this run has written"),
-    "its directory is removed": (lambda out, partial: shutil.rmtree(partial), "is not the file|No such file"),
+    "its directory is removed": (lambda out, partial: removed(partial), "is not the file|No such file"),
     "its directory is renamed": (lambda out, partial: partial.rename(partial.with_name("other")), "is not the file|was moved meanwhile"),
     "the directory above is renamed": (lambda out, partial: out.parent.rename(out.parent.with_name("other")), "is not the file|was moved"),
     "the output appears, empty": (lambda out, partial: out.mkdir(), None),
