@@ -224,6 +224,7 @@ def in_the_cache(source: Path, hub: Path, name: str, monkeypatch: pytest.MonkeyP
     return folder / "snapshots" / version
 
 
+@pytest.mark.posix("a cache of the hub has links, for which Windows wants a privilege")
 def test_a_model_by_its_name_on_a_hub_has_what_its_directory_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -243,6 +244,7 @@ def test_a_model_by_its_name_on_a_hub_has_what_its_directory_has(
     assert contents(tmp_path / "out") == contents(tmp_path / "expected")
 
 
+@pytest.mark.posix("a cache of the hub has links, for which Windows wants a privilege")
 @pytest.mark.parametrize("versions", [0, 2])
 def test_a_model_whose_version_is_not_known_is_exported_with_a_warning(
     versions: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -213,6 +213,7 @@ ModelQuantizer(QConfig(QLayerConfig(), quant_mode="fx_graph_mode")).quantize_mod
 """
 
 
+@pytest.mark.posix("an environment of links")
 @pytest.mark.parametrize(
     ("arguments", "lacks"),
     [

@@ -86,6 +86,7 @@ def test_a_config_says_where_it_was_loaded_from(tmp_path: Path) -> None:
     assert internals.source_of(LLAMA) == ""
 
 
+@pytest.mark.posix("a cache of the hub has links, for which Windows wants a privilege")
 def test_the_directory_of_a_name_of_a_hub_is_the_newest_version_with_those_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     config, snapshots = AutoConfig.for_model("llama"), tmp_path / "models--somebody--Model" / "snapshots"
