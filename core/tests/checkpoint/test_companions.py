@@ -37,6 +37,20 @@ def test_files_beside_the_float_checkpoint_are_copied(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.safetensors"))
 
 
+def test_files_of_a_directory_of_another_model_stay_there_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    (other / "tokenizer.json").write_text("of another model")
+    model = tiny_model()
+    model.config.name_or_path = str(other)
+    (tmp_path / "out").mkdir()
+    save_companions(model, tmp_path / "out")
+    assert not (tmp_path / "out/tokenizer.json").exists()
+    (warning,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert f"'{other}', from which the model was loaded, has no config.json of the model type 'llama'" in warning
+
+
 def test_a_tokenizer_that_is_given_takes_their_place(tmp_path: Path) -> None:
     save_companions(tiny_model(), tmp_path, Tokenizer())
     assert (tmp_path / "tokenizer.json").read_text() == "mine"

@@ -108,6 +108,11 @@ def save_companions(model: nn.Module, directory: Path, tokenizer: Tokenizer | No
             get_logger(__name__).info(
                 f"Of '{name}' these files were in the cache of the hub ('{source}'), and are copied: {folded(copied) or 'none'}."
             )
+    else:
+        get_logger(__name__).warning(
+            f"'{source}', from which the model was loaded, has no config.json of the model type '{config.model_type}': its tokenizer and "
+            "its other files are not in the result. Copy them if they belong to the model"
+        )
 
 
 def _is_of_model(source: Path, model_type: str) -> bool:
