@@ -75,6 +75,18 @@ def test_with_scales_that_float16_has_the_values_are_the_same_to_the_bit(scheme:
     assert torch.equal(read(kind, kind.packed(codes, powers)), quantizer.dequantize(codes, powers))
 
 
+def test_the_two_roundings_of_an_asymmetric_group_do_not_add_up() -> None:
+    """The offset is that of the scale as float16 holds it, not that of the exact scale."""
+    quantizer, kind = quantizer_of("uint4_wo_32"), type_of("uint4_wo_32")
+    values, qparams = quantizer.round_to_nearest(weight() + 0.02)
+    codes = quantizer.codes_of(values, qparams)
+    in_half = QParams(qparams.scale.half().float(), qparams.zero_point)
+    wanted = quantizer.dequantize(codes, in_half)
+    scales = in_half.scale.repeat_interleave(32, 1) if in_half.scale.shape[0] == len(values) else in_half.scale.t().repeat_interleave(32, 1)
+    errors = ((read(kind, kind.packed(codes, qparams)) - wanted) / scales).abs()
+    assert float(errors.max()) <= 16 * 2.0**-11 / 2  # the offset alone is rounded: half a unit of a number up to 16 steps
+
+
 @pytest.mark.parametrize("scheme", NO_TYPE)
 def test_formats_that_ggml_does_not_have_get_no_type(scheme: str) -> None:
     assert block_type_for(quantizer_of(scheme), (48, 256)) is None

@@ -98,9 +98,13 @@ def _q4_0(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
 
 
 def _q4_1(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-    """Return blocks of ``w = d · q + m``: d and m = −d · zero point in float16, then 16 bytes."""
+    """Return blocks of ``w = d · q + m``: d and m = −d · zero point in float16, then 16 bytes.
+
+    m is a multiple of the d that is stored, so that both errors of rounding to float16 do not add up.
+    """
     assert zero is not None
-    return torch.cat([_half(scale), _half(-scale * zero), _nibbles(codes)], -1)
+    stored = scale.to(torch.float16).to(scale.dtype)
+    return torch.cat([_half(scale), _half(-stored * zero), _nibbles(codes)], -1)
 
 
 def _q8_0(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
