@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -24,6 +25,14 @@ def test_a_token_of_enormous_size_does_not_hide_the_errors_of_others() -> None:
     found = wanted.clone()
     found[1:] += 0.5
     assert OutputError.of(found, wanted).relative.tolist() == pytest.approx([0, 0.25, 0.25, 0.25])
+
+
+@pytest.mark.parametrize("parts", list(itertools.product([True, False], repeat=2)))
+def test_errors_together_are_held_out_if_each_of_them_is(parts: tuple[bool, bool]) -> None:
+    output, reference = torch.zeros(3, 4), torch.ones(3, 4)
+    both = OutputError.joined([OutputError.of(output, reference, is_held_out=part) for part in parts])
+    assert both.is_held_out is (parts == (True, True))
+    assert both.tokens == 6
 
 
 def test_a_channel_of_enormous_size_does_not_hide_the_errors_of_others() -> None:

@@ -194,6 +194,24 @@ def test_a_layer_that_is_rounded_anew_is_rounded_from_its_float_weight() -> None
     assert all(torch.equal(weight, plain.get_submodule(name).weight) for name, weight in spy.begun)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("scheme", ["fp8", "int8"])
+def test_a_layer_that_is_rounded_anew_has_the_scales_of_the_tensor_that_it_reads(scheme: str) -> None:
+    """Whether or not the architecture says first that it reads another one."""
+
+    def input_scales(**options: Any) -> dict[str, Tensor]:
+        model = tiny.tiny_model()
+        quantized(model, config(scheme), Spy(), **options)
+        return {name: tensor for name, tensor in model.state_dict().items() if "input_quantizer" in name and "scale" in name}
+
+    facts = architecture_of(tiny.tiny_model())
+    assert facts is not None
+    expected = input_scales()
+    found = input_scales(architecture=attrs.evolve(facts, attention_inputs=(*facts.attention_inputs, "self_attn.o_proj")))
+    assert any("o_proj" in name for name in expected)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], scale) for name, scale in expected.items())
+
+
 def test_tokens_that_a_mask_leaves_out_do_not_count() -> None:
     spy = Spy()
     ids = torch.arange(3, 15).reshape(2, 6)

@@ -53,6 +53,15 @@ def test_copies_of_a_sequence_are_held_out_together_or_not_at_all() -> None:
     assert first.any()
 
 
+def test_copies_count_as_one_sequence() -> None:
+    """Whichever of the sequences has copies: of those that are held out, there are enough different ones."""
+    different_rows = torch.arange(32 * 32).reshape(32, 32)
+    for copied in range(32):
+        rows = torch.cat([different_rows, different_rows[copied].expand(4, -1)])
+        different = held_out([rows])[0].all(-1)
+        assert len(set(rows[different][:, 0].tolist())) >= FEWEST_SEQUENCES
+
+
 def test_of_copies_of_one_sequence_the_end_is_held_out() -> None:
     mask = held_out([ROWS[:1].expand(16, -1)])[0]
     assert torch.equal(mask, (torch.arange(32) >= 28).expand(16, 32))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -102,20 +104,35 @@ def test_a_quantizer_stays_what_it_was_made_as(first: int, second: int) -> None:
     assert quantizer_for(int4(first), activation=False).spec == int4(first)
 
 
-def test_a_copy_shares_nothing_that_can_be_changed() -> None:
-    algorithm = AlgoConfig(name="x")
-    config = QConfig(
+def _config_of_every_field() -> QConfig:
+    return QConfig(
         global_quant_config=QLayerConfig(weight=[int4(), int4()]),
         exclude=["a"],
-        algo_config=[algorithm],
+        algo_config=[AlgoConfig(name="x")],
         layer_quant_config={"b": QLayerConfig(weight=int4())},
         layer_type_quant_config={"Linear": QLayerConfig(weight=int4())},
         kv_cache_quant_config={"c": QLayerConfig(weight=int4())},
         shared_scale_groups=[["q", "k"]],
         softmax_quant_spec=int4(),
     )
-    copy, before = config.copied(), config.copied()
-    assert copy == config
+
+
+def _changeable(value: Any) -> Iterator[Any]:
+    """Yield every object inside a value that can be changed."""
+    if isinstance(value, dict | list) or attrs.has(type(value)):
+        yield value
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else attrs.astuple(value, recurse=False)
+        for one in inner:
+            yield from _changeable(one)
+
+
+def test_a_copy_shares_nothing_that_can_be_changed() -> None:
+    config = _config_of_every_field()
+    copy = config.copied()
+    assert copy == config == _config_of_every_field()
+    of_copy = {id(one) for one in _changeable(copy)}
+    assert len(of_copy) > 15
+    assert [one for one in _changeable(config) if id(one) in of_copy] == []
     for layer in (config.global_quant_config, *config.layer_quant_config.values(), *config.layer_type_quant_config.values()):
         layer.input_tensors = QTensorConfig(dtype="int8", is_dynamic=True)
     config.global_quant_config.weight[0].group_size = 7
@@ -123,8 +140,8 @@ def test_a_copy_shares_nothing_that_can_be_changed() -> None:
     config.softmax_quant_spec.group_size = 7
     config.shared_scale_groups[0].append("v")
     config.exclude.append("d")
-    algorithm.name = "y"
-    assert copy == before
+    config.algo_config[0].name = "y"
+    assert copy == _config_of_every_field()
 
 
 def test_layer_types_come_back_from_json_as_equal() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
+import math
+import weakref
 from typing import Any
 
 import pytest
@@ -40,6 +43,25 @@ def test_the_weight_of_the_layer_that_computes_is_unpacked_once_and_that_of_anot
     assert seen[0].data_ptr() == seen[1].data_ptr()
     assert torch.equal(seen[2], other.weight)
     assert not torch.equal(one.weight, other.weight)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_forward_leaves_neither_values_nor_the_layer_behind(fails: bool) -> None:
+    layer = from_codes(nn.Linear(8, 4))
+    expected = layer.packed_weight.values()
+    if fails:
+        with pytest.raises(RuntimeError):
+            layer(torch.randn(3, 5))
+    else:
+        layer(torch.randn(3, 8))
+    room = packed_weight.weight_room((4, 8), torch.float32, torch.device("cpu"))
+    assert room is not None
+    room.fill_(math.nan)  # as the next layer that computes overwrites it
+    assert torch.equal(layer.weight.clone(), expected)
+    kept = weakref.ref(layer)
+    del layer
+    gc.collect()
+    assert kept() is None
 
 
 def test_shape_dtype_and_device_of_a_weight_are_seen_without_its_values(monkeypatch: pytest.MonkeyPatch) -> None:

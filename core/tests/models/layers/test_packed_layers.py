@@ -1,13 +1,17 @@
 """A packed layer holds the tensors of a checkpoint, and computes as the quantized layer did."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from quark.config.layer import QLayerConfig
+from quark.errors import CheckpointError
 from quark.models.layers import QuantLinear
 from quark.models.layers.layers_from_codes import until_used
 from quark.models.layers.packed_layers import PackedLayer
+from quark.models.layers.packed_weight import FormatPacking, PackedWeight
 from quark.torch import LLMTemplate
 
 SCHEMES = ["int4_wo_32", "uint4_wo_per_channel", "int8", "fp8", "ptpc_fp8", "mxfp4"]
@@ -76,6 +80,32 @@ def test_weights_that_rounding_takes_beyond_float16_are_finite_after_reload(sche
     packed = filled(PackedLayer(linear, config_of(scheme), "reorder"), layer).unpack()
     assert torch.isfinite(packed.weight).all()
     assert torch.equal(packed.weight, layer.weight)
+
+
+@pytest.mark.parametrize("scheme", [*SCHEMES, "nvfp4", "int4_fp8", "amdfp4_global16"])
+@pytest.mark.parametrize("which", [0, -1])
+def test_every_scale_of_a_packed_weight_has_to_be_valid(scheme: str, which: int, linear: nn.Linear) -> None:
+    """Of each level, the first value and the last one; a 0 is only warned of."""
+    made = QuantLinear.from_float(linear, config_of(scheme))
+    assert made.weight_quantizer is not None
+    quantizer, weight = made.weight_quantizer.quantizer, linear.weight.detach()
+    qparams = quantizer.find_qparams(weight)
+    packing = FormatPacking(quantizer, "reorder", lambda codes: codes)
+    tensors = packing.pack(quantizer.quantize(weight, qparams), qparams)
+
+    def packed(changed: dict[str, torch.Tensor]) -> PackedWeight:
+        return PackedWeight(packing, tensors | changed, tuple(weight.shape), weight.dtype)
+
+    packed({}).check()
+    scales = [name for name in tensors if name.startswith("scale")]
+    assert len(scales) == len(quantizer.levels)
+    for name in scales:
+        values = [0xFF] if tensors[name].dtype is torch.uint8 else [-1.0, math.nan]  # 0xFF is NaN of E8M0, which has no sign
+        for value in values:
+            damaged = tensors[name].clone()
+            damaged.reshape(-1)[which] = value
+            with pytest.raises(CheckpointError, match="scale"):
+                packed({name: damaged}).check()
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

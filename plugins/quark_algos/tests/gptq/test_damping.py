@@ -33,6 +33,14 @@ def test_what_turns_out_to_be_indefinite_in_a_later_panel_is_damped_more_and_ref
         factor(h, 1e-6)
 
 
+def test_without_damping_a_singular_hessian_is_damped_all_the_same() -> None:
+    one = torch.ones(8, 1, dtype=torch.float64)
+    found = factor(one @ one.t(), 0.0)
+    assert found.attempts > 1
+    assert 0 < found.damping < 1e-3
+    assert factor(positive_definite(8), 0.0).attempts == 1
+
+
 def test_a_dead_channel_gets_the_mean_of_the_living_and_costs_no_attempt() -> None:
     h = torch.diag(torch.tensor([2.0, 0.0, 4.0]))
     made = damped(h, 0.5)

@@ -105,6 +105,29 @@ def test_the_second_run_gives_the_same_bits_and_another_seed_others() -> None:
     assert not all(torch.equal(tensor, other[name]) for name, tensor in first.items())
 
 
+@pytest.mark.parametrize(("kind", "settings"), [(TuneBlock, TuningConfig(epochs=2, patience=100)), (AutoRound, AutoRoundConfig(iters=40))])
+def test_nothing_is_fitted_to_held_out_tokens(kind: Any, settings: AlgoConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, expected = kind.tune, run(settings)
+    count = 0
+
+    def with_other_targets(self: Any, block: RoundedBlock) -> Any:
+        nonlocal count
+        for sample in block.samples:
+            count += int(sample.is_held_out.sum())
+            sample.target[sample.is_held_out] += 1.0
+        try:
+            return plain(self, block)
+        finally:
+            for sample in block.samples:
+                sample.target[sample.is_held_out] -= 1.0
+
+    monkeypatch.setattr(kind, "tune", with_other_targets)
+    found = run(settings)
+    assert count > 0
+    assert all(torch.equal(one, other) for one, other in zip(found.parameters(), expected.parameters(), strict=True))
+    assert not all(torch.equal(one, other) for one, other in zip(found.parameters(), run().parameters(), strict=True))
+
+
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("scheme", ["mxfp4", "nvfp4"])
 def test_schemes_that_quantize_activations_are_tuned_through_these(scheme: str) -> None:

@@ -71,6 +71,12 @@ def test_one_scale_for_the_tensor_or_for_each_row(shape: tuple[int, ...], dtype:
     assert found({"quant_method": "fp8"}, tensors)["a.weight"].left_out == ("a.input_scale",)
 
 
+@pytest.mark.parametrize(("dtype", "is_kept"), [(torch.float8_e4m3fn, True), (torch.float8_e5m2, False)])
+def test_only_codes_in_e4m3_can_be_written_again_as_they_are(dtype: torch.dtype, is_kept: bool) -> None:
+    tensors = {"a.weight": codes(6, 4, dtype=dtype), "a.weight_scale": scales()}
+    assert bool(found({"quant_method": "fp8", "activation_scheme": "dynamic"}, tensors)["a.weight"].layers) is is_kept
+
+
 def test_fused_experts_have_scales_by_the_name_of_their_tensor() -> None:
     tensors = {"mlp.experts.gate_up_proj": codes(3, 128, 256), "mlp.experts.gate_up_proj_scale_inv": scales(3, 1, 2)}
     result = values(BLOCKS, tensors, "mlp.experts.gate_up_proj", torch.float32)

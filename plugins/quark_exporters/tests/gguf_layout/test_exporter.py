@@ -130,6 +130,15 @@ def test_mixtures_of_mixtral_are_written_too(tmp_path: Path) -> None:
     assert field(out, "llama.expert_count") == 4
 
 
+@pytest.mark.parametrize("float_type", ["auto", "bf16", "f16"])
+def test_routers_are_float32_in_a_model_of_any_dtype(float_type: str, tmp_path: Path) -> None:
+    model = quantized("int4_wo_32", MixtralConfig(**SIZES, num_local_experts=4, dtype="bfloat16")).bfloat16()
+    export_with("gguf", model, tmp_path / "out", ExportOptions(tokenizer=tiny_tokenizer(), own={"float_type": float_type}))
+    kinds = {tensor.name: tensor.tensor_type.name for tensor in reader(tmp_path / "out").tensors}
+    assert kinds["blk.0.ffn_gate_inp.weight"] == "F32"
+    assert kinds["token_embd.weight"] == {"auto": "BF16"}.get(float_type, float_type.upper())
+
+
 @pytest.mark.parametrize("scheme", ["int4_wo_32", "mxfp4_weight_only"])
 def test_from_disk_the_file_is_the_same(scheme: str, tmp_path: Path) -> None:
     config = LLMTemplate.get("llama").get_config(scheme=scheme)

@@ -80,6 +80,17 @@ def test_observers_of_weights_refuse_a_second_tensor(name: str) -> None:
         observer.merge(seen(name, x))
 
 
+@pytest.mark.parametrize("name", [*TENSOR, *CHANNEL, *GROUP, *ONCE])
+def test_merging_with_an_observer_that_has_seen_nothing_changes_nothing(name: str) -> None:
+    x = heavy_tailed()
+    expected = seen(name, x, symmetric=False)
+    full, empty = seen(name, x, symmetric=False), seen(name, torch.empty(0, x.shape[1]), symmetric=False)
+    full.merge(seen(name, torch.empty(0, x.shape[1]), symmetric=False))
+    assert same(full, expected)
+    empty.merge(full)
+    assert same(empty, expected)
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("name", [*TENSOR, *CHANNEL, *ONCE])

@@ -127,6 +127,25 @@ def test_the_fisher_sensitivity_needs_embeddings() -> None:
         divergences(problem, problem.data)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_frozen_parameters_stay_frozen_and_the_others_trainable(fails: bool) -> None:
+    problem = problem_of("mxfp4", "fp8", sequences=1)
+    for number, parameter in enumerate(problem.model.parameters()):
+        parameter.requires_grad_(number % 2 == 0)
+    before = {name: parameter.requires_grad for name, parameter in problem.model.named_parameters()}
+    hooks = len(problem.model.get_input_embeddings()._forward_hooks)
+    if fails:
+        problem.model.lm_head.register_forward_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            divergences(problem, problem.data)
+    else:
+        divergences(problem, problem.data)
+    assert {name: parameter.requires_grad for name, parameter in problem.model.named_parameters()} == before
+    assert set(before.values()) == {False, True}
+    assert len(problem.model.get_input_embeddings()._forward_hooks) == hooks
+    assert all(parameter.grad is None for parameter in problem.model.parameters())
+
+
 def test_data_are_limited_to_whole_forwards() -> None:
     data = problem_of("mxfp4", "fp8").data
     assert [len(limited(data, tokens)) for tokens in (1, 64, 65, 10**6)] == [1, 1, 2, 4]
