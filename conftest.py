@@ -46,10 +46,11 @@ OTHER_SYSTEM = OTHER_CPU.with_name("other_system")
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    """Add ``--other-cpu`` and ``--system``, which change what this process and those that tests start see.
+    """Add ``--all``, and ``--other-cpu`` and ``--system``, which change what this process and those it starts see.
 
-    With the first, torch computes products, factorizations and sums in another order.
+    With ``--other-cpu``, torch computes products, factorizations and sums in another order.
     """
+    parser.addoption("--all", action="store_true", help="run every combination of parameters, and what is marked thorough")
     parser.addoption("--other-cpu", action="store_true", help="sum in another order, as the libraries of another CPU do")
     parser.addoption("--system", choices=["windows", "macos"], help="refuse what this system does not offer (tests/kit/other_system)")
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -118,6 +119,45 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         check = item.name.removeprefix("test_") if callspec is None else callspec.id.rpartition(":")[2]
         if check in (marker.args or WHOLE_RUNS):
             item.add_marker(pytest.mark.slow)
+
+
+MOST_VALUES = 8
+"""Of a parameter with more values, a test has so many without ``--all``."""
+MOST_SUBJECTS = 4
+"""Of more records of a kind, a conformance check is run for so many without ``--all``."""
+
+
+@pytest.hookimpl(trylast=True)  # after those that -m and -k leave out
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without ``--all``, deselect tests that are marked thorough, and most combinations of parameters.
+
+    `tests.kit.covering` chooses those that stay. A test whose parameters are named on the command line is run.
+    """
+    if config.getoption("--all") or any("[" in argument for argument in config.args):
+        return
+    from tests.kit.covering import covering
+
+    functions: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("thorough") is None:
+            functions.setdefault(_function(item), []).append(item)
+    kept: set[pytest.Item] = set()
+    for name, combinations in functions.items():
+        subjects: dict[Any, int] = {}
+        rows = [
+            (subjects.setdefault(item.parent, len(subjects)), *(_positions(item) if hasattr(item, "callspec") else ()))
+            for item in combinations
+        ]
+        kept.update(combinations[number] for number in covering(rows, name, MOST_SUBJECTS if len(subjects) > 1 else MOST_VALUES))
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
+
+
+def _function(item: Any) -> str:
+    """Return what items with other parameters share: conformance classes are parameters of their checks."""
+    kind = getattr(item.cls, "kind", None) if getattr(item.cls, "subject", None) else None
+    name = item.nodeid.partition("[")[0]
+    return name if kind is None else f"{item.path}::{kind}::{name.rpartition('::')[2]}"
 
 
 _PARAM = type(pytest.param(0))

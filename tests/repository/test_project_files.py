@@ -73,6 +73,11 @@ def test_pre_commit_runs_the_linters_of_this_repository() -> None:
     hooks = {hook["id"]: hook for repo in read(ROOT / ".pre-commit-config.yaml")["repos"] for hook in repo["hooks"]}
     assert {"ruff", "ruff-format", "end-of-file-fixer", "check-yaml", "check-toml"} <= hooks.keys()
     assert all("language" in hook and "entry" in hook for hook in hooks.values())
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    for hook in (hooks["ruff"], hooks["ruff-format"]):
+        assert set(hook["additional_dependencies"]) <= set(pins)
+    needing_an_environment = [name for name, hook in hooks.items() if ".venv" in hook["entry"] and "manual" not in hook.get("stages", [])]
+    assert needing_an_environment == []
 
 
 def test_the_coverage_floor_is_90_percent_of_the_core_and_the_workbench() -> None:
