@@ -3,7 +3,7 @@
     python -m tools.public_stubs             # names stub files that are out of date; exit status 1 for any
     python -m tools.public_stubs --write     # writes them
 
-They say what `quark.torch.finder` does at run time: names are those of `quark.torch.import_paths` and of the
+They say what `quark_amd.finder` does at run time: names are those of `quark_amd.import_paths` and of the
 records of this project's plugins. Names of other plugins, and those that are made when a module is imported,
 are `Any`.
 """
@@ -18,10 +18,12 @@ from pathlib import Path
 
 from quark.plugins.catalog import catalog
 from quark.plugins.kinds import BUILT_IN
-from quark.torch.import_paths import IN_EXAMPLES, NAMES, WITH_NAMES_OF_PLUGINS
+from quark_amd.import_paths import IN_EXAMPLES, NAMES, WITH_NAMES_OF_PLUGINS
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = "core/src"
+SOURCES = "plugins/quark_amd/src"
+PACKAGE = "quark-stubs"
+"""The partial stub package (PEP 561), in which type checkers look for modules of `quark` first."""
 ROOT_MODULE = "quark.torch"
 SHARED = "quark.torch._names_of_plugins"
 """A stub alone: the names that are in each module of `WITH_NAMES_OF_PLUGINS`."""
@@ -80,7 +82,7 @@ def stubs() -> dict[str, str]:
     modules = references()
     packages = {module.rpartition(".")[0] for module in modules}
     return {
-        "/".join([SOURCES, *module.split(".")]) + ("/__init__.pyi" if module in packages else ".pyi"): stub(module, names)
+        "/".join([SOURCES, PACKAGE, *module.split(".")[1:]]) + ("/__init__.pyi" if module in packages else ".pyi"): stub(module, names)
         for module, names in modules.items()
     }
 

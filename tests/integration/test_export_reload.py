@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM, Gemma2Config, MixtralConfig, Mixt
 import quark
 from quark.checkpoint.export import export_with
 from quark.checkpoint.exporter import ExportOptions
-from quark.config.export import ExporterConfig, JsonExporterConfig
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
@@ -23,6 +22,7 @@ from quark.errors import CheckpointError, ConfigError, OutputError, UnknownNameE
 from quark.plugins import Catalog, using
 from quark.plugins.discovery import discover
 from quark.torch import LLMTemplate, ModelExporter, ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark_amd.export_config import ExporterConfig, JsonExporterConfig
 from quark_tiny_model import calibration_batches, tiny_model, tiny_model_dir, tiny_tokenizer
 
 IDS = torch.arange(40).reshape(2, 20)

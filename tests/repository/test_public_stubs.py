@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quark.torch.finder import public_names
+from quark_amd.finder import public_names
 from tools.public_stubs import ROOT, SHARED, main, out_of_date, references, stubs
 
 DOCUMENTED = """
@@ -44,12 +44,19 @@ from quark.torch.quantization.config.config import QConfig
 from quark.torch.export.main_export import nothing
 
 config: int = QConfig()
+
+from quark.torch import ModelQuantizer, nothing_either
+
+quantizer: str = ModelQuantizer(config)
 """
 
 
 @pytest.fixture(scope="module")
 def messages(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Return the messages of mypy, in strict mode, about two programs that use the public modules; torch is not looked at."""
+    """Return the messages of mypy, in strict mode, about two programs that use the public modules; torch is not looked at.
+
+    The sources are on the path of the interpreter, where an editable installation puts them.
+    """
     directory = tmp_path_factory.mktemp("programs")
     (directory / "documented.py").write_text(DOCUMENTED)
     (directory / "wrong.py").write_text(WRONG)
@@ -59,7 +66,7 @@ def messages(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     )
     sources = ":".join(str(path) for path in [ROOT / "core/src", *sorted(ROOT.glob("plugins/*/src"))])
     command = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "--cache-dir", "cache", "--no-error-summary"]
-    environment = {**os.environ, "MYPYPATH": sources}
+    environment = {**os.environ, "PYTHONPATH": sources}
     done = subprocess.run(
         [*command, "documented.py", "wrong.py"], cwd=directory, env=environment, capture_output=True, text=True, check=False
     )
@@ -78,7 +85,7 @@ def test_a_stub_that_is_missing_or_of_no_module_is_out_of_date(tmp_path: Path) -
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
     assert out_of_date(tmp_path) == []
-    folder = tmp_path / "core/src/quark/torch/export"
+    folder = tmp_path / "plugins/quark_amd/src/quark-stubs/torch/export"
     (folder / "api.pyi").unlink()
     (folder / "nothing.pyi").write_text("")
     (folder / "__init__.pyi").write_text("")
@@ -96,6 +103,9 @@ def test_documented_imports_are_seen_by_type_checkers(messages: list[str]) -> No
     assert [line for line in messages if not line.startswith("wrong.py")] == []
 
 
-@pytest.mark.parametrize("message", ['has no attribute "Dtpye"', 'has no attribute "nothing"', 'variable has type "int"'])
+@pytest.mark.parametrize("message", [
+    'has no attribute "Dtpye"', 'has no attribute "nothing"', 'has no attribute "nothing_either"', 'variable has type "int"',
+    'variable has type "str"',
+])  # fmt: skip
 def test_names_that_are_not_there_and_wrong_types_are_errors_of_type_checkers(message: str, messages: list[str]) -> None:
     assert [line for line in messages if message in line]

@@ -179,6 +179,32 @@ def test_wheels_alone_do_the_main_job(installed: Path, tmp_path: Path) -> None:
     assert '"perplexity"' in rest
 
 
+TYPED = """
+from quark.torch import ModelQuantizer, nothing
+from quark.torch.quantization.config.config import AWQConfig, QConfig
+
+quantizer: int = ModelQuantizer
+config: int = QConfig
+algorithm: int = AWQConfig
+"""
+
+
+def test_type_checkers_see_the_import_paths_of_installed_wheels(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "typed.py").write_text(TYPED)
+    (tmp_path / "mypy.ini").write_text("[mypy]\nfollow_imports = silent\n[mypy-torch.*,transformers.*]\nfollow_imports = skip\n")
+    command = [sys.executable, "-m", "mypy", "--python-executable", str(installed), "--no-error-summary", "typed.py"]
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MYPYPATH")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True)
+    says = [
+        'Module "quark.torch" has no attribute "nothing"',
+        'expression has type "type[ModelQuantizer]", variable has type "int"',
+        'expression has type "type[QConfig]", variable has type "int"',
+        'expression has type "type[AWQConfig]", variable has type "int"',
+    ]
+    assert done.stdout.count("error:") == len(says), done.stdout + done.stderr
+    assert [words for words in says if words not in done.stdout] == [], done.stdout
+
+
 def commands(document: str) -> list[str]:
     """The arguments of pip, as the lines of a document's code give them."""
     code = re.findall(r"^```\w*\n(.*?)^```", (ROOT / document).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
@@ -219,6 +245,7 @@ ModelQuantizer(QConfig(QLayerConfig(), quant_mode="fx_graph_mode")).quantize_mod
     [
         (["-m", "quark", "schemes"], "quark-workbench"),
         (["-c", GRAPH_MODE], "quark-graph"),
+        (["-c", "from quark.torch import ModelQuantizer"], "quark-amd"),
         (["-c", "import quark; quark.schemes().get('fp8')"], "quark-schemes"),
         (["-c", "import quark; quark.algorithms().get('gptq')"], "quark-algos"),
         (["-c", "import quark; quark.exporters().get('safetensors')"], "quark-exporters"),

@@ -3,15 +3,17 @@
 The registries of what is installed are `quark.plugins.formats` and its siblings, re-exported here:
 ``quark.schemes().get("fp8")``. Importing this package imports next to nothing else; plugins are found when a
 registry is first asked for. ``quark.algorithms`` is a package too, which answers when it is called (see
-`quark.base.lazy.make_callable`). AMD Quark's public API is `quark.torch`.
+`quark.base.lazy.make_callable`). `quark.torch` hands over to the distribution that has AMD Quark's import
+paths.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from quark.base.version import VERSION
-from quark.torch.finder import install
+from quark.torch import _HandsOver
 
 if TYPE_CHECKING:
     from quark.plugins import (
@@ -48,7 +50,8 @@ __all__ = [
     "templates",
 ]
 
-install()
+if _HandsOver not in sys.meta_path:
+    sys.meta_path.append(_HandsOver)  # it is asked for modules that are no files
 
 
 def __getattr__(name: str) -> Any:

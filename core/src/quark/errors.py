@@ -77,12 +77,8 @@ class RankError(QuarkError):
 
 
 class MissingPluginError(QuarkError, ImportError):
-    """A name of AMD Quark's public API belongs to a plugin that is not active; the message gives the reason
-    and the fix."""
-
-
-class NotOfferedError(QuarkError, ImportError):
-    """A module or a name of AMD Quark's public API is not offered; the message names its replacement."""
+    """A module or a name belongs to a distribution that is not active; the message gives the reason and the
+    fix."""
 
 
 class CheckpointError(QuarkError):

@@ -84,7 +84,7 @@ def test_a_tensor_that_the_loader_loses_is_its_fault_and_not_that_of_the_file(lo
     exported(tmp_path)
     with pytest.raises(UnsupportedError, match=rf"transformers {transformers_version()} does not load 1 tensor.*up_proj") as caught:
         load(tmp_path)
-    assert f"though '{tmp_path}' holds them. Read it with quark.torch.import_model_from_safetensors" in str(caught.value)
+    assert f"though '{tmp_path}' holds them. Read it with quark.checkpoint.import_model_from_safetensors" in str(caught.value)
 
 
 def test_a_tensor_that_no_file_has_is_the_fault_of_the_checkpoint(tmp_path: Path) -> None:

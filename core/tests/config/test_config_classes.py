@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from quark.base.version import VERSION
 from quark.config.algorithm import AlgoConfig
 from quark.config.enums import DeviceType, Dtype, QSchemeType, QuantizationMode, RoundType, ScaleType, ZeroPointType
-from quark.config.export import ExporterConfig, JsonExporterConfig
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
@@ -107,8 +106,6 @@ def test_both_ways_of_changing_a_field_agree_and_leave_the_original_alone(config
         QLayerConfig(),
         QConfig(global_quant_config=QLayerConfig()),
         AlgoConfig(name="x"),
-        ExporterConfig(),
-        JsonExporterConfig(),
     ],
     ids=lambda c: type(c).__name__,
 )
@@ -168,7 +165,6 @@ def test_older_json_keys_of_a_tensor_are_understood() -> None:
         (lambda: QConfig(global_quant_config=QLayerConfig(), exclude="lm_head"), "a list of patterns"),
         (lambda: QConfig(global_quant_config=QLayerConfig(), min_kv_scale=-5), "negative"),
         (lambda: QConfig.from_dict({}), "no 'global_quant_config'"),
-        (lambda: JsonExporterConfig(pack_method="shuffle"), "reorder"),
     ],
 )
 def test_bad_values_are_refused_with_the_cure(make: Any, words: str) -> None:
@@ -181,24 +177,6 @@ def test_static_activations_with_a_scale_per_group_are_refused() -> None:
     assert QLayerConfig(weight=spec).weight == spec
     with pytest.raises(ConfigError, match="cannot be static"):
         QLayerConfig(input_tensors=spec)
-
-
-def test_the_export_block_can_be_changed_after_construction() -> None:
-    config = ExporterConfig(json_export_config=JsonExporterConfig())
-    config.json_export_config.kv_cache_group = ["*k_proj", "*v_proj"]
-    assert config.json_export_config.to_dict() == {
-        "weight_merge_groups": None,
-        "kv_cache_group": ["*k_proj", "*v_proj"],
-        "min_kv_scale": 0.0,
-        "weight_format": "real_quantized",
-        "pack_method": "reorder",
-    }
-
-
-def test_keys_that_a_later_version_may_add_to_the_export_block_are_taken() -> None:
-    config = JsonExporterConfig(pack_method="order", new_key=3)
-    assert config.extra == {"new_key": 3}
-    assert "new_key" not in config.to_dict()
 
 
 def test_as_many_patterns_as_are_read_are_read_and_names_in_full_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

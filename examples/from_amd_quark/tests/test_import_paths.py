@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from quark.errors import MissingPluginError, NotOfferedError
+from quark.errors import MissingPluginError
+from quark_amd.absent import NotOfferedError
 
 SOURCES = Path(__file__).parents[1] / "src"
 PATHS = {

@@ -22,6 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 import quark_tiny_model as tiny
 from quark.base.log import get_logger
+from quark.checkpoint import export_safetensors, import_model_from_safetensors
 from quark.config.templates import LLMTemplate
 from quark.errors import QuarkError
 from quark.models.plan.family import model_type_of
@@ -29,7 +30,6 @@ from quark.models.plan.plan_row import PlanRow
 from quark.plugins import schemes
 from quark.runs import ModelQuantizer
 from quark.runs.run import plan_run
-from quark.torch import export_safetensors, import_model_from_safetensors
 from quark_workbench.evaluate import Comparison, compare, token_windows
 from quark_workbench.evaluate.logits import evaluating
 from quark_workbench.report.sizes import tensor_bytes

@@ -248,8 +248,8 @@ class ModelInputs:
         ids = args[0] if args else kwargs.get(_IDS)
         if self.takes is not None and isinstance(ids, Tensor) and not ids.is_floating_point() and self.takes[0] not in kwargs:
             raise CalibrationError(
-                f"{batch} has token ids, and a {self.takes[1]} takes '{self.takes[0]}': give batches of these, which quark.torch's "
-                "ModelQuantizer takes; the command line reads texts"
+                f"{batch} has token ids, and a {self.takes[1]} takes '{self.takes[0]}': give batches of these, which "
+                "quark.runs.ModelQuantizer takes; the command line reads texts"
             )
         if self.vocabulary is not None:
             self._check_ids(ids, kwargs, batch)

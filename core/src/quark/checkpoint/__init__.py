@@ -1,12 +1,12 @@
 """Writing quantized models and reading them back.
 
-Here are the protocols of layouts, streamed safetensors, and AMD Quark's public functions.
+Here are the protocols of layouts, streamed safetensors, and the functions that users call.
 """
 
 from quark.checkpoint.checkpoint_exporter import CheckpointExporter
 from quark.checkpoint.companions import save_companions
 from quark.checkpoint.content import CheckpointContent
-from quark.checkpoint.export import ModelExporter, export_safetensors
+from quark.checkpoint.export import export_safetensors
 from quark.checkpoint.exported_layer import ExportedLayer
 from quark.checkpoint.exporter import BlockStream, Exporter, ExportOptions
 from quark.checkpoint.layer_storage import LayerStorage
@@ -34,7 +34,6 @@ __all__ = [
     "LayerCodes",
     "LayerStorage",
     "LayoutReader",
-    "ModelExporter",
     "ReadsOwnFiles",
     "RenamesTensors",
     "Slot",

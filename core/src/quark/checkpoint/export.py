@@ -1,13 +1,9 @@
-"""Exports by the name of an exporter: its options, layouts that can hold a model, and the export itself.
-
-`export_safetensors` and `ModelExporter` are AMD Quark's public API.
-"""
+"""Exports by the name of an exporter: its options, layouts that can hold a model, and the export itself."""
 
 from __future__ import annotations
 
 import functools
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,15 +15,12 @@ from quark.base.torch_state import own_torch_state
 from quark.checkpoint.atomic_directory import Leftover, building
 from quark.checkpoint.content import CheckpointContent, content_of
 from quark.checkpoint.destination import OF_THE_RUN, refuse_used_directory, writes_checkpoint
-from quark.checkpoint.exporter import Exporter, ExportOptions, Tokenizer
+from quark.checkpoint.exporter import Exporter, ExportOptions
 from quark.checkpoint.inspection import refuse_incomplete_export
 from quark.checkpoint.run_file import complete_run_file
-from quark.config.export import ExporterConfig, JsonExporterConfig, OnnxExporterConfig
-from quark.config.model import QConfig
-from quark.errors import CheckpointError, ConfigError, UnknownNameError, UnsupportedError
+from quark.errors import UnknownNameError, UnsupportedError
 from quark.models.hf.internals import directory_of
 from quark.models.hf.json_files import config_file
-from quark.models.hf.tokenizer import load_tokenizer
 from quark.models.plan.one_layer import as_model
 from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins import exporters
@@ -36,7 +29,6 @@ from quark.plugins.options import Option, called, checked, options_of
 from quark.plugins.run_events import running
 
 __all__ = [
-    "ModelExporter",
     "export_options",
     "export_safetensors",
     "export_with",
@@ -89,7 +81,6 @@ def export_options(name: str, chosen: Mapping[str, Any]) -> ExportOptions:
     whose, own = f"the exporter '{name}'", {option.name for option in exporters().options(name)}
     values = checked(whose, exporter_options(name), chosen)
     common = {key: value for key, value in values.items() if key not in own}
-    JsonExporterConfig(**{key: value for key, value in common.items() if key in ("weight_format", "pack_method")})  # refuses others
     make = functools.partial(ExportOptions, own={key: values[key] for key in values if key in own})
     options: ExportOptions = called(whose, make, common)
     exporter_of(name, options)  # the exporter refuses a bad value here, before any work
@@ -239,131 +230,5 @@ def export_safetensors(
         ConfigError, UnknownNameError: (ValueErrors) An argument is out of its range.
         OutputError: The directory is in use, or cannot be written.
     """
-    config = JsonExporterConfig(weight_format=weight_format or "real_quantized", pack_method=pack_method)
-    options = ExportOptions(weight_format=config.weight_format, pack_method=config.pack_method, overwrite=overwrite)
+    options = ExportOptions(weight_format=weight_format or "real_quantized", pack_method=pack_method, overwrite=overwrite)
     export_with(custom_mode, model, output_dir, options)
-
-
-class ModelExporter:
-    """AMD Quark's exporter class of older releases.
-
-    Args:
-        config: The export configuration; a path here is used as ``export_dir``.
-        export_dir: The output directory, which is created if it does not exist.
-    """
-
-    def __init__(self, config: ExporterConfig | str | Path | None = None, export_dir: str | Path | None = None) -> None:
-        if isinstance(config, str | Path):
-            config, export_dir = None, config
-        self.config = config or ExporterConfig()
-        self.export_dir = Path(tempfile.gettempdir() if export_dir is None else export_dir)
-
-    def export_safetensors_model(
-        self,
-        model: nn.Module,
-        quant_config: QConfig | None = None,
-        custom_mode: str = "quark",
-        tokenizer: Tokenizer | None = None,
-        overwrite: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        """Write a checkpoint in Hugging Face form, with its tokenizer where one is given.
-
-        Args:
-            model: A quantized model.
-            quant_config: Part of AMD Quark's public API; without effect, since the model has its
-                configuration.
-            custom_mode: Name of an exporter.
-            tokenizer: Saved beside the weights.
-            overwrite: As for `export_safetensors`.
-            kwargs: Arguments of older releases of AMD Quark; without effect.
-        """
-        json_config = self.config.json_export_config
-        if json_config.weight_merge_groups:
-            get_logger(__name__).warning(
-                "weight_merge_groups is without effect: to give one scale to weights that are quantized already, an export would have to "
-                "round them again. Set shared_scale_groups in the QConfig (--share-fused-scales), so that they are rounded to one from "
-                "the start."
-            )
-        options = ExportOptions(
-            weight_format=json_config.weight_format,
-            pack_method=json_config.pack_method,
-            kv_cache_group=tuple(json_config.kv_cache_group),
-            min_kv_scale=json_config.min_kv_scale,
-            overwrite=overwrite,
-            tokenizer=tokenizer,
-        )
-        export_with(custom_mode, model, self.export_dir, options)
-
-    export_quark_model = export_safetensors_model
-
-    def export_onnx_model(
-        self,
-        model: nn.Module,
-        input_args: Any = None,
-        input_names: Iterable[str] = (),
-        output_names: Iterable[str] = (),
-        verbose: bool = False,
-        opset_version: int | None = None,
-        do_constant_folding: bool = True,
-        operator_export_type: Any = None,
-        uint4_int4_flag: bool = False,
-    ) -> None:
-        """Write an ONNX file with the exporter that is registered as ``onnx``.
-
-        Args:
-            model: A quantized model.
-            input_args: Example inputs: a tensor, a tuple of arguments or a mapping of named ones. None is
-                token ids, for transformers models.
-            input_names: Names of the inputs, in order; empty takes those of the configuration, or of the
-                model's forward.
-            output_names: Names of the outputs, likewise.
-            verbose: Whether torch prints what it does.
-            opset_version: Version of ONNX's operators; None takes that of the configuration, or the
-                exporter's own.
-            do_constant_folding: Part of AMD Quark's public API; without effect: constants are always folded.
-            operator_export_type: Likewise: operators are ONNX's own, and functions made of them.
-            uint4_int4_flag: Likewise: codes of 4 bits are always stored in 4 bits.
-
-        Raises:
-            UnknownNameError: No installed plugin registers one.
-            UnsupportedError: The model cannot be traced, or a quantizer has no form in ONNX.
-        """
-        configured = self.config.onnx_export_config or OnnxExporterConfig()
-        own = {
-            "input_names": tuple(input_names) or tuple(configured.input_names),
-            "output_names": tuple(output_names) or tuple(configured.output_names),
-            "verbose": verbose or configured.verbose,
-            "opset": opset_version or configured.opset_version,
-        }
-        own = {name: value for name, value in own.items() if value}
-        weight_format = self.config.json_export_config.weight_format
-        export_with("onnx", model, self.export_dir, ExportOptions(own=own, input_args=input_args, weight_format=weight_format))
-
-    def export_gguf_model(self, model: nn.Module, tokenizer_path: str | Path | None, model_type: str) -> None:
-        """Write a GGUF file with the exporter that is registered as ``gguf``.
-
-        It is ``<model_type>.gguf``, without a type ``model.gguf``.
-
-        Args:
-            model: A quantized model.
-            tokenizer_path: Directory of the tokenizer, or a file in it; None takes the one beside the float
-                checkpoint.
-            model_type: The model's ``config.model_type``, or empty.
-
-        Raises:
-            UnknownNameError: No installed plugin registers one.
-            ConfigError: The model is of another type.
-            CheckpointError: There is no tokenizer, or it is damaged.
-        """
-        config: Any = getattr(model, "config", None)
-        if model_type and model_type != getattr(config, "model_type", model_type):
-            raise ConfigError(f"model_type='{model_type}', and this model's config says '{config.model_type}': give that, or ''")
-        tokenizer = None
-        if tokenizer_path is not None:
-            path = Path(tokenizer_path)
-            tokenizer = load_tokenizer(path.parent if path.is_file() else path)
-            if tokenizer is None:
-                raise CheckpointError(f"there is no tokenizer at '{path}': give the directory that has its tokenizer.json")
-        own = {"file_name": f"{model_type}.gguf"} if model_type else {}
-        export_with("gguf", model, self.export_dir, ExportOptions(tokenizer=tokenizer, own=own))

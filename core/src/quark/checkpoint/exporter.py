@@ -17,6 +17,7 @@ import attrs
 from torch import Tensor, nn
 
 from quark.checkpoint.content import CheckpointContent
+from quark.config.fields import one_of
 from quark.models.plan.decoder_blocks import Block
 
 __all__ = ["BlockStream", "ExportOptions", "Exporter", "Tokenizer"]
@@ -48,10 +49,13 @@ class ExportOptions:
             files beside the source model.
         input_args: Example inputs for exporters that trace the model: a tensor, a tuple of arguments or a
             mapping of named ones. None is token ids, for transformers models.
+
+    Raises:
+        ConfigError: (a ValueError) The format or the order is none of these.
     """
 
-    weight_format: str = "real_quantized"
-    pack_method: str = "reorder"
+    weight_format: str = attrs.field(default="real_quantized", validator=one_of("real_quantized", "fake_quantized"))
+    pack_method: str = attrs.field(default="reorder", validator=one_of("reorder", "order"))
     kv_cache_group: tuple[str, ...] = ()
     min_kv_scale: float = 0.0
     zero_points: bool = True

@@ -59,13 +59,13 @@ class SavesQuantized:
         if not getattr(model, "quark_quantized", False):
             raise UnsupportedError(
                 f"this model was loaded quantized, from '{source_of(model.config)}', and cannot be saved again: copy that "
-                "directory, or read it with quark.torch.import_model_from_safetensors, and write the model with export_safetensors"
+                "directory, or read it with quark.checkpoint.import_model_from_safetensors, and write the model with export_safetensors"
             )
         asked = {name for name, value in options.items() if value not in (None, name in _AS_ALWAYS)}
         if asked := asked.difference(_WITHOUT_EFFECT):
             raise UnsupportedError(
                 f"save_pretrained of a quantized model writes its checkpoint in the Quark layout, and takes no {', '.join(sorted(asked))}: "
-                "leave it out, or use quark.torch.export_safetensors, which has weight_format='fake_quantized' for floats"
+                "leave it out, or use quark.checkpoint.export_safetensors, which has weight_format='fake_quantized' for floats"
             )
         if is_main_process:
             _EXPORT.load()(model, save_directory)

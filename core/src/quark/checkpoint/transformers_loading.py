@@ -164,11 +164,11 @@ def _fill_missing(model: Any, own: set[str], missing: set[str], give_memory: Cal
         if _stored_names(directory).issuperset(map(_stored_name, lost)):
             raise UnsupportedError(
                 f"transformers {transformers_version()} does not load {what}, though '{directory}' holds them. Read it with "
-                "quark.torch.import_model_from_safetensors, or with another version of transformers"
+                "quark.checkpoint.import_model_from_safetensors, or with another version of transformers"
             )
         raise CheckpointError(
             f"'{directory}' gives no values for {what}. It is incomplete, or of another class of models; "
-            "quark.torch.import_model_from_safetensors takes the class that it names"
+            "quark.checkpoint.import_model_from_safetensors takes the class that it names"
         )
     give_memory()
     for name in zero_points:
@@ -250,6 +250,7 @@ def _reader(block: dict[str, Any]) -> LayoutReader:
     reader = reader_of(layout)
     if isinstance(reader, ReadsOwnFiles):
         raise ValueError(
-            f"the layout '{layout}' has files of its own, which from_pretrained cannot read: use quark.torch.import_model_from_safetensors"
+            f"the layout '{layout}' has files of its own, which from_pretrained cannot read: use "
+            "quark.checkpoint.import_model_from_safetensors"
         )
     return reader

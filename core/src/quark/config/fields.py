@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ import attrs
 from quark.base.files import regular_bytes
 from quark.errors import ConfigError
 
-__all__ = ["T", "checked", "json_of", "strings_of", "value_of", "with_dataclass_view"]
+__all__ = ["T", "checked", "json_of", "one_of", "strings_of", "value_of", "with_dataclass_view"]
 
 T = TypeVar("T")
 
@@ -42,6 +42,16 @@ def with_dataclass_view(cls: type[T]) -> type[T]:
     shadow = dataclasses.make_dataclass(cls.__name__, rows)
     cls.__dataclass_fields__ = shadow.__dataclass_fields__  # type: ignore[attr-defined]
     return cls
+
+
+def one_of(*choices: str) -> Callable[[Any, Any, Any], None]:
+    """Return a validator of attrs that refuses other values with a ConfigError."""
+
+    def validate(_: Any, attribute: Any, value: Any) -> None:
+        if value not in choices:
+            raise ConfigError(f"{attribute.name}={value!r}: use one of {', '.join(choices)}")
+
+    return validate
 
 
 _NAMES = {Mapping: "an object", list: "a list", str: "a string", bool: "true or false", int: "a whole number", float: "a number"}

@@ -139,21 +139,22 @@ def _unmet(requirements: Iterable[str]) -> tuple[tuple[str, str], ...]:
     return tuple(unmet)
 
 
-def discover(path: Iterable[str] | None = None) -> tuple[Candidate, ...]:
-    """Return all entry points of the group ``quark``, of all distributions, in a stable order.
+def discover(path: Iterable[str] | None = None, group: str = GROUP) -> tuple[Candidate, ...]:
+    """Return all entry points of a group, of all distributions, in a stable order.
 
     Two distributions may use one entry-point name: both count. A distribution that lies on the path twice
     counts once, where it comes first, as for imports.
 
     Args:
         path: Folders to look in; ``sys.path`` by default.
+        group: Plugins are those of the group ``quark``.
     """
     distributions = importlib_metadata.distributions() if path is None else importlib_metadata.distributions(path=list(path))
     by_name: dict[str, list[Candidate]] = {}
     for distribution in distributions:
         if not (distribution.read_text("entry_points.txt") or ""):
             continue
-        points = [point for point in distribution.entry_points if point.group == GROUP]
+        points = [point for point in distribution.entry_points if point.group == group]
         if not points or (name := normalized(distribution.name)) in by_name:
             continue
         unmet = _unmet(distribution.requires or ())

@@ -51,7 +51,8 @@ class ModelQuantizer:
             whatever device they lie.
 
     Example:
-        >>> from quark.torch import LLMTemplate, ModelQuantizer
+        >>> from quark.config.templates import LLMTemplate
+        >>> from quark.runs import ModelQuantizer
         >>> config = LLMTemplate.get("llama").get_config(scheme="int4_wo_128")
         >>> quantizer = ModelQuantizer(config)           # then: model = quantizer.quantize_model(model)
     """

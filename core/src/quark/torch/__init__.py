@@ -1,18 +1,52 @@
-"""``quark.torch``: AMD Quark's public interface.
+"""``quark.torch`` and its neighbours, AMD Quark's import paths: a distribution, quark-amd, registers them.
 
-Its names are loaded on first use, as `quark.torch.import_paths` says.
+Its entry point of the group ``quark.import_paths`` leads to a module with `find_spec`, `load` and
+`public_names`, as `quark_amd.finder` is. It is imported when one of these paths is asked for.
 """
 
 from __future__ import annotations
 
+import functools
+import os
+from importlib.machinery import ModuleSpec
 from typing import Any
 
-from quark.torch.finder import load, public_names
+from quark.errors import MissingPluginError
 
 
 def __getattr__(name: str) -> Any:
-    return load(__name__, name)
+    if name.startswith("__") and name != "__all__":
+        raise AttributeError(f"module 'quark.torch' has no attribute '{name}'", name=name)
+    return _registered().load(__name__, name)
 
 
 def __dir__() -> list[str]:
-    return public_names(__name__)
+    return _registered().public_names(__name__)
+
+
+@functools.cache
+def _active() -> list[Any]:
+    from quark.plugins.discovery import Settings, discover  # not above: `import quark` stays free of pluggy and of metadata
+
+    settings = Settings.from_environ(os.environ)
+    return [c for c in discover(group="quark.import_paths") if settings.left_out_by(c.source) is None]
+
+
+def _registered() -> Any:
+    if len(_active()) > 1:
+        both = " and by ".join(str(candidate.source) for candidate in _active())
+        raise MissingPluginError(f"quark.torch is registered by {both}: leave one out with QUARK_DISABLED_PLUGINS", name=__name__)
+    if not _active():
+        fix = "pip install quark-amd (QUARK_DISABLED_PLUGINS and QUARK_PLUGINS leave it out too)"
+        raise MissingPluginError(f"quark.torch comes with a distribution that is not active: {fix}", name=__name__)
+    return _active()[0].entry_point.load()
+
+
+class _HandsOver:
+    """The finder of modules of ``quark`` that are none of its files."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Return the specification of a module from the distribution that has it; None if nothing has it."""
+        is_asked = name.startswith("quark.torch.") or (name.startswith("quark.") and _active())
+        return _registered().find_spec(name) if is_asked else None

@@ -15,7 +15,7 @@ from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, UnknownNameError
 from quark.models.plan.quant_plan import make_plan
 from quark.plugins.catalog import catalog
-from quark.torch.default_templates import DEFAULT_TEMPLATES
+from quark_amd.default_templates import DEFAULT_TEMPLATES
 from quark_workbench.cli.installed import kind_report, record_report
 
 W4 = QTensorConfig(dtype="int4", qscheme="per_group", ch_axis=-1, group_size=32, is_dynamic=False)

@@ -12,7 +12,7 @@ from quark.config.enums import QuantizationMode
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.models.layers import QuantizerModule
-from quark.torch import ModelQuantizer
+from quark.runs import ModelQuantizer
 from quark_devkit.check import assume, check, require
 from quark_devkit.example_specs import int8_spec
 from quark_devkit.subject import Subject

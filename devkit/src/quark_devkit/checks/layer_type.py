@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quark.checkpoint import export_safetensors, import_model_from_safetensors
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.models.layers import QuantizedLayer, counts_as, linear_weight
 from quark.models.layers.layer_types import layer_type_of_class
-from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark.runs import ModelQuantizer
 from quark_devkit.check import NotApplicableError, assume, check, require
 from quark_devkit.example_specs import int8_spec
 from quark_devkit.subject import Subject

@@ -12,7 +12,7 @@ from quark.config.enums import QuantizationMode
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.errors import ConfigError
-from quark.torch import ModelQuantizer
+from quark.runs import ModelQuantizer
 from quark_devkit.check import check, require
 from quark_devkit.example_specs import int8_spec
 from quark_devkit.subject import Subject

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from amd_quark_scripts.model_preparation import get_tokenizer
 from quark.errors import ConfigError, UnsupportedError
-from quark.torch.not_offered import not_offered
+from quark_amd.not_offered import not_offered
 from quark_workbench.data import read_samples, text_of
 from quark_workbench.evaluate import Windows, perplexity
 from quark_workbench.evaluate.tasks import TaskOptions, TaskResult, evaluate_tasks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quark.torch.not_offered import not_offered
+from quark_amd.not_offered import not_offered
 
 __all__ = ["TPDeviceManager", "getattr_recursive", "setattr_recursive"]
 

@@ -29,7 +29,8 @@ from quark.models.hf.skeleton import meta_model
 from quark.models.plan.family import template_of
 from quark.plugins import schemes
 from quark.runs import ModelQuantizer, quantize_checkpoint
-from quark.torch.parameters import export_gguf, load_params, save_params
+from quark_amd.model_exporter import export_gguf
+from quark_amd.parameters import load_params, save_params
 from quark_workbench.planning.planned_run import plan
 
 __all__ = ["main", "run", "with_group_size"]

@@ -15,12 +15,12 @@ from torch import nn
 from quark.checkpoint import ExportOptions
 from quark.checkpoint.content import content_of
 from quark.checkpoint.export import exporter_of
-from quark.config.export import ExporterConfig, OnnxExporterConfig
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, MissingPluginError, UnsupportedError
 from quark.torch import LLMTemplate, ModelExporter, ModelQuantizer, export_onnx
+from quark.torch.export import ExporterConfig, OnnxExporterConfig
 from quark_devkit.small_models import batches, quantized, run_config, small_model
 from quark_tiny_model import tiny_tokenizer
 

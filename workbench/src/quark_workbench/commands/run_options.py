@@ -143,7 +143,7 @@ class CalibrationData:
         """
         from quark.calibration.batches import refuse_text
 
-        refuse_text(self._kind, f"batches of these are needed by {wanted_by}; give them to quark.torch's ModelQuantizer in Python")
+        refuse_text(self._kind, f"batches of these are needed by {wanted_by}; give them to quark.runs.ModelQuantizer in Python")
         return self._chosen.batches(self.tokenizer, wanted_by)
 
 

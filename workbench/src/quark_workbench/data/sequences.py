@@ -27,7 +27,7 @@ def token_sequences(
     batch_size: int = 1,
     seed: int | None = None,
 ) -> list[Any]:
-    """Return batches of token sequences, ready for `quark.torch.ModelQuantizer.quantize_model`.
+    """Return batches of token sequences, ready for `quark.runs.ModelQuantizer.quantize_model`.
 
     Args:
         tokenizer: A transformers tokenizer; each sample is tokenized as it does it, with BOS where it adds

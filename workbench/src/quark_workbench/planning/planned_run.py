@@ -221,7 +221,7 @@ def _run(
 
 
 def _refuse_no_text(path: Path, run: Run, model: nn.Module, *, trust_remote_code: bool) -> None:
-    refuse_text(model, f"batches of these are needed by {run.needs_data}; give them to quark.torch's ModelQuantizer in Python")
+    refuse_text(model, f"batches of these are needed by {run.needs_data}; give them to quark.runs.ModelQuantizer in Python")
     if load_tokenizer(path, trust_remote_code=trust_remote_code) is None:
         raise CheckpointError(
             f"'{path}' has no tokenizer, and calibration text is needed by {run.needs_data}: copy tokenizer.json into it, or give token "

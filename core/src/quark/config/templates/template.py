@@ -75,7 +75,7 @@ class LLMTemplate:
         exclude_layers_name: Patterns of layers left in float. Old keyword: ``exclude_layers``.
         algorithm_configs: Settings by name of algorithm, in any case.
         f2f_weight_converters: Conversions of stored tensors that `quark.runs.quantize_checkpoint` makes
-            first, with calibration data or without (`quark.torch.quantization.weight_convert`); None for
+            first, with calibration data or without (`quark.models.hf.weight_converters`); None for
             nothing.
         kv_layer_name: Old name of ``kv_layers_name``.
         exclude_layers: Old name of ``exclude_layers_name``.
@@ -86,7 +86,7 @@ class LLMTemplate:
         ConfigError: (a ValueError) A keyword or algorithm is unknown, or an argument has both its names.
 
     Example:
-        >>> from quark.torch import LLMTemplate
+        >>> from quark.config.templates import LLMTemplate
         >>> patterns = {"kv_layers_name": ["*k_proj", "*v_proj"], "exclude_layers_name": ["lm_head"]}
         >>> template = LLMTemplate(model_type="acme", **patterns)
         >>> template.get_config(scheme="fp8", kv_cache_scheme="fp8").exclude

@@ -2,7 +2,7 @@
 
 Dtypes and devices by the names that users write.
 
-transformers is imported inside the functions: importing this package, and with it ``quark.torch``, does not
+transformers is imported inside the functions: importing this package, and with it ``quark.runs``, does not
 pay for it.
 """
 

@@ -13,7 +13,7 @@ from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.errors import QuarkError
 from quark.numbers import WeightGrid
-from quark.torch import ModelQuantizer
+from quark.runs import ModelQuantizer
 from quark_devkit.check import check, require
 from quark_devkit.checks.format.cases import Case, scaled_weight_cases
 from quark_devkit.example_specs import SHAPE

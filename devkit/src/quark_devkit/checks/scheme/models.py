@@ -15,6 +15,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from quark.checkpoint import export_safetensors, import_model_from_safetensors
 from quark.config.describe import effective_bits
 from quark.config.layer import levels
 from quark.config.model import QConfig
@@ -23,8 +24,7 @@ from quark.models.hf.loading import unpack_model
 from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import QuantPlan, static_activations
 from quark.plugins import Catalog
-from quark.runs import quantize_checkpoint
-from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark.runs import ModelQuantizer, quantize_checkpoint
 from quark_devkit.check import NotApplicableError, assume, check, raises, require
 from quark_devkit.checks.scheme.tensors import config_of
 from quark_devkit.subject import Subject

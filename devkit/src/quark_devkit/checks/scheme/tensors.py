@@ -10,7 +10,7 @@ from quark.config.model import QConfig
 from quark.errors import ConfigError
 from quark.models.layers import QuantizerModule
 from quark.numbers import TensorQuantizer, quantizer_for
-from quark.torch import ModelQuantizer
+from quark.runs import ModelQuantizer
 from quark_devkit.check import NotApplicableError, assume, check, require
 from quark_devkit.subject import Subject
 

@@ -17,8 +17,7 @@ from quark.checkpoint import CheckpointContent, ExportOptions, StoredConfig
 from quark.checkpoint.float_layers import is_float, routers
 from quark.checkpoint.provenance import KEY as PLUGINS
 from quark.checkpoint.provenance import provenance
-from quark.config.export import JsonExporterConfig
-from quark.config.fields import value_of
+from quark.config.fields import strings_of, value_of
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.models.plan.mixtures import fused_mixtures
@@ -42,9 +41,12 @@ def read_quantization_config(block: Mapping[str, Any]) -> StoredConfig:
     Raises:
         ConfigError: A value is of another type than it has, or out of its range.
     """
-    return StoredConfig(
-        config=QConfig.from_dict(block), pack_method=JsonExporterConfig(**value_of(block, "export", Mapping, {})).pack_method
+    export = value_of(block, "export", Mapping, {})
+    options = ExportOptions(  # refuses other values
+        **{name: export[name] for name in ("weight_format", "pack_method") if name in export},
+        kv_cache_group=tuple(strings_of(export, "kv_cache_group")),
     )
+    return StoredConfig(config=QConfig.from_dict(block), pack_method=options.pack_method)
 
 
 def quantization_config(content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
@@ -63,12 +65,13 @@ def quantization_config(content: CheckpointContent, options: ExportOptions) -> d
         for row in plan.quantized
         if row.config is not None and row.name not in excluded and row.config != _without_patterns(bare, row)
     }
-    block = JsonExporterConfig(
-        kv_cache_group=sorted(name for name, layer in cache.items() if layer.output_tensors is not None),
-        min_kv_scale=max(options.min_kv_scale, config.min_kv_scale),
-        weight_format=options.weight_format,
-        pack_method=options.pack_method,
-    )
+    export = {
+        "weight_merge_groups": None,
+        "kv_cache_group": sorted(name for name, layer in cache.items() if layer.output_tensors is not None),
+        "min_kv_scale": max(options.min_kv_scale, config.min_kv_scale),
+        "weight_format": options.weight_format,
+        "pack_method": options.pack_method,
+    }
     exact = attrs.evolve(
         bare,
         # Of experts that stay fused the reader has to know that they are not to be told apart.
@@ -78,7 +81,7 @@ def quantization_config(content: CheckpointContent, options: ExportOptions) -> d
         layer_quant_config={**_queries_as_one(layers, plan), **{name: layer for name, layer in cache.items() if name in excluded}},
         kv_cache_quant_config={name: layer for name, layer in cache.items() if layer.output_tensors is not None},
     )
-    return {**exact.to_dict(), "export": block.to_dict(), PLUGINS: provenance(exact)}
+    return {**exact.to_dict(), "export": export, PLUGINS: provenance(exact)}
 
 
 def _rounds_its_output(row: PlanRow, plan: QuantPlan, cache: Mapping[str, Any]) -> bool:

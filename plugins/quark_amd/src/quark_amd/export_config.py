@@ -7,17 +7,9 @@ from typing import Any
 
 import attrs
 
-from quark.config.fields import checked, value_of, with_dataclass_view
-from quark.errors import ConfigError
+from quark.config.fields import checked, one_of, value_of, with_dataclass_view
 
 __all__ = ["ExporterConfig", "JsonExporterConfig", "OnnxExporterConfig"]
-
-_CHOICES = {"weight_format": ("real_quantized", "fake_quantized"), "pack_method": ("reorder", "order")}
-
-
-def _choice(_: Any, attribute: Any, value: Any) -> None:
-    if value not in _CHOICES[attribute.name]:
-        raise ConfigError(f"{attribute.name}={value!r}: use one of {', '.join(_CHOICES[attribute.name])}")
 
 
 @with_dataclass_view
@@ -42,8 +34,8 @@ class JsonExporterConfig:
     weight_merge_groups: list[list[str]] | None = None
     kv_cache_group: list[str] = attrs.field(factory=list)
     min_kv_scale: float = 0.0
-    weight_format: str = attrs.field(default="real_quantized", validator=_choice)
-    pack_method: str = attrs.field(default="reorder", validator=_choice)
+    weight_format: str = attrs.field(default="real_quantized", validator=one_of("real_quantized", "fake_quantized"))
+    pack_method: str = attrs.field(default="reorder", validator=one_of("reorder", "order"))
     extra: dict[str, Any] = attrs.field(factory=dict, eq=False, repr=False)
 
     def __init__(

@@ -10,12 +10,12 @@ import attrs
 from torch import nn
 
 from quark.checkpoint.layout_reader import ReadsBlocks, layout_for, reader_of
-from quark.config.export import JsonExporterConfig
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
 from quark.errors import CheckpointError, ConfigError, UnsupportedError
 from quark.models.plan.rules import layer_config_for
+from quark_amd.export_config import JsonExporterConfig
 
 __all__ = ["QuantConfigParser", "get_layer_quant_config"]
 

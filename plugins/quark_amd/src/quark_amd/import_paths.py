@@ -1,6 +1,6 @@
 """AMD Quark's public modules: which of our objects each of their names is, as data.
 
-`quark.torch.finder` makes modules of it.
+`quark_amd.finder` makes modules of it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ def _of(module: str, *names: str, **renamed: str) -> dict[str, str]:
     return {name: f"{module}:{name}" for name in names} | {name: f"{module}:{ours}" for name, ours in renamed.items()}
 
 
-_CHECKPOINTS = _of("quark.checkpoint", "ModelExporter", "export_safetensors", "import_model_from_safetensors")
-_EXPORT_CONFIGS = _of("quark.config.export", "ExporterConfig", "JsonExporterConfig", "OnnxExporterConfig")
-_OTHER_FORMS = _of("quark.torch.parameters", "export_gguf", "export_onnx")
+_CHECKPOINTS = _of("quark.checkpoint", "export_safetensors", "import_model_from_safetensors") | _of(
+    "quark_amd.model_exporter", "ModelExporter"
+)
+_EXPORT_CONFIGS = _of("quark_amd.export_config", "ExporterConfig", "JsonExporterConfig", "OnnxExporterConfig")
+_OTHER_FORMS = _of("quark_amd.model_exporter", "export_gguf", "export_onnx")
 _QUANTIZER = _of("quark.runs", "ModelQuantizer")
-_LOAD, _SAVE = (_of("quark.torch.parameters", name) for name in ("load_params", "save_params"))
-_OPTIONS = _of("quark.torch.not_offered", "RuntimeOptions")
+_LOAD, _SAVE = (_of("quark_amd.parameters", name) for name in ("load_params", "save_params"))
+_OPTIONS = _of("quark_amd.not_offered", "RuntimeOptions")
 _CONFIGS = (
     _of("quark.config.model", "QConfig", Config="QConfig")
     | _of("quark.config.layer", "QLayerConfig", QuantizationConfig="QLayerConfig")
@@ -42,7 +44,7 @@ NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         | _LOAD
         | _SAVE
         | _OPTIONS
-        | _of("quark.torch.not_offered", "disable_native_inference", "enable_native_inference")
+        | _of("quark_amd.not_offered", "disable_native_inference", "enable_native_inference")
         | _of("quark.config.templates", "LLMTemplate")
         | _of("quark.config.enums", "QuantFlow"),
         "quark.torch.algorithm": {},
@@ -51,10 +53,10 @@ NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         | _OTHER_FORMS
         | _SAVE
         | _of("quark.checkpoint", _map_to_quark="map_to_quark")
-        | _of("quark.torch.not_offered", _move_quantizer_to_dict="move_quantizer_to_dict"),
+        | _of("quark_amd.not_offered", _move_quantizer_to_dict="move_quantizer_to_dict"),
         "quark.torch.export.config.config": _EXPORT_CONFIGS,
         "quark.torch.export.main_export.quant_config_parser": _of(
-            "quark.torch.quant_config_parser", "QuantConfigParser", "get_layer_quant_config"
+            "quark_amd.quant_config_parser", "QuantConfigParser", "get_layer_quant_config"
         ),
         "quark.torch.quantization": _CONFIGS,
         "quark.torch.quantization.api": _QUANTIZER | _LOAD,
@@ -64,7 +66,7 @@ NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "quark.config.templates", "LLMTemplate", "QuantizationScheme", "QuantizationSchemeCollection"
         )
         | _of(
-            "quark.torch.default_templates",
+            "quark_amd.default_templates",
             "DEFAULT_TEMPLATES",
             _create_template_from_config="template_from_dict",
             _resolve_projection_base_spec="projection_base",

@@ -1,26 +1,27 @@
 """The finder of AMD Quark's public modules.
 
-They have no source files: `quark.torch.import_paths` and the exports of plugins say their names.
+They have no source files: `quark_amd.import_paths` and the exports of plugins say their names. `quark.torch`
+asks this module, which the entry point of quark-amd leads to.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import import_module
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from quark.errors import MissingPluginError, UnknownNameError
-from quark.torch.absent import refuse_absent, refuse_absent_module
-from quark.torch.import_paths import IN_EXAMPLES, NAMES, WITH_NAMES_OF_PLUGINS
+from quark_amd.absent import refuse_absent, refuse_absent_module
+from quark_amd.import_paths import IN_EXAMPLES, NAMES, WITH_NAMES_OF_PLUGINS
 
 if TYPE_CHECKING:
     from quark.base.lazy import Reference
 
-__all__ = ["PublicModules", "install", "load", "public_names"]
+__all__ = ["PublicModules", "find_spec", "load", "public_names"]
 
 _BY_PLUGINS = ("quark.torch.", "quark.experimental")
 """Beginnings of the names of modules that plugins may bring."""
@@ -140,34 +141,26 @@ def _no_attribute(module: str, name: str, hint: str = "") -> AttributeError:
     return AttributeError(f"module '{module}' has no attribute '{name}'{hint}", name=name, obj=sys.modules.get(module))
 
 
-class PublicModules:
-    """Finder and loader of the public modules that are not files of the core.
+def find_spec(name: str) -> ModuleSpec | None:
+    """Return the specification of a public module; None if nothing brings it.
 
-    It asks for a file first. It has to come before the finder of files, for which a folder of stubs
-    (``.pyi``) is a namespace package.
+    Raises:
+        MissingPluginError: (an ImportError) A distribution of this project is not active, which may be why.
+        NotOfferedError: (an ImportError) AMD Quark has it, and it does not come here; says what to use.
     """
-
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return the specification of a file or of a public module; None where nothing brings it.
-
-        Raises:
-            MissingPluginError: (an ImportError) A distribution of this project is not active, which may be
-                why.
-            NotOfferedError: (an ImportError) AMD Quark has it, and it does not come here; says what to use.
-        """
-        if not fullname.startswith("quark."):
+    if name not in _OWN | _PACKAGES:
+        may_be_a_plugins = name.startswith(_BY_PLUGINS)
+        if not may_be_a_plugins or not any(f"{known}.".startswith(f"{name}.") for known in _modules_of_plugins()):
+            if may_be_a_plugins:
+                refuse_incomplete(name)
+            refuse_absent_module(name)
             return None
-        if (file := PathFinder.find_spec(fullname, path, target)) is not None and file.has_location:
-            return file
-        if fullname not in _OWN | _PACKAGES:
-            may_be_a_plugins = fullname.startswith(_BY_PLUGINS)
-            if not may_be_a_plugins or not any(f"{known}.".startswith(f"{fullname}.") for known in _modules_of_plugins()):
-                if may_be_a_plugins:
-                    refuse_incomplete(fullname)
-                refuse_absent_module(fullname)
-                return None
-        loader: Any = self  # by protocol: importlib.abc would cost as much as all of `import quark`
-        return ModuleSpec(fullname, loader, is_package=fullname in _PACKAGES or fullname not in IN_EXAMPLES)
+    loader: Any = PublicModules()  # by protocol: importlib.abc would be imported for the name alone
+    return ModuleSpec(name, loader, is_package=name in _PACKAGES or name not in IN_EXAMPLES)
+
+
+class PublicModules:
+    """Loader of the public modules."""
 
     def create_module(self, spec: ModuleSpec) -> None:
         """Leave it to Python to make the module."""
@@ -187,10 +180,3 @@ class PublicModules:
             return None
         loader: Any = importlib.util.find_spec(_example(fullname).__name__).loader  # type: ignore[union-attr]  # it is imported
         return loader.get_code(IN_EXAMPLES[fullname])
-
-
-def install() -> None:
-    """Put the finder in front of the finder of files, once in a process."""
-    if not any(isinstance(finder, PublicModules) for finder in sys.meta_path):
-        files = next((i for i, finder in enumerate(sys.meta_path) if finder is PathFinder), len(sys.meta_path))
-        sys.meta_path.insert(files, PublicModules())

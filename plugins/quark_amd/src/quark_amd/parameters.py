@@ -1,10 +1,9 @@
-"""AMD Quark's functions that write other forms than checkpoints: GGUF, ONNX, and two files of parameters."""
+"""AMD Quark's functions that write and read a model as two files of parameters."""
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,14 @@ import torch
 from torch import nn
 
 from quark.base.files import represent
-from quark.checkpoint.export import ModelExporter, export_with
+from quark.checkpoint.export import export_with
 from quark.checkpoint.exporter import ExportOptions
 from quark.checkpoint.reader import import_model_from_safetensors
 from quark.config.enums import QuantizationMode
 from quark.errors import CheckpointError, ConfigError, OutputError, UnsupportedError
 from quark.models.hf.json_files import links_followed
 
-__all__ = ["export_gguf", "export_onnx", "load_params", "save_params"]
+__all__ = ["load_params", "save_params"]
 
 _GRAPHS = "a model that was quantized in FX graph mode is saved and loaded by torch.export.save and torch.export.load, or by export_onnx"
 _NAMES = {".json": "config.json", ".safetensors": "model.safetensors"}
@@ -117,53 +116,3 @@ def load_params(
             for tensor in (*loaded.parameters(), *loaded.buffers()):
                 tensor.data = tensor.data.clone()
         return loaded
-
-
-def export_onnx(
-    model: nn.Module,
-    output_dir: str | Path,
-    input_args: Any = None,
-    opset_version: int | None = None,
-    input_names: Iterable[str] = (),
-    output_names: Iterable[str] = (),
-    verbose: bool = False,
-    do_constant_folding: bool = True,
-    operator_export_type: Any = None,
-    uint4_int4_flag: bool = False,
-    dynamo: bool = True,
-) -> None:
-    """Write ``quark_model.onnx`` with the exporter that is registered as ``onnx``.
-
-    Args:
-        model: A quantized model.
-        output_dir: As of `quark.checkpoint.export_safetensors`; a checkpoint that lies there stays.
-        input_args: As of `ModelExporter.export_onnx_model`, like all others but the last.
-        opset_version: Likewise.
-        input_names: Likewise.
-        output_names: Likewise.
-        verbose: Likewise.
-        do_constant_folding: Part of AMD Quark's public API; without effect.
-        operator_export_type: Likewise.
-        uint4_int4_flag: Likewise.
-        dynamo: Likewise: models are always traced by `torch.export`.
-
-    Raises:
-        UnknownNameError: No installed plugin registers one.
-        UnsupportedError: The model cannot be traced, or a quantizer has no form in ONNX.
-    """
-    ModelExporter(export_dir=output_dir).export_onnx_model(model, input_args, input_names, output_names, verbose, opset_version)
-
-
-def export_gguf(model: nn.Module, output_dir: str | Path, model_type: str = "", tokenizer_path: str | Path | None = None) -> None:
-    """Write a GGUF file with the exporter that is registered as ``gguf``.
-
-    Args:
-        model: A quantized model.
-        output_dir: As of `quark.checkpoint.export_safetensors`; a checkpoint that lies there stays.
-        model_type: As of `ModelExporter.export_gguf_model`.
-        tokenizer_path: Likewise; None takes the tokenizer beside the float checkpoint.
-
-    Raises:
-        UnknownNameError: No installed plugin registers one.
-    """
-    ModelExporter(export_dir=output_dir).export_gguf_model(model, tokenizer_path, model_type)

@@ -2,10 +2,10 @@
 from quark.config.templates import LLMTemplate as LLMTemplate
 from quark.config.templates import QuantizationScheme as QuantizationScheme
 from quark.config.templates import QuantizationSchemeCollection as QuantizationSchemeCollection
-from quark.torch.default_templates import ATTENTION_TOKENS
-from quark.torch.default_templates import DEFAULT_TEMPLATES as DEFAULT_TEMPLATES
-from quark.torch.default_templates import projection_base
-from quark.torch.default_templates import template_from_dict
+from quark_amd.default_templates import ATTENTION_TOKENS
+from quark_amd.default_templates import DEFAULT_TEMPLATES as DEFAULT_TEMPLATES
+from quark_amd.default_templates import projection_base
+from quark_amd.default_templates import template_from_dict
 from typing import Any
 from quark.torch._names_of_plugins import *
 _ATTN_TOKENS = ATTENTION_TOKENS

@@ -10,9 +10,14 @@ import sys
 from collections.abc import Mapping
 from types import FrameType, MappingProxyType
 
-from quark.errors import MissingPluginError, NotOfferedError
+from quark.errors import MissingPluginError, QuarkError
 
-__all__ = ["refuse_absent", "refuse_absent_module"]
+__all__ = ["NotOfferedError", "refuse_absent", "refuse_absent_module"]
+
+
+class NotOfferedError(QuarkError, ImportError):
+    """A module or a name of AMD Quark's public API is not offered; the message names its replacement."""
+
 
 PAGE = "docs/how-to/from-amd-quark.md"
 
@@ -107,8 +112,8 @@ def refuse_absent(module: str, name: str) -> None:
 
 
 def _is_imported() -> bool:
-    """Return whether the statement outside of quark that is running is ``from … import …``."""
+    """Return whether the running statement outside of core and of this package is ``from … import …``."""
     frame: FrameType | None = sys._getframe()
-    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "quark":
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in ("quark", "quark_amd"):
         frame = frame.f_back
     return frame is not None and dis.opname[frame.f_code.co_code[frame.f_lasti]] == "IMPORT_FROM"

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from quark.errors import MissingPluginError, NotOfferedError
-from quark.torch import absent
+from quark.errors import MissingPluginError
+from quark_amd import absent
+from quark_amd.absent import NotOfferedError
 
 STATEMENTS = [
     "from quark.torch import ModelPruner",

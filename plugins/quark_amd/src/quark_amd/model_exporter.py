@@ -1,0 +1,195 @@
+"""AMD Quark's exporter class of older releases, and its functions that write ONNX and GGUF files."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from quark.base.log import get_logger
+from quark.checkpoint.export import export_with
+from quark.checkpoint.exporter import ExportOptions, Tokenizer
+from quark.config.model import QConfig
+from quark.errors import CheckpointError, ConfigError
+from quark.models.hf.tokenizer import load_tokenizer
+from quark_amd.export_config import ExporterConfig, OnnxExporterConfig
+
+__all__ = ["ModelExporter", "export_gguf", "export_onnx"]
+
+
+class ModelExporter:
+    """AMD Quark's exporter class of older releases.
+
+    Args:
+        config: The export configuration; a path here is used as ``export_dir``.
+        export_dir: The output directory, which is created if it does not exist.
+    """
+
+    def __init__(self, config: ExporterConfig | str | Path | None = None, export_dir: str | Path | None = None) -> None:
+        if isinstance(config, str | Path):
+            config, export_dir = None, config
+        self.config = config or ExporterConfig()
+        self.export_dir = Path(tempfile.gettempdir() if export_dir is None else export_dir)
+
+    def export_safetensors_model(
+        self,
+        model: nn.Module,
+        quant_config: QConfig | None = None,
+        custom_mode: str = "quark",
+        tokenizer: Tokenizer | None = None,
+        overwrite: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """Write a checkpoint in Hugging Face form, with its tokenizer where one is given.
+
+        Args:
+            model: A quantized model.
+            quant_config: Part of AMD Quark's public API; without effect, since the model has its
+                configuration.
+            custom_mode: Name of an exporter.
+            tokenizer: Saved beside the weights.
+            overwrite: As for `export_safetensors`.
+            kwargs: Arguments of older releases of AMD Quark; without effect.
+        """
+        json_config = self.config.json_export_config
+        if json_config.weight_merge_groups:
+            get_logger(__name__).warning(
+                "weight_merge_groups is without effect: to give one scale to weights that are quantized already, an export would have to "
+                "round them again. Set shared_scale_groups in the QConfig (--share-fused-scales), so that they are rounded to one from "
+                "the start."
+            )
+        options = ExportOptions(
+            weight_format=json_config.weight_format,
+            pack_method=json_config.pack_method,
+            kv_cache_group=tuple(json_config.kv_cache_group),
+            min_kv_scale=json_config.min_kv_scale,
+            overwrite=overwrite,
+            tokenizer=tokenizer,
+        )
+        export_with(custom_mode, model, self.export_dir, options)
+
+    export_quark_model = export_safetensors_model
+
+    def export_onnx_model(
+        self,
+        model: nn.Module,
+        input_args: Any = None,
+        input_names: Iterable[str] = (),
+        output_names: Iterable[str] = (),
+        verbose: bool = False,
+        opset_version: int | None = None,
+        do_constant_folding: bool = True,
+        operator_export_type: Any = None,
+        uint4_int4_flag: bool = False,
+    ) -> None:
+        """Write an ONNX file with the exporter that is registered as ``onnx``.
+
+        Args:
+            model: A quantized model.
+            input_args: Example inputs: a tensor, a tuple of arguments or a mapping of named ones. None is
+                token ids, for transformers models.
+            input_names: Names of the inputs, in order; empty takes those of the configuration, or of the
+                model's forward.
+            output_names: Names of the outputs, likewise.
+            verbose: Whether torch prints what it does.
+            opset_version: Version of ONNX's operators; None takes that of the configuration, or the
+                exporter's own.
+            do_constant_folding: Part of AMD Quark's public API; without effect: constants are always folded.
+            operator_export_type: Likewise: operators are ONNX's own, and functions made of them.
+            uint4_int4_flag: Likewise: codes of 4 bits are always stored in 4 bits.
+
+        Raises:
+            UnknownNameError: No installed plugin registers one.
+            UnsupportedError: The model cannot be traced, or a quantizer has no form in ONNX.
+        """
+        configured = self.config.onnx_export_config or OnnxExporterConfig()
+        own = {
+            "input_names": tuple(input_names) or tuple(configured.input_names),
+            "output_names": tuple(output_names) or tuple(configured.output_names),
+            "verbose": verbose or configured.verbose,
+            "opset": opset_version or configured.opset_version,
+        }
+        own = {name: value for name, value in own.items() if value}
+        weight_format = self.config.json_export_config.weight_format
+        export_with("onnx", model, self.export_dir, ExportOptions(own=own, input_args=input_args, weight_format=weight_format))
+
+    def export_gguf_model(self, model: nn.Module, tokenizer_path: str | Path | None, model_type: str) -> None:
+        """Write a GGUF file with the exporter that is registered as ``gguf``.
+
+        It is ``<model_type>.gguf``, without a type ``model.gguf``.
+
+        Args:
+            model: A quantized model.
+            tokenizer_path: Directory of the tokenizer, or a file in it; None takes the one beside the float
+                checkpoint.
+            model_type: The model's ``config.model_type``, or empty.
+
+        Raises:
+            UnknownNameError: No installed plugin registers one.
+            ConfigError: The model is of another type.
+            CheckpointError: There is no tokenizer, or it is damaged.
+        """
+        config: Any = getattr(model, "config", None)
+        if model_type and model_type != getattr(config, "model_type", model_type):
+            raise ConfigError(f"model_type='{model_type}', and this model's config says '{config.model_type}': give that, or ''")
+        tokenizer = None
+        if tokenizer_path is not None:
+            path = Path(tokenizer_path)
+            tokenizer = load_tokenizer(path.parent if path.is_file() else path)
+            if tokenizer is None:
+                raise CheckpointError(f"there is no tokenizer at '{path}': give the directory that has its tokenizer.json")
+        own = {"file_name": f"{model_type}.gguf"} if model_type else {}
+        export_with("gguf", model, self.export_dir, ExportOptions(tokenizer=tokenizer, own=own))
+
+
+def export_onnx(
+    model: nn.Module,
+    output_dir: str | Path,
+    input_args: Any = None,
+    opset_version: int | None = None,
+    input_names: Iterable[str] = (),
+    output_names: Iterable[str] = (),
+    verbose: bool = False,
+    do_constant_folding: bool = True,
+    operator_export_type: Any = None,
+    uint4_int4_flag: bool = False,
+    dynamo: bool = True,
+) -> None:
+    """Write ``quark_model.onnx`` with the exporter that is registered as ``onnx``.
+
+    Args:
+        model: A quantized model.
+        output_dir: As of `quark.checkpoint.export_safetensors`; a checkpoint that lies there stays.
+        input_args: As of `ModelExporter.export_onnx_model`, like all others but the last.
+        opset_version: Likewise.
+        input_names: Likewise.
+        output_names: Likewise.
+        verbose: Likewise.
+        do_constant_folding: Part of AMD Quark's public API; without effect.
+        operator_export_type: Likewise.
+        uint4_int4_flag: Likewise.
+        dynamo: Likewise: models are always traced by `torch.export`.
+
+    Raises:
+        UnknownNameError: No installed plugin registers one.
+        UnsupportedError: The model cannot be traced, or a quantizer has no form in ONNX.
+    """
+    ModelExporter(export_dir=output_dir).export_onnx_model(model, input_args, input_names, output_names, verbose, opset_version)
+
+
+def export_gguf(model: nn.Module, output_dir: str | Path, model_type: str = "", tokenizer_path: str | Path | None = None) -> None:
+    """Write a GGUF file with the exporter that is registered as ``gguf``.
+
+    Args:
+        model: A quantized model.
+        output_dir: As of `quark.checkpoint.export_safetensors`; a checkpoint that lies there stays.
+        model_type: As of `ModelExporter.export_gguf_model`.
+        tokenizer_path: Likewise; None takes the tokenizer beside the float checkpoint.
+
+    Raises:
+        UnknownNameError: No installed plugin registers one.
+    """
+    ModelExporter(export_dir=output_dir).export_gguf_model(model, tokenizer_path, model_type)
