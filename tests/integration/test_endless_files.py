@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from quark.config.templates.algorithms import load_quant_algo_config_from_file
-from quark.config.templates.template_file import read_template_file
 from quark.errors import ConfigError, QuarkError
+from quark.torch.quantization import load_quant_algo_config_from_file
 from quark_tiny_model import tiny_model_dir
 from quark_workbench.data.sources import read_samples
+from quark_workbench.template_file import read_template_file
 
 from .program import run
 

@@ -33,6 +33,7 @@ PUBLIC = (
     "quark.algorithms",
     "quark.runs",
     "quark_workbench.evaluate",
+    "quark_workbench.template_file",
     "quark_devkit",
     "quark_tiny_model",
     "quark.errors",

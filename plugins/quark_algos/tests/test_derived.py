@@ -19,9 +19,10 @@ import pytest
 
 import quark
 from quark.config.architecture import Architecture
-from quark.config.templates.algorithms import get_algo_config, refusal
+from quark.config.templates.algorithms import refusal
 from quark.errors import UnsupportedError
 from quark.torch import LLMTemplate
+from quark.torch.quantization.config.algo_configs import get_algo_config
 from quark_algos.equalization.config import AWQConfig
 
 DOCUMENTED: dict[str, list[dict[str, Any]]] = json.loads((Path(__file__).parent / "documented_algorithms.json").read_text("utf-8"))

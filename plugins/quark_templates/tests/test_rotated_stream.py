@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from quark.config.architecture import Architecture
-from quark.config.templates.algorithms import get_algo_config, refusal
+from quark.config.templates.algorithms import refusal
+from quark.torch.quantization.config.algo_configs import get_algo_config
 from quark_algos.rotation.config import RotationConfig
 from quark_algos.rotation.fold import fold_r2
 

@@ -23,15 +23,16 @@ from quark.checkpoint import ExportOptions, export_safetensors, import_model_fro
 from quark.checkpoint.destination import refuse_used_directory
 from quark.checkpoint.export import export_with
 from quark.config.model import QConfig
-from quark.config.templates import load_quant_algo_config_from_file, register_template_file
 from quark.errors import ConfigError, QuarkError, UnsupportedError
 from quark.models.hf.skeleton import meta_model
 from quark.models.plan.family import template_of
 from quark.plugins import schemes
 from quark.runs import ModelQuantizer, quantize_checkpoint
+from quark_amd.algorithm_settings import load_quant_algo_config_from_file
 from quark_amd.model_exporter import export_gguf
 from quark_amd.parameters import load_params, save_params
 from quark_workbench.planning.planned_run import plan
+from quark_workbench.template_file import register_template_file
 
 __all__ = ["main", "run", "with_group_size"]
 

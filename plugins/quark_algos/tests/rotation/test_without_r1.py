@@ -16,11 +16,11 @@ from transformers import CONFIG_MAPPING
 
 from quark.algorithms import BlockContext
 from quark.config.architecture import Architecture
-from quark.config.templates.algorithms import get_algo_config
 from quark.errors import UnsupportedError
 from quark.models.layers.attention import BASIS
 from quark.models.plan.quant_plan import make_plan
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark.torch.quantization.config.algo_configs import get_algo_config
 from quark_algos.rotation.config import OnlineRotationConfig, QuaRotConfig, RotationConfig
 from quark_algos.rotation.online import is_rotated
 from quark_algos.rotation.transform import Rotate

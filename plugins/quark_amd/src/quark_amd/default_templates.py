@@ -7,10 +7,10 @@ from typing import Any
 
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
-from quark.config.templates.algorithms import get_algo_config, get_supported_algorithm_types
 from quark.config.templates.template import PATTERNS, LLMTemplate
 from quark.plugins import templates
 from quark.plugins.model_records import RunTimeTemplate
+from quark_amd.algorithm_settings import get_algo_config, get_supported_algorithm_types
 
 __all__ = ["ATTENTION_TOKENS", "DEFAULT_TEMPLATES", "projection_base", "template_from_dict"]
 

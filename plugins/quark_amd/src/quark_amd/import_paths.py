@@ -29,7 +29,7 @@ _CONFIGS = (
     | _of("quark.config.layer", "QLayerConfig", QuantizationConfig="QLayerConfig")
     | _of("quark.config.tensor", "QTensorConfig", QuantizationSpec="QTensorConfig")
     | _of(
-        "quark.config.templates",
+        "quark_amd.algorithm_settings",
         "load_quant_algo_config_from_file",
         load_pre_optimization_config_from_file="load_quant_algo_config_from_file",
     )
@@ -60,7 +60,9 @@ NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         ),
         "quark.torch.quantization": _CONFIGS,
         "quark.torch.quantization.api": _QUANTIZER | _LOAD,
-        "quark.torch.quantization.config.algo_configs": _of("quark.config.templates", "get_algo_config", "get_supported_algorithm_types"),
+        "quark.torch.quantization.config.algo_configs": _of(
+            "quark_amd.algorithm_settings", "get_algo_config", "get_supported_algorithm_types"
+        ),
         "quark.torch.quantization.config.config": _CONFIGS | _of("quark.config.algorithm", "AlgoConfig", PreQuantOptConfig="AlgoConfig"),
         "quark.torch.quantization.config.template": _of(
             "quark.config.templates", "LLMTemplate", "QuantizationScheme", "QuantizationSchemeCollection"

@@ -108,7 +108,7 @@ class ConfigOptions:
 
     @template.default
     def _registered(self) -> str | None:
-        from quark.config.templates import register_template_file
+        from quark_workbench.template_file import register_template_file
 
         return None if self.template_file is None else register_template_file(self.template_file).model_type
 

@@ -1,4 +1,4 @@
-"""Algorithm settings by name: from a JSON file, or those a model family comes with.
+"""Algorithm settings by name: of their JSON form, or those a model family comes with.
 
 Algorithms themselves are plugins.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -16,9 +15,8 @@ from quark.base.log import get_logger
 from quark.base.names import closest
 from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
-from quark.config.fields import json_of
 from quark.errors import ConfigError, UnknownNameError, UnsupportedError
-from quark.plugins import algorithms, templates
+from quark.plugins import algorithms
 from quark.plugins.options import called, checked, settings_options
 
 __all__ = [
@@ -26,10 +24,7 @@ __all__ = [
     "by_algorithm",
     "canonical_algorithm",
     "derived_config",
-    "get_algo_config",
-    "get_supported_algorithm_types",
     "legacy_settings",
-    "load_quant_algo_config_from_file",
     "refusal",
     "require_processor",
     "with_options",
@@ -38,11 +33,6 @@ __all__ = [
 _CONFIG_SUFFIX = "_config"
 _LEGACY_KEYS = frozenset({"num_attention_heads", "num_key_value_heads"})
 """Keys of older configuration files, dropped on reading: the model's configuration has them."""
-
-
-def get_supported_algorithm_types() -> list[str]:
-    """Return names of the algorithms that installed distributions register."""
-    return algorithms().names()
 
 
 def canonical_algorithm(name: str) -> str:
@@ -74,24 +64,6 @@ def require_processor(name: str, named_in: str = "`algorithm`") -> None:
             f"the algorithm '{name}' cannot run: {source.distribution} {source.version} registers its configuration only. "
             f"Leave {named_in} out, or install a distribution that brings its processor"
         )
-
-
-def get_algo_config(algorithm_type: str, model_type: str) -> AlgoConfig | None:
-    """Return the settings that an algorithm derives for a model family.
-
-    Args:
-        algorithm_type: Registered name of an algorithm.
-        model_type: Registered name of a template.
-
-    Returns:
-        The settings; None where the algorithm derives none, or no template of that name is installed.
-
-    Raises:
-        UnknownNameError: (a ValueError) There is no such algorithm.
-    """
-    name = canonical_algorithm(algorithm_type)
-    architecture = templates().find_architecture(model_type)
-    return None if architecture is None else derived_config(name, architecture)
 
 
 def derived_config(name: str, architecture: Architecture) -> AlgoConfig | None:
@@ -147,24 +119,6 @@ def algo_config_from_dict(data: Mapping[str, Any]) -> AlgoConfig:
     return config_class.from_dict(values)
 
 
-def load_quant_algo_config_from_file(file_path: str | Path) -> AlgoConfig:
-    """Read the settings of one algorithm from a JSON file.
-
-    Args:
-        file_path: A JSON object with the key ``"name"``; other keys are fields of that algorithm's
-            configuration class.
-
-    Raises:
-        ConfigError: (a ValueError) The file is missing or not such an object, the algorithm is unknown, or a
-            key is none of its fields.
-    """
-    path = Path(file_path)
-    data = json_of(path, "algorithm configuration")
-    if not isinstance(data, dict):
-        raise ConfigError(f"the algorithm configuration '{path}' holds a {type(data).__name__}: a JSON object with a 'name' is wanted")
-    return algo_config_from_dict(data)
-
-
 def by_algorithm(configs: Mapping[str, AlgoConfig | None] | None, where: str) -> dict[str, AlgoConfig | None]:
     """Return settings under the registered names of their algorithms."""
     try:
@@ -180,7 +134,7 @@ def legacy_settings(parameters: Mapping[str, AlgoConfig | None]) -> dict[str, Al
     """
     if not parameters:
         return {}
-    known = [f"{name}{_CONFIG_SUFFIX}" for name in get_supported_algorithm_types()]
+    known = [f"{name}{_CONFIG_SUFFIX}" for name in algorithms().names()]
     for keyword in parameters:
         if keyword not in known:
             near = closest(keyword, [*known, "kv_layers_name", "exclude_layers_name", "q_layer_name", "gate_up_layers_name"])

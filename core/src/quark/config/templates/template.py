@@ -17,7 +17,6 @@ from quark.config.templates.algorithms import (
     by_algorithm,
     canonical_algorithm,
     derived_config,
-    get_supported_algorithm_types,
     legacy_settings,
     refusal,
     require_processor,
@@ -120,7 +119,7 @@ class LLMTemplate:
         self.f2f_weight_converters = None if f2f_weight_converters is None else list(f2f_weight_converters)
         self.architecture = architecture
         self._derived: Mapping[str, AlgoConfig | None] = {}
-        self.algo_config: dict[str, AlgoConfig | None] = dict.fromkeys(get_supported_algorithm_types())
+        self.algo_config: dict[str, AlgoConfig | None] = dict.fromkeys(algorithms().names())
         self.algo_config |= legacy_settings(legacy_algorithm_parameters)
         self.algo_config |= by_algorithm(algorithm_configs, "`algorithm_configs`")
 
@@ -138,7 +137,7 @@ class LLMTemplate:
 
         Each installed algorithm derives its settings from the facts.
         """
-        derived = {name: derived_config(name, architecture) for name in get_supported_algorithm_types()}
+        derived = {name: derived_config(name, architecture) for name in algorithms().names()}
         patterns = {name: getattr(architecture, name) for name in PATTERNS}
         converters = list(_MAKE_CONVERTERS.load()(architecture.weight_converters)) if architecture.weight_converters else None
         template = cls(

@@ -2,8 +2,8 @@
 from quark.config.algorithm import AlgoConfig as AlgoConfig
 from quark.config.layer import QLayerConfig as QLayerConfig
 from quark.config.model import QConfig as QConfig
-from quark.config.templates import load_quant_algo_config_from_file as load_quant_algo_config_from_file
 from quark.config.tensor import QTensorConfig as QTensorConfig
+from quark_amd.algorithm_settings import load_quant_algo_config_from_file as load_quant_algo_config_from_file
 from typing import Any
 from quark.torch._names_of_plugins import *
 Config = QConfig

@@ -43,8 +43,7 @@ def read_template_file(path: str | Path) -> LLMTemplate:
     ``model_type`` alone is required, and
 
     - ``base``: the model type of an installed template, whose facts are taken where the file has none;
-    - ``algorithm_configs``: settings by name of algorithm, each an object with a ``name``, as for
-      `load_quant_algo_config_from_file`.
+    - ``algorithm_configs``: settings by name of algorithm, each an object with its own ``name``.
 
     AMD Quark's form of such a file is among these. With patterns alone, the structure of the family is
     inferred from its modules.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,13 @@ import attrs
 import pytest
 from typer.testing import CliRunner
 
-from quark.config.templates import LLMTemplate, read_template_file, register_template_file
+from quark.config.templates import LLMTemplate
 from quark.errors import ConfigError, QuarkError
 from quark.models.plan.family import architecture_of
 from quark.plugins import templates
 from quark_tiny_model import tiny_model, tiny_model_dir
 from quark_workbench.cli.main import program
+from quark_workbench.template_file import read_template_file, register_template_file
 
 AMD = {
     "model_type": "zenith_net",
@@ -25,6 +27,14 @@ AMD = {
     "exclude_layers_name": ["lm_head"],
     "algorithm_configs": {"gptq": {"name": "gptq", "damp_percent": 0.02}, "smoothquant": {"name": "smooth", "scaling_layers": []}},
 }
+
+
+@pytest.fixture(autouse=True)
+def templates_of_this_test() -> Iterator[None]:
+    """Unregister what a test has registered."""
+    yield
+    for name in templates().run_time_names():
+        templates().unregister(name)
 
 
 def file_of(directory: Path, data: Any) -> Path:

@@ -1,0 +1,54 @@
+"""AMD Quark's functions that give the settings of an algorithm: of a model family, or of a JSON file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from quark.config.algorithm import AlgoConfig
+from quark.config.fields import json_of
+from quark.config.templates.algorithms import algo_config_from_dict, canonical_algorithm, derived_config
+from quark.errors import ConfigError
+from quark.plugins import algorithms, templates
+
+__all__ = ["get_algo_config", "get_supported_algorithm_types", "load_quant_algo_config_from_file"]
+
+
+def get_supported_algorithm_types() -> list[str]:
+    """Return names of the algorithms that installed distributions register."""
+    return algorithms().names()
+
+
+def get_algo_config(algorithm_type: str, model_type: str) -> AlgoConfig | None:
+    """Return the settings that an algorithm derives for a model family.
+
+    Args:
+        algorithm_type: Registered name of an algorithm.
+        model_type: Registered name of a template.
+
+    Returns:
+        The settings; None where the algorithm derives none, or no template of that name is installed.
+
+    Raises:
+        UnknownNameError: (a ValueError) There is no such algorithm.
+    """
+    name = canonical_algorithm(algorithm_type)
+    architecture = templates().find_architecture(model_type)
+    return None if architecture is None else derived_config(name, architecture)
+
+
+def load_quant_algo_config_from_file(file_path: str | Path) -> AlgoConfig:
+    """Read the settings of one algorithm from a JSON file.
+
+    Args:
+        file_path: A JSON object with the key ``"name"``; other keys are fields of that algorithm's
+            configuration class.
+
+    Raises:
+        ConfigError: (a ValueError) The file is missing or not such an object, the algorithm is unknown, or a
+            key is none of its fields.
+    """
+    path = Path(file_path)
+    data = json_of(path, "algorithm configuration")
+    if not isinstance(data, dict):
+        raise ConfigError(f"the algorithm configuration '{path}' holds a {type(data).__name__}: a JSON object with a 'name' is wanted")
+    return algo_config_from_dict(data)
