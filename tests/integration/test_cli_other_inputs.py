@@ -21,7 +21,7 @@ TAKES = {
     "Wav2Vec2ForCTC": "input_values",
     "CLIPModel": "pixel_values",
 }
-IN_PYTHON, BATCHES = "run it and its reference beside each other in Python", "give them to quark.torch's ModelQuantizer in Python"
+IN_PYTHON, BATCHES = "run it and its reference beside each other in Python", "give them to quark.runs.ModelQuantizer in Python"
 COMMANDS: dict[str, tuple[list[str], str]] = {
     "quantize": (["quantize", "model", "out", "--scheme", "int8", "--calib", "text.txt"], "needed by activations with static scales"),
     "quantize without data": (["quantize", "model", "out", "--scheme", "int8"], "needed by activations with static scales"),
