@@ -102,7 +102,7 @@ def _by_directory(link: Path, target: Path) -> None:
 
 def _by_store(link: Path, target: Path) -> None:
     """As a cache of models, whose store is a link."""
-    base = link.parents[len(link.parts) - len((target.parent.parent / "snapshots/abc").parts) - 1]
+    base = target.parent.parent / "models--m"
     if not (base / "blobs").is_symlink():
         (base / "blobs").symlink_to(target.parent)
     link.symlink_to(base / "blobs" / target.name)
@@ -115,7 +115,7 @@ LINKS = {"absolute": _absolute, "relative": _relative, "chain": _chained, "direc
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("kind", LINKS)
 def test_no_file_outside_a_checkpoint_gets_into_the_result(kind: str, name: str, tmp_path: Path) -> None:
-    source = checkpoint(tmp_path / ("snapshots/abc" if kind == "store" else "source"))
+    source = checkpoint(tmp_path / ("models--m/snapshots/abc" if kind == "store" else "source"))
     (tmp_path / "private").mkdir()
     (tmp_path / "private/secret").write_text(OTHERS[name])
     (source / name).parent.mkdir(exist_ok=True)
@@ -143,7 +143,7 @@ def test_no_directory_outside_a_checkpoint_gets_into_the_result(name: str, tmp_p
 @pytest.mark.parametrize("kind", LINKS)
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model-1.safetensors", "model.safetensors.index.json"])
 def test_config_and_weights_are_not_read_by_a_link_out_of_the_checkpoint(name: str, kind: str, tmp_path: Path) -> None:
-    source = checkpoint(tmp_path / ("snapshots/abc" if kind == "store" else "source"))
+    source = checkpoint(tmp_path / ("models--m/snapshots/abc" if kind == "store" else "source"))
     (tmp_path / "private").mkdir()
     if "-1" in name or "index" in name:
         (source / "model.safetensors").rename(source / "model-1.safetensors")

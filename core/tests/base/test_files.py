@@ -90,6 +90,49 @@ def test_a_link_is_not_ones_own_file(tmp_path: Path) -> None:
     assert files.open_own(tmp_path / "link") is None
 
 
+@pytest.mark.posix("links are allowed to few users of Windows")
+@pytest.mark.parametrize(
+    ("directory", "is_cache"),
+    [
+        ("models--acme--tiny/snapshots/0123", True),
+        ("models--acme--tiny/snapshots/0123/1_Pooling", True),
+        ("models--acme--tiny/snapshots/0123/snapshots/mine", True),
+        ("snapshots/0123", False),
+        ("snapshots", False),
+        ("backups/snapshots/2026/tiny", False),
+        ("models--acme--tiny/0123", False),
+        ("models--acme--tiny/mine/snapshots/0123", False),
+        ("datasets/models--acme--tiny/old snapshots/0123", False),
+    ],
+)
+def test_links_are_followed_into_the_store_of_a_cache_of_models_alone(directory: str, is_cache: bool, tmp_path: Path) -> None:
+    folder = tmp_path / directory
+    folder.mkdir(parents=True)
+    for parent in (folder, *folder.parents[: len(Path(directory).parts)]):
+        (parent / "blobs").mkdir(exist_ok=True)
+        (parent / "blobs" / "secret").write_text("x")
+    outside = [parent / "blobs" for parent in folder.parents[: len(Path(directory).parts)]]
+    stores = []
+    for number, place in enumerate(outside):
+        (folder / f"{number}.json").symlink_to(place / "secret")
+        if not files.leads_out(folder / f"{number}.json", folder):
+            stores.append(place)
+    assert stores == ([tmp_path / "models--acme--tiny" / "blobs"] if is_cache else [])
+    (folder / "inside.json").symlink_to("blobs/secret")
+    assert not files.leads_out(folder / "inside.json", folder)
+
+
+@pytest.mark.posix("links are allowed to few users of Windows")
+def test_a_store_that_is_a_link_is_no_store(tmp_path: Path) -> None:
+    folder, private = tmp_path / "models--acme--tiny/snapshots/0123", tmp_path / "private"
+    for made in (folder, private):
+        made.mkdir(parents=True)
+    (private / "secret").write_text("x")
+    (tmp_path / "models--acme--tiny/blobs").symlink_to(private)
+    (folder / "config.json").symlink_to("../../blobs/secret")
+    assert files.leads_out(folder / "config.json", folder)
+
+
 def test_files_and_directories_are_synchronized(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     files.sync(tmp_path / "file")

@@ -226,7 +226,8 @@ def test_no_link_leads_out_of_a_checkpoint(tmp_path: Path, caplog: pytest.LogCap
 
 @pytest.mark.posix("links are allowed to few users of Windows")
 def test_the_links_of_a_cache_of_models_are_followed_into_its_store(tmp_path: Path) -> None:
-    revision = tree(tmp_path, {"m/blobs/12": "free", "m/blobs/34": "{}", "m/refs/main": "abc", "m/snapshots/abc/x": ""}) / "m/snapshots/abc"
+    cache = tree(tmp_path / "models--m", {"blobs/12": "free", "blobs/34": "{}", "refs/main": "abc", "snapshots/abc/x": ""})
+    revision = cache / "snapshots/abc"
     (revision / "1_Pooling").mkdir()
     (revision / "LICENSE").symlink_to("../../blobs/12")
     (revision / "1_Pooling/config.json").symlink_to("../../../blobs/34")

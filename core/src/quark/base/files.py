@@ -211,11 +211,14 @@ def represent(path: Path, target: Path) -> None:
 def leads_out(path: Path, directory: Path) -> bool:
     """Return whether the file of a name in a directory lies outside it, at the end of one link or several.
 
-    The store of a cache of models counts as inside: the directory of a revision has links to ``../../blobs``.
+    The store of a cache of models counts as inside: ``models--NAME/snapshots/REVISION`` has links to
+    ``models--NAME/blobs``. A directory of another form has no store, whatever it is called.
     """
     root = directory.resolve()
-    revisions = next((parent for parent in root.parents if parent.name == "snapshots"), None)
-    places = [root] if revisions is None else [root, revisions.parent / "blobs"]
+    stores = [
+        parent.parent / "blobs" for parent in root.parents if parent.name == "snapshots" and parent.parent.name.startswith("models--")
+    ]
+    places = [root, *stores]
     try:
         return not any(path.resolve().is_relative_to(place) for place in places)
     except (OSError, RuntimeError):  # links that lead to each other

@@ -220,10 +220,10 @@ def test_any_index_gives_files_of_the_directory_or_a_checkpoint_error(weight_map
 @pytest.mark.posix("links are allowed to few users of Windows")
 def test_a_cache_of_links_is_read(tmp_path: Path) -> None:
     """Caches of models have their files elsewhere, and links to them in the directory of a revision."""
-    revision = tmp_path / "snapshots" / "abc"
-    (tmp_path / "blobs").mkdir()
+    store, revision = tmp_path / "models--m" / "blobs", tmp_path / "models--m" / "snapshots" / "abc"
+    store.mkdir(parents=True)
     revision.mkdir(parents=True)
-    save_file({"a": torch.ones(1)}, tmp_path / "blobs" / "0123")
+    save_file({"a": torch.ones(1)}, store / "0123")
     (revision / SINGLE).symlink_to("../../blobs/0123")
     assert [s.path for s in check_shards(revision)] == [revision / SINGLE]
 
