@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from quark.plugins.catalog import catalog
-from quark.plugins.kinds import BUILT_IN
+from quark.plugins.registries import BUILT_IN
 from quark_amd.import_paths import IN_EXAMPLES, NAMES, WITH_NAMES_OF_PLUGINS
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -17,7 +17,7 @@ from benchmarks.results import Measurement, add_run
 from quark.plugins import QuarkHooks, formats
 from quark.plugins.catalog import catalog
 from quark.plugins.events import EVENTS
-from quark.plugins.kinds import KINDS
+from quark.plugins.registries import KINDS
 from quark_devkit.new_plugin import PLUGIN_KINDS
 from quark_devkit.new_plugin.distribution import Naming, rendered
 from quark_workbench.cli.commands import typer_command

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import signal
+import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import attrs
 import pytest
+from greenlet import GreenletExit
 
+from quark.base.interrupts import termination_unwinds
 from quark.base.version import VERSION
 from quark.errors import PluginError
 from quark.plugins import using
@@ -29,12 +34,26 @@ def fails_below_in_torch(core):
 def calls_another(core):
     return core(lambda: [][1])
 
+class PanicException(BaseException):
+    pass
+
+def raises(error):
+    raise error
+
+def panics(core):
+    raise PanicException("called `Option::unwrap()` on a `None` value")
+
 @hookimpl
 def quark_register_schemes():
     yield scheme('SCHEME')
 """
 CORE = """
+import attrs
 import torch
+
+@attrs.frozen
+class Spec:
+    bits: int = attrs.field(validator=attrs.validators.gt(0))
 
 def divides():
     return 1 / 0
@@ -47,6 +66,12 @@ def asserts():
 
 def refuses():
     raise KeyError("no such statistic")
+
+def refuses_below():
+    return attrs.evolve(Spec(1), bits=0)
+
+def cannot_use(value):
+    return value + 1
 
 def calls(function):
     return function()
@@ -101,8 +126,48 @@ def test_a_bug_of_the_core_that_a_plugin_comes_upon_is_not_the_plugins(
     assert "upgrade" not in line
 
 
-def test_what_the_core_refuses_is_said_to_the_plugin_that_asked(installed: Installed) -> None:
-    assert "plugin 'acme-quant' of acme-quant 3.1" in str(told(lambda: installed.acme.rounds(installed.core.refuses)))
+@pytest.mark.parametrize("refusal", ["refuses", "refuses_below"])
+def test_what_the_core_refuses_is_said_to_the_plugin_that_asked(installed: Installed, refusal: str) -> None:
+    assert "plugin 'acme-quant' of acme-quant 3.1" in str(told(lambda: installed.acme.rounds(getattr(installed.core, refusal))))
+
+
+def test_what_the_core_cannot_use_is_said_to_the_plugin_that_gave_it(installed: Installed) -> None:
+    error = told(lambda: installed.acme.rounds(lambda: installed.core.cannot_use("a text")))
+    assert str(error).startswith("plugin 'acme-quant' of acme-quant 3.1")
+
+
+@pytest.mark.parametrize("whose", ["the plugin's module", "a record"])
+def test_what_a_plugin_raises_that_is_no_exception_is_its_own(installed: Installed, whose: str) -> None:
+    record = origin("schemes", "acme") if whose == "a record" else None
+    with (
+        pytest.raises(PluginError, match=r"raised PanicException: called .*lm_head.*[Uu]pdate it") as caught,
+        attributed("rounding 'lm_head'", record),
+    ):
+        installed.acme.panics(None)
+    assert str(caught.value).startswith("the scheme 'acme' of plugin" if record else "plugin 'acme-quant' of acme-quant 3.1")
+    assert type(caught.value.__cause__).__name__ == "PanicException"
+
+
+def test_a_plugin_that_exits_is_named(installed: Installed) -> None:
+    assert "raised SystemExit: 0" in str(told(lambda: installed.acme.raises(SystemExit(0))))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit, GreenletExit])
+def test_what_ends_a_program_or_a_forward_is_not_the_plugins(installed: Installed, error: type[BaseException]) -> None:
+    with pytest.raises(error) as caught, attributed("rounding 'lm_head'", origin("schemes", "acme")):
+        installed.acme.raises(error())
+    assert not getattr(caught.value, "__notes__", None)
+
+
+def test_a_signal_that_ends_the_program_is_not_the_plugins(installed: Installed) -> None:
+    with pytest.raises(SystemExit) as caught, termination_unwinds(), attributed("rounding 'lm_head'", origin("schemes", "acme")):
+        installed.acme.rounds(partial(signal.raise_signal, signal.SIGTERM))
+    assert caught.value.code == 128 + signal.SIGTERM
+
+
+def test_the_programs_own_exit_is_not_the_plugins(installed: Installed) -> None:
+    with pytest.raises(SystemExit), attributed("rounding 'lm_head'", origin("schemes", "acme")):
+        installed.acme.rounds(lambda: sys.exit(3))
 
 
 def test_a_plugin_that_is_called_back_is_named_with_whom_it_serves(installed: Installed) -> None:

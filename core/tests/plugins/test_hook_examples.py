@@ -17,7 +17,7 @@ import pytest
 from quark.config.layer import QLayerConfig
 from quark.plugins import BlockFinished, Catalog, QuarkHooks, RunStarted
 from quark.plugins.expected import KEY
-from quark.plugins.kinds import KINDS
+from quark.plugins.registries import KINDS
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples/acme_quant/src/acme_quant"
 HOOKS = [name for name in dir(QuarkHooks) if name.startswith("quark_")]

@@ -22,7 +22,7 @@ from quark.plugins import (
     Option,
     algorithms,
 )
-from quark.plugins.api_version import ApiRange
+from quark.plugins.catalog import catalog
 from quark_workbench.cli.installed import plugins_report
 
 
@@ -78,10 +78,6 @@ PERCENT = Option("percent", float, 99.9, "Of the values.")
         ({"capabilities": ["acme.sparse.weights"]}, "'acme.sparse.weights' is no capability"),
         ({"options": ["percent"]}, r"options holds 'percent': write Option\(name, type, default, help\)"),
         ({"options": [PERCENT, PERCENT]}, "options holds 'percent' twice"),
-        ({"api": (2, 1)}, r"goes upwards: write \(1, 2\)"),
-        ({"api": (0, 1)}, "lowest version of a plugin API is a whole number from 1, not 0"),
-        ({"api": "1"}, r"written \(lowest, highest\), not '1'"),
-        ({"api": (1, 2, 3)}, r"written \(lowest, highest\)"),
     ],
 )
 def test_a_declaration_that_cannot_be_is_refused(fields: dict[str, Any], message: str) -> None:
@@ -96,12 +92,10 @@ def test_a_kind_without_options_declares_none() -> None:
 
 
 def test_declarations_are_values() -> None:
-    record = transform(capabilities=["calibration", "acme.sparse"], options=[PERCENT], api=3)
+    record = transform(capabilities=["calibration", "acme.sparse"], options=[PERCENT])
     assert record.capabilities == frozenset({"calibration", "acme.sparse"})
     assert record.options == (PERCENT,)
-    assert record.api == ApiRange(3, 3)
     assert transform().options is None
-    assert transform().api is None
 
 
 DECLARING = """
@@ -119,13 +113,12 @@ DECLARING = """
         yield SchemeRecord(name="more", config=f"{{__name__}}:build", options=[Option("size", int, 32), Option("group", int, 1)])
         yield SchemeRecord(name="fewer", config=f"{{__name__}}:build", options=[Option("size", int, 32)])
         yield SchemeRecord(name="other", config=f"{{__name__}}:build", options=[Option("size", int, 64), Option("mode", str, "a")])
-        yield SchemeRecord(name="derived", config=f"{{__name__}}:build", api=(1, {newest}))
-        yield SchemeRecord(name="future", config=f"{{__name__}}:build", api=({newest} + 1, {newest} + 2))
+        yield SchemeRecord(name="derived", config=f"{{__name__}}:build")
 """
 
 
 def declaring(site: Any, attribute: str = "") -> Catalog:
-    site.install("acme-quant", DECLARING.format(attribute=attribute, newest=API_VERSION), version="0.1")
+    site.install("acme-quant", DECLARING.format(attribute=attribute), version="0.1")
     return site.collect()  # type: ignore[no-any-return]
 
 
@@ -150,28 +143,27 @@ def test_declared_options_that_the_code_does_not_have_are_a_defect_of_the_plugin
         declaring(site).schemes.load_config(name)
 
 
-def test_a_record_for_another_plugin_api_is_refused_and_shown(site: Any) -> None:
-    catalog = declaring(site)
-    assert "future" not in catalog.schemes
-    (failure,) = plugins_report(catalog)["failures"]
-    assert failure["error"] == (
-        f"the hook 'quark_register_schemes' yields 'future', which is written for version {API_VERSION + 1} to {API_VERSION + 2} of the "
-        f"plugin API, and this quark-core has version {API_VERSION}"
-    )
-    assert "update quark-core" in failure["fix"]
-
-
-def test_the_range_of_a_plugin_is_that_of_its_records(site: Any) -> None:
-    catalog = declaring(site, f"QUARK_API = ({API_VERSION}, {API_VERSION + 1})")
-    assert catalog.schemes.get("agrees").api == ApiRange(API_VERSION, API_VERSION + 1)
-    assert catalog.schemes.get("derived").api == ApiRange(1, API_VERSION)
+@pytest.mark.parametrize("stated", [API_VERSION, (1, API_VERSION), [API_VERSION, API_VERSION + 7]])
+def test_a_plugin_for_this_plugin_api_is_used_and_its_range_is_known(site: Any, stated: Any) -> None:
+    catalog = declaring(site, f"QUARK_API = {stated}")
+    source = catalog.schemes.source("agrees")
+    assert catalog.api(source) == ((stated, stated) if isinstance(stated, int) else tuple(stated))
+    assert catalog.failures() == ()
+    assert source not in catalog.unstated()
 
 
 @pytest.mark.parametrize(
     ("attribute", "error"),
     [
         (f"QUARK_API = {API_VERSION + 1}", f"it is written for version {API_VERSION + 1} of the plugin API, and this"),
-        ("QUARK_API = 'new'", r"its QUARK_API is not valid: .*\(lowest, highest\)"),
+        (
+            f"QUARK_API = ({API_VERSION + 1}, {API_VERSION + 2})",
+            f"for version {API_VERSION + 1} to {API_VERSION + 2} of the plugin API, and",
+        ),
+        *(
+            (f"QUARK_API = {value}", r"its QUARK_API is not valid: .*\(lowest, highest\)")
+            for value in ("'new'", "(1, 2, 3)", "True", "(0, 2)", "(3, 2)", "()")
+        ),
     ],
 )
 def test_a_plugin_for_another_plugin_api_is_left_out(site: Any, attribute: str, error: str) -> None:
@@ -180,11 +172,14 @@ def test_a_plugin_for_another_plugin_api_is_left_out(site: Any, attribute: str, 
     (failure,) = catalog.failures()
     assert failure.stage == "require"
     assert re.search(error, failure.error)
+    (told,) = plugins_report(catalog)["failures"]
+    assert (told["error"], told["fix"]) == (failure.error, failure.fix)
+    assert "update quark-core" in told["fix"] or "write QUARK_API = (lowest, highest)" in told["fix"]
     with pytest.raises(PluginError, match=error):
         site.collect(QUARK_STRICT_PLUGINS="1")
 
 
-def test_a_record_that_cannot_be_copied_or_has_a_broken_range_harms_no_other(site: Any) -> None:
+def test_a_record_of_a_class_with_a_constructor_of_its_own_is_kept(site: Any) -> None:
     site.install(
         "acme-quant",
         """
@@ -198,7 +193,7 @@ def test_a_record_that_cannot_be_copied_or_has_a_broken_range_harms_no_other(sit
         def quark_register_schemes():
             yield Own("own")
             broken = scheme("broken")
-            object.__setattr__(broken, "api", "1 to 2")
+            object.__setattr__(broken, "stability", "1 to 2")
             yield broken
             yield scheme("last")
         """,
@@ -210,7 +205,7 @@ def test_a_record_that_cannot_be_copied_or_has_a_broken_range_harms_no_other(sit
 
 def test_every_built_in_record_says_for_which_plugin_api_it_was_written() -> None:
     registries = (quark.formats(), quark.observers(), quark.schemes(), quark.algorithms(), quark.templates(), quark.exporters())
-    assert all(record.api is not None and record.api.allows() for registry in registries for record in registry)
+    assert catalog().unstated() == ()
     assert {name for registry in registries for record in registry for name in record.capabilities} == set(CAPABILITIES)
 
 

@@ -22,7 +22,7 @@ import importlib_metadata
 from quark.plugins import Catalog, Record, Source, hookimpl, using
 from quark.plugins.catalog import catalog
 from quark.plugins.discovery import GROUP, Candidate
-from quark.plugins.kinds import KINDS
+from quark.plugins.registries import KINDS
 from quark_devkit.check import NotApplicableError
 
 __all__ = ["in_fresh_process"]

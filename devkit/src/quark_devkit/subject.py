@@ -12,11 +12,11 @@ import importlib_metadata
 from quark.base.names import closest
 from quark.errors import ConfigError, UnknownNameError
 from quark.plugins import Catalog
-from quark.plugins.collection import Registered
 from quark.plugins.discovery import CORE, name_in, normalized
-from quark.plugins.kinds import BUILT_IN
 from quark.plugins.program_records import ExporterRecord
 from quark.plugins.records import AlgorithmRecord, Record
+from quark.plugins.registries import BUILT_IN
+from quark.plugins.registry import Registered
 
 __all__ = ["KINDS", "Subject", "distributions", "find_subject", "subjects"]
 

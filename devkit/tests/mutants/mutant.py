@@ -9,9 +9,9 @@ from typing import Any
 
 import attrs
 
-from quark.plugins import Catalog, Record, Source, hookimpl
+from quark.plugins import API_VERSION, Catalog, Record, Source, hookimpl
 from quark.plugins.discovery import discover
-from quark.plugins.kinds import KINDS
+from quark.plugins.registries import KINDS
 from quark_devkit import Subject, find_subject
 
 __all__ = ["DISTRIBUTION", "Mutant", "plugin_of", "subject_among"]
@@ -48,7 +48,7 @@ class Mutant:
 
 def plugin_of(records: Sequence[Record]) -> object:
     """A plugin object that registers the records, each through the hook of its kind."""
-    hooks: dict[str, Any] = {}
+    hooks: dict[str, Any] = {"QUARK_API": (API_VERSION, API_VERSION)}
     for kind in KINDS:
         own = [record for record in records if isinstance(record, kind.record)]
         if own:

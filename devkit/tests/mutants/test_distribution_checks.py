@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import pytest
 
-from quark.plugins import API_VERSION, Catalog, SchemeRecord
+from quark.plugins import Catalog, SchemeRecord
 from quark.plugins.discovery import Settings, discover
 from quark_devkit import Check, Result, find_subject, run_check, run_checks
 from quark_devkit.catalogue import checks_of
@@ -24,7 +24,7 @@ from .mutant import DISTRIBUTION, subject_among
 CHECKS = checks_of("distribution")
 by_check = pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
 CONFIG = "quark_schemes.schemes:int4_wo_64"
-SCHEME = SchemeRecord(name="mutant_plain", summary="a scheme", config=CONFIG, api=(API_VERSION, API_VERSION))
+SCHEME = SchemeRecord(name="mutant_plain", summary="a scheme", config=CONFIG)
 
 
 @pytest.fixture(scope="module")

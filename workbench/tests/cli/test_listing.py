@@ -17,6 +17,7 @@ from quark_workbench.cli.installed import kind_report
 from quark_workbench.cli.main import program
 
 PLUGIN = '''
+    QUARK_API = (1, 99)
     import attrs
     from quark.plugins import AlgorithmRecord, ExporterRecord, ObserverRecord, TemplateRecord
     from quark.config.algorithm import AlgoConfig
@@ -75,7 +76,7 @@ PLUGIN = '''
         yield AlgorithmRecord(name="hollow", kind="rounding", config="acme:Config")
         yield AlgorithmRecord(
             name="whole", kind="transform", config=f"{__name__}:Config", processor="acme:Work", stability="provisional",
-            capabilities=["calibration", "acme.sparse"], api=(1, 99), role="rotation", before=["hollow"], after=["equalization", "other"],
+            capabilities=["calibration", "acme.sparse"], role="rotation", before=["hollow"], after=["equalization", "other"],
         )
 
     ARCHITECTURE = Architecture(model_type="acme", decoder_blocks="acme.blocks", exclude_layers_name=["head"])

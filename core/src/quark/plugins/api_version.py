@@ -1,4 +1,4 @@
-"""The version of the plugin API, and the range of versions that a record or a plugin was written for.
+"""The version of the plugin API, and the range of versions that a plugin was written for.
 
 The version counts changes that a plugin notices: a hook, a field of a record, or a method of a protocol that
 is renamed, removed or newly required. It is independent of the versions of the distributions.
@@ -6,11 +6,7 @@ is renamed, removed or newly required. It is independent of the versions of the 
 
 from __future__ import annotations
 
-from typing import Any
-
-import attrs
-
-__all__ = ["API_VERSION", "RENAMED", "ApiRange", "as_api_range"]
+__all__ = ["API_VERSION", "RENAMED", "ApiRange", "as_api_range", "refusal"]
 
 API_VERSION = 2
 """Version of the plugin API of this core; `tools/plugin_api/` holds each version's public names."""
@@ -18,49 +14,31 @@ API_VERSION = 2
 RENAMED = "whoever maintains it finds what was renamed, old names and new, in docs/plugins/compatibility.md of quark's repository"
 """Advice in errors about plugins for an older version."""
 
-
-def _version(_: Any, attribute: Any, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"the {attribute.name} version of a plugin API is a whole number from 1, not {value!r}")
+ApiRange = tuple[int, int]
+"""The lowest and the highest version that a plugin was written for."""
 
 
-@attrs.frozen
-class ApiRange:
-    """A range of versions of the plugin API, both ends included.
-
-    >>> str(ApiRange(1, 2)), ApiRange(1, 2).allows(2), ApiRange(2, 2).allows(1)
-    ('1 to 2', True, False)
-    """
-
-    lowest: int = attrs.field(validator=_version)
-    highest: int = attrs.field(validator=_version)
-
-    def __attrs_post_init__(self) -> None:
-        if self.lowest > self.highest:
-            raise ValueError(f"a range of API versions goes upwards: write ({self.highest}, {self.lowest})")
-
-    def allows(self, version: int = API_VERSION) -> bool:
-        """Return whether a version lies in the range."""
-        return self.lowest <= version <= self.highest
-
-    def __str__(self) -> str:
-        return str(self.lowest) if self.lowest == self.highest else f"{self.lowest} to {self.highest}"
-
-    def refusal(self) -> tuple[str, str]:
-        """Return the predicate and the fix of an error about a range without this core's version."""
-        fix = f"update the plugin; {RENAMED}" if self.highest < API_VERSION else "update quark-core (pip install --upgrade quark-core)"
-        return f"is written for version {self} of the plugin API, and this quark-core has version {API_VERSION}", fix
-
-
-def as_api_range(value: ApiRange | tuple[int, int] | int | None) -> ApiRange | None:
+def as_api_range(value: object) -> ApiRange | None:
     """Return a range from ``(lowest, highest)`` or one version; None stays None.
 
     Raises:
         ValueError: It is no such range.
+
+    >>> as_api_range((1, 2)), as_api_range(2), as_api_range(None)
+    ((1, 2), (2, 2), None)
     """
-    if value is None or isinstance(value, ApiRange):
-        return value
-    ends = (value, value) if isinstance(value, int) else value
-    if not isinstance(ends, (tuple, list)) or len(ends) != 2:
-        raise ValueError(f"a range of API versions is written (lowest, highest), not {value!r}")
-    return ApiRange(*ends)
+    if value is None:
+        return None
+    ends = value if isinstance(value, tuple | list) else (value, value)
+    if len(ends) != 2 or not all(type(end) is int and end > 0 for end in ends) or ends[0] > ends[1]:
+        raise ValueError(f"a range of API versions is written (lowest, highest), whole numbers from 1, not {value!r}")
+    return ends[0], ends[1]
+
+
+def refusal(api: ApiRange | None) -> tuple[str, str] | None:
+    """Return why this core refuses a plugin of that range, as a predicate, with the fix, or None."""
+    if api is None or api[0] <= API_VERSION <= api[1]:
+        return None
+    versions = " to ".join(map(str, dict.fromkeys(api)))
+    fix = f"update the plugin; {RENAMED}" if api[1] < API_VERSION else "update quark-core (pip install --upgrade quark-core)"
+    return f"is written for version {versions} of the plugin API, and this quark-core has version {API_VERSION}", fix

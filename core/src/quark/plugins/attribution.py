@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dis
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import attrs
+from greenlet import GreenletExit
 
 from quark.base.lazy import LazyRef
 from quark.base.shortages import shortage
@@ -15,13 +16,16 @@ from quark.errors import PluginError, QuarkError
 from quark.plugins.catalog import catalog
 from quark.plugins.discovery import CORE, Source
 from quark.plugins.failures import leave_out
-from quark.plugins.kinds import BUILT_IN
+from quark.plugins.registries import BUILT_IN
 
 __all__ = ["Origin", "attributed", "origin"]
 
 _MACHINE_ERRORS = (OSError, MemoryError)
 """Errors of the machine keep their type, so that code that handles them still recognizes them."""
-_RAISE = dis.opmap["RAISE_VARARGS"]
+_REFUSALS = (LookupError, TypeError, ValueError)
+"""Errors by which code of the core refuses what its caller gives; any other is a bug of the core."""
+_ENDINGS = (KeyboardInterrupt, GeneratorExit, GreenletExit)
+"""They end a program, a generator or a calibration forward, in whosever code that is at the moment."""
 
 
 @attrs.frozen
@@ -71,8 +75,10 @@ def attributed(doing: str, whose: Origin | None = None) -> Iterator[None]:
     That is the plugin in whose package the innermost frame lies, or else ``whose``. An error that is none of
     quark's own becomes a `PluginError` with the original as its cause. Quark's own errors, which plugins
     raise on purpose, and errors of the machine keep their type and get a note. So does an error that code of
-    the core has come upon, not raised, when a plugin called it: it is a bug of quark-core. Errors of nobody's
-    plugin pass unchanged.
+    the core has come upon when a plugin called it, unless it is a ValueError, TypeError or LookupError, by
+    which the core refuses what it is given: it is a bug of quark-core. Errors of nobody's plugin pass
+    unchanged. So do KeyboardInterrupt, and a SystemExit that is not raised in a plugin's code, such as that
+    of SIGTERM.
 
     Args:
         doing: Description of the work: ``"rounding 'model.layers.0.mlp.up_proj'"``.
@@ -83,11 +89,11 @@ def attributed(doing: str, whose: Origin | None = None) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
-        if isinstance(error, PluginError):
-            raise
-        source, where, where_in_core = _raised_in(error)
-        if source is None and whose is None:
+    except (PluginError, *_ENDINGS):
+        raise
+    except BaseException as error:
+        source, where, where_in_core, is_below = _raised_in(error)
+        if (source is None and whose is None) or (isinstance(error, SystemExit) and (source is None or is_below)):
             raise
         if whose is None:
             who = str(source)
@@ -108,13 +114,11 @@ def attributed(doing: str, whose: Origin | None = None) -> Iterator[None]:
         raise
 
 
-def _raised_in(error: Exception) -> tuple[Source | None, str, str]:
+def _raised_in(error: BaseException) -> tuple[Source | None, str, str, bool]:
     """Return the plugin with the innermost frame of an error's traceback, and places in it and in the core.
 
-    A place reads ``" (file, line n)"``.
-
-    The second place is in the core, where its code has come upon the error when the plugin called it; else it
-    is empty. An error that the core raises is a message to its caller, unless it is an assertion.
+    A place reads ``" (file, line n)"``. The second one is in the core, if its code has come upon the error
+    when the plugin called it; else it is empty. The last value is whether other code lies below the plugin's.
     """
     # Errors of the core are no plugin's.
     plugins = [source for source in catalog().sources() if source.module and source.distribution != CORE]
@@ -122,18 +126,17 @@ def _raised_in(error: Exception) -> tuple[Source | None, str, str]:
     modules = dict(_modules_of_records())
     innermost: Source | None = None
     where = in_core = ""
-    trace = error.__traceback__
-    while trace is not None:
-        code, module = trace.tb_frame.f_code, str(trace.tb_frame.f_globals.get("__name__", ""))
-        place = f" ({code.co_filename}, line {trace.tb_lineno})"
-        source = packages.get(module.partition(".")[0]) or modules.get(module)
+    is_below = False
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        module, place = str(frame.f_globals.get("__name__", "")), f" ({frame.f_code.co_filename}, line {line})"
+        package = module.partition(".")[0]
+        source = packages.get(package) or modules.get(module)
+        is_below = source is None
         if source is not None:
             innermost, where, in_core = source, place, ""
-        elif innermost is not None and module.partition(".")[0] == "quark":
-            is_said = code.co_code[trace.tb_lasti] == _RAISE and not isinstance(error, AssertionError)
-            in_core = "" if is_said else place
-        trace = trace.tb_next
-    return innermost, where, in_core
+        elif innermost is not None and package == "quark" and not isinstance(error, _REFUSALS):
+            in_core = place
+    return innermost, where, in_core, is_below
 
 
 def _modules_of_records() -> Iterator[tuple[str, Source]]:

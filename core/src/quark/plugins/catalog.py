@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +14,12 @@ from quark.base.lazy import Reference
 from quark.base.version import VERSION
 from quark.errors import AmbiguousNameError, PluginError, UnknownNameError
 from quark.plugins import core_plugin, registries
-from quark.plugins.collection import Collection, Listener, Listeners, Registered
+from quark.plugins.api_version import ApiRange
+from quark.plugins.collection import Collection, Listener, Listeners
 from quark.plugins.discovery import CORE, Candidate, Settings, Source, discover
 from quark.plugins.failures import PluginFailure, warn_of_unstated, warn_once
-from quark.plugins.kinds import BUILT_IN, KINDS, Kind
-from quark.plugins.registry import Registry, load_for, not_there, unreplaced
+from quark.plugins.registries import BUILT_IN, KINDS
+from quark.plugins.registry import Registered, Registry, load_for, not_there, unreplaced
 
 if TYPE_CHECKING:
     from quark.plugins.events import Event
@@ -91,6 +92,20 @@ class Catalog:
         PluginError: A plugin failed and ``settings.strict`` is set.
     """
 
+    formats: registries.FormatRegistry
+    observers: registries.ObserverRegistry
+    schemes: registries.SchemeRegistry
+    algorithms: registries.AlgorithmRegistry
+    templates: registries.TemplateRegistry
+    exporters: registries.ExporterRegistry
+    selectors: registries.SelectorRegistry
+    layer_types: registries.LayerTypeRegistry
+    datasets: registries.DatasetRegistry
+    metrics: registries.MetricRegistry
+    quant_modes: registries.QuantModeRegistry
+    graph_ops: registries.GraphOpRegistry
+    commands: registries.CommandRegistry
+
     def __init__(self, candidates: Iterable[Candidate] = (), settings: Settings | None = None) -> None:
         settings = settings or Settings()
         candidates = tuple(candidates)
@@ -99,28 +114,13 @@ class Catalog:
         self._views: dict[object, Catalog] = {}
         self.is_strict = settings.strict
         self._collection = Collection(strict=settings.strict)
-        self.formats = registries.FormatRegistry(*self._view("formats"))
-        self.observers = registries.ObserverRegistry(*self._view("observers"))
-        self.schemes = registries.SchemeRegistry(*self._view("schemes"))
-        self.algorithms = registries.AlgorithmRegistry(*self._view("algorithms"))
-        self.templates = registries.TemplateRegistry(*self._view("templates"))
-        self.exporters = registries.ExporterRegistry(*self._view("exporters"))
-        self.selectors = registries.SelectorRegistry(*self._view("selectors"))
-        self.layer_types = registries.LayerTypeRegistry(*self._view("layer_types"))
-        self.datasets = registries.DatasetRegistry(*self._view("datasets"))
-        self.metrics = registries.MetricRegistry(*self._view("metrics"))
-        self.quant_modes = registries.QuantModeRegistry(*self._view("quant_modes"))
-        self.graph_ops = registries.GraphOpRegistry(*self._view("graph_ops"))
-        self.commands = registries.CommandRegistry(*self._view("commands"))
-        self.registries: dict[str, Registry[Any]] = {kind.plural: getattr(self, kind.plural) for kind in KINDS}
+        self.registries: dict[str, Registry[Any]] = {
+            kind.plural: kind.registry(kind, self._collection.records[kind.plural], self.failures, self.missing) for kind in KINDS
+        }
+        vars(self).update(self.registries)
         self.exports = Exports(self)
         self._collection.add_plugin(core_plugin, Source(CORE, VERSION, core_plugin.__name__, "core"))
         self._collection.add_candidates(c for c in candidates if c.source not in self.left_out)
-
-    def _view(self, plural: str) -> tuple[Kind, list[Registered], Callable[[], Sequence[PluginFailure]], Callable[[Sequence[str]], str]]:
-        """Return the arguments of the registry of one kind."""
-        kind = next(kind for kind in KINDS if kind.plural == plural)
-        return kind, self._collection.records[plural], self.failures, self.missing
 
     @classmethod
     def installed(cls, path: Iterable[str] | None = None, environ: Mapping[str, str] | None = None) -> Catalog:
@@ -142,23 +142,21 @@ class Catalog:
         Args:
             distributions: Their normalized names.
         """
-        wanted = frozenset(distributions) | {CORE}
-        mine = self._collection
-        everyone = {entry.source.distribution for entries in mine.records.values() for entry in entries}
-        if {*everyone, *(source.distribution for source in (*mine.sources, *self.left_out))} <= wanted:
+        wanted, mine = frozenset(distributions) | {CORE}, self._collection
+        everyone = {*mine.sources, *self.left_out, *(entry.source for entries in mine.records.values() for entry in entries)}
+        if {source.distribution for source in everyone} <= wanted:
             return self
-        key = (wanted, tuple(len(part) for part in (mine.sources, mine.failures)), tuple(r.revision for r in self.registries.values()))
+        key = (wanted, len(mine.sources), len(mine.failures), *(registry.revision for registry in self.registries.values()))
         if key not in self._views:
             view = self._views[key] = Catalog()
-            others = wanted - {CORE}
-            view.left_out = {source: variable for source, variable in self.left_out.items() if source.distribution in others}
             view._installed = self._installed & wanted
-            for plural, entries in mine.records.items():
-                view._collection.records[plural] += [entry for entry in entries if entry.source.distribution in others]
-            view._collection.sources += [source for source in mine.sources if source.distribution in others]
+            view.left_out = {source: variable for source, variable in self.left_out.items() if source.distribution in wanted}
+            view._collection.sources = {source: api for source, api in mine.sources.items() if source.distribution in wanted}
             view._collection.failures += [failure for failure in mine.failures if failure.source.distribution in wanted]
+            for plural, entries in mine.records.items():
+                view._collection.records[plural][:] = [entry for entry in entries if entry.source.distribution in wanted]
             for whose, listener in self.listeners:
-                if getattr(whose, "distribution", None) in others:
+                if getattr(whose, "distribution", None) in wanted:
                     view.listeners.add(whose, listener)
         return self._views[key]
 
@@ -170,9 +168,14 @@ class Catalog:
         """Return the failures of plugins, in order."""
         return tuple(self._collection.failures)
 
+    def api(self, source: Source) -> ApiRange | None:
+        """Return the versions of the plugin API that a plugin states, ``(lowest, highest)``, or None."""
+        return self._collection.sources.get(source)
+
     def unstated(self) -> tuple[Source, ...]:
-        """Return plugins that do not say for which version of the plugin API they were written."""
-        return tuple(self._collection.unstated)
+        """Return plugins with records that do not state the version of the plugin API."""
+        with_records = {claim.source for registry in self.registries.values() for claim in registry.claims()}
+        return tuple(s for s, api in self._collection.sources.items() if api is None and s in with_records and s.distribution != CORE)
 
     def missing(self, distributions: Sequence[str] = BUILT_IN) -> str:
         """Return a sentence about missing built-in distributions and how to get them, or an empty text."""

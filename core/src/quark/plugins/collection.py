@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stdout
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -14,17 +16,17 @@ import pluggy
 from quark.base.log import get_logger
 from quark.base.names import closest
 from quark.errors import PluginError
-from quark.plugins.api_version import ApiRange, as_api_range
-from quark.plugins.discovery import CORE, Candidate, Source
-from quark.plugins.failures import PluginFailure, leave_out
+from quark.plugins.api_version import as_api_range, refusal
+from quark.plugins.discovery import Candidate, Source
+from quark.plugins.failures import PluginFailure, attempted, leave_out
 from quark.plugins.hookspecs import PROJECT, QuarkHooks
-from quark.plugins.kinds import KINDS, Kind
-from quark.plugins.records import Record
+from quark.plugins.registries import KINDS
+from quark.plugins.registry import Kind, Registered
 
 if TYPE_CHECKING:
     from quark.plugins.events import Event
 
-__all__ = ["API_ATTRIBUTE", "EVENT_HOOK", "MOST_FAILURES", "MOST_RECORDS", "Collection", "Listener", "Listeners", "Registered"]
+__all__ = ["API_ATTRIBUTE", "EVENT_HOOK", "MOST_FAILURES", "MOST_RECORDS", "Collection", "Listener", "Listeners"]
 
 Listener = Callable[["Event"], object]
 """A function of one event; its result is ignored."""
@@ -52,27 +54,21 @@ class Listeners:
         self._listeners.remove((whose, listener))
         self._failed.discard(id(listener))
 
-    def of(self, whose: object) -> int:
-        """Return the number of listeners of one owner."""
-        return sum(owner == whose for owner, _ in self)
-
     def emit(self, event: Event) -> None:
         """Pass an event to every listener; the first error of each is logged, later ones are ignored."""
         for whose, listener in self:
-            try:
-                listener(event)
-            except KeyboardInterrupt:
-                raise
-            except BaseException:
-                if id(listener) not in self._failed:
-                    self._failed.add(id(listener))
-                    message = "%s raised in quark_on_event for '%s'; this is ignored, and so is what it raises from now on"
-                    get_logger(__name__).warning(message, whose, event.name, exc_info=True)
+            attempted(partial(listener, event), partial(self._log, whose, listener, event))
+
+    def _log(self, whose: object, listener: Listener, event: Event, error: BaseException) -> None:
+        if id(listener) not in self._failed:
+            self._failed.add(id(listener))
+            message = "%s raised in quark_on_event for '%s'; this is ignored, and so is what it raises from now on"
+            get_logger(__name__).warning(message, whose, event.name, exc_info=error)
 
 
 EVENT_HOOK = "quark_on_event"
 API_ATTRIBUTE = "QUARK_API"
-"""Attribute of a plugin that states for which versions of the plugin API all its records were written."""
+"""Attribute of a plugin that states for which versions of the plugin API it was written."""
 _ARGUMENTS: dict[str, tuple[str, ...]] = {
     name: tuple(inspect.signature(spec).parameters)[1:]
     for name, spec in inspect.getmembers(QuarkHooks, inspect.isfunction)
@@ -84,24 +80,23 @@ MOST_RECORDS = 10_000
 MOST_FAILURES = 20
 """Invalid records of one hook after which the rest is left out."""
 
-_NO_MORE: Any = object()
-
-
-@attrs.frozen
-class Registered:
-    """A record and the plugin it came from."""
-
-    record: Record
-    source: Source
+_NOTHING: Any = object()
+"""What a plugin's code gives that has raised, or has come to its end."""
 
 
 class _Manager(pluggy.PluginManager):
-    """pluggy's manager, restricted to valid hooks; it records the errors of others."""
+    """pluggy's manager of one plugin, whose hooks it calls apart from those of others.
+
+    Hooks that cannot be called do no harm to the plugin's others: pluggy would refuse the whole plugin.
+
+    Attributes:
+        complaints: Error and fix of each such hook.
+    """
 
     def __init__(self) -> None:
         super().__init__(PROJECT)
         self.add_hookspecs(QuarkHooks)
-        self.complaints: list[tuple[str, str]] = []  # (error, fix) of the plugin that is being registered
+        self.complaints: list[tuple[str, str]] = []
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
         options = super().parse_hookimpl_opts(plugin, name)
@@ -114,6 +109,20 @@ class _Manager(pluggy.PluginManager):
         if complaint is not None:
             self.complaints.append(complaint)
         return options if complaint is None and hook in _ARGUMENTS else None
+
+    def hooks_of(self, plugin: object) -> dict[str, pluggy.HookCaller]:
+        """Register the plugin, and return what calls each of its hooks, by name."""
+        self.register(plugin)
+        hooks = {caller.name: caller for caller in self.get_hookcallers(plugin) or ()}
+        for name in [name for name, caller in hooks.items() if all(map(_is_wrapper, caller.get_hookimpls()))]:
+            error = f"the hook '{name}' is written as a wrapper, and the plugin has no function that it could wrap"
+            self.complaints.append((error, "write it as a plain function under a plain @hookimpl: each plugin is called by itself"))
+            del hooks[name]
+        return hooks
+
+
+def _is_wrapper(implementation: pluggy.HookImpl) -> bool:
+    return implementation.wrapper or implementation.hookwrapper
 
 
 def _looks_forgotten(plugin: Any, name: str) -> bool:
@@ -140,9 +149,6 @@ def _complaint(function: Callable[..., Any], hook: str, options: Any) -> tuple[s
     """Return the error in one implementation, with the fix, or None."""
     if hook not in _ARGUMENTS:
         return None if options.get("optionalhook") else (f"there is no hook '{hook}'", _spelling_fix(hook))
-    if options.get("wrapper") or options.get("hookwrapper"):
-        error = f"the hook '{hook}' is written as a wrapper, but every plugin is called by itself"
-        return error, "write it as a plain function under a plain @hookimpl"
     parameters = inspect.signature(function).parameters.values()
     required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if unknown := [name for name in required if name not in _ARGUMENTS[hook]]:
@@ -159,19 +165,17 @@ class Collection:
         strict: Whether a failure is raised instead of recorded.
         records: By kind (in the plural), in the order of discovery.
         failures: Failures, in the order in which they happened.
-        listeners: Implementations of the event hook, with their plugins.
-        sources: Plugins that were imported and registered.
-        unstated: Plugins among the sources that do not state the version of the plugin API that their records
-            were written for.
+        listeners: The event hooks, with their plugins.
+        sources: Plugins that were imported and registered, each with the range of versions of the plugin API
+            that it states.
     """
 
     strict: bool = False
     records: dict[str, list[Registered]] = attrs.field(factory=lambda: {kind.plural: [] for kind in KINDS})
     failures: list[PluginFailure] = attrs.field(factory=list)
     listeners: Listeners = attrs.field(factory=Listeners)
-    sources: list[Source] = attrs.field(factory=list)
-    unstated: list[Source] = attrs.field(factory=list)
-    _manager: _Manager = attrs.field(factory=_Manager, init=False, repr=False)
+    sources: dict[Source, tuple[int, int] | None] = attrs.field(factory=dict)
+    _plugins: list[object] = attrs.field(factory=list, init=False, repr=False)
 
     def add_candidates(self, candidates: Iterable[Candidate]) -> None:
         """Import each plugin and add its records; raises PluginError in strict mode only.
@@ -179,75 +183,51 @@ class Collection:
         What a plugin prints meanwhile goes to stderr: stdout has the answer of a command.
         """
         with redirect_stdout(sys.stderr):
-            self._add_candidates(candidates)
-
-    def _add_candidates(self, candidates: Iterable[Candidate]) -> None:
-        for candidate in candidates:
-            for requirement in candidate.unmet:
-                self._fail(candidate.source, "require", f"it requires {requirement[0]}, and {requirement[1]}")
-            try:
-                plugin = candidate.entry_point.load()
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:
-                self._fail(candidate.source, "import", f"importing '{candidate.source.module}' raised {_described(error)}", exception=error)
-            else:
-                self.add_plugin(plugin, candidate.source)
+            for candidate in candidates:
+                source = candidate.source
+                for requirement, state in candidate.unmet:
+                    self._fail(source, "require", f"it requires {requirement}, and {state}")
+                plugin = self._attempt(source, "import", f"importing '{source.module}' raised", candidate.entry_point.load)
+                if plugin is not _NOTHING:
+                    self.add_plugin(plugin, source)
 
     def add_plugin(self, plugin: object, source: Source) -> None:
-        """Add the records of an imported plugin: compare its API range, then call and validate its hooks."""
-        try:
-            api = as_api_range(getattr(plugin, API_ATTRIBUTE, None))
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            complaint = f"its {API_ATTRIBUTE} is not valid: {_described(error)}"
-            self._fail(source, "require", complaint, fix=f"write {API_ATTRIBUTE} = (lowest, highest)")
+        """Add what an imported plugin provides: compare its API range, then call and validate its hooks."""
+        stated, fix = f"its {API_ATTRIBUTE} is not valid:", f"write {API_ATTRIBUTE} = (lowest, highest)"
+        api = self._attempt(source, "require", stated, lambda: as_api_range(getattr(plugin, API_ATTRIBUTE, None)), fix=fix)
+        if api is _NOTHING:
             return
-        if api is not None and not api.allows():
-            complaint, fix = api.refusal()
-            self._fail(source, "require", f"it {complaint}", fix=fix)
+        if (refused := refusal(api)) is not None:
+            self._fail(source, "require", f"it {refused[0]}", fix=refused[1])
             return
-        implementations = self._register(plugin, source)
-        if implementations is None:
+        if any(plugin is other for other in self._plugins):
+            self._fail(source, "register", "another entry point leads to the same plugin")
             return
-        self.sources.append(source)
-        if EVENT_HOOK in implementations:
-            self.listeners.add(source, _listener(implementations[EVENT_HOOK]))
-        for kind in KINDS:
-            if kind.hook in implementations:
-                self._collect(kind, implementations[kind.hook].function, source, api)
-        own = (entry.record for entries in self.records.values() for entry in entries if entry.source == source)
-        if source.distribution != CORE and any(record.api is None for record in own):
-            self.unstated.append(source)
-
-    def _register(self, plugin: object, source: Source) -> dict[str, pluggy.HookImpl] | None:
-        """Return the plugin's valid hooks by name; None where it could not be registered at all."""
-        self._manager.complaints.clear()
-        try:
-            self._manager.register(plugin, f"{source.distribution}:{source.entry_point}")
-            callers = self._manager.get_hookcallers(plugin) or []
-            implementations = {c.name: impl for c in callers for impl in c.get_hookimpls() if impl.plugin is plugin}
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            self._fail(source, "register", f"registering it raised {_described(error)}", exception=error)
-            return None
-        for complaint, fix in self._manager.complaints:
+        manager = _Manager()
+        hooks = self._attempt(source, "register", "registering it raised", lambda: manager.hooks_of(plugin))
+        if hooks is _NOTHING:
+            return
+        for complaint, fix in manager.complaints:
             self._fail(source, "register", complaint, fix=fix)
-        if not implementations and not self._manager.complaints:
+        if not hooks and not manager.complaints:
             self._fail(source, "register", "it has no hook, and so provides nothing", fix=_THE_HOOKS)
-            return None
-        return implementations
+            return
+        self._plugins.append(plugin)
+        self.sources[source] = api
+        for kind in KINDS:
+            if kind.hook in hooks:
+                self._collect(kind, hooks[kind.hook], source)
+        if EVENT_HOOK in hooks:
+            self.listeners.add(source, lambda event: hooks[EVENT_HOOK](event=event))
 
-    def _collect(self, kind: Kind, function: Callable[..., Any], source: Source, api: ApiRange | None) -> None:
+    def _collect(self, kind: Kind, hook: pluggy.HookCaller, source: Source) -> None:
         mine = (e.record for e in self.records[kind.plural] if e.source.distribution == source.distribution)
         taken = {key for record in mine for key in (record.name, *record.aliases)}
         failed = 0
-        for record in self._called(kind, function, source):
+        for record in self._called(kind, hook, source):
             defect = _defect(kind, record, taken)
             if defect is None:
-                self.records[kind.plural].append(Registered(_with_range(record, api), source))
+                self.records[kind.plural].append(Registered(record, source))
                 taken.update((record.name, *record.aliases))
                 continue
             failed += 1
@@ -257,32 +237,36 @@ class Collection:
                 self._fail(source, "validate", complaint)
                 return
 
-    def _called(self, kind: Kind, function: Callable[..., Any], source: Source) -> Iterator[Any]:
-        """Yield the hook's records, up to where it raises."""
-        records = self._attempt(kind, source, 0, lambda: _iterator(function()))
-        if isinstance(records, str):
-            complaint = f"the hook '{kind.hook}' returned {records}, not an iterable of {kind.record.__name__}"
+    def _called(self, kind: Kind, hook: pluggy.HookCaller, source: Source) -> Iterator[Any]:
+        """Yield the records of a hook, up to where it raises."""
+        results = self._attempt(source, "call", f"the hook '{kind.hook}' raised", hook)
+        if results is _NOTHING:
+            return
+        wrong = _not_records(results, sum(not _is_wrapper(implementation) for implementation in hook.get_hookimpls()))
+        if wrong is not None:
+            complaint = f"the hook '{kind.hook}' returned {wrong}, not an iterable of {kind.record.__name__}"
             self._fail(source, "validate", complaint, fix=f"yield each {kind.record.__name__}, or return a list of them")
             return
-        count = 0
-        while records is not _NO_MORE and (record := self._attempt(kind, source, count, lambda: next(records, _NO_MORE))) is not _NO_MORE:
+        records = itertools.chain.from_iterable(results)
+        for count in itertools.count():
+            kept = f" after {count} record{'s' if count > 1 else ''}, kept" if count else ""
+            record = self._attempt(source, "call", f"the hook '{kind.hook}' raised", lambda: next(records, _NOTHING), kept)
+            if record is _NOTHING:
+                return
             if count == MOST_RECORDS:
                 complaint = f"the hook '{kind.hook}' yields more than {MOST_RECORDS} records: the rest is left out"
                 self._fail(source, "call", complaint, fix="register what belongs together as one record with options")
                 return
             yield record
-            count += 1
 
-    def _attempt(self, kind: Kind, source: Source, count: int, call: Callable[[], Any]) -> Any:
-        """Return what a hook's code gives after ``count`` records, or `_NO_MORE` if it raises."""
-        try:
-            return call()
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            before = f" after {count} record{'s' if count > 1 else ''}, kept" if count else ""
-            self._fail(source, "call", f"the hook '{kind.hook}' raised {_described(error)}{before}", exception=error)
-            return _NO_MORE
+    def _attempt(self, source: Source, stage: str, doing: str, call: Callable[[], Any], after: str = "", *, fix: str | None = None) -> Any:
+        """Return what a plugin's code gives, or `_NOTHING` if it raises, which is a failure."""
+
+        def failed(error: BaseException) -> Any:
+            self._fail(source, stage, f"{doing} {_described(error)}{after}", fix=fix, exception=error)
+            return _NOTHING
+
+        return attempted(call, failed)
 
     def _fail(self, source: Source, stage: str, error: str, *, fix: str | None = None, exception: BaseException | None = None) -> None:
         failure = PluginFailure(source, stage, error, fix or leave_out(source, exception), exception)
@@ -291,9 +275,14 @@ class Collection:
         self.failures.append(failure)
 
 
-def _listener(implementation: pluggy.HookImpl) -> Listener:
-    """Return the implementation as a function of the event, which its signature may lack."""
-    return implementation.function if implementation.argnames else lambda _: implementation.function()
+def _not_records(results: object, functions: int) -> str | None:
+    """Return what a hook returned if it is no iterable of records for each of its functions, or None."""
+    if not isinstance(results, list):  # by a wrapper
+        return _kind_of(results)
+    wrong = [one for one in results if isinstance(one, str | bytes) or not isinstance(one, Iterable)]
+    if wrong:
+        return _kind_of(wrong[0])
+    return "None" if len(results) < functions else None  # pluggy leaves None out
 
 
 def _defect(kind: Kind, record: Any, taken: set[str]) -> tuple[str, str] | None:
@@ -306,35 +295,12 @@ def _defect(kind: Kind, record: Any, taken: set[str]) -> tuple[str, str] | None:
     """
     if not isinstance(record, kind.record):
         return f"yields {_kind_of(record)} where a {kind.record.__name__} is wanted", f"yield {kind.record.__name__}(name=…, …)"
-    try:
-        attrs.validate(record)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
+    error = attempted(lambda: attrs.validate(record), lambda error: error)
+    if error is not None:
         return f"yields a record that is not valid: {_described(error)}", "correct that field of the record"
-    if record.api is not None and not record.api.allows():
-        complaint, fix = record.api.refusal()
-        return f"yields '{record.name}', which {complaint}", fix
     if twice := {record.name, *record.aliases} & taken:
         return f"yields the name '{min(twice)}' a second time in one distribution; the first stands", "give each its own name"
     return None
-
-
-def _with_range(record: Record, api: ApiRange | None) -> Record:
-    """Return the record with its plugin's range of API versions where it states none."""
-    if api is None or record.api is not None:
-        return record
-    try:
-        return attrs.evolve(record, api=api)
-    except KeyboardInterrupt:
-        raise
-    except BaseException:
-        return record  # a subclass with a constructor of its own cannot be copied; its range is not shown
-
-
-def _iterator(result: object) -> Iterator[Any] | str:
-    """Return an iterator of what a hook returns, or what it is if it is none of records."""
-    return iter(result) if isinstance(result, Iterable) and not isinstance(result, str | bytes) else _kind_of(result)
 
 
 def _kind_of(value: object) -> str:

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import attrs
 
 from quark.plugins.api_version import API_VERSION, RENAMED
 from quark.plugins.discovery import Source
 
-__all__ = ["STAGES", "PluginFailure", "PluginWarning", "leave_out", "warn_of_unstated", "warn_once"]
+__all__ = ["STAGES", "PluginFailure", "PluginWarning", "attempted", "leave_out", "warn_of_unstated", "warn_once"]
 
+T = TypeVar("T")
 STAGES = ("require", "import", "register", "call", "validate")
+
+
+def attempted(call: Callable[[], T], failed: Callable[[BaseException], T]) -> T:
+    """Return what a plugin's code gives, or ``failed(error)`` if it raises anything but KeyboardInterrupt.
+
+    Code of a plugin may raise what is no Exception: it exits, or is a library in Rust that panics.
+    """
+    try:
+        return call()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return failed(error)
 
 
 class PluginWarning(UserWarning):

@@ -48,8 +48,11 @@ class QuarkHooks(ModelHooks):
     * Order does not matter: a name that two distributions claim is an error when that name is asked for,
       unless one record says ``replaces="other-distribution"``. Within one distribution the first record of a
       name stands, the second is a failure.
-    * A record for another version of the plugin API (``api=``, ``QUARK_API``) is refused, and so is a wrapper
-      (``@hookimpl(wrapper=True)``): each plugin is called by itself.
+    * A plugin for another version of the plugin API (``QUARK_API``) is left out.
+
+    pluggy calls the hooks of each plugin by themselves. What it offers works within a plugin: several
+    functions for one hook (``specname=``), their order (``tryfirst=``, ``trylast=``), and wrappers
+    (``wrapper=True``), which get the results of the plugin's own functions and of no other's.
 
     **The event hook** is for progress bars and loggers; it can neither change a result nor stop a run.
     """

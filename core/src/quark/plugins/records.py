@@ -17,7 +17,6 @@ from typing import Any
 import attrs
 
 from quark.base.lazy import Reference, as_optional_reference, as_reference
-from quark.plugins.api_version import ApiRange, as_api_range
 from quark.plugins.options import Option, observer_options, options_of, settings_options
 from quark.plugins.record_fields import (
     as_capabilities,
@@ -58,12 +57,9 @@ class Record:
             is loaded.
         capabilities: What it can do: names of `quark.plugins.CAPABILITIES`, and a vendor's own as
             ``"vendor.capability"``.
-        api: Versions of the plugin API that the record was written for, as ``(lowest, highest)``; None takes
-            those of its plugin (``QUARK_API`` in the plugin module), or any where that states none. A record
-            out of range is refused.
 
     Raises:
-        ValueError: A name, an alias, the stability, a capability, the range or a reference is malformed.
+        ValueError: A name, an alias, the stability, a capability or a reference is malformed.
     """
 
     name: str = attrs.field(validator=check_name)
@@ -76,9 +72,6 @@ class Record:
         default=None, converter=as_optional_tuple, validator=attrs.validators.optional(check_options)
     )
     capabilities: frozenset[str] = attrs.field(default=frozenset(), converter=as_capabilities, validator=check_capabilities)
-    api: ApiRange | None = attrs.field(
-        default=None, converter=as_api_range, validator=attrs.validators.optional(attrs.validators.instance_of(ApiRange))
-    )
 
 
 @attrs.frozen(kw_only=True)

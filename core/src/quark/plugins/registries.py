@@ -1,8 +1,8 @@
-"""The registries of all kinds: a typed ``load_*`` method for each reference of a kind's records.
+"""The kinds of things that plugins provide, and the registry of each kind.
 
-Each ``load_*`` method takes a name as `Registry.get` does, and raises the same errors; UnsupportedError where
-the record leaves that reference empty, and PluginError where the reference leads nowhere or to something else
-than the record says.
+A registry has a typed ``load_*`` method for each reference of its records. It takes
+a name as `Registry.get` does, and raises the same errors; UnsupportedError if the record leaves that
+reference empty, and PluginError if the reference leads nowhere or to something else than the record says.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from quark.errors import AmbiguousNameError
+from quark.plugins.discovery import CORE
 from quark.plugins.model_records import GraphOpRecord, LayerTypeRecord, QuantModeRecord, TemplateRecord
 from quark.plugins.program_records import CommandRecord, DatasetRecord, ExporterRecord, MetricRecord, SelectorRecord
 from quark.plugins.records import AlgorithmRecord, FormatRecord, ObserverRecord, SchemeRecord
-from quark.plugins.registry import Registry
+from quark.plugins.registry import Kind, Registry
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from quark.numbers import NumberFormat, Observer
 
 __all__ = [
+    "BUILT_IN",
+    "KINDS",
     "AlgorithmRegistry",
     "CommandRegistry",
     "DatasetRegistry",
@@ -232,3 +235,22 @@ class CommandRegistry(Registry[CommandRecord]):
         """Return the names in the order in which plugins register them."""
         order = [entry.record.name for entry in self._entries]
         return sorted(self.names(), key=lambda name: order.index(name.rpartition(":")[2]))
+
+
+KINDS = (
+    Kind("format", "formats", FormatRecord, FormatRegistry, "quark-schemes"),
+    Kind("observer", "observers", ObserverRecord, ObserverRegistry, "quark-schemes"),
+    Kind("scheme", "schemes", SchemeRecord, SchemeRegistry, "quark-schemes"),
+    Kind("algorithm", "algorithms", AlgorithmRecord, AlgorithmRegistry, "quark-algos"),
+    Kind("template", "templates", TemplateRecord, TemplateRegistry, "quark-templates"),
+    Kind("exporter", "exporters", ExporterRecord, ExporterRegistry, "quark-exporters"),
+    Kind("selector", "selectors", SelectorRecord, SelectorRegistry, "quark-workbench"),
+    Kind("layer type", "layer_types", LayerTypeRecord, LayerTypeRegistry, CORE),
+    Kind("dataset", "datasets", DatasetRecord, DatasetRegistry, "quark-workbench"),
+    Kind("metric", "metrics", MetricRecord, MetricRegistry, "quark-workbench"),
+    Kind("quantization mode", "quant_modes", QuantModeRecord, QuantModeRegistry, "quark-graph"),
+    Kind("graph op", "graph_ops", GraphOpRecord, GraphOpRegistry, "quark-graph"),
+    Kind("command", "commands", CommandRecord, CommandRegistry, "quark-workbench"),
+)
+BUILT_IN = tuple(dict.fromkeys(kind.distribution for kind in KINDS if kind.distribution != CORE))
+"""Distributions that a complete installation has beside the core."""

@@ -15,17 +15,47 @@ import attrs
 from quark.base.lazy import Reference
 from quark.base.names import closest
 from quark.errors import AmbiguousNameError, ConfigError, PluginError, UnknownNameError, UnsupportedError
-from quark.plugins.collection import Registered
 from quark.plugins.discovery import RUN_TIME, Source, normalized
 from quark.plugins.expected import KEY, Expected
 from quark.plugins.failures import PluginFailure, leave_out
-from quark.plugins.kinds import Kind
 from quark.plugins.options import Option
 from quark.plugins.records import Record
 
-__all__ = ["R", "Registry", "load_for", "not_there", "unreplaced"]
+__all__ = ["Kind", "R", "Registered", "Registry", "load_for", "not_there", "unreplaced"]
 
 R = TypeVar("R", bound=Record)
+
+
+@attrs.frozen
+class Kind:
+    """A kind of thing that plugins provide, for its hook, registry, listing and messages.
+
+    Attributes:
+        name: In the singular, as messages say it: ``"scheme"``.
+        plural: Name of its registry and of its listing: ``"schemes"``.
+        record: Class that its hook yields.
+        registry: Class of its registry, which has a typed method for each reference of its records.
+        distribution: Which distribution brings the built-in ones, for messages.
+    """
+
+    name: str
+    plural: str
+    record: type[Record]
+    registry: type[Registry[Any]]
+    distribution: str
+
+    @property
+    def hook(self) -> str:
+        """Name of the provider hook."""
+        return f"quark_register_{self.plural}"
+
+
+@attrs.frozen
+class Registered:
+    """A record and the plugin it came from."""
+
+    record: Record
+    source: Source
 
 
 def unreplaced(claims: Iterable[Registered]) -> list[Registered]:

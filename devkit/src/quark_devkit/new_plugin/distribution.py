@@ -17,7 +17,8 @@ from quark.base.version import VERSION
 from quark.errors import ConfigError, OutputError
 from quark.plugins.api_version import API_VERSION
 from quark.plugins.discovery import normalized
-from quark.plugins.kinds import KINDS, Kind
+from quark.plugins.registries import KINDS
+from quark.plugins.registry import Kind
 
 __all__ = ["LINE_LENGTH", "PLUGIN_KINDS", "Naming", "PluginKind", "new_distribution", "rendered"]
 

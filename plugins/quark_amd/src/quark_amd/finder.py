@@ -82,7 +82,7 @@ def refuse_incomplete(name: str) -> None:
             out, or its plugin failed.
     """
     from quark.plugins.catalog import catalog
-    from quark.plugins.kinds import BUILT_IN
+    from quark.plugins.registries import BUILT_IN
 
     failures = [str(failure) for failure in catalog().failures() if failure.source.distribution in BUILT_IN]
     if reasons := [*filter(None, [catalog().missing()]), *failures]:

@@ -11,15 +11,13 @@ from quark.base.lazy import LazyRef, ObjectRef
 from quark.config.describe import describe_activation, describe_spec, effective_bits, needs_calibration
 from quark.config.layer import QLayerConfig
 from quark.errors import QuarkError
-from quark.plugins.api_version import ApiRange
 from quark.plugins.catalog import Catalog
-from quark.plugins.collection import Registered
 from quark.plugins.discovery import Source
 from quark.plugins.failures import PluginFailure
 from quark.plugins.model_records import TemplateRecord
 from quark.plugins.options import Option
 from quark.plugins.records import AlgorithmRecord, Record, SchemeRecord
-from quark.plugins.registry import Registry, load_for
+from quark.plugins.registry import Registered, Registry, load_for
 
 __all__ = ["kind_report", "plugins_report", "record_report"]
 
@@ -78,7 +76,7 @@ def record_report(catalog: Catalog, kind: str, name: str) -> dict[str, Any]:
 
 def _plugin(source: Source, status: str, catalog: Catalog) -> dict[str, Any]:
     counts = {kind: sum(c.source == source for c in registry.claims()) for kind, registry in catalog.registries.items()}
-    counts["listeners"] = catalog.listeners.of(source)
+    counts["listeners"] = sum(whose == source for whose, _ in catalog.listeners)
     return attrs.asdict(source) | {"status": status, "provides": {kind: n for kind, n in counts.items() if n}}
 
 
@@ -102,7 +100,7 @@ def _entry(claim: Registered, catalog: Catalog, status: str) -> dict[str, Any]:
             raise
         except BaseException as error:  # the record's function is anybody's code, and a listing shows the others all the same
             derived = {"error": str(error) if isinstance(error, QuarkError) else f"{type(error).__name__}: {error}"}
-    return facts | {"status": status, "source": attrs.asdict(claim.source)} | dict(derived)
+    return facts | {"api": catalog.api(claim.source), "status": status, "source": attrs.asdict(claim.source)} | dict(derived)
 
 
 def _status(claim: Registered, registry: Registry[Any], conflicts: Mapping[str, object]) -> str:
@@ -117,8 +115,6 @@ def _plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, Mapping):
         return {key: _plain(v) for key, v in value.items()}
-    if isinstance(value, ApiRange):
-        return [value.lowest, value.highest]
     if isinstance(value, frozenset):
         return sorted(value)
     return [_plain(v) for v in value] if isinstance(value, tuple) else value.to_dict() if isinstance(value, Option) else value

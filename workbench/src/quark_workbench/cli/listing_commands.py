@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from quark.plugins.kinds import KINDS
+from quark.plugins.registries import KINDS
 from quark_workbench.cli.listing import show
 
 __all__ = ["LISTINGS"]

@@ -8,9 +8,8 @@ from typing import Any
 
 import importlib_metadata
 
-from quark.plugins.collection import Registered
 from quark.plugins.discovery import CORE, Source
-from quark.plugins.registry import Registry
+from quark.plugins.registry import Registered, Registry
 from quark_devkit.check import CheckFailedError, NotApplicableError, assume
 from quark_devkit.expected_failures import find_pyproject
 from quark_devkit.subject import Subject

@@ -11,14 +11,13 @@ import attrs
 from quark.base.lazy import LazyRef
 from quark.base.log import unprintable
 from quark.errors import QuarkError
-from quark.plugins.collection import Registered
 from quark.plugins.discovery import CORE, RUN_TIME, normalized
 from quark.plugins.expected import KEY
-from quark.plugins.kinds import BUILT_IN
 from quark.plugins.model_records import LayerTypeRecord, TemplateRecord
 from quark.plugins.program_records import ExporterRecord
 from quark.plugins.records import ObserverRecord, Record
-from quark.plugins.registry import Registry
+from quark.plugins.registries import BUILT_IN
+from quark.plugins.registry import Registered, Registry
 from quark_devkit.check import CheckFailedError, check, require
 from quark_devkit.checks.distribution.facts import claims_of
 from quark_devkit.subject import Subject

@@ -90,13 +90,13 @@ def _is_extra(requirement: Requirement) -> bool:
 
 @check("distribution")
 def declares_its_range_of_api_versions(subject: Subject) -> None:
-    """Every record says for which versions of the plugin API it was written, by QUARK_API of its plugin or by
-    itself."""
+    """Each of its plugins with records says by QUARK_API which versions of the plugin API it is for."""
     refuse_core(subject)
-    for _, claim in claims_of(subject):
-        if claim.record.api is None:
+    claims_of(subject)
+    for source in subject.catalog.unstated():
+        if source.distribution == subject.distribution:
             fix = f"write QUARK_API = ({API_VERSION}, {API_VERSION}) in the plugin module"
-            raise CheckFailedError(f"does not say for which versions of the plugin API '{claim.record.name}' was written: {fix}")
+            raise CheckFailedError(f"does not say for which versions of the plugin API '{source.module}' was written: {fix}")
 
 
 @check("distribution")
