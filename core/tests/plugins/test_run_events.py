@@ -144,17 +144,20 @@ def test_an_export_is_told_with_its_size(tmp_path: Path) -> None:
 def test_where_nobody_listens_no_event_is_made_and_no_figure_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
     monkeypatch.setattr("quark.plugins.run_events.emit", made.append)
-    before = get_logger().level
-    get_logger().setLevel(logging.CRITICAL)  # else the log listens
-    try:
-        with using(Catalog()), running("quantize") as events:
-            events.phase("plan")
-            events.expect([1])
-            events.block_started("a", 0)
-            events.block_finished(figures=lambda: pytest.fail("computed"))
-    finally:
-        get_logger().setLevel(before)
+    with using(Catalog()), running("quantize") as events:
+        events.phase("plan")
+        events.expect([1])
+        events.block_started("a", 0)
+        events.block_finished(figures=lambda: pytest.fail("computed"))
     assert made == []
+
+
+def test_the_core_alone_shows_nothing_but_warnings(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
+    with caplog.at_level(logging.DEBUG, "quark"), using(Catalog()), running("quantize") as events:
+        events.phase("data")
+        get_logger("quark.runs").warning("few tokens")
+    assert caplog.messages == ["few tokens"]
+    assert capsys.readouterr() == ("", "")
 
 
 def test_an_error_says_what_it_is() -> None:

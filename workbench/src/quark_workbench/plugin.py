@@ -1,4 +1,4 @@
-"""The records of quark-workbench: commands, sources of text, metrics, a selector.
+"""The records of quark-workbench: commands, sources of text, metrics, a selector; and the display of runs.
 
 Nothing heavy is imported.
 """
@@ -6,10 +6,21 @@ Nothing heavy is imported.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from quark.plugins import CommandRecord, DatasetRecord, MetricRecord, SelectorRecord, hookimpl
 
-__all__ = ["QUARK_API", "quark_register_commands", "quark_register_datasets", "quark_register_metrics", "quark_register_selectors"]
+if TYPE_CHECKING:
+    from quark.plugins import Event
+
+__all__ = [
+    "QUARK_API",
+    "quark_on_event",
+    "quark_register_commands",
+    "quark_register_datasets",
+    "quark_register_metrics",
+    "quark_register_selectors",
+]
 
 QUARK_API = (2, 2)
 
@@ -29,6 +40,14 @@ def quark_register_commands() -> Iterator[CommandRecord]:
         "inspect",
         "Print whether a quantized checkpoint is whole, which runtimes would load it, by which of their methods, and why others refuse.",
     )
+
+
+@hookimpl
+def quark_on_event(event: Event) -> None:
+    """Show how far a run is: by a bar on a terminal, or by lines in the log."""
+    from quark_workbench.cli.display import display  # not above: listings have no events
+
+    display(event)
 
 
 @hookimpl

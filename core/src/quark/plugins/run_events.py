@@ -1,6 +1,6 @@
 """RunEvents: tells listeners what a run does.
 
-Whatever works on a run tells it here; a bar, log lines, programs and plugins listen.
+Whatever works on a run tells it here; programs and plugins listen.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from quark.base.log import get_logger
 from quark.base.shortages import advise
 from quark.plugins.catalog import emit, is_heard
-from quark.plugins.display import displayed
 from quark.plugins.events import (
     BatchFinished,
     BlockFinished,
@@ -184,8 +183,8 @@ def running(task: str, *, speaks: bool = True, **facts: Any) -> Iterator[RunEven
 
     A run inside another one is silent.
 
-    While it lasts, a bar is shown on a terminal, lines go to the log, and logged warnings are told
-    to listeners.
+    While it lasts, logged warnings are told to listeners. The distribution quark-workbench has the listener
+    that draws a bar on a terminal, and writes lines into the log; without it nothing is shown.
 
     Args:
         task: What the run does, as of `quark.plugins.Event`.
@@ -197,22 +196,19 @@ def running(task: str, *, speaks: bool = True, **facts: Any) -> Iterator[RunEven
         return
     events = RunEvents(task, speaks)
     _current.is_running = True
+    handler = _Warnings(events)
+    get_logger().addHandler(handler)
     try:
-        with ExitStack() as stack:
-            if speaks:
-                stack.enter_context(displayed())
-                handler = _Warnings(events)
-                get_logger().addHandler(handler)
-                stack.callback(get_logger().removeHandler, handler)
-            events.tell(RunStarted, **facts)
-            try:
-                yield events
-            except BaseException as error:
-                advise(error)
-                events.tell(RunFailed, error=type(error).__name__, message=str(error))
-                raise
-            events.tell(RunFinished)
+        events.tell(RunStarted, **facts)
+        yield events
+    except BaseException as error:
+        advise(error)
+        events.tell(RunFailed, error=type(error).__name__, message=str(error))
+        raise
+    else:
+        events.tell(RunFinished)
     finally:
+        get_logger().removeHandler(handler)
         _current.is_running = False
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,8 +14,8 @@ from rich.console import Console
 
 from quark.base.log import get_logger
 from quark.plugins import BatchFinished, BlockFinished, BlockStarted, Event, PhaseStarted, RunFinished, RunPlanned, RunStarted
-from quark.plugins.display import Bar, LogLines, duration
 from quark.plugins.run_events import RunEvents, running
+from quark_workbench.cli.display import Bar, LogLines, display, duration
 
 get_logger()  # has its level before caplog changes it and puts it back
 
@@ -183,3 +184,29 @@ def test_without_info_there_is_neither(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         get_logger().setLevel(before)
     assert terminal.getvalue() == ""
+
+
+def test_the_runs_of_two_threads_are_shown_apart_and_the_end_of_one_leaves_the_other(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "quark"), running("quantize"):
+        thread = threading.Thread(target=of_a_run)
+        thread.start()
+        thread.join()
+    assert caplog.messages == [LONG, *["Model quantization has been completed."] * 2]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_run_that_fails_takes_its_bar_away(error: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with unconfigured(), pytest.raises(error), running("quantize"):
+        raise error
+    drawn = terminal.getvalue()
+    with unconfigured():
+        get_logger("quark.runs").warning("after the run")
+    assert terminal.getvalue() == f"{drawn}[QUARK-WARNING]: after the run\n"
+
+
+def test_events_of_a_run_that_was_not_heard_to_begin_show_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "quark"):
+        display(RunFinished(task="quantize"))
+    assert caplog.messages == []

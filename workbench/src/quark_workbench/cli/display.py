@@ -5,25 +5,36 @@ from __future__ import annotations
 import functools
 import logging
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from quark.base.log import beside_a_bar, get_logger, shown, writes_to_stderr
-from quark.plugins.catalog import listening
-from quark.plugins.events import BatchFinished, BlockFinished, BlockStarted, Event, PhaseStarted, RunFinished, RunPlanned, RunStarted
+from quark.plugins.events import (
+    BatchFinished,
+    BlockFinished,
+    BlockStarted,
+    Event,
+    PhaseStarted,
+    RunFailed,
+    RunFinished,
+    RunPlanned,
+    RunStarted,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Bar", "LogLines", "displayed", "duration"]
+__all__ = ["Bar", "Display", "LogLines", "display", "duration"]
 
 SECONDS_BETWEEN_LINES = 5.0
 """Least time between two lines on the progress of blocks."""
 _SHORT = 0.5
 """Seconds up to which an evaluation gets no bar: programs make many short ones."""
-_LOGGER = "quark.plugins.run_events"
+_LOGGER = "quark.progress"
+"""Of the lines that a bar stands for."""
 _DOING = {"quantize": "Quantizing", "select": "Choosing schemes", "evaluate": "Evaluating", "report": "Reporting", "export": "Exporting"}
 _DONE = {"quantize": "Quantized", "evaluate": "Evaluated", "report": "Measured"}
 _PHASES = {
@@ -149,27 +160,56 @@ class _Left:
         return "" if self._end is None else f"{duration(max(self._end - self._now(), 0.0))} left"
 
 
-@contextmanager
-def displayed() -> Iterator[None]:
-    """Show the runs of the body by lines in the log, or by a bar on a terminal.
+class Display:
+    """A listener that shows the runs of each thread: by lines in the log, or by a bar on a terminal.
 
-    The bar takes the place of these lines where quark itself writes its log to a terminal; other lines appear
+    The bar takes the place of these lines if quark itself writes its log to a terminal; other lines appear
     above it.
 
-    Nothing is shown where the logger ``quark`` is set to leave out INFO; where the application has configured
+    Nothing is shown if the logger ``quark`` is set to leave out INFO; if the application has configured
     logging, there is no bar.
     """
-    if not get_logger(_LOGGER).isEnabledFor(logging.INFO):
-        yield
-        return
-    with ExitStack() as stack:
-        stack.enter_context(listening(LogLines(), "the log"))
+
+    def __init__(self) -> None:
+        self._of_thread = threading.local()
+
+    def __call__(self, event: Event) -> None:
+        """Hear one event."""
+        if isinstance(event, RunStarted):
+            self._of_thread.run = _DisplayedRun()
+        run: _DisplayedRun | None = getattr(self._of_thread, "run", None)
+        if run is None:
+            return
+        try:
+            for listener in run.listeners:
+                listener(event)
+        finally:
+            if isinstance(event, RunFinished | RunFailed):
+                run.close()
+                self._of_thread.run = None
+
+
+display = Display()
+"""That of this process."""
+
+
+class _DisplayedRun:
+    """The listeners that show one run, until it is closed."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self.listeners: list[Callable[[Event], None]] = []
+        if not get_logger(_LOGGER).isEnabledFor(logging.INFO):
+            return
+        self.listeners.append(LogLines())
         if sys.stderr.isatty() and writes_to_stderr():
             from rich.console import Console
 
             console = Console(file=sys.stderr)
             bar, write = Bar(console), functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
-            stack.enter_context(listening(bar, "the progress bar"))
-            stack.enter_context(beside_a_bar(write, _LOGGER))
-            stack.callback(bar.close)
-        yield
+            self.listeners.append(bar)
+            self._stack.enter_context(beside_a_bar(write, _LOGGER))
+            self._stack.callback(bar.close)
+
+    def close(self) -> None:
+        self._stack.close()
