@@ -39,7 +39,6 @@ REQUIRED: Any = inspect.Parameter.empty
 """Stands for the default of an option that has none."""
 
 _UNIONS = (typing.Union, types.UnionType)
-_ENTRY = re.compile(r"(?P<names>\w+(?:, \w+)*): (?P<help>.*)")
 
 
 def _pairs(values: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
@@ -254,11 +253,13 @@ def _entries(doc: str) -> dict[str, str]:
     current: list[str] | None = None
     inside = False
     for line in doc.splitlines():
+        heads, colon, text = line.strip().partition(": ")
+        names = heads.split(", ")
         if line and not line.startswith(" "):
             inside, current = line in ("Args:", "Attributes:"), None
-        elif inside and (entry := _ENTRY.fullmatch(line.strip())) and len(line) - len(line.lstrip()) == 4:
-            current = [entry["help"]]
-            entries |= dict.fromkeys(entry["names"].split(", "), current)
+        elif inside and colon and all(map(str.isidentifier, names)) and len(line) - len(line.lstrip()) == 4:
+            current = [text]
+            entries |= dict.fromkeys(names, current)
         elif current is not None and line.strip():
             current.append(line.strip())
     return {name: " ".join(lines).replace("``", "") for name, lines in entries.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import attrs
@@ -13,7 +14,7 @@ from quark.config.layer import QLayerConfig
 from quark.errors import QuarkError
 from quark.plugins.catalog import Catalog
 from quark.plugins.discovery import Source
-from quark.plugins.failures import PluginFailure
+from quark.plugins.failures import PluginFailure, attempted
 from quark.plugins.model_records import TemplateRecord
 from quark.plugins.options import Option
 from quark.plugins.records import AlgorithmRecord, Record, SchemeRecord
@@ -92,15 +93,13 @@ def _entry(claim: Registered, catalog: Catalog, status: str) -> dict[str, Any]:
     record = claim.record
     facts = {a.name: _plain(getattr(record, a.name)) for a in attrs.fields(type(record)) if a.name not in _OBJECTS}
     derive = next((derive for kind, derive in _DERIVED.items() if isinstance(record, kind)), None)
-    derived: Mapping[str, Any] = {}
-    if derive is not None:
-        try:
-            derived = derive(claim, catalog)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # the record's function is anybody's code, and a listing shows the others all the same
-            derived = {"error": str(error) if isinstance(error, QuarkError) else f"{type(error).__name__}: {error}"}
-    return facts | {"api": catalog.api(claim.source), "status": status, "source": attrs.asdict(claim.source)} | dict(derived)
+    # The record's function is anybody's code, and a listing shows the others all the same.
+    derived = {} if derive is None else attempted(partial(derive, claim, catalog), _error_of)
+    return facts | {"api": catalog.api(claim.source), "status": status, "source": attrs.asdict(claim.source)} | derived
+
+
+def _error_of(error: BaseException) -> dict[str, Any]:
+    return {"error": str(error) if isinstance(error, QuarkError) else f"{type(error).__name__}: {error}"}
 
 
 def _status(claim: Registered, registry: Registry[Any], conflicts: Mapping[str, object]) -> str:
