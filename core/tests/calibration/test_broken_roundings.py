@@ -172,6 +172,15 @@ class Raising(Rounding):
         raise KeyError("boom")
 
 
+class Panic(BaseException):
+    """As of a library in Rust that has come upon an error of its own."""
+
+
+class Panics(Rounding):
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        raise Panic("called `Option::unwrap()` on a `None` value")
+
+
 class RaisesHalfWay(Rounding):
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
         super().round(task)
@@ -262,6 +271,7 @@ def with_biases() -> nn.Module:
         (HalfTheLayers, "has no scales"),
         (InPlace, "still has its old parameter"),
         (Raising, f"raised KeyError: 'boom' .*while rounding '{FIRST}.self_attn.q_proj' and 2 more"),
+        (Panics, f"raised Panic: called .*while rounding '{FIRST}.self_attn.q_proj' and 2 more"),
         (RaisesHalfWay, f"raised RuntimeError: boom .*while rounding '{FIRST}.self_attn.q_proj' and 2 more"),
         (AsksUndeclared, "asked for the statistic NotAsked, which it does not declare: its needs are AbsMax"),
     ],
@@ -346,6 +356,16 @@ def test_errors_that_quark_defines_keep_their_type_and_say_whose_they_are(quanti
     assert str(caught.value) == "these settings do not fit"
     assert WHO in caught.value.__notes__[0]
     assert f"rounding '{FIRST}.self_attn.q_proj'" in caught.value.__notes__[0]
+
+
+def test_an_interrupt_during_a_rounding_stays_one(quantized: Quantized) -> None:
+    class Interrupted(Rounding):
+        def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        quantized(Interrupted)
+    assert not getattr(caught.value, "__notes__", None)
 
 
 def test_what_the_machine_says_keeps_its_type(quantized: Quantized) -> None:

@@ -87,6 +87,9 @@ _NOTHING: Any = object()
 class _Manager(pluggy.PluginManager):
     """pluggy's manager of one plugin, whose hooks it calls apart from those of others.
 
+    One for all, with `subset_hook_caller`, would not do: up to pluggy 1.6 that calls functions of the plugins
+    to leave out if they are hooks by ``specname=``.
+
     Hooks that cannot be called do no harm to the plugin's others: pluggy would refuse the whole plugin.
 
     Attributes:

@@ -184,7 +184,7 @@ def running(task: str, *, speaks: bool = True, **facts: Any) -> Iterator[RunEven
     A run inside another one is silent.
 
     While it lasts, logged warnings are told to listeners. The distribution quark-workbench has the listener
-    that draws a bar on a terminal, and writes lines into the log; without it nothing is shown.
+    that draws a bar on a terminal, and writes lines into the log; without it no progress is shown.
 
     Args:
         task: What the run does, as of `quark.plugins.Event`.
