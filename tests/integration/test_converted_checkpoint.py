@@ -30,7 +30,7 @@ def fused_checkpoint(directory: Path) -> tuple[Path, list[WeightConverter]]:
     for prefix in prefixes:
         tensors[f"{prefix}qkv.weight"] = torch.cat([tensors.pop(f"{prefix}{leaf}.weight") for leaf in LEAVES])
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
-    return directory, [WeightConverter("qkv.weight", [f"{leaf}.weight" for leaf in LEAVES], [Chunk(0, sizes)])]
+    return directory, [WeightConverter("qkv.weight", [f"{leaf}.weight" for leaf in LEAVES], operations=[Chunk(0, sizes)])]
 
 
 def result(directory: Path) -> dict[str, bytes]:

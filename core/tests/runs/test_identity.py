@@ -15,12 +15,11 @@ from safetensors.torch import load_file, save_file
 
 from quark.calibration.batches import Call
 from quark.checkpoint.exporter import ExportOptions
-from quark.models.hf.conversion_ops import Chunk
-from quark.models.hf.weight_converters import WeightConverter
 from quark.runs.from_disk import opened_checkpoint
 from quark.runs.identity import RunIdentity, _identity_of_data, _identity_of_source, differences
 from quark.runs.run import plan_run
 from quark.torch import LLMTemplate
+from quark.torch.quantization.weight_convert import Chunk, Transpose, WeightConverter
 from quark_tiny_model import tiny_model_dir
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.text()
@@ -95,6 +94,13 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "device": ({"device": torch.device("meta")}, "settings.device "),
     "order of sums": ({"is_deterministic": True}, "settings.deterministic "),
 }
+
+
+def test_settings_of_a_converters_operation_belong_to_the_run() -> None:
+    by_rows, by_columns = (WeightConverter("w", "w", operations=[Transpose(*dims)]) for dims in ((0, 1), (1, 2)))
+    one, other = (attrs.asdict(identity(converters=[converter])) for converter in (by_rows, by_columns))
+    places = [line.partition(":")[0].rpartition(" ")[0] for line in differences(one, other)]
+    assert [place.startswith("settings.weight converters.0.2.0.1.dim") for place in places] == [True, True]
 
 
 @pytest.mark.parametrize("change", CHANGES)

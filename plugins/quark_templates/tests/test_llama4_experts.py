@@ -9,8 +9,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quark.models.hf.weight_converters import apply_converters, make_converters
+from quark.models.hf.weight_converters import make_converters
 from quark_templates.llama import LLAMA4, LLAMA4_TEXT
+
+from .converted import converted
 
 
 @pytest.mark.parametrize("architecture", [LLAMA4_TEXT, LLAMA4], ids=lambda architecture: architecture.model_type)
@@ -18,7 +20,7 @@ def test_fused_experts_become_layers_that_compute_the_same(architecture) -> None
     experts, hidden, inner = 3, 4, 6
     gate_up, down = torch.randn(experts, hidden, 2 * inner), torch.randn(experts, inner, hidden)
     tensors = {"feed_forward.experts.gate_up_proj": gate_up, "feed_forward.experts.down_proj": down}
-    found = apply_converters(tensors, make_converters(architecture.weight_converters))
+    found = converted(tensors, make_converters(architecture.weight_converters))
     assert len(found) == 3 * experts
     x = torch.randn(hidden)
     for number in range(experts):

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 import quark
 from quark.base.version import transformers_version
 from quark.config.architecture import Architecture
-from quark.models.hf.weight_converters import apply_converters
 from quark.models.layers import counts_as
 from quark.models.plan.mixtures import separate_experts
 from quark.torch import LLMTemplate
 from quark_templates.examples import EXPERTS
 from quark_templates.plugin import MULTIMODAL, TEXT_PARTS
 
+from .converted import converted
 from .seeing_models import IDS, image_batch, model_of
 
 ABSENT = {
@@ -186,7 +186,7 @@ def test_fused_experts_of_published_checkpoints_are_converted_to_those_of_the_mo
     assert sorted(p.ndim for p in stored.values()) == [3, 3]
     separate_experts(model, LLMTemplate.get(mixed_type).get_config("int4_wo_32"))
     assert converters is not None
-    made = apply_converters(stored, converters)
+    made = converted(stored, converters)
     wanted = {n: p for n, p in model.named_parameters() if n.startswith(f"{name}.")}
     assert made.keys() == wanted.keys()
     assert all(torch.equal(made[n], p) for n, p in wanted.items())

@@ -17,13 +17,13 @@ import quark
 from quark.config.architecture import Architecture
 from quark.models.hf.shards import check_shards
 from quark.models.hf.stored_tensors import StoredTensors
-from quark.models.hf.weight_converters import apply_converters
 from quark.models.layers import counts_as
 from quark.models.plan.mixtures import fused_parameters, separate_experts
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark_templates.examples import EXPERTS
 from quark_templates.plugin import OWN_FORMS
 
+from .converted import converted
 from .lacking_families import why_lacking
 from .own_forms import IDS, SEEING, logits, model_of
 from .test_multimodal import blocks_of, linears, matches, watched
@@ -236,7 +236,7 @@ def test_fused_experts_of_published_checkpoints_are_converted_to_those_of_the_mo
     model.save_pretrained(tmp_path)
     separate_experts(model, LLMTemplate.get(fused_type).get_config("int4_wo_32"))
     assert converters is not None
-    made = apply_converters(load_file(tmp_path / "model.safetensors"), converters)
+    made = converted(load_file(tmp_path / "model.safetensors"), converters)
     wanted = dict(model.named_parameters())
     assert {n for n in made if ".experts." in n} == {n for n in wanted if ".experts." in n}
     assert all(torch.equal(made[n], p) for n, p in wanted.items() if ".experts." in n)

@@ -1,24 +1,26 @@
 """The weight converters of templates.
 
-Fused experts, as transformers saves them, become the layers that are quantized, and back.
+Fused experts, as transformers saves them, become the layers that are quantized.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import quark
 from quark.config.architecture import Architecture
-from quark.models.hf.weight_converters import WeightConverter, apply_converters
 from quark.models.layers.experts import SeparateExperts
 from quark.models.plan.mixtures import separate_experts
 from quark.torch import LLMTemplate
+
+from .converted import converted
 
 IDS = torch.arange(3, 23).reshape(2, 10)
 SIZES = {
@@ -60,14 +62,10 @@ def logits(model: nn.Module) -> Tensor:
         return model(IDS).logits
 
 
-def converters_of(model_type: str) -> list[WeightConverter]:
+def converters_of(model_type: str) -> list[Any]:
     found = LLMTemplate.get(model_type).f2f_weight_converters
     assert found is not None
     return found
-
-
-def revert_converters(tensors: dict[str, Tensor], converters: list[WeightConverter]) -> dict[str, Tensor]:
-    return apply_converters(tensors, [converter.reverse_transform() for converter in converters])
 
 
 def facts_of(model_type: str) -> Architecture:
@@ -89,28 +87,16 @@ def saved(model_type: str, directory: Path) -> tuple[dict[str, Tensor], dict[str
 
 
 @pytest.mark.parametrize("model_type", FUSED)
-def test_converters_give_the_separate_experts_of_the_model_and_can_be_reversed(model_type: str, tmp_path: Path) -> None:
+def test_converters_give_the_separate_experts_of_the_model(model_type: str, tmp_path: Path) -> None:
     stored, experts = saved(model_type, tmp_path)
-    converters = converters_of(model_type)
-    converted = apply_converters(stored, converters)
+    result = converted(stored, converters_of(model_type))
     assert not experts.keys() & stored.keys()
-    assert experts.keys() <= converted.keys()
-    assert all(torch.equal(converted[name], experts[name]) for name in experts)
-    assert not [name for name, tensor in converted.items() if tensor.ndim == 3 and "conv1d" not in name]
+    assert experts.keys() <= result.keys()
+    assert all(torch.equal(result[name], experts[name]) for name in experts)
+    assert not [name for name, tensor in result.items() if tensor.ndim == 3 and "conv1d" not in name]
     storages = {tensor.untyped_storage().data_ptr() for tensor in stored.values()}
-    assert {tensor.untyped_storage().data_ptr() for tensor in converted.values()} == storages
-    back = revert_converters(converted, converters)
-    assert back.keys() == stored.keys()
-    assert all(torch.equal(back[name], stored[name]) for name in stored)
-
-
-@pytest.mark.parametrize("model_type", FUSED)
-def test_a_checkpoint_converted_and_reversed_is_the_same_model(model_type: str, tmp_path: Path) -> None:
-    stored, _ = saved(model_type, tmp_path)
-    converters = converters_of(model_type)
-    back = revert_converters(apply_converters(stored, converters), converters)
-    save_file({name: tensor.contiguous() for name, tensor in back.items()}, tmp_path / "model.safetensors", {"format": "pt"})
-    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path)), logits(model_of(model_type)))
+    is_transposed = model_type == "gpt_oss"  # which transformers' operation copies
+    assert is_transposed or {tensor.untyped_storage().data_ptr() for tensor in result.values()} == storages
 
 
 def test_templates_have_the_converters_of_their_family_and_dense_ones_none() -> None:

@@ -14,8 +14,8 @@ __all__ = ["FUSED_EXPERTS", "Architecture", "Rows", "WeightConversion"]
 WeightConversion = tuple[str, tuple[str, ...], tuple[tuple[str | int, ...], ...]]
 """A weight converter as data: the end of a stored name, the ends of the new names, and operations.
 
-The operations are names in `quark.models.hf.conversion_ops`, each with its arguments. A star in a name stands
-for the number of an expert.
+The operations are names in ``transformers.core_model_loading`` or `quark.models.hf.weight_converters`, each
+with its arguments. A star in a name stands for the number of an expert.
 
 Example: ``("gate_up_proj", ("gate_proj.weight", "up_proj.weight"), (("SplitFusedExperts", 0),))``.
 """

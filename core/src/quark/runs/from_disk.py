@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import attrs
 from torch import nn
@@ -28,7 +28,6 @@ from quark.models.hf.quantized_source import float_tensors_of
 from quark.models.hf.shards import Shard, check_shards
 from quark.models.hf.skeleton import skeleton
 from quark.models.hf.stored_tensors import StoredTensors
-from quark.models.hf.weight_converters import WeightConverter
 from quark.models.plan.decoder_blocks import decoder_blocks
 from quark.models.plan.family import weight_converters_of
 from quark.models.plan.quant_plan import QuantPlan
@@ -43,6 +42,9 @@ from quark.runs.selected_algorithms import settings_told
 from quark.runs.sink import BlockSink, InPlaceSink, JournaledSink, begun_export, directory_of_first, is_divided, opened_sink, sink_of_other
 from quark.runs.skeleton import quantized_skeleton
 from quark.runs.source import CheckpointSource
+
+if TYPE_CHECKING:
+    from transformers.core_model_loading import WeightConverter
 
 __all__ = ["DescribesRun", "Output", "journaled", "opened_checkpoint", "quantize_checkpoint"]
 
@@ -100,7 +102,7 @@ def quantize_checkpoint(
         exporter: Name of an exporter.
         options: Of the export, those of the exporter's own among them.
         weight_converters: What stored tensors become before they are the model's
-            (`quark.models.hf.weight_converters`); None: a template's.
+            (``transformers.core_model_loading`` and `quark.models.hf.weight_converters`); None: a template's.
         trust_remote_code: Whether code that comes with the checkpoint may run.
         resume: Whether to go on from the finished blocks of an earlier run to ``out``; without any, the run
             starts from the beginning.

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 import torch
@@ -23,9 +23,11 @@ from quark.checkpoint.exporter import ExportOptions
 from quark.checkpoint.provenance import provenance
 from quark.errors import CheckpointError, RankError
 from quark.models.hf.shards import Shard
-from quark.models.hf.weight_converters import WeightConverter
 from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins.attribution import origin
+
+if TYPE_CHECKING:
+    from transformers.core_model_loading import WeightConverter
 
 __all__ = ["RunIdentity", "differences", "listed", "refuse_changed_source", "refuse_different_ranks"]
 
@@ -93,7 +95,9 @@ class RunIdentity:
             "architecture": _digest([repr(plan.architecture).encode()]),
             "exporter": exporter,
             "exporter options": {**common, **options.own},
-            "weight converters": [[c.source_patterns, c.target_patterns, [repr(o) for o in c.operations]] for c in converters],
+            "weight converters": [
+                [c.source_patterns, c.target_patterns, [[type(o).__name__, vars(o)] for o in c.operations]] for c in converters
+            ],
             "device": device.type,
             "deterministic": is_deterministic,
             "dtype": str(next(p.dtype for p in model.parameters())),

@@ -90,9 +90,16 @@ NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "quark.torch.quantization.observer.observer": _OBSERVERS,
         "quark.torch.quantization.utils": _OPTIONS,
         "quark.torch.quantization.weight_convert": _of(
-            "quark.models.hf.conversion_ops", "Chunk", "Concatenate", "ConversionOps", "FuseExperts", "SplitFusedExperts", "Transpose"
+            "transformers.core_model_loading",
+            "Concatenate",
+            "ConversionOps",
+            "SkipParameters",
+            "Transpose",
+            "WeightConverter",
+            "WeightTransform",
+            "process_target_pattern",
         )
-        | _of("quark.models.hf.weight_converters", "WeightConverter", "apply_converters"),
+        | _of("quark.models.hf.weight_converters", "Chunk", "SplitFusedExperts"),
     }
 )
 """References by public module and name. A name with an underscore is found, and not listed."""

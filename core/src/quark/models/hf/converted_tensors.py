@@ -1,14 +1,19 @@
 """A checkpoint's tensors after weight converters.
 
-Their names, shapes and dtypes from headers alone, their values when they are read.
+Their names, shapes and dtypes from headers alone, their values when they are read. A pattern of a converter
+is the end of a tensor's name, from a dot on: ``gate_up_proj`` matches ``….experts.gate_up_proj`` and does not
+match ``….fused_gate_up_proj``. A star in a pattern stands for the number of an expert.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import attrs
 import torch
 from torch import Tensor
 
@@ -16,9 +21,91 @@ from quark.base.log import get_logger
 from quark.base.names import folded
 from quark.errors import CheckpointError, ConfigError
 from quark.models.hf.file_tensors import ReadTensor, TensorFiles
-from quark.models.hf.weight_converters import Conversion, WeightConverter, find_conversions
 
-__all__ = ["ConvertedTensors"]
+__all__ = ["ConvertedTensors", "find_conversions"]
+
+
+@attrs.frozen(eq=False)
+class Conversion:
+    """One application of a converter: tensors of one place that become others together.
+
+    Attributes:
+        converter: transformers' ``WeightConverter``.
+        prefix: What stands before the patterns in their names.
+        names: Full names by source pattern and number of the expert; the number is None where names have
+            none.
+    """
+
+    converter: Any
+    prefix: str
+    names: Mapping[str, Mapping[int | None, str]]
+
+    def __str__(self) -> str:
+        return _named(self.converter)
+
+    @property
+    def sources(self) -> list[str]:
+        """Full names of the tensors that are converted."""
+        return [name for numbered in self.names.values() for name in numbered.values()]
+
+    def fits_as_stored(self, has_place: Callable[[str], bool]) -> bool:
+        """Return whether the model has a place for all sources, and no result has the name of one."""
+        keeps_a_name = not set(self.converter.source_patterns).isdisjoint(self.converter.target_patterns)
+        return not keeps_a_name and all(map(has_place, self.sources))
+
+    def make(self, tensors: Mapping[str, Tensor], model: Any = None) -> dict[str, Tensor]:
+        """Return the results by full name.
+
+        Args:
+            tensors: The sources, by full name; meta tensors give meta tensors.
+            model: The transformers model, which some operations look at.
+
+        Raises:
+            CheckpointError: Not all sources of the converter are there.
+            Exception: Whatever an operation raises that does not fit the tensors.
+        """
+        sources, targets = self.converter.source_patterns, self.converter.target_patterns
+        numbers = {frozenset(numbered) for numbered in self.names.values()}
+        if set(sources) - self.names.keys() or len(numbers) > 1 or not all(n == {None} or n == set(range(len(n))) for n in numbers):
+            raise CheckpointError(
+                f"{self} needs all of its sources together, under '{self.prefix}' there are only {folded(sorted(self.sources))}: "
+                "the checkpoint is incomplete, or the converter is for another one"
+            )
+        results: Any = {pattern: _in_order(tensors, self.names[pattern]) for pattern in sources}
+        of_model = {"full_layer_name": self.prefix + targets[0], "model": model, "config": getattr(model, "config", None)}
+        for operation in self.converter.operations:
+            results = operation.convert(results, source_patterns=sources, target_patterns=targets, **of_model)
+        return {self.prefix + name: value[0] if isinstance(value, list) else value for name, value in results.items()}
+
+
+def find_conversions(names: Iterable[str], converters: Sequence[Any]) -> list[Conversion]:
+    """Return where converters match tensors, in the order of the first of each place.
+
+    Args:
+        names: Full names of tensors.
+        converters: transformers' ``WeightConverter``; the first that matches a name takes it.
+    """
+    expressions = [(i, pattern, _expression(pattern)) for i, one in enumerate(converters) for pattern in one.source_patterns]
+    places: dict[tuple[int, str], dict[str, dict[int | None, str]]] = {}
+    for name in names:
+        for index, pattern, expression in expressions:
+            if match := expression.match(name):
+                number = match.groupdict().get("number")
+                of_pattern = places.setdefault((index, match["prefix"]), {}).setdefault(pattern, {})
+                of_pattern[None if number is None else int(number)] = name
+                break
+    return [Conversion(converters[index], prefix, members) for (index, prefix), members in places.items()]
+
+
+def _expression(pattern: str) -> re.Pattern[str]:
+    before, star, after = pattern.partition("*")
+    number = r"(?P<number>\d+)" if star else ""
+    return re.compile(rf"(?P<prefix>(?:.*\.)?){re.escape(before)}{number}{re.escape(after)}\Z")
+
+
+def _in_order(tensors: Mapping[str, Tensor], names: Mapping[int | None, str]) -> Tensor | list[Tensor]:
+    """Return the tensor of a name without a number, or the tensors of all experts in their order."""
+    return tensors[names[None]] if None in names else [tensors[names[i]] for i in range(len(names))]
 
 
 class ConvertedTensors:
@@ -31,8 +118,9 @@ class ConvertedTensors:
     Args:
         files: The tensors that are converted.
         directory: Of the checkpoint, for messages.
-        converters: Of the user, or of the model's template.
+        converters: Of the user, or of the model's template: transformers' ``WeightConverter``.
         has_place: Whether the model has a place for a tensor of that name.
+        model: The transformers model, which some operations look at.
 
     Attributes:
         meta: As of `quark.models.hf.file_tensors.TensorFiles`.
@@ -43,27 +131,39 @@ class ConvertedTensors:
     """
 
     def __init__(
-        self, files: TensorFiles, directory: Path, converters: Sequence[WeightConverter], has_place: Callable[[str], bool]
+        self, files: TensorFiles, directory: Path, converters: Sequence[Any], has_place: Callable[[str], bool], model: Any = None
     ) -> None:
         self._files = files
-        stored = files.meta
-        conversions = find_conversions(stored, converters)
-        applied = [conversion for conversion in conversions if not _fits_as_stored(conversion, has_place)]
+        self._model = model
+        conversions = find_conversions(files.meta, converters)
+        applied = [conversion for conversion in conversions if not conversion.fits_as_stored(has_place)]
         converted = {name for conversion in applied for name in conversion.sources}
         self._conversion_of: dict[str, Conversion] = {}
-        self.meta: dict[str, Tensor] = {name: tensor for name, tensor in stored.items() if name not in converted}
+        self.meta: dict[str, Tensor] = {name: tensor for name, tensor in files.meta.items() if name not in converted}
         for conversion in applied:
-            for name, tensor in _shapes(conversion, stored, directory).items():
+            for name, tensor in self._shapes(conversion, directory).items():
                 if name in self.meta:
-                    raise ConfigError(f"{conversion.converter} makes '{name}', which '{directory}' has already: leave the converter out")
+                    raise ConfigError(f"{conversion} makes '{name}', which '{directory}' has already: leave the converter out")
                 if not has_place(name):
                     raise CheckpointError(
-                        f"{conversion.converter} makes '{name}' of {folded(conversion.sources)} in '{directory}', and the model of its "
+                        f"{conversion} makes '{name}' of {folded(conversion.sources)} in '{directory}', and the model of its "
                         "config.json has no such tensor: correct the target patterns"
                     )
                 self.meta[name] = tensor
                 self._conversion_of[name] = conversion
         _log_applied(converters, conversions, applied)
+
+    def _shapes(self, conversion: Conversion, directory: Path) -> dict[str, Tensor]:
+        """Return the results of a conversion of meta tensors; an error names converter and tensors."""
+        try:
+            return conversion.make(self._files.meta, self._model)
+        except CheckpointError:
+            raise
+        except Exception as error:  # operations are of transformers, or of anybody
+            raise ConfigError(
+                f"{conversion} cannot convert {folded(conversion.sources)} of '{directory}' ({error}): correct its operations, or leave "
+                "it out"
+            ) from error
 
     def sources(self, name: str) -> list[str]:
         """Return the names, before conversion, of the tensors that make the tensor ``name``."""
@@ -84,33 +184,21 @@ class ConvertedTensors:
                 if conversion is None:
                     return stored(name, dtype)
                 if name not in converted:
-                    converted.update(conversion.make({source: stored(source, dtype) for source in conversion.sources}))
+                    converted.update(conversion.make({source: stored(source, dtype) for source in conversion.sources}, self._model))
                 return converted.pop(name)
 
             yield read
 
 
-def _shapes(conversion: Conversion, stored: Mapping[str, Tensor], directory: Path) -> dict[str, Tensor]:
-    """Return the results of a conversion of meta tensors; an error names converter and tensors."""
-    try:
-        return conversion.make(stored)
-    except (RuntimeError, ValueError, IndexError, KeyError) as error:
-        raise ConfigError(
-            f"{conversion.converter} cannot convert {folded(conversion.sources)} of '{directory}' ({error}): correct its operations, or "
-            "leave it out"
-        ) from error
+def _named(converter: Any) -> str:
+    return f"the weight converter {', '.join(converter.source_patterns)} → {', '.join(converter.target_patterns)}"
 
 
-def _fits_as_stored(conversion: Conversion, has_place: Callable[[str], bool]) -> bool:
-    names = conversion.sources
-    return not set(names) & set(conversion.converter.names_kept(conversion.prefix)) and all(has_place(name) for name in names)
-
-
-def _log_applied(converters: Sequence[WeightConverter], conversions: Sequence[Conversion], applied: Sequence[Conversion]) -> None:
+def _log_applied(converters: Sequence[Any], conversions: Sequence[Conversion], applied: Sequence[Conversion]) -> None:
     for converter in converters:
         if places := sum(conversion.converter is converter for conversion in applied):
-            get_logger(__name__).info(f"{converter} is applied at {places} places of the checkpoint")
+            get_logger(__name__).info(f"{_named(converter)} is applied at {places} places of the checkpoint")
         else:
             has_matches = any(conversion.converter is converter for conversion in conversions)
             reason = "the model has a place for the tensors as they are stored" if has_matches else "no stored tensor has such a name"
-            get_logger(__name__).info(f"{converter} is not applied: {reason}")
+            get_logger(__name__).info(f"{_named(converter)} is not applied: {reason}")

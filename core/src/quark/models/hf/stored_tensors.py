@@ -26,7 +26,6 @@ from quark.models.hf.dequantizer import FloatTensor, LayerCodes
 from quark.models.hf.file_tensors import FileTensors
 from quark.models.hf.placing import left_out_by, recomputed_by, refuse_lost, refuse_missing, refuse_unannounced, without_source
 from quark.models.hf.shards import Shard, refuse_codes
-from quark.models.hf.weight_converters import WeightConverter
 from quark.models.layers.coded_layer import CodedLayer
 
 __all__ = ["Recipe", "StoredTensors"]
@@ -72,7 +71,7 @@ class StoredTensors:
         shards: The result of `quark.models.hf.shards.check_shards`.
         directory: The checkpoint's directory, for messages.
         converters: Weight converters of the user or of the model's template, applied before transformers' own
-            (`quark.models.hf.converted_tensors`).
+            (`quark.models.hf.converted_tensors`): also transformers' ``WeightConverter``.
         float_tensors: Of a quantized checkpoint, what is computed from its codes and scales; None for a float
             checkpoint.
 
@@ -95,7 +94,7 @@ class StoredTensors:
         model: Any,
         shards: Sequence[Shard],
         directory: Path,
-        converters: Sequence[WeightConverter] = (),
+        converters: Sequence[Any] = (),
         float_tensors: Sequence[FloatTensor] | None = None,
     ) -> None:
         self._model = model
@@ -109,7 +108,7 @@ class StoredTensors:
         self._files = files
         self._layers = dict(_layers(names, float_tensors or ()))
         self.codes_of = {name: codes for name, (_, codes) in self._layers.items()}
-        self._tensors = ConvertedTensors(float_files, directory, converters, lambda name: names.find(name) is not None)
+        self._tensors = ConvertedTensors(float_files, directory, converters, lambda name: names.find(name) is not None, model)
         recipes, unused = _recipes(names, self._tensors.meta)
         self.recipes = [self._checked(recipe, state) for recipe in recipes]
         refuse_missing(list(without_source(state, (name for recipe in self.recipes for name in recipe.targets))), model, directory)
