@@ -13,7 +13,7 @@ from quark.config.layer import QLayerConfig, TensorSpec
 from quark.config.slot import Slot
 from quark.config.tensor import QTensorConfig
 from quark.models.layers import QuantizedConvolution, QuantizedLayer
-from quark.models.layers.layer_shape import LayerShape
+from quark.models.layers.layer_types import LayerShape
 from quark.numbers import TensorQuantizer
 from quark.plugins import LayerTypeRecord
 

@@ -21,7 +21,7 @@ from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import ExportOptions
 from quark.checkpoint.shard_writer import Part
 from quark.errors import CheckpointError
-from quark.models.hf.dequantized_tensors import DequantizedTensors
+from quark.models.hf.dequantizer import DequantizedTensors
 from quark.models.hf.file_tensors import FileTensors
 from quark.models.hf.internals import directory_of, input_embeddings, output_embeddings, source_of, tied_on_loading
 from quark.models.hf.quantized_source import float_tensors_of

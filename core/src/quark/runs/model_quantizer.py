@@ -18,7 +18,7 @@ from quark.base.version import refuse_unfit_environment
 from quark.config.enums import QuantizationMode
 from quark.config.model import QConfig
 from quark.errors import ConfigError, UnsupportedError
-from quark.models.hf.quantized_model import QuantizedModel
+from quark.models.hf.quantized_source import QuantizedModel
 from quark.models.layers.coded_layer import CodedLayer
 from quark.models.plan.one_layer import as_model, put_back
 from quark.models.plan.plan_row import PlanRow

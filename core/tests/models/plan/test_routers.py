@@ -18,8 +18,7 @@ from quark.checkpoint.export import export_with
 from quark.models.hf.loading import load_model
 from quark.models.hf.skeleton import meta_model
 from quark.models.plan.family import template_of
-from quark.models.plan.inferred_architecture import infer_architecture
-from quark.models.plan.routers import layers_chosen_from
+from quark.models.plan.inferred_architecture import infer_architecture, layers_chosen_from
 from quark.runs import ModelQuantizer, quantize_checkpoint
 from quark_devkit.whole_runs import contents
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from quark.checkpoint import ExportOptions, export_safetensors, import_model_from_safetensors
 from quark.checkpoint.export import export_with
 from quark.errors import UnsupportedError
-from quark.models.hf.dequantized_tensors import DequantizedTensors
+from quark.models.hf.dequantizer import DequantizedTensors
 from quark.models.hf.file_tensors import FileTensors
 from quark.models.hf.quantized_source import float_tensors_of
 from quark.models.hf.shards import check_shards

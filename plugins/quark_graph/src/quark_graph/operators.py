@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from quark.config.layer import TensorSpec
 from quark.config.slot import Slot
 from quark.errors import ConfigError
-from quark.models.layers.layer_shape import LayerShape
+from quark.models.layers.layer_types import LayerShape
 from quark.numbers import TensorQuantizer, output_first_shape, quantizer_for
 from quark.plugins import GraphOpRecord, LayerTypeRecord, Registry, graph_ops, layer_types
 

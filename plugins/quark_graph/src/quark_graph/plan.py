@@ -14,8 +14,7 @@ from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.slot import ACTIVATIONS, PARAMETERS
 from quark.errors import ConfigError, UnsupportedError
-from quark.models.plan.patterns import Rule
-from quark.models.plan.rules import resolution
+from quark.models.plan.rules import Rule, resolution
 from quark.numbers import quantizer_for
 from quark.numbers.self_check import refuse_broken
 from quark.plugins import graph_ops

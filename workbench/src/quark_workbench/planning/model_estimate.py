@@ -10,7 +10,7 @@ from torch import nn
 from quark.checkpoint.export import exporter_of
 from quark.checkpoint.exporter import ExportOptions
 from quark.config.model import QConfig
-from quark.models.hf.quantized_model import QuantizedModel
+from quark.models.hf.quantized_source import QuantizedModel
 from quark.models.plan.one_layer import as_model
 from quark.models.plan.quant_plan import CodesOf
 from quark.runs.run import plan_run

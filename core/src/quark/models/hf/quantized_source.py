@@ -1,27 +1,36 @@
-"""Quantized checkpoints as sources: their dequantizer, and the float tensors that they stand for."""
+"""Quantized sources: checkpoints, and models in memory, with the float tensors that they stand for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from torch import Tensor
+import attrs
+import torch
+from torch import Tensor, nn
 
 from quark.base.log import get_logger
 from quark.errors import ConfigError
-from quark.models.hf.dequantizer import FloatTensor
+from quark.models.hf.dequantizer import FloatTensor, LayerCodes
 from quark.models.hf.file_tensors import FileTensors
 from quark.models.hf.json_files import config_file, naming, read_json
 from quark.models.hf.shards import Shard
+from quark.models.layers.coded_layer import CodedLayer
+from quark.models.layers.layers_from_codes import Packed
+from quark.models.layers.quantized_layers import QuantizedLayer
 from quark.plugins import exporters
 from quark.plugins.attribution import attributed, origin
 from quark.plugins.catalog import catalog
 from quark.plugins.expected import described
 
-__all__ = ["checked_float_tensors", "float_tensors_of", "source_layout", "without_quantization"]
+__all__ = ["QuantizedModel", "checked_float_tensors", "float_tensors_of", "source_layout", "without_quantization"]
 
 _KEY = "quantization_config"
+_OF_TRANSFORMERS = ("hf_quantizer", "is_quantized", "quantization_method")
+"""Attributes of a model that is loaded quantized."""
 
 
 def float_tensors_of(directory: Path, shards: Sequence[Shard]) -> list[FloatTensor] | None:
@@ -116,3 +125,97 @@ def _block(config: Any) -> Mapping[str, Any] | None:
     if blocks and not isinstance(blocks[0], dict):
         raise ConfigError(f"it is {described(blocks[0])} where a table is expected")
     return blocks[0] if blocks else None
+
+
+@attrs.frozen(eq=False)
+class QuantizedModel:
+    """A model in memory with codes and scales, in a layout that an installed plugin dequantizes.
+
+    Attributes:
+        model: The model.
+        twin: The float model without its weights, on the meta device.
+        float_tensors: The float tensors that the model's tensors stand for.
+    """
+
+    model: nn.Module
+    twin: nn.Module
+    float_tensors: tuple[FloatTensor, ...]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Self | None:
+        """Return the model as a source; None where it is float, or no installed layout dequantizes it.
+
+        A model that a reader here has loaded is none: its layers are those of a quantized model, which a plan
+        refuses.
+
+        Raises:
+            CheckpointError: Codes and scales do not fit each other.
+            PluginError: The dequantizer is broken.
+        """
+        block = _block_of(getattr(model, "config", None))
+        name = None if block is None else exporters().fitting_one(block, "dequantizer", Path("config.json"))
+        if block is None or name is None or any(isinstance(module, QuantizedLayer | Packed) for module in model.modules()):
+            return None
+        stored = {n: tensor.detach().to("meta") for n, tensor in model.state_dict().items()}
+        float_tensors = checked_float_tensors(name, block, stored, f"this {type(model).__name__}")
+        if not float_tensors:
+            return None
+        config: Any = without_quantization(copy.deepcopy(model.config))
+        dtype = next((t.dtype for t in stored.values() if t.dtype.is_floating_point and t.itemsize > 1), torch.float32)
+        with torch.device("meta"):
+            twin: nn.Module = type(model)(config).to(dtype)
+        return cls(model, twin, tuple(float_tensors))
+
+    @property
+    def codes_of(self) -> dict[str, LayerCodes | None]:
+        """How each layer that comes quantized is stored, by full name.
+
+        None where that has no exact expression.
+        """
+        known: dict[str, LayerCodes | None] = {codes.name: codes for one in self.float_tensors for codes in one.layers}
+        return known | {one.name.removesuffix(".weight"): None for one in self.float_tensors if not one.layers}
+
+    def coded(self, names: Iterable[str]) -> Mapping[str, CodedLayer]:
+        """Return the codes and scales of some layers, before `dequantize`."""
+        state, chosen = self.model.state_dict(), set(names)
+        return {
+            codes.name: codes.read({name: state[name] for name in (*one.sources, *one.left_out)})
+            for one in self.float_tensors
+            for codes in one.layers
+            if codes.name in chosen
+        }
+
+    @torch.no_grad()
+    def dequantize(self) -> None:
+        """Replace the quantized modules of the model by float ones, in place.
+
+        The model no longer says that it is quantized.
+        """
+        of_module: dict[str, dict[str, FloatTensor]] = {}
+        for one in self.float_tensors:
+            owner, _, leaf = one.name.rpartition(".")
+            of_module.setdefault(owner, {})[leaf] = one
+        for owner, made in of_module.items():
+            quantized, module = self.model.get_submodule(owner), self.twin.get_submodule(owner)
+            own = {f"{owner}.{name}": tensor for name, tensor in quantized.state_dict().items()}
+            for leaf, parameter in module._parameters.items():
+                if parameter is not None:
+                    values: Tensor = made[leaf].make(own, parameter.dtype) if leaf in made else own[f"{owner}.{leaf}"]
+                    module._parameters[leaf] = nn.Parameter(values, requires_grad=False)
+            for leaf, buffer in module._buffers.items():
+                module._buffers[leaf] = quantized._buffers.get(leaf, buffer)
+            self.model.set_submodule(owner, module.train(quantized.training))
+        without_quantization(self.model.config)
+        for name in _OF_TRANSFORMERS:
+            self.model.__dict__.pop(name, None)
+        hook = self.model.__dict__.pop("ct_decompress_hook", None)  # of compressed-tensors, which would decompress at the first forward
+        if hook is not None:
+            hook.remove()
+
+
+def _block_of(config: Any) -> Mapping[str, Any] | None:
+    """Return the ``quantization_config`` of a model's config, as it is in a config.json."""
+    block: Any = getattr(config, "quantization_config", None)
+    block = block.to_dict() if hasattr(block, "to_dict") else block
+    plain: Any = json.loads(json.dumps(block, default=lambda value: getattr(value, "value", str(value))))
+    return plain if isinstance(plain, dict) else None

@@ -21,8 +21,7 @@ from quark.base.log import get_logger
 from quark.base.names import folded
 from quark.errors import CheckpointError
 from quark.models.hf.converted_tensors import ConvertedTensors
-from quark.models.hf.dequantized_tensors import DequantizedTensors
-from quark.models.hf.dequantizer import FloatTensor, LayerCodes
+from quark.models.hf.dequantizer import DequantizedTensors, FloatTensor, LayerCodes
 from quark.models.hf.file_tensors import FileTensors
 from quark.models.hf.placing import left_out_by, recomputed_by, refuse_lost, refuse_missing, refuse_unannounced, without_source
 from quark.models.hf.shards import Shard, refuse_codes

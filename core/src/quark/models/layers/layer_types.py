@@ -1,11 +1,11 @@
-"""The registered layer types by class of a float layer: its quantized class, and its class in plans."""
+"""The registered layer types by class of a float layer: its quantized class, its class in plans, shapes."""
 
 from __future__ import annotations
 
 import copy
 import sys
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 import torch
@@ -13,14 +13,26 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quark.base.lazy import ObjectRef, Reference
+from quark.config.slot import Slot
 from quark.errors import ConfigError
+from quark.numbers import output_first_shape
 from quark.plugins import LayerTypeRecord, layer_types
 from quark.plugins.registries import LayerTypeRegistry
 
 if TYPE_CHECKING:
     from quark.models.layers.quantized_layers import QuantizedLayer
 
-__all__ = ["LayerType", "is_by_name", "is_lookup", "is_verbatim_linear", "layer_type_of", "layer_type_of_class", "planned_names"]
+__all__ = [
+    "LayerShape",
+    "LayerType",
+    "is_by_name",
+    "is_lookup",
+    "is_transposed",
+    "is_verbatim_linear",
+    "layer_type_of",
+    "layer_type_of_class",
+    "planned_names",
+]
 
 _HARMLESS = {"__init__", "__module__", "__doc__", "__qualname__", "__annotations__", "__firstlineno__", "__static_attributes__"} | {
     "__constants__", "__annotate_func__", "__annotations_cache__", "reset_parameters", "extra_repr", "__repr__"
@@ -175,3 +187,68 @@ def _forward_agrees(layer: nn.Linear, *, has_bias: bool) -> bool:
         except Exception:  # of any kind, since any class may be tested: a layer that cannot be called like a linear layer is none
             return False
         return isinstance(output, Tensor) and output.shape == expected.shape and torch.allclose(output, expected, rtol=0, atol=_TOLERANCE)
+
+
+@attrs.frozen
+class LayerShape:
+    """The shapes of the tensors of a layer.
+
+    Attributes:
+        weight: Shape of the weight with its output channels first, however it is stored: ``[out, in]`` for a
+            linear layer, ``[out, in / groups, *kernel]`` for a convolution, ``[tokens, features]`` for an
+            embedding.
+        groups: Of a convolution.
+        is_transposed: Whether the float class keeps the weight ``[in, out / groups, …]``.
+        is_lookup: Whether the input is indices.
+    """
+
+    weight: tuple[int, ...]
+    groups: int = 1
+    is_transposed: bool = False
+    is_lookup: bool = False
+
+    @classmethod
+    def of(cls, layer: nn.Module) -> Self:
+        """Return the shapes of a float layer that has a registered layer type.
+
+        ``groups`` is its attribute of that name, or 1.
+        """
+        groups = getattr(layer, "groups", 1)
+        groups = groups if isinstance(groups, int) else 1
+        stored: Tensor = layer.weight  # type: ignore[assignment]
+        shape, layer_type = tuple(stored.shape), _known_type(layer)
+        weight = output_first_shape(shape, groups) if is_transposed(layer) else shape
+        return cls(weight, groups, is_transposed(layer), layer_type is not None and layer_type.record.lookup)
+
+    @property
+    def rank(self) -> int:
+        """Number of axes of the weight."""
+        return len(self.weight)
+
+    def of_slot(self, slot: Slot) -> tuple[int, ...]:
+        """Return the shape of a tensor as its quantizer sees it.
+
+        Of a weight: as the quantized layer has it, ``[out, in]`` for linear layers and torch's layout for
+        others. Of activations only the features are known before a run, at their place in a batch of one:
+        ``[1, features]`` or ``[1, channels, 1, …]``; ``[1]`` for indices.
+        """
+        outputs, kernel = (self.weight[1:2] if self.is_lookup else self.weight[:1]), (1,) * (self.rank - 2)
+        if slot is Slot.weight:
+            is_exchanged = self.is_transposed and self.rank > 2
+            return output_first_shape(self.weight, self.groups) if is_exchanged else self.weight
+        if slot is Slot.bias:
+            return outputs
+        if slot is Slot.output_tensors:
+            return (1, *outputs, *kernel)
+        return (1,) if self.is_lookup else (1, *(size * self.groups for size in self.weight[1:2]), *kernel)
+
+
+def is_transposed(layer: nn.Module) -> bool:
+    """Return whether the class of a float layer stores its weight as ``[in, out / groups, …]``."""
+    layer_type = _known_type(layer)
+    return layer_type is not None and layer_type.record.transposed
+
+
+def _known_type(layer: nn.Module) -> LayerType | None:
+    """Return the layer type of a float layer, also one that stays float."""
+    return layer_type_of_class(type(layer)) or layer_type_of(layer)

@@ -20,7 +20,7 @@ from quark.config.layer import QLayerConfig, TensorSpec, levels
 from quark.config.slot import ACTIVATIONS, PARAMETERS, Slot
 from quark.errors import CheckpointError, ConfigError
 from quark.models.layers.coded_layer import refuse_bad_scales, restored_parameter
-from quark.models.layers.layer_shape import LayerShape
+from quark.models.layers.layer_types import LayerShape
 from quark.models.layers.layers_from_codes import Packed, runs_from_codes
 from quark.models.layers.packed_weight import FormatPacking, PackedWeight
 from quark.models.layers.quantized_layers import QuantizedLayer, linear_weight, quantized_class

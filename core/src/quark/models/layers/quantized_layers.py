@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from quark.config.layer import QLayerConfig, TensorSpec
 from quark.config.slot import ACTIVATIONS, PARAMETERS, Slot
 from quark.errors import ConfigError
-from quark.models.layers.layer_shape import LayerShape
-from quark.models.layers.layer_types import layer_type_of, layer_type_of_class
+from quark.models.layers.layer_types import LayerShape, is_transposed, layer_type_of
 from quark.models.layers.quantizer_module import QuantizerModule
 from quark.numbers import TensorQuantizer, quantizer_for
 
@@ -26,7 +25,6 @@ __all__ = [
     "copied",
     "counts_as",
     "is_quantized",
-    "is_transposed",
     "linear_weight",
     "quantized_class",
 ]
@@ -206,12 +204,6 @@ def quantized_class(layer: nn.Module) -> type[QuantizedLayer]:
     if layer_type is None:
         raise ConfigError(f"no layer type is registered for a {type(layer).__name__}: see the hook quark_register_layer_types")
     return layer_type.quantized
-
-
-def is_transposed(layer: nn.Module) -> bool:
-    """Return whether the class of a float layer stores its weight as ``[in, out / groups, …]``."""
-    layer_type = layer_type_of_class(type(layer)) or layer_type_of(layer)
-    return layer_type is not None and layer_type.record.transposed
 
 
 def linear_weight(layer: nn.Module) -> Tensor:

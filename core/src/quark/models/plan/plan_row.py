@@ -7,8 +7,7 @@ from torch import nn
 
 from quark.config.layer import QLayerConfig, TensorSpec
 from quark.config.slot import Slot
-from quark.models.layers.layer_shape import LayerShape
-from quark.models.layers.layer_types import layer_type_of_class
+from quark.models.layers.layer_types import LayerShape, layer_type_of_class
 from quark.numbers import TensorQuantizer, quantizer_for
 from quark.plugins import layer_types
 

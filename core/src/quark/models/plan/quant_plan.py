@@ -16,15 +16,13 @@ from quark.config.model import QConfig
 from quark.config.slot import ACTIVATIONS, Slot
 from quark.errors import ConfigError
 from quark.models.hf.dequantizer import LayerCodes
-from quark.models.layers.layer_shape import LayerShape
-from quark.models.layers.layer_types import layer_type_of
+from quark.models.layers.layer_types import LayerShape, layer_type_of
 from quark.models.layers.layers_from_codes import Packed
 from quark.models.layers.quantized_layers import is_quantized
 from quark.models.plan.attention import AttentionPlanning, AttentionRow
 from quark.models.plan.mixtures import fused_parameters
-from quark.models.plan.patterns import Rule, rules_of
 from quark.models.plan.plan_row import PlanRow
-from quark.models.plan.rules import layer_config_for
+from quark.models.plan.rules import Rule, layer_config_for, rules_of
 from quark.numbers import quantizer_for
 from quark.numbers.self_check import refuse_broken
 from quark.plugins import schemes, templates

@@ -16,7 +16,7 @@ from quark.checkpoint.inspection import inspect_checkpoint
 from quark.checkpoint.layout_reader import quantization_block, reader_of
 from quark.checkpoint.reader import import_model_from_safetensors
 from quark.checkpoint.transformers_loading import is_read_here, register_layouts
-from quark.models.hf.dequantized_tensors import DequantizedTensors
+from quark.models.hf.dequantizer import DequantizedTensors
 from quark.models.hf.file_tensors import FileTensors
 from quark.models.hf.loading import load_model
 from quark.models.hf.quantized_source import float_tensors_of

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from quark.config.architecture import Architecture
-from quark.models.layers.quantized_layers import is_transposed, linear_weight
+from quark.models.layers.layer_types import is_transposed
+from quark.models.layers.quantized_layers import linear_weight
 from quark_algos.mappings.mapping import LayerMapping
 
 __all__ = ["Channels", "ResolvedMapping", "input_axis", "resolve", "submodule"]
