@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,6 +109,13 @@ def test_nothing_is_chosen_from_where_no_top_k_is() -> None:
             raise AssertionError
 
     assert chosen_in(Raises()) == set()
+
+
+def test_what_a_module_raises_is_logged_with_what_follows(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, logger="quark"):
+        assert chosen_in(Mixture()) == {"block.foo"}
+    assert "a Mixture does not run by itself on the meta device" in caplog.text
+    assert "routers in it are known by their names and widths, and by what was computed up to there" in caplog.text
 
 
 def test_the_model_is_not_touched() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from quark.base.log import get_logger
 from quark.base.names import folded
 from quark.config.architecture import Architecture
 from quark.models.hf.internals import input_embeddings, output_embeddings
@@ -317,7 +318,7 @@ def _chosen_from(module: nn.Module, layers: Mapping[str, str]) -> set[str]:
     if len(list(module.modules())) > _MOST_MODULES:
         return set()
     chosen: set[str] = set()
-    with suppress(Exception), torch.device("meta"), torch.no_grad():
+    with _tried(module), torch.device("meta"), torch.no_grad():
         tensors = (*module.parameters(), *module.buffers())
         twin = copy.deepcopy(module, {id(t): nn.Parameter(t.to("meta"), requires_grad=False) for t in tensors}).eval()
         for part in twin.modules():
@@ -325,9 +326,21 @@ def _chosen_from(module: nn.Module, layers: Mapping[str, str]) -> set[str]:
             part._forward_pre_hooks.clear()
         weights: dict[Tensor, str] = {twin.get_parameter(f"{short}.weight"): short for short in layers}
         for width, dtype in dict.fromkeys((weight.shape[1], weight.dtype) for weight in weights):
-            with suppress(Exception), _Flow(weights, chosen):
+            with _tried(module), _Flow(weights, chosen):
                 twin(torch.empty(1, 4, width, dtype=dtype))
     return chosen
+
+
+@contextmanager
+def _tried(module: nn.Module) -> Iterator[None]:
+    """Log what the body raises: a model's code may do anything with tensors that have no values."""
+    try:
+        yield
+    except Exception as error:
+        get_logger(__name__).debug(
+            f"a {type(module).__name__} does not run by itself on the meta device ({type(error).__name__}: {error}): routers in it are "
+            "known by their names and widths, and by what was computed up to there"
+        )
 
 
 class _Flow(TorchFunctionMode):
