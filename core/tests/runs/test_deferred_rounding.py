@@ -24,7 +24,7 @@ from quark.checkpoint.exporter import ExportOptions
 from quark.errors import ConfigError
 from quark.models.hf.loading import load_model
 from quark.models.layers import QuantizedLayer, quantized_class
-from quark.models.layers.packed_layers import stored_tensors
+from quark.models.layers.coded_layer import stored_tensors
 from quark.runs import ModelQuantizer, quantize_checkpoint
 from quark.torch import LLMTemplate
 

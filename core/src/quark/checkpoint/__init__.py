@@ -18,8 +18,7 @@ from quark.checkpoint.transformers_loading import map_to_quark, register_layouts
 from quark.config.slot import Slot
 from quark.models.hf.dequantizer import Dequantizer, FloatTensor, LayerCodes
 from quark.models.hf.loading import running_from_codes, unpack_model
-from quark.models.layers.coded_layer import CodedLayer
-from quark.models.layers.packed_layers import stored_tensors
+from quark.models.layers.coded_layer import CodedLayer, stored_tensors
 
 __all__ = [
     "BlockStream",

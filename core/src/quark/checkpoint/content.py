@@ -13,7 +13,7 @@ from torch import nn
 from quark.base.names import folded
 from quark.config.model import QConfig
 from quark.errors import ConfigError
-from quark.models.layers.packed_layers import Packed
+from quark.models.layers.layers_from_codes import Packed
 from quark.models.plan.quant_plan import QuantPlan
 
 __all__ = ["CheckpointContent", "content_of"]

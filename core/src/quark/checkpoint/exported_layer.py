@@ -14,9 +14,8 @@ from quark.checkpoint.model_tensors import activation_tensors, is_stored, scale_
 from quark.config.layer import QLayerConfig
 from quark.config.slot import ACTIVATIONS, Slot
 from quark.models.layers import QuantizedLayer, QuantizerModule
-from quark.models.layers.coded_layer import CodedLayer
+from quark.models.layers.coded_layer import CodedLayer, as_parameter, checked_codes, packed_meta, restore, stored_tensors
 from quark.models.layers.layer_types import LayerShape
-from quark.models.layers.packed_layers import as_parameter, checked_codes, packed_meta, restore, stored_tensors
 from quark.models.plan.kv_scales import kv_scale_groups, merge_kv_scales
 from quark.models.plan.quant_plan import QuantPlan
 from quark.numbers import QParams

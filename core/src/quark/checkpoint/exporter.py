@@ -78,7 +78,7 @@ class BlockStream(ABC):
 
     Attributes:
         encodes: Whether it takes the codes of all weights from their quantizers, as
-            `quark.models.layers.packed_layers.stored_tensors` does. Layers then may have float weights, where
+            `quark.models.layers.coded_layer.stored_tensors` does. Layers then may have float weights, where
             their quantizers say so (`quark.models.layers.QuantizerModule.is_deferred`): rounded values that
             nobody reads are not computed.
     """

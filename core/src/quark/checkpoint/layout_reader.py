@@ -5,7 +5,7 @@ three methods: it parses the ``quantization_config`` (`LayoutReader.configuratio
 that the stored tensors fit it (`LayoutReader.prepare`), and maps stored names to paths in that model
 (`LayoutReader.place_of`). The core does the rest: it builds the float model from ``config.json``, checks and
 reads the files, places every tensor once, checks that none is missing, and replaces each
-`quark.models.layers.packed_layers.Packed` by the quantized module.
+`quark.models.layers.layers_from_codes.Packed` by the quantized module.
 """
 
 from __future__ import annotations

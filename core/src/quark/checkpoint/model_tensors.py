@@ -28,7 +28,7 @@ from quark.models.hf.quantized_source import float_tensors_of
 from quark.models.hf.shards import check_shards
 from quark.models.layers import QuantizerModule
 from quark.models.layers.attention import PROBABILITIES, QUERY, STATES, STORED_STATES
-from quark.models.layers.packed_layers import packed_scales
+from quark.models.layers.coded_layer import packed_scales
 from quark.models.plan.attention import AttentionRow
 from quark.models.plan.decoder_blocks import owners
 from quark.models.plan.kv_scales import merge_kv_scales

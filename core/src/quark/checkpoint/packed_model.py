@@ -15,8 +15,9 @@ from quark.config.slot import Slot
 from quark.models.hf.attention_switch import switch_attention
 from quark.models.layers import counts_as
 from quark.models.layers.attention import PROBABILITIES, STORED_STATES
-from quark.models.layers.packed_layers import Packed, PackedLayer, PackedScales, packed_scales
-from quark.models.layers.packed_quantizer import PackedQuantizer, ScalesOf
+from quark.models.layers.coded_layer import packed_scales
+from quark.models.layers.layers_from_codes import Packed
+from quark.models.layers.packed_layers import PackedLayer, PackedQuantizer, PackedScales, ScalesOf
 from quark.models.plan.attention import AttentionRow, attention_rows
 from quark.models.plan.family import architecture_of
 from quark.models.plan.mixtures import separate_experts

@@ -112,7 +112,7 @@ def _refuse_lost_buffers(model: nn.Module) -> None:
 def packed_content(model_dir: str | Path) -> CheckpointContent:
     """Return an export of a transformers model with its layers as they are stored.
 
-    They are `quark.models.layers.packed_layers.Packed`.
+    They are `quark.models.layers.layers_from_codes.Packed`.
 
     Such a model takes no more memory than its files. Raises as `import_model_from_safetensors`.
     """

@@ -12,8 +12,8 @@ from quark.errors import CheckpointError, UnsupportedError
 from quark.models.hf.attention_switch import refuse_unswitchable
 from quark.models.layers import QuantizerModule
 from quark.models.layers.attention import eager_attention, sdpa_attention
-from quark.models.layers.packed_layers import PackedScales, packed_scales
-from quark.models.layers.packed_quantizer import PackedQuantizer
+from quark.models.layers.coded_layer import packed_scales
+from quark.models.layers.packed_layers import PackedQuantizer, PackedScales
 from quark.numbers import QParams, quantizer_for
 from quark.plugins import documented_object
 

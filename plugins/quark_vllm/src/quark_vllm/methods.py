@@ -20,7 +20,8 @@ from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBa
 from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
 
 from quark.errors import UnsupportedError
-from quark.models.layers.packed_layers import Packed, PackedLayer
+from quark.models.layers.layers_from_codes import Packed
+from quark.models.layers.packed_layers import PackedLayer
 from quark_vllm.operator import Operation, announce, call
 from quark_vllm.parts import cut_layer, reads_whole_input, rows_of_rank, shared_input
 from quark_vllm.served_model import CachedStates, ServedModel

@@ -19,7 +19,7 @@ from quark.checkpoint.reader import packed_content
 from quark.errors import UnsupportedError
 from quark.models.hf.shards import DTYPES, check_shards
 from quark.models.layers.attention import BASIS, KEY, QUERY, VALUE
-from quark.models.layers.packed_layers import Packed
+from quark.models.layers.layers_from_codes import Packed
 
 __all__ = ["CachedStates", "ServedModel", "directory_of"]
 

@@ -15,7 +15,7 @@ from quark.checkpoint import CheckpointContent, Exporter, ExportOptions
 from quark.checkpoint.destination import COMPANIONS
 from quark.models.hf.internals import source_of
 from quark.models.layers import QuantizedLayer
-from quark.models.layers.packed_layers import stored_tensors
+from quark.models.layers.coded_layer import stored_tensors
 from third_party.box import METHOD, BoxExporter, BoxReader
 
 FILE = "tensors.pt"

@@ -11,7 +11,7 @@ import torch
 from quark.config.layer import QLayerConfig, TensorSpec
 from quark.config.templates.schemes import scheme_config, scheme_record
 from quark.errors import ConfigError
-from quark.models.layers.packed_layers import packed_meta
+from quark.models.layers.coded_layer import packed_meta
 from quark.numbers import quantizer_for
 
 __all__ = ["FLOAT", "Candidate", "candidates_of"]

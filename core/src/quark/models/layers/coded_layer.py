@@ -1,8 +1,14 @@
-"""CodedLayer: the codes and scales of a linear layer as a checkpoint stores them."""
+"""Codes and scales as checkpoints store them: of one tensor, there and back; of a linear layer: `CodedLayer`.
+
+The shapes and dtypes of stored tensors come from packing meta tensors, so that they always agree with the
+packing code.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Self
 
 import attrs
@@ -10,13 +16,26 @@ import torch
 from torch import Tensor, nn
 
 from quark.base.log import get_logger
-from quark.config.layer import QLayerConfig
-from quark.errors import CheckpointError
+from quark.config.layer import QLayerConfig, levels
+from quark.config.slot import Slot
+from quark.errors import CheckpointError, ConfigError
 from quark.models.layers.quantized_layers import QuantizedLayer
 from quark.models.layers.quantizer_module import QuantizerModule
-from quark.numbers import QParams, cast_finite, quantizer_for
+from quark.numbers import QParams, TensorQuantizer, cast_finite, quantizer_for
+from quark.numbers.on_grid import LOSSY, codes_error
+from quark.plugins.attribution import origin
 
-__all__ = ["CodedLayer", "refuse_bad_scales", "restored_parameter"]
+__all__ = [
+    "CodedLayer",
+    "as_parameter",
+    "checked_codes",
+    "packed_meta",
+    "packed_scales",
+    "refuse_bad_scales",
+    "restore",
+    "restored_parameter",
+    "stored_tensors",
+]
 
 
 @attrs.frozen(eq=False)
@@ -107,3 +126,133 @@ def refuse_bad_scales(qparams: QParams, of: str, *, activation: bool) -> None:
                 "damaged, or the quantized model overflowed. Make or fetch it again"
             )
         get_logger(__name__).warning(f"{zeros} of {values.numel()} scale(s) of {of} are 0: their groups dequantize to zeros")
+
+
+def restore(
+    quantizer: QuantizerModule,
+    slot: Slot,
+    tensors: Mapping[str, Tensor],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    order: str,
+    name: str,
+    *,
+    holds_values: bool = False,
+) -> dict[str, nn.Parameter]:
+    """Set a quantizer to stored scales, and return the parameter by its name; of an activation nothing.
+
+    The inverse of `stored_tensors`.
+
+    Args:
+        quantizer: Of a tensor of a layer.
+        slot: The tensor.
+        tensors: By suffix; codes or values in the layout of the layer.
+        shape: Of the tensor, as its quantizer sees it.
+        dtype: Of the parameter.
+        order: Order of 4-bit codes in a word.
+        name: Full name of the layer, for messages.
+        holds_values: Whether parameters are stored as values and not as codes.
+
+    Raises:
+        CheckpointError: A scale is not valid, or the codes are of another shape.
+    """
+    inner, stored = quantizer.quantizer, dict(tensors)
+    if slot.is_activation or holds_values:
+        qparams = inner.unpack_qparams(stored, shape, order=order)
+        if slot.is_activation:
+            refuse_bad_scales(qparams, f"the {slot.label} of '{name}'", activation=True)
+        quantizer.set_qparams(qparams)
+        return {} if slot.is_activation else {slot: as_parameter(stored[""])}
+    codes, qparams = inner.unpack(stored, shape, order=order)
+    if tuple(codes.shape) != shape:
+        raise CheckpointError(f"the {slot} of '{name}' unpacks to {list(codes.shape)} where {list(shape)} is expected")
+    refuse_bad_scales(qparams, f"the {slot} of '{name}'", activation=False)
+    return {slot: restored_parameter(quantizer, codes, qparams, dtype)}
+
+
+def as_parameter(tensor: Tensor) -> nn.Parameter:
+    """Return a tensor as a parameter without gradient; a parameter itself."""
+    return tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
+
+
+def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: str) -> dict[str, Tensor]:
+    """Return the checkpoint tensors of a quantized tensor, by suffix.
+
+    Every scale and a sample of the codes are checked.
+
+    Args:
+        name: Full name, for messages.
+        module: The quantizer, which has the scales.
+        values: Values on the quantizer's grid; float ones where the quantizer says so (``is_deferred``).
+        order: Order of 4-bit codes in a word.
+
+    Raises:
+        ConfigError: The values are not on the grid, since they were changed after rounding.
+        PluginError: Codes change when they are packed and unpacked; the message names the format.
+    """
+    quantizer, qparams = module.quantizer, module.qparams
+    assert qparams is not None
+    codes, complaint = _codes_and_complaint(name, module, values, order)
+    tensors = quantizer.pack(codes, qparams, order=order)
+    announced = packed_meta(quantizer, tuple(values.shape), order)
+    if any(n in announced and (t.shape, t.dtype) != (announced[n].shape, announced[n].dtype) for n, t in tensors.items()):
+        complaint = "packs to other shapes or dtypes than on the meta device, by which checkpoints are laid out"
+    if complaint is not None:
+        raise origin("formats", quantizer.stored_level.format.name).error(f"{complaint} (at '{name}')")
+    return tensors
+
+
+def checked_codes(name: str, module: QuantizerModule, values: Tensor) -> Tensor:
+    """Return the codes of a quantized tensor. A sample of them is checked.
+
+    Args:
+        name: Full name, for messages.
+        module: The quantizer, which has the scales.
+        values: Values on the quantizer's grid.
+
+    Raises:
+        ConfigError: The values are not on the grid, since they were changed after rounding.
+    """
+    return _codes_and_complaint(name, module, values, "reorder")[0]
+
+
+def _codes_and_complaint(name: str, module: QuantizerModule, values: Tensor, order: str) -> tuple[Tensor, str | None]:
+    """Return the codes of values on a grid, and the error of the format that packs them.
+
+    None where nothing is.
+    """
+    quantizer, qparams = module.quantizer, module.qparams
+    assert qparams is not None
+    codes = module.codes_of(values.detach())
+    complaint = codes_error(quantizer, qparams, values.detach(), codes, order, is_rounded=not module.is_deferred)
+    if complaint is not None and complaint != LOSSY:
+        names = [level.dtype.name for level in levels(quantizer.spec)]
+        raise ConfigError(
+            f"'{name}' cannot be stored as {' → '.join(names)}: it {complaint}. It was changed after it was quantized, or by a broken "
+            "plugin: quantize the model again"
+        )
+    return codes, complaint
+
+
+def packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:
+    """Return the checkpoint tensors of a quantized tensor of that shape by suffix, on the meta device."""
+    return dict(_packed_meta(quantizer, shape, order))  # type: ignore[arg-type]  # quantizers are hashed by identity
+
+
+def packed_scales(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:
+    """Return the stored scales of an activation of that shape by suffix, on the meta device.
+
+    Empty where they are dynamic.
+    """
+    if quantizer.is_dynamic or quantizer.is_float:
+        return {}
+    return quantizer.pack_qparams(quantizer.empty_qparams(shape, "meta"), order=order)
+
+
+@lru_cache(maxsize=1024)
+def _packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:
+    """Return `packed_meta`, cached by shape.
+
+    Operations on meta tensors take longer than packing a small layer, and shapes repeat.
+    """
+    return quantizer.pack(*quantizer.empty_codes(shape), order=order)

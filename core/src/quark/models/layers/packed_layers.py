@@ -2,46 +2,32 @@
 
 `PackedLayer.unpack` or `PackedLayer.from_codes` creates the quantized layer when loading ends.
 
-The tensors have the names that checkpoint loaders look for (``weight``, ``weight_quantizer.scale``, …). Their
-shapes and dtypes come from packing meta tensors, so that they always agree with the packing code.
+The tensors have the names that checkpoint loaders look for (``weight``, ``weight_quantizer.scale``, …). A
+`PackedQuantizer` does the same for a quantizer of an attention module.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache
+import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from quark.config.layer import QLayerConfig, TensorSpec, levels
+from quark.config.layer import QLayerConfig, TensorSpec
 from quark.config.slot import ACTIVATIONS, PARAMETERS, Slot
-from quark.errors import CheckpointError, ConfigError
-from quark.models.layers.coded_layer import refuse_bad_scales, restored_parameter
+from quark.errors import CheckpointError
+from quark.models.layers.coded_layer import as_parameter, packed_meta, packed_scales, restore
 from quark.models.layers.layer_types import LayerShape
 from quark.models.layers.layers_from_codes import Packed, runs_from_codes
 from quark.models.layers.packed_weight import FormatPacking, PackedWeight
 from quark.models.layers.quantized_layers import QuantizedLayer, linear_weight, quantized_class
 from quark.models.layers.quantizer_module import QuantizerModule
-from quark.numbers.build import canonicalize
-from quark.numbers.on_grid import LOSSY, codes_error
-from quark.numbers.tensor_quantizer import TensorQuantizer
-from quark.plugins.attribution import origin
+from quark.numbers import canonicalize, quantizer_for
 
-__all__ = [
-    "Packed",
-    "PackedLayer",
-    "PackedScales",
-    "as_parameter",
-    "checked_codes",
-    "packed_meta",
-    "packed_scales",
-    "restore",
-    "stored_tensors",
-    "without_weights",
-]
+__all__ = ["PackedLayer", "PackedQuantizer", "PackedScales", "ScalesOf", "without_weights"]
 
 
 class PackedScales(nn.Module):
@@ -220,53 +206,6 @@ class PackedLayer(Packed):
         return f"{type(self._float[0]).__name__}, weight {list(self.weight_shape)}"
 
 
-def restore(
-    quantizer: QuantizerModule,
-    slot: Slot,
-    tensors: Mapping[str, Tensor],
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    order: str,
-    name: str,
-    *,
-    holds_values: bool = False,
-) -> dict[str, nn.Parameter]:
-    """Set a quantizer to stored scales, and return the parameter by its name; of an activation nothing.
-
-    The inverse of `stored_tensors`.
-
-    Args:
-        quantizer: Of a tensor of a layer.
-        slot: The tensor.
-        tensors: By suffix; codes or values in the layout of the layer.
-        shape: Of the tensor, as its quantizer sees it.
-        dtype: Of the parameter.
-        order: Order of 4-bit codes in a word.
-        name: Full name of the layer, for messages.
-        holds_values: Whether parameters are stored as values and not as codes.
-
-    Raises:
-        CheckpointError: A scale is not valid, or the codes are of another shape.
-    """
-    inner, stored = quantizer.quantizer, dict(tensors)
-    if slot.is_activation or holds_values:
-        qparams = inner.unpack_qparams(stored, shape, order=order)
-        if slot.is_activation:
-            refuse_bad_scales(qparams, f"the {slot.label} of '{name}'", activation=True)
-        quantizer.set_qparams(qparams)
-        return {} if slot.is_activation else {slot: as_parameter(stored[""])}
-    codes, qparams = inner.unpack(stored, shape, order=order)
-    if tuple(codes.shape) != shape:
-        raise CheckpointError(f"the {slot} of '{name}' unpacks to {list(codes.shape)} where {list(shape)} is expected")
-    refuse_bad_scales(qparams, f"the {slot} of '{name}'", activation=False)
-    return {slot: restored_parameter(quantizer, codes, qparams, dtype)}
-
-
-def as_parameter(tensor: Tensor) -> nn.Parameter:
-    """Return a tensor as a parameter without gradient; a parameter itself."""
-    return tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
-
-
 def without_weights(layer: nn.Module) -> nn.Module:
     """Return a shallow copy on the meta device.
 
@@ -280,89 +219,76 @@ def without_weights(layer: nn.Module) -> nn.Module:
     return shell
 
 
-def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: str) -> dict[str, Tensor]:
-    """Return the checkpoint tensors of a quantized tensor, by suffix.
-
-    Every scale and a sample of the codes are checked.
-
-    Args:
-        name: Full name, for messages.
-        module: The quantizer, which has the scales.
-        values: Values on the quantizer's grid; float ones where the quantizer says so (``is_deferred``).
-        order: Order of 4-bit codes in a word.
-
-    Raises:
-        ConfigError: The values are not on the grid, since they were changed after rounding.
-        PluginError: Codes change when they are packed and unpacked; the message names the format.
-    """
-    quantizer, qparams = module.quantizer, module.qparams
-    assert qparams is not None
-    codes, complaint = _codes_and_complaint(name, module, values, order)
-    tensors = quantizer.pack(codes, qparams, order=order)
-    announced = packed_meta(quantizer, tuple(values.shape), order)
-    if any(n in announced and (t.shape, t.dtype) != (announced[n].shape, announced[n].dtype) for n, t in tensors.items()):
-        complaint = "packs to other shapes or dtypes than on the meta device, by which checkpoints are laid out"
-    if complaint is not None:
-        raise origin("formats", quantizer.stored_level.format.name).error(f"{complaint} (at '{name}')")
-    return tensors
-
-
-def checked_codes(name: str, module: QuantizerModule, values: Tensor) -> Tensor:
-    """Return the codes of a quantized tensor. A sample of them is checked.
-
-    Args:
-        name: Full name, for messages.
-        module: The quantizer, which has the scales.
-        values: Values on the quantizer's grid.
-
-    Raises:
-        ConfigError: The values are not on the grid, since they were changed after rounding.
-    """
-    return _codes_and_complaint(name, module, values, "reorder")[0]
-
-
 def _is_symmetric(spec: TensorSpec | None) -> bool:
     """Return whether no level of a spec has zero points, once formats have made the spec explicit."""
     return spec is None or all(level.symmetric is not False for level in canonicalize(spec))
 
 
-def _codes_and_complaint(name: str, module: QuantizerModule, values: Tensor, order: str) -> tuple[Tensor, str | None]:
-    """Return the codes of values on a grid, and the error of the format that packs them.
+class ScalesOf:
+    """Stored scales that are buffers of another module, where loaders look for them.
 
-    None where nothing is.
+    ``k_scale`` of an attention module is one.
+
+    Args:
+        owner: The module, which gets the buffers.
+        name: What their names begin with, such as ``k``.
+        tensors: The scales by suffix, from `quark.models.layers.coded_layer.packed_scales`.
     """
-    quantizer, qparams = module.quantizer, module.qparams
-    assert qparams is not None
-    codes = module.codes_of(values.detach())
-    complaint = codes_error(quantizer, qparams, values.detach(), codes, order, is_rounded=not module.is_deferred)
-    if complaint is not None and complaint != LOSSY:
-        names = [level.dtype.name for level in levels(quantizer.spec)]
-        raise ConfigError(
-            f"'{name}' cannot be stored as {' → '.join(names)}: it {complaint}. It was changed after it was quantized, or by a broken "
-            "plugin: quantize the model again"
-        )
-    return codes, complaint
+
+    def __init__(self, owner: nn.Module, name: str, tensors: dict[str, Tensor]) -> None:
+        self._owner = owner
+        self._names = {suffix: f"{name}_{suffix}" for suffix in tensors}
+        for suffix, tensor in tensors.items():
+            owner.register_buffer(self._names[suffix], tensor)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors by suffix."""
+        return {suffix: self._owner.get_buffer(name) for suffix, name in self._names.items()}
+
+    def free(self) -> None:
+        """Take the buffers from the module again."""
+        for name in self._names.values():
+            del self._owner._buffers[name]
+        self._names = {}
 
 
-def packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:
-    """Return the checkpoint tensors of a quantized tensor of that shape by suffix, on the meta device."""
-    return dict(_packed_meta(quantizer, shape, order))  # type: ignore[arg-type]  # quantizers are hashed by identity
+class PackedQuantizer(PackedScales, Packed):
+    """The scales of a quantizer, which a checkpoint loader fills and `unpack` converts to the quantizer.
 
-
-def packed_scales(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:
-    """Return the stored scales of an activation of that shape by suffix, on the meta device.
-
-    Empty where they are dynamic.
+    Args:
+        spec: Spec of an activation with one scale per tensor.
+        order: Order of 4-bit codes in a word in the checkpoint.
+        stored: What holds the scales, if it is not this module: a checkpoint stores scales of keys with the
+            projection, or, where that is fused, with the attention module.
+        largest: Upper bound of valid scales.
     """
-    if quantizer.is_dynamic or quantizer.is_float:
-        return {}
-    return quantizer.pack_qparams(quantizer.empty_qparams(shape, "meta"), order=order)
 
+    def __init__(self, spec: TensorSpec, order: str, stored: PackedScales | ScalesOf | None = None, largest: float = math.inf) -> None:
+        own = packed_scales(quantizer_for(spec, activation=True), (1,), order) if stored is None else {}
+        super().__init__(own, spec)
+        self.spec = spec
+        self.order = order
+        self.largest = largest
+        self._stored: tuple[PackedScales | ScalesOf] = (stored or self,)  # in a tuple, so that it is not registered a second time
 
-@lru_cache(maxsize=1024)
-def _packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:
-    """Return `packed_meta`, cached by shape.
+    def unpack(self) -> QuantizerModule:
+        """Return the quantizer, on the device of its scales.
 
-    Operations on meta tensors take longer than packing a small layer, and shapes repeat.
-    """
-    return quantizer.pack(*quantizer.empty_codes(shape), order=order)
+        Raises:
+            CheckpointError: The scales are not positive and finite: a loader that only warns of missing
+                tensors leaves them uninitialized.
+        """
+        module = QuantizerModule(self.spec, activation=True)
+        tensors = self._stored[0].tensors()
+        if tensors:
+            qparams = module.quantizer.unpack_qparams(tensors, (1,), order=self.order)
+            if not bool(((qparams.scale > 0) & (qparams.scale <= self.largest) & torch.isfinite(qparams.scale)).all()):
+                raise CheckpointError(
+                    f"a scale inside attention is {qparams.scale.tolist()}, which is not valid: the checkpoint says in softmax_quant_spec "
+                    "or kv_cache_post_rope that it holds such scales and lacks them. import_model_from_safetensors names them, and leaves "
+                    "probabilities without scales float"
+                )
+            module.set_qparams(qparams)
+            if isinstance(self._stored[0], ScalesOf):
+                self._stored[0].free()
+        return module.train(self.training)
