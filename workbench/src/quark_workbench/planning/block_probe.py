@@ -23,13 +23,13 @@ from quark.checkpoint.exporter import Exporter, ExportOptions
 from quark.config.model import QConfig
 from quark.errors import QuarkError
 from quark.models.hf.internals import input_embeddings, output_embeddings
-from quark.models.hf.skeleton import narrower_models
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
 from quark.runs.memory import SHARE, free_bytes
 from quark.runs.quantize_block import quantize_blocks
 from quark.runs.quantize_run import finish_run, start_run
 from quark.runs.run import FinishedRun, Run, StartedRun, plan_run
 from quark.runs.sink import CheckpointSink, InPlaceSink, begun_export
+from quark_workbench.planning.narrower_models import narrower_models
 from quark_workbench.planning.workload import Calibration, workload_of
 
 __all__ = ["BlockSeconds", "measured_block", "seconds_per_byte"]

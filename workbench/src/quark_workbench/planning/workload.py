@@ -15,12 +15,12 @@ from torch.utils._pytree import tree_leaves
 from quark.algorithms import Rounding
 from quark.calibration.batches import Call
 from quark.calibration.input_groups import InputGroups
-from quark.models.hf.model_config import experts_per_token
 from quark.models.plan.decoder_blocks import Block, decoder_blocks, rows_by_block
 from quark.models.plan.family import text_config
 from quark.models.plan.mixtures import ExpertNames
 from quark.models.plan.plan_row import PlanRow
 from quark.runs.run import Run
+from quark_workbench.planning.narrower_models import experts_per_token
 
 __all__ = ["Calibration", "Task", "Workload", "statistics_bytes", "workload_of"]
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import importlib.util
-import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,14 +19,8 @@ from quark.models.hf.model_class import model_class
 from quark.plugins import templates
 from quark.plugins.failures import leave_out
 
-__all__ = ["experts_per_token", "model_config", "narrowed"]
+__all__ = ["model_config"]
 
-_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "top_k_experts")
-_EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
-"""Names that configs of transformers have for these numbers."""
-
-_NARROWEST, _MULTIPLE = 512, 128
-"""The least width of a narrowed model, and a divisor of its intermediate widths."""
 
 _PACKAGE_OF_ATTENTION = {
     "flash_attention_2": ("flash_attn", "flash-attn"),
@@ -150,44 +142,6 @@ def _entries(values: object) -> Iterator[tuple[str, object]]:
         for key, value in table.items() if isinstance(table, dict) else enumerate(table) if isinstance(table, list) else ():
             yield str(key), value
             waiting.append(value)
-
-
-def experts_per_token(config: Any) -> tuple[int | None, int | None]:
-    """Return how many experts of a mixture each token is routed to, and how many there are.
-
-    None for what a config does not say.
-    """
-    return next(iter(_counts(config, _CHOSEN).values()), None), next(iter(_counts(config, _EXPERTS).values()), None)
-
-
-def narrowed(config: Any, layers: int) -> Any:
-    """Return a config with ``layers`` decoder blocks of half the channels, heads and experts.
-
-    Heads keep their size, and a token its number of experts. Channels are not halved below 512, nor experts
-    below twice a token's number. None where neither can be halved.
-    """
-    config = copy.deepcopy(config)
-    text = config.get_text_config()
-    text.num_hidden_layers = layers
-    halved: dict[str, int] = {}
-    width, heads, key_heads = (getattr(text, name, None) for name in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
-    if isinstance(width, int) and isinstance(heads, int) and width >= 2 * _NARROWEST and width % 2 == heads % 2 == 0:
-        halved |= {"hidden_size": width // 2, "num_attention_heads": heads // 2}
-        if isinstance(key_heads, int):
-            halved["num_key_value_heads"] = math.gcd(heads // 2, max(1, key_heads // 2))
-        inner = {name: size for name, size in vars(text).items() if name.endswith("intermediate_size") and isinstance(size, int)}
-        halved |= {name: max(_MULTIPLE, size // 2 // _MULTIPLE * _MULTIPLE) for name, size in inner.items()}
-    experts, chosen = _counts(text, _EXPERTS), max(_counts(text, _CHOSEN).values(), default=1)
-    halved |= {name: count // 2 for name, count in experts.items() if count % 2 == 0 and count >= 4 * chosen}
-    for name, value in halved.items():
-        setattr(text, name, value)
-    return config if halved else None
-
-
-def _counts(config: Any, names: tuple[str, ...]) -> dict[str, int]:
-    """Return the attributes of a config that are positive integers."""
-    values = {name: getattr(config, name, None) for name in names}
-    return {name: n for name, n in values.items() if isinstance(n, int) and not isinstance(n, bool) and n > 0}
 
 
 def _import_modeling(model_type: str) -> None:

@@ -5,7 +5,6 @@ It is on the meta device, or its memory has not been written to.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,10 +16,10 @@ from quark.models.hf.internals import initialize_what_no_checkpoint_holds, kept_
 from quark.models.hf.json_files import read_json, reading
 from quark.models.hf.loading import first_dtype, torch_dtype
 from quark.models.hf.model_class import ModelClass, model_class
-from quark.models.hf.model_config import model_config, narrowed
+from quark.models.hf.model_config import model_config
 from quark.models.hf.quantized_source import source_layout, without_quantization
 
-__all__ = ["empty_model", "meta_model", "narrower_models", "skeleton"]
+__all__ = ["empty_model", "meta_model", "skeleton"]
 
 _NO_MODEL = "no model can be built of its values; correct them, or fetch the file again"
 
@@ -100,22 +99,3 @@ def _with_generation_config(model: Any, path: Path) -> nn.Module:
 def _class_of(path: Path, *, trust_remote_code: bool) -> ModelClass:
     config = without_quantization(model_config(path, trust_remote_code=trust_remote_code))
     return model_class(config, path / "config.json", trust_remote_code=trust_remote_code)
-
-
-def narrower_models(model: nn.Module, layers: int) -> Iterator[nn.Module]:
-    """Yield models of the class of ``model`` on the meta device, each about half as wide as the one before.
-
-    They have fewer channels, attention heads and experts, and only the first ``layers`` decoder blocks.
-    There are none of a model that is not transformers', and no wider model than half of ``model``.
-    """
-    from transformers import PretrainedConfig
-
-    config: Any = getattr(model, "config", None)
-    if not isinstance(config, PretrainedConfig):
-        return
-    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    build: Any = type(model)
-    while (config := narrowed(config, layers)) is not None:
-        with building(), torch.device("meta"):
-            narrower: nn.Module = build(config)
-        yield narrower.to(dtype).eval()
