@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from quark.config.architecture import Architecture
 from quark.errors import UnsupportedError
-from quark.models.hf.expert_forms import expert_parts
+from quark.models.hf.fused_experts import expert_parts
 from quark.models.layers.experts import ExpertParts, SeparateExperts, separated, showing_all
 from quark_templates.fused_experts import SeparateSortedExperts, sorted_experts, stacked_experts
 

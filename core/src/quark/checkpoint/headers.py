@@ -1,7 +1,7 @@
 """Whether the tensors of a checkpoint are those that its quantization announces, by the headers of its files.
 
 Every reader asks here, or places tensor after tensor as `quark.checkpoint.reader.place` does; both compare by
-`quark.models.hf.placing.misfit`.
+`quark.models.hf.missing_tensors.misfit`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quark.checkpoint.reader import place, placed_by, prepared, read_configurati
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, UnsupportedError
 from quark.models.hf.json_files import config_file, read_json
-from quark.models.hf.placing import beside_others, left_out_by, misfit, recomputed_by, refuse_unannounced
+from quark.models.hf.missing_tensors import beside_others, left_out_by, misfit, recomputed_by, refuse_unannounced
 from quark.models.hf.shards import DTYPES, Shard, check_shards
 from quark.models.hf.skeleton import empty_model
 from quark.plugins import exporters

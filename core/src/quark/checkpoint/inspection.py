@@ -24,8 +24,8 @@ from quark.config.model import QConfig
 from quark.errors import PluginError, QuarkError
 from quark.models.hf.internals import output_embeddings
 from quark.models.hf.json_files import naming
+from quark.models.hf.missing_tensors import without_source
 from quark.models.hf.model_class import is_of_its_config
-from quark.models.hf.placing import without_source
 from quark.models.hf.shards import Shard, check_shards
 from quark.models.hf.skeleton import empty_model
 from quark.models.plan.quant_plan import QuantPlan

@@ -20,9 +20,10 @@ from quark.checkpoint.save_pretrained import set_results
 from quark.config.model import QConfig
 from quark.errors import AmbiguousNameError, CheckpointError, ConfigError, QuarkError, UnknownNameError, UnsupportedError
 from quark.models.hf.loading import unpack_all
-from quark.models.hf.placing import aliases, left_out_by, misfit, module_at, put_tensor, tie_equal, without_source
+from quark.models.hf.missing_tensors import left_out_by, misfit, without_source
 from quark.models.hf.shards import Shard, check_shards
 from quark.models.hf.skeleton import empty_model
+from quark.models.hf.tied_tensors import aliases, module_at, put_tensor, tie_equal
 from quark.models.layers.packed_layers import PackedLayer, PackedScales
 from quark.models.plan.one_layer import as_model, put_back
 from quark.models.plan.quant_plan import QuantPlan

@@ -25,8 +25,8 @@ from quark.config.model import QConfig
 from quark.errors import CheckpointError, UnsupportedError
 from quark.models.hf.internals import before_tying, directory_of, on_missing, renamed_by_loader, renamed_scales, source_of
 from quark.models.hf.loading import keeps_codes, load_model, unpack_all
-from quark.models.hf.placing import aliases, tie_equal
 from quark.models.hf.shards import INDEX, SINGLE, check_shards
+from quark.models.hf.tied_tensors import aliases, tie_equal
 from quark.models.layers.packed_layers import PackedLayer, PackedScales
 from quark.plugins import exporters
 

@@ -17,7 +17,7 @@ from quark.base.ranks import Ranks, owners
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import BlockStream, Exporter, ExportOptions
 from quark.errors import OutputError
-from quark.models.hf.placing import other_names
+from quark.models.hf.tied_tensors import other_names
 from quark.models.layers import QuantizedLayer
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
 from quark.runs.journal import FinishedBlock, Journal

@@ -17,11 +17,11 @@ from quark.base.log import get_logger, silenced
 from quark.calibration.transform_validation import BlockSource
 from quark.errors import QuarkError, UnsupportedError
 from quark.models.hf.internals import directory_of
-from quark.models.hf.placing import owners_of, put_tensor
 from quark.models.hf.quantized_source import float_tensors_of
 from quark.models.hf.shards import INDEX, SINGLE, check_shards
 from quark.models.hf.skeleton import meta_model
 from quark.models.hf.stored_tensors import Recipe, StoredTensors
+from quark.models.hf.tied_tensors import owners_of, put_tensor
 from quark.models.layers.coded_layer import CodedLayer
 from quark.models.layers.experts import SeparateExperts, separated
 from quark.models.plan.decoder_blocks import Block, decoder_blocks

@@ -26,7 +26,7 @@ from quark.checkpoint.layer_storage import layer_codes, meta_tensors
 from quark.config.enums import ZeroPointType
 from quark.config.layer import QLayerConfig
 from quark.errors import CheckpointError, ConfigError, UnsupportedError
-from quark.models.hf.placing import misfit
+from quark.models.hf.missing_tensors import misfit
 from quark.numbers import QParams, canonicalize, cast_finite
 from quark_exporters.linear_layers import LinearExporter, LinearReader, coded_rows, float_names
 from quark_exporters.stored_codes import packed_words, qscheme_of, runs_along_rows, spec_of_layout, unpacked_words, weight_quantizer

@@ -16,7 +16,7 @@ from quark.checkpoint import CheckpointContent, CheckpointExporter, ExportOption
 from quark.checkpoint.float_layers import is_float, routers
 from quark.config.layer import QLayerConfig, TensorSpec
 from quark.errors import CheckpointError
-from quark.models.hf.placing import misfit, refuse_unannounced
+from quark.models.hf.missing_tensors import misfit, refuse_unannounced
 from quark.models.layers.attention import KEY, QUERY, STORED_STATES, VALUE
 from quark.models.plan.quant_plan import QuantPlan
 from quark.numbers import canonicalize

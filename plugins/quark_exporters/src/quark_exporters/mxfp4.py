@@ -19,7 +19,7 @@ from torch import Tensor
 from quark.checkpoint import CodedLayer, FloatTensor, LayerCodes
 from quark.config.layer import QLayerConfig
 from quark.errors import CheckpointError
-from quark.models.hf.placing import misfit
+from quark.models.hf.missing_tensors import misfit
 from quark_exporters.compressed_tensors.arguments import spec_of
 from quark_exporters.stored_codes import weight_quantizer
 

@@ -20,10 +20,11 @@ from torch import nn
 from quark.base.torch_state import building
 from quark.errors import CheckpointError, ConfigError
 from quark.models.hf.json_files import read_json, reading
+from quark.models.hf.missing_tensors import beside_others, refuse_missing, refuse_unannounced
 from quark.models.hf.model_class import model_class
 from quark.models.hf.model_config import model_config
-from quark.models.hf.placing import beside_others, other_names, refuse_missing, refuse_unannounced
 from quark.models.hf.shards import DTYPES, check_shards, refuse_codes
+from quark.models.hf.tied_tensors import other_names
 from quark.models.layers.layers_from_codes import Packed, until_used
 
 __all__ = ["first_dtype", "keeps_codes", "load_model", "running_from_codes", "torch_device", "torch_dtype", "unpack_all", "unpack_model"]

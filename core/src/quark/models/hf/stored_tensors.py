@@ -23,7 +23,7 @@ from quark.errors import CheckpointError
 from quark.models.hf.converted_tensors import ConvertedTensors
 from quark.models.hf.dequantizer import DequantizedTensors, FloatTensor, LayerCodes
 from quark.models.hf.file_tensors import FileTensors
-from quark.models.hf.placing import left_out_by, recomputed_by, refuse_lost, refuse_missing, refuse_unannounced, without_source
+from quark.models.hf.missing_tensors import left_out_by, recomputed_by, refuse_lost, refuse_missing, refuse_unannounced, without_source
 from quark.models.hf.shards import Shard, refuse_codes
 from quark.models.layers.coded_layer import CodedLayer
 

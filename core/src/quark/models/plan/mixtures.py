@@ -10,7 +10,7 @@ from torch import nn
 
 from quark.config.architecture import Architecture
 from quark.config.model import QConfig
-from quark.models.hf.expert_forms import expert_parts
+from quark.models.hf.fused_experts import expert_parts
 from quark.models.layers.experts import ExpertParts, separated
 from quark.models.layers.quantized_layers import counts_as
 from quark.models.plan.family import architecture_of

@@ -18,7 +18,7 @@ from quark.checkpoint.provenance import refuse_unreadable
 from quark.config.layer import QLayerConfig, TensorSpec
 from quark.config.slot import PARAMETERS, Slot
 from quark.errors import CheckpointError, UnsupportedError
-from quark.models.hf.placing import misfit
+from quark.models.hf.missing_tensors import misfit
 from quark.models.layers.coded_layer import packed_meta, packed_scales
 from quark.models.plan.rules import layer_config_for
 from quark.numbers import canonicalize, cast_finite, quantizer_for

@@ -13,8 +13,8 @@ from quark.base.log import get_logger
 from quark.checkpoint import CheckpointContent, CheckpointExporter, ExportOptions, StoredConfig, pack_model
 from quark.checkpoint.model_tensors import STORED_PROBABILITIES
 from quark.config.slot import Slot
-from quark.models.hf.placing import module_at
 from quark.models.hf.shards import check_shards
+from quark.models.hf.tied_tensors import module_at
 from quark.models.layers.attention import PROBABILITIES
 from quark.models.layers.packed_layers import PackedLayer
 from quark.models.plan.quant_plan import QuantPlan, has_static_scale

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from quark.models.hf.placing import left_out_by, recomputed_by
+from quark.models.hf.missing_tensors import left_out_by, recomputed_by
 
 
 class Attention(nn.Module):

@@ -1,0 +1,94 @@
+"""Tied tensors and modules at several places of a model: names, owners, and how one is put at all its places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from quark.models.hf.internals import tied_on_loading
+
+__all__ = ["aliases", "module_at", "other_names", "owners_of", "put_tensor", "tie_equal"]
+
+
+def owners_of(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
+    """Return every module and attribute that holds each tensor of a model, by ``id()`` of the tensor."""
+    owners: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for leaf, tensor in (*module._parameters.items(), *module._buffers.items()):
+            owners.setdefault(id(tensor), []).append((module, leaf))
+    return owners
+
+
+def other_names(model: nn.Module) -> dict[str, list[str]]:
+    """Return the further full names of each module that is at several places, by its first name."""
+    first: dict[nn.Module, str] = {}
+    others: dict[str, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if (known := first.setdefault(module, name)) != name:
+            others.setdefault(known, []).append(name)
+    return others
+
+
+def aliases(model: nn.Module) -> list[list[str]]:
+    """Return the full names of each tensor of a model that has several, and of those that loading ties."""
+    names_of: dict[object, list[str]] = {}
+    ties = tied_on_loading(model)
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        names_of.setdefault(id(tensor), []).append(name)
+    for name, source in ties.items():
+        names_of.setdefault(source, [source]).append(name)
+    return [names for names in names_of.values() if len(names) > 1]
+
+
+@torch.no_grad()
+def tie_equal(model: nn.Module, groups: Iterable[Sequence[str]]) -> None:
+    """Make one parameter of those with equal values that `aliases` named together, before they were loaded.
+
+    Parameters that have other values, since quantization has untied them, stay apart.
+    """
+    for names in groups:
+        apart: list[Tensor] = []
+        for owner, _, leaf in (name.rpartition(".") for name in names):
+            module = module_at(model, owner)
+            tensor = module._parameters.get(leaf)
+            if tensor is None or tensor.is_meta:
+                continue
+            if (same := next((t for t in apart if _are_equal(t, tensor)), None)) is None:
+                apart.append(tensor)
+            elif same is not tensor:
+                module.register_parameter(leaf, same)  # type: ignore[arg-type]
+
+
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    alike = (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+    return one is other or (alike and torch.equal(one, other))
+
+
+def module_at(model: nn.Module, name: str) -> nn.Module:
+    """Return the module of that full name, in a fraction of the time of ``get_submodule``.
+
+    Raises KeyError where there is none.
+    """
+    module: nn.Module | None = model
+    for part in name.split(".") if name else ():
+        module = None if module is None else module._modules.get(part)
+    if module is None:
+        raise KeyError(name)
+    return module
+
+
+def put_tensor(owners: Iterable[tuple[nn.Module, str]], tensor: Tensor) -> Tensor:
+    """Make ``tensor`` the parameter, or the buffer, that each of these modules has under that attribute.
+
+    Return what was put there.
+    """
+    parameter = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
+    placed = tensor
+    for module, leaf in owners:
+        if leaf in module._parameters:
+            module._parameters[leaf] = placed = parameter
+        else:
+            module._buffers[leaf] = tensor
+    return placed
