@@ -6,7 +6,7 @@ from torch import Tensor
 
 from quark.config.tensor import QTensorConfig
 from quark.numbers import QParams, TensorQuantizer
-from quark.numbers.build import level_quantizer
+from quark.numbers.from_spec import level_quantizer
 from quark.numbers.single_level import SingleLevelQuantizer
 
 from .broken_formats import Plain

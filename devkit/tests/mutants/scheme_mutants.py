@@ -12,7 +12,7 @@ from quark.base.lazy import LazyRef, ObjectRef
 from quark.config.layer import QLayerConfig
 from quark.config.tensor import QTensorConfig
 from quark.numbers import Granularity, Packing, TensorQuantizer
-from quark.numbers.build import level_quantizer
+from quark.numbers.from_spec import level_quantizer
 from quark.numbers.single_level import SingleLevelQuantizer
 from quark.plugins import SchemeRecord
 

@@ -1,7 +1,7 @@
 """Number formats, packing, observers, tensor quantizers and weight grids: protocols and their engine."""
 
-from quark.numbers.build import canonicalize, format_of, level_quantizer, number_format, observer_class, packed_dtype, quantizer_for
 from quark.numbers.column_rounder import ColumnRounder, GroupScales
+from quark.numbers.from_spec import canonicalize, format_of, level_quantizer, number_format, observer_class, packed_dtype, quantizer_for
 from quark.numbers.granularity import (
     Granularity,
     PerBlock,
@@ -18,8 +18,8 @@ from quark.numbers.observer import Observer
 from quark.numbers.rounded_grid import RoundedGrid
 from quark.numbers.single_level import TILE_ELEMENTS
 from quark.numbers.tensor_quantizer import MultiLevelQuantizer, TensorQuantizer
+from quark.numbers.tensor_views import ChannelsLast, KernelMatrix, TensorView, ViewedQuantizer, output_first_shape, viewed
 from quark.numbers.tiles import cast_finite
-from quark.numbers.viewed import ChannelsLast, KernelMatrix, TensorView, ViewedQuantizer, output_first_shape, viewed
 from quark.numbers.weight_grid import WeightGrid
 
 __all__ = [

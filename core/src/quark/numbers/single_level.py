@@ -15,8 +15,8 @@ from torch import Tensor
 
 from quark.base.parallel import parallel_map
 from quark.config.tensor import QTensorConfig
-from quark.numbers.fused import fused_decoding, fused_rounding
 from quark.numbers.granularity import Granularity, PerTensor
+from quark.numbers.kernel_rounding import fused_decoding, fused_rounding
 from quark.numbers.number_format import NumberFormat, QParams
 from quark.numbers.observer import Observer
 from quark.numbers.tensor_quantizer import TensorQuantizer

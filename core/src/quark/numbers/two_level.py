@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from quark.base.quotient import divided
-from quark.numbers.fused import FusedRounding, RelativeScales, device_code, fused_rounding
 from quark.numbers.granularity import PerTensor
+from quark.numbers.kernel_rounding import FusedRounding, RelativeScales, device_code, fused_rounding
 from quark.numbers.number_format import QParams
 from quark.numbers.observer import Observer
 from quark.numbers.single_level import SingleLevelQuantizer

@@ -1,4 +1,4 @@
-"""Tied tensors and modules at several places of a model: names, owners, and how one is put at all its places."""
+"""Tied tensors, and modules at several places of a model: their names, and how one is put at all places."""
 
 from __future__ import annotations
 

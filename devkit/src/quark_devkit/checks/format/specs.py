@@ -8,7 +8,7 @@ from quark.config.layer import levels
 from quark.config.tensor import QTensorConfig
 from quark.errors import QuarkError
 from quark.numbers import NumberFormat, Packing, number_format
-from quark.numbers.build import observer_class
+from quark.numbers.from_spec import observer_class
 from quark_devkit.check import NotApplicableError, assume, check, complaining, require
 from quark_devkit.checks.format.cases import Case, cases, weight_cases
 from quark_devkit.example_specs import example_specs, odd_specs

@@ -20,8 +20,8 @@ from quark.numbers import PerChannel, PerGroup, PerGroupOfRows, PerTensor, PerTo
 from quark.numbers.on_grid import LOSSY, codes_error
 from quark.numbers.progressive import ProgressiveQuantizer
 from quark.numbers.single_level import SingleLevelQuantizer
+from quark.numbers.tensor_views import KernelMatrix, ViewedQuantizer
 from quark.numbers.two_level import TwoLevelQuantizer
-from quark.numbers.viewed import KernelMatrix, ViewedQuantizer
 from quark_exporters.onnx_layout.codes import StoredCodes, stored_codes, stored_type
 from quark_exporters.onnx_layout.ops import FLOAT, FLOAT_TYPES, Ops, as_tensor
 from quark_exporters.onnx_layout.traced import TracedQuantizer

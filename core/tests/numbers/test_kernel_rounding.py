@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quark.config.enums import Dtype
 from quark.config.tensor import QTensorConfig
-from quark.numbers import QParams, fused, quantizer_for
+from quark.numbers import QParams, kernel_rounding, quantizer_for
 from quark.numbers.kernels import DeviceCode, Runs
 from quark.numbers.single_level import SingleLevelQuantizer
 from quark_devkit.example_specs import int8_spec
@@ -23,8 +23,8 @@ CODE = DeviceCode(round=None)
 @pytest.fixture
 def level(monkeypatch: pytest.MonkeyPatch) -> SingleLevelQuantizer:
     """A quantizer whose device uses kernels and whose format has device code."""
-    monkeypatch.setattr(fused, "uses_kernels", lambda device: True)
-    monkeypatch.setattr(fused, "device_code", lambda level: CODE)
+    monkeypatch.setattr(kernel_rounding, "uses_kernels", lambda device: True)
+    monkeypatch.setattr(kernel_rounding, "device_code", lambda level: CODE)
     return quantizer_for(int8_spec(), activation=False).stored_level
 
 
@@ -32,7 +32,7 @@ def level(monkeypatch: pytest.MonkeyPatch) -> SingleLevelQuantizer:
     ("x", "expected"), [(torch.ones(4, 8), True), (torch.ones(0, 8), False), (torch.ones(4, 8, dtype=torch.float64), False)]
 )
 def test_fused_rounding_is_for_values_of_the_dtypes_of_models(x: Tensor, expected: bool, level: SingleLevelQuantizer) -> None:
-    found = fused.fused_rounding(level, x)
+    found = kernel_rounding.fused_rounding(level, x)
     assert (found is not None) is expected
     assert found is None or (found.level, found.code, found.runs) == (level, CODE, level.granularity.runs(tuple(x.shape)))
 
@@ -49,7 +49,7 @@ def test_fused_rounding_fills_its_output_whatever_its_strides(
     monkeypatch.setitem(sys.modules, "quark.numbers.kernels.rounding", SimpleNamespace(launch=launch))
     x = torch.arange(12.0).reshape(3, 4)
     x = x.t() if is_transposed else x
-    found = fused.FusedRounding(level, CODE, Runs(12)).rounded(x.clone(), QParams(torch.ones(1)), out := x.clone())
+    found = kernel_rounding.FusedRounding(level, CODE, Runs(12)).rounded(x.clone(), QParams(torch.ones(1)), out := x.clone())
     assert found is out
     assert torch.equal(out, x + 1)
 
@@ -64,7 +64,7 @@ def test_fused_rounding_fills_its_output_whatever_its_strides(
     ],
 )
 def test_fused_decoding_is_for_codes_of_a_byte(codes: Tensor, out: Tensor, expected: bool, level: SingleLevelQuantizer) -> None:
-    assert (fused.fused_decoding(level, codes, out) is not None) is expected
+    assert (kernel_rounding.fused_decoding(level, codes, out) is not None) is expected
 
 
 @pytest.mark.parametrize("dtype", [Dtype.int8, Dtype.uint4, Dtype.fp4, Dtype.fp8_e4m3])
@@ -80,8 +80,8 @@ def test_values_of_codes_come_from_a_table_of_all_bytes(dtype: Dtype, monkeypatc
     scales = quantizer.find_qparams(x)
     codes, out = quantizer.quantize(x, scales), torch.zeros(1, 32)
     expected = quantizer.dequantize(codes, scales)
-    monkeypatch.setattr(fused, "uses_kernels", lambda device: True)
-    monkeypatch.setattr(fused, "device_code", lambda level: CODE)
+    monkeypatch.setattr(kernel_rounding, "uses_kernels", lambda device: True)
+    monkeypatch.setattr(kernel_rounding, "device_code", lambda level: CODE)
     monkeypatch.setitem(sys.modules, "quark.numbers.kernels.rounding", SimpleNamespace(launch=launch))
     quantizer.dequantize_to(codes, scales, out)
     assert torch.equal(out, expected)
