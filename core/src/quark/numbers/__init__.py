@@ -17,7 +17,7 @@ from quark.numbers.number_format import NumberFormat, Packing, QParams, Spacing
 from quark.numbers.observer import Observer
 from quark.numbers.rounded_grid import RoundedGrid
 from quark.numbers.single_level import TILE_ELEMENTS
-from quark.numbers.tensor_quantizer import MultiLevelQuantizer, TensorQuantizer
+from quark.numbers.tensor_quantizer import TensorQuantizer
 from quark.numbers.tensor_views import ChannelsLast, KernelMatrix, TensorView, ViewedQuantizer, output_first_shape, viewed
 from quark.numbers.tiles import cast_finite
 from quark.numbers.weight_grid import WeightGrid
@@ -29,7 +29,6 @@ __all__ = [
     "Granularity",
     "GroupScales",
     "KernelMatrix",
-    "MultiLevelQuantizer",
     "NumberFormat",
     "Observer",
     "Packing",

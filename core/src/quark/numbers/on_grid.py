@@ -133,7 +133,7 @@ def scales_error(quantizer: TensorQuantizer, qparams: QParams | None, shape: tup
         return None
     if qparams is None:
         return "has no scales: the quantizer's set_qparams was not called"
-    expected, present = _scale_shapes(quantizer, shape), dict(qparams.items())  # type: ignore[arg-type]  # quantizers are hashed by identity
+    expected, present = _scale_shapes(quantizer, shape), dict(qparams.items())
     if absent := [name for name in expected if name not in present]:
         return f"has no {' and no '.join(absent)}"
     for name, shape_wanted in expected.items():

@@ -16,14 +16,14 @@ from quark.numbers.granularity import PerTensor
 from quark.numbers.number_format import QParams
 from quark.numbers.observer import Observer
 from quark.numbers.single_level import SingleLevelQuantizer
-from quark.numbers.tensor_quantizer import MultiLevelQuantizer
+from quark.numbers.tensor_quantizer import TensorQuantizer
 from quark.numbers.tiles import cast_finite
 
 __all__ = ["ProgressiveQuantizer"]
 
 
 @attrs.frozen(eq=False)
-class ProgressiveQuantizer(MultiLevelQuantizer):
+class ProgressiveQuantizer(TensorQuantizer):
     """Quantizer of two levels; `quark.numbers.TensorQuantizer` documents the methods.
 
     `QParams` hold the second level's scale and zero point, and as ``outer_scale`` the first level's scale.

@@ -46,7 +46,7 @@ def refuse_broken(quantizer: TensorQuantizer, *, activation: bool) -> None:
     Raises:
         PluginError: One of them does not; names the plugin, the format or observer, and what is wrong.
     """
-    _check(quantizer, activation)  # type: ignore[arg-type]  # quantizers are hashed by identity
+    _check(quantizer, activation)
 
 
 @lru_cache(maxsize=1024)

@@ -1,12 +1,12 @@
-"""TensorQuantizer: the protocol of everything that quantizes a tensor.
+"""TensorQuantizer: the base of everything that quantizes a tensor.
 
 `quantize`, `dequantize` and `fake_quantize` agree exactly.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import TYPE_CHECKING, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,13 +20,14 @@ from quark.numbers.tiles import cast_finite
 if TYPE_CHECKING:
     from quark.numbers.single_level import SingleLevelQuantizer
 
-__all__ = ["MultiLevelQuantizer", "TensorQuantizer"]
+__all__ = ["TensorQuantizer"]
 
 
-class TensorQuantizer(Protocol):
+class TensorQuantizer(ABC):
     """Interface of a tensor's quantization, of one level or several, for modules, algorithms, checkpoints.
 
-    A quantizer of a new kind derives from `quark.numbers.MultiLevelQuantizer`, and owes the abstract methods.
+    A quantizer of a new kind, of several levels or with a scale structure of its own, derives from it, and
+    owes the abstract methods. Its outer scale is one for the whole tensor, or one for each row of a weight.
     It is reached from a spec through `quark.numbers.NumberFormat.quantizer`.
     """
 
@@ -194,10 +195,3 @@ class TensorQuantizer(Protocol):
         """Return codes and scales of a tensor of that shape, on the meta device."""
         qparams = self.empty_qparams(shape, "meta")
         return self.quantize(torch.empty(shape, dtype=torch.float32, device="meta"), qparams), qparams
-
-
-class MultiLevelQuantizer(TensorQuantizer):
-    """Base of quantizers with several levels, or with a scale structure of their own.
-
-    Its outer scale is one for the whole tensor, or one for each row of a weight.
-    """

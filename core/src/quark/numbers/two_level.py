@@ -17,7 +17,7 @@ from quark.numbers.kernel_rounding import FusedRounding, RelativeScales, device_
 from quark.numbers.number_format import QParams
 from quark.numbers.observer import Observer
 from quark.numbers.single_level import SingleLevelQuantizer
-from quark.numbers.tensor_quantizer import MultiLevelQuantizer
+from quark.numbers.tensor_quantizer import TensorQuantizer
 from quark.numbers.tiles import in_parts
 
 __all__ = ["OUTER_SCALE_OF_ZEROS", "TwoLevelQuantizer"]
@@ -29,7 +29,7 @@ there.
 
 
 @attrs.frozen(eq=False)
-class TwoLevelQuantizer(MultiLevelQuantizer):
+class TwoLevelQuantizer(TensorQuantizer):
     """Quantizer with quantized scales; `quark.numbers.TensorQuantizer` documents the methods.
 
     `QParams` hold the block scales as values of the scale level's format, and the outer scale. Of activations

@@ -87,7 +87,7 @@ def _give_scales(layer: QuantizedLayer, row: PlanRow) -> None:
 
 def _give_scale(module: QuantizerModule, shape: tuple[int, ...]) -> None:
     if module.is_static:
-        module.set_qparams(_empty(module.quantizer, shape))  # type: ignore[arg-type]  # quantizers are hashed by identity
+        module.set_qparams(_empty(module.quantizer, shape))
 
 
 # Layers of one kind share a quantizer, and operations on meta tensors are slow: equal results are computed

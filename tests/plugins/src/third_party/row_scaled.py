@@ -13,7 +13,7 @@ from torch import Tensor
 from quark.base.quotient import divided
 from quark.config.enums import QSchemeType
 from quark.config.tensor import QTensorConfig
-from quark.numbers import MultiLevelQuantizer, NumberFormat, Observer, PerChannel, QParams, level_quantizer
+from quark.numbers import NumberFormat, Observer, PerChannel, QParams, TensorQuantizer, level_quantizer
 from quark.numbers.single_level import SingleLevelQuantizer
 
 LARGEST = 63
@@ -56,7 +56,7 @@ class RowScaledInt4(NumberFormat):
 
 
 @attrs.frozen(eq=False)
-class RowScaledQuantizer(MultiLevelQuantizer):
+class RowScaledQuantizer(TensorQuantizer):
     """`QParams` hold whole group scales in float32, ``[O, groups]``, and the row scales, ``[O]``."""
 
     elements: SingleLevelQuantizer

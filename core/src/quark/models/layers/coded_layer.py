@@ -236,7 +236,7 @@ def _codes_and_complaint(name: str, module: QuantizerModule, values: Tensor, ord
 
 def packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:
     """Return the checkpoint tensors of a quantized tensor of that shape by suffix, on the meta device."""
-    return dict(_packed_meta(quantizer, shape, order))  # type: ignore[arg-type]  # quantizers are hashed by identity
+    return dict(_packed_meta(quantizer, shape, order))
 
 
 def packed_scales(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:

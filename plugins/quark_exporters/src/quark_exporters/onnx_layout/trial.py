@@ -36,7 +36,7 @@ def reason_against(quantizer: TensorQuantizer, opset: int, *, activation: bool) 
         opset: Version of ONNX's operators.
         activation: Whether it is of an activation; else of a parameter.
     """
-    return _reason_against(quantizer, opset, activation)  # type: ignore[arg-type]  # quantizers are hashed by identity
+    return _reason_against(quantizer, opset, activation)
 
 
 @lru_cache(maxsize=256)
