@@ -33,8 +33,7 @@ from quark.algorithms import (
     Tuning,
 )
 from quark.base.names import folded
-from quark.calibration.module_state import LayerState, differing, has_finite_values, hooks, members
-from quark.checkpoint.checksum import checksums
+from quark.calibration.module_state import LayerState, differing, digests_of, has_finite_values, hooks, members
 from quark.models.plan.decoder_blocks import Block
 from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins.attribution import Origin, attributed
@@ -199,10 +198,10 @@ class StartedTransform:
             raise RuntimeError("apply_global was called before: a run changes a model once")
         self._blocks = set()
         inside = tuple(block.prefix for block in blocks)
-        before = _checksums(model, without=inside)
+        before = digests_of(model, without=inside)
         with attributed("changing the model outside its blocks", self.whose):
             self.run.apply_global(model)
-        self.has_changed_outside = _checksums(model, without=inside) != before
+        self.has_changed_outside = digests_of(model, without=inside) != before
 
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
         """Change a block and return metrics, as `quark.algorithms.TransformRun.apply`.
@@ -239,7 +238,7 @@ class StartedTransform:
         Raise PluginError if it leaves the block in a wrong state.
         """
         before, names = _BlockState.of(block.module), block.module.state_dict().keys()
-        sums = _checksums(block.module)
+        sums = digests_of(block.module)
         with attributed(f"changing '{block.name}'", whose):
             report = change(block)
         if (complaint := before.complaint(block.module, strict=not self.runs_with_model)) is not None:
@@ -251,7 +250,7 @@ class StartedTransform:
         report = checked_metrics(report, None, whose)
         if not report.get(block.name, {}).get("applied", True):
             self._not_applied.add(block.name)
-        if block.name in self._not_applied and (changed := [n for n, s in _checksums(block.module).items() if sums.get(n) != s]):
+        if block.name in self._not_applied and (changed := [n for n, s in digests_of(block.module).items() if sums.get(n) != s]):
             raise whose.error(
                 f"says applied: False of '{block.name}', in which it has changed {folded(changed)}: such a block keeps the values it had"
             )
@@ -335,12 +334,6 @@ def checked_metrics(report: Any, layers: set[str] | None, whose: Origin) -> Mapp
     except (TypeError, ValueError) as error:
         raise whose.error(f"reports metrics that are no JSON values ({error}): give floats, integers, strings") from error
     return report
-
-
-def _checksums(module: nn.Module, *, without: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return the checksums of a module's tensors; those whose names begin with ``without`` are left out."""
-    tensors = (*module.named_parameters(), *module.named_buffers())
-    return checksums((name, tensor) for name, tensor in tensors if not name.startswith(without))
 
 
 def _some(names: Iterable[str]) -> str:
