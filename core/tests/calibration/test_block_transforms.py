@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 import quark_tiny_model as tiny
-from quark.algorithms import BlockContext, Metrics, OutputError, Rounding, RoundToNearest, Statistic, TransformRun, Validation, validated
+from quark.algorithms import BlockContext, Metrics, OutputError, Rounding, RoundToNearest, Statistic, Transform, Validation, validated
 from quark.calibration import block_transforms
 from quark.calibration.batches import calls
 from quark.calibration.report import CalibrationReport
 from quark.config.model import QConfig
 from quark.models.plan.family import architecture_of
-from quark.models.plan.quant_plan import QuantPlan, make_plan
+from quark.models.plan.quant_plan import make_plan
 from quark.plugins.attribution import origin
 from quark.runs.quantize_block import quantize_blocks
 from quark.runs.sink import InPlaceSink
@@ -29,23 +29,18 @@ IDS = [torch.arange(3, 19)[None], torch.arange(30, 40)[None], torch.arange(5, 17
 NORMED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 
-class Scaling:
+class Scaling(Transform):
     """Divides the norm before attention by powers of two, and keeps the blocks and validations that it was
     shown.
 
     Powers of two change no bit of the result.
     """
 
-    works_by_block = True
-
     def __init__(self, needs: Sequence[type[Statistic]] = (Inputs,), spoil: float = 0.0) -> None:
         self.needs = needs
         self.spoil = spoil
         self.shown: dict[str, BlockContext] = {}
         self.validations: list[Validation] = []
-
-    def start(self, model: nn.Module, plan: QuantPlan) -> TransformRun:
-        return self
 
     def apply_global(self, model: nn.Module) -> None:
         self.outside_of = type(model).__name__
@@ -62,9 +57,6 @@ class Scaling:
         if before is not None and block.output_error is not None:
             self.validations.append(validated([before], [block.output_error()]))
         return {block.name: {"scaled": True}}
-
-    def rounding(self) -> Rounding | None:
-        return None
 
 
 def quantized(model: nn.Module, config: QConfig, transform: Any, data: Any = IDS, **options: Any) -> CalibrationReport:
@@ -231,14 +223,11 @@ def test_harm_tells_what_a_transform_spoils() -> None:
 
 @pytest.mark.parametrize("two_passes", [False, True])
 def test_a_calibrated_rounding_behind_it_sees_the_transformed_inputs(two_passes: bool) -> None:
-    class Spy:
+    class Spy(Rounding):
         needs = (Inputs,)
 
         def __init__(self) -> None:
             self.seen: dict[str, Tensor] = {}
-
-        def applies_to(self, name: str) -> bool:
-            return True
 
         def round(self, task: Any) -> Mapping[str, Metrics]:
             for name in task.layers:

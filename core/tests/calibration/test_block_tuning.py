@@ -29,10 +29,8 @@ IDS = [torch.arange(3, 35)[None], torch.arange(40, 72)[None]]
 FIRST = "model.layers.0"
 
 
-class Sees:
+class Sees(Tuning):
     """Keeps the blocks that it is shown, and their outputs."""
-
-    wants_float = False
 
     def __init__(self) -> None:
         self.blocks: list[RoundedBlock] = []

@@ -10,11 +10,8 @@ import torch
 from torch import nn
 
 import quark_tiny_model as tiny
-from quark.algorithms import AbsMax, BlockContext
-from quark.calibration.plugin_checks import StartedTransform
-from quark.config.architecture import Architecture
+from quark.algorithms import AbsMax, BlockContext, Transform
 from quark.errors import PluginError
-from quark.plugins.attribution import origin
 
 Quantized = Callable[..., nn.Module]
 KIND = "transform"
@@ -22,17 +19,8 @@ FIRST = "model.layers.0"
 WHO = "of broken-quant 0.3"
 
 
-class Transform:
+class Sound(Transform):
     """A sound one, for mutants to spoil: it leaves everything as it is."""
-
-    works_by_block = True
-    needs = ()
-
-    def start(self, model: nn.Module, plan: object) -> Any:
-        return self
-
-    def apply_global(self, model: nn.Module) -> None:
-        """Nothing."""
 
     def apply(self, block: BlockContext) -> Any:
         self.spoil(block.module)
@@ -40,9 +28,6 @@ class Transform:
 
     def spoil(self, block: Any) -> None:
         """Nothing."""
-
-    def rounding(self) -> None:
-        return None
 
 
 def makes_nan(block: Any) -> None:
@@ -65,14 +50,6 @@ def adds_bias(block: Any) -> None:
     block.mlp.up_proj.bias = nn.Parameter(torch.zeros(block.mlp.up_proj.out_features), requires_grad=False)
 
 
-def hangs_a_hook_on_it(block: Any) -> None:
-    block.mlp.up_proj.register_forward_hook(lambda *_: None)
-
-
-def replaces_a_layer(block: Any) -> None:
-    block.mlp.up_proj = nn.Linear(block.mlp.up_proj.in_features, block.mlp.up_proj.out_features, bias=False)
-
-
 def deletes_a_layer(block: Any) -> None:
     del block.mlp.up_proj
 
@@ -86,16 +63,14 @@ BLOCKS = {
     makes_inf_in_a_norm: "in which 'input_layernorm.weight' holds NaN or Inf",
     changes_shape: r"in which 'mlp.up_proj.weight' is torch.float32\[8, 256\] where torch.float32\[384, 256\] was",
     changes_dtype: "in which 'mlp.up_proj.weight' is torch.float16",
-    adds_bias: "in which 'mlp.up_proj' has a new parameter 'bias', for which a checkpoint of this model has no place",
-    hangs_a_hook_on_it: r"in which 'mlp.up_proj' has other hooks, which no checkpoint holds",
-    replaces_a_layer: "in which 'mlp.up_proj' is another module",
-    deletes_a_layer: "in which 'mlp.up_proj' is another module",
+    adds_bias: "has added or removed 'mlp.up_proj.bias' in 'model.layers.0', and says works_by_block",
+    deletes_a_layer: "has added or removed 'mlp.up_proj.weight' in 'model.layers.0', and says works_by_block",
     boom: "raised RuntimeError: boom",
 }
 
 
 def transforming(spoil: Callable[[Any], None]) -> Callable[[], Any]:
-    return type("Spoiling", (Transform,), {"spoil": lambda self, block: spoil(block)})
+    return type("Spoiling", (Sound,), {"spoil": lambda self, block: spoil(block)})
 
 
 @pytest.mark.parametrize("spoil", BLOCKS, ids=lambda f: f.__name__)
@@ -106,7 +81,7 @@ def test_a_transform_that_spoils_a_block_is_named_with_the_block(quantized: Quan
     assert f"'{FIRST}'" in str(caught.value)
 
 
-class SaysNotApplied(Transform):
+class SaysNotApplied(Sound):
     """Says that it has left every block as it was."""
 
     def apply(self, block: BlockContext) -> Any:
@@ -172,17 +147,15 @@ def test_a_transform_that_has_changed_something_outside_the_blocks_alone_is_name
     assert [a.name for a in quantized(Outside).quant_config.algo_config] == ["breaking"]  # type: ignore[union-attr]
 
 
-def test_hooks_are_the_business_of_a_transform_that_says_it_runs_with_the_model(quantized: Quantized) -> None:
-    quantized(transforming(hangs_a_hook_on_it), runs=True)
-
-
-def test_a_tensor_that_is_added_to_a_block_is_refused_where_files_are_laid_out_before(quantized: Quantized) -> None:
+def test_a_tensor_that_what_runs_with_the_model_adds_to_a_block_is_refused(
+    quantized: Quantized,
+) -> None:
     with pytest.raises(PluginError, match=r"has added or removed 'mlp\.up_proj\.bias' in 'model\.layers\.0', and says works_by_block"):
         quantized(transforming(adds_bias), runs=True)
 
 
 def test_a_statistic_that_is_not_declared_is_refused_by_name(quantized: Quantized) -> None:
-    class Asks(Transform):
+    class Asks(Sound):
         def apply(self, block: BlockContext) -> Any:
             block.statistic("mlp.up_proj", AbsMax)
             return {}
@@ -192,7 +165,7 @@ def test_a_statistic_that_is_not_declared_is_refused_by_name(quantized: Quantize
 
 
 def test_a_transform_that_reports_nothing_sensible_is_named(quantized: Quantized) -> None:
-    class Silent(Transform):
+    class Silent(Sound):
         def apply(self, block: BlockContext) -> Any:
             return None
 
@@ -200,28 +173,23 @@ def test_a_transform_that_reports_nothing_sensible_is_named(quantized: Quantized
         quantized(Silent)
 
 
-def test_a_transform_that_lacks_a_member_is_refused_before_any_work(quantized: Quantized) -> None:
-    with pytest.raises(PluginError, match="has no 'start'"):
-        quantized(type("NoStart", (), {k: v for k, v in vars(Transform).items() if k != "start"}))
+def test_an_object_of_another_class_is_refused_before_any_work(quantized: Quantized) -> None:
+    with pytest.raises(PluginError, match=r"makes a NoTransform, whose class is no subclass of quark\.algorithms\.Transform"):
+        quantized(type("NoTransform", (), dict(vars(Sound))))
 
 
-def test_a_run_that_lacks_a_member_is_refused_before_anything_is_changed(quantized: Quantized) -> None:
+def test_a_run_of_another_class_is_refused_before_anything_is_changed(quantized: Quantized) -> None:
+    class Starts(Sound):
+        def start(self, model: nn.Module, plan: object) -> Any:
+            return object()
+
     model = tiny.tiny_model()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(PluginError, match=f"^the algorithm 'breaking' {WHO} starts .* has no 'apply_global'"):
-        quantized(type("NoGlobal", (), {k: v for k, v in vars(Transform).items() if k != "apply_global"}), model=model)
+    with pytest.raises(PluginError, match=f"'breaking' {WHO} starts a object, whose class is no subclass of .*TransformRun"):
+        quantized(Starts, model=model)
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
 
 
-def test_calls_of_a_run_in_a_wrong_order_are_refused() -> None:
-    block = BlockContext("b", nn.Linear(2, 2), Architecture(model_type="x"), {}, {})
-    plan: Any = None
-    run = StartedTransform.of(Transform(), nn.Linear(2, 2), plan, origin("algorithms", "gptq"))
-    with pytest.raises(RuntimeError, match="'b' cannot be changed: apply_global was not called before"):
-        run.apply(block)
-    run.apply_global(nn.Linear(2, 2), ())
-    run.apply(block)
-    with pytest.raises(RuntimeError, match="'b' cannot be changed: it has been changed already"):
-        run.apply(block)
-    with pytest.raises(RuntimeError, match="apply_global was called before"):
-        run.apply_global(nn.Linear(2, 2), ())
+def test_a_transform_that_says_nothing_of_its_work_leaves_every_block_as_it_was(quantized: Quantized) -> None:
+    model = quantized(type("Idle", (Transform,), {}))
+    assert model.quant_config.algo_config is None

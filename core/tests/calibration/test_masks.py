@@ -5,7 +5,7 @@ No other token is lost by it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import quark_tiny_model as tiny
-from quark.algorithms import BlockContext, Metrics, Rounding, RoundingTask, RoundToNearest, Statistic, TransformRun
+from quark.algorithms import BlockContext, Metrics, RoundingTask, RoundToNearest, Transform
 from quark.calibration.batches import calls
 from quark.models.plan.family import architecture_of
-from quark.models.plan.quant_plan import QuantPlan, make_plan
+from quark.models.plan.quant_plan import make_plan
 from quark.runs.quantize_block import quantize_blocks
 from quark.runs.sink import InPlaceSink
 from quark.torch import LLMTemplate
@@ -52,28 +52,18 @@ class Spy(RoundToNearest):
         return {name: {} for name in task.layers}
 
 
-class Watching:
+class Watching(Transform):
     """A transform that changes nothing and keeps the inputs of the first block that it was shown."""
 
-    works_by_block = True
-    needs: Sequence[type[Statistic]] = (Inputs,)
+    needs = (Inputs,)
 
     def __init__(self) -> None:
         self.shown: list[Tensor] = []
-
-    def start(self, model: nn.Module, plan: QuantPlan) -> TransformRun:
-        return self
-
-    def apply_global(self, model: nn.Module) -> None:
-        """Nothing outside the blocks is changed."""
 
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
         if block.name == "model.layers.0":
             self.shown = block.statistics[FIRST][Inputs].seen  # type: ignore[attr-defined]
         return {}
-
-    def rounding(self) -> Rounding | None:
-        return None
 
 
 def run_with(rounding: Any, *transforms: Any, **options: Any) -> nn.Module:

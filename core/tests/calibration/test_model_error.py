@@ -91,11 +91,6 @@ def test_a_run_from_disk_and_one_in_memory_measure_the_same(tmp_path: Path) -> N
 class WithoutLargeCodes(Rounding):
     """Rounds to nearest a weight without its largest tenth: worse in every layer."""
 
-    needs: Sequence[Any] = ()
-
-    def applies_to(self, name: str) -> bool:
-        return True
-
     def round(self, task: RoundingTask) -> Mapping[str, Any]:
         for layer in task.layers.values():
             weight: Any = layer.weight

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import nn
 
+from quark.algorithms import TransformRun
 from quark.calibration.plugin_checks import StartedTransform
 from quark.models.plan.decoder_blocks import Block
 
 
-class Doubles:
+class Doubles(TransformRun):
     """The run of a transform that doubles one tensor before the blocks."""
 
     def __init__(self, tensor: str) -> None:

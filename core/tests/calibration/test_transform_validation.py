@@ -6,7 +6,6 @@ Transforms of the whole model are tried on copies of blocks, and what is validat
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 import attrs
 import pytest
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import quark_tiny_model as tiny
-from quark.algorithms import AbsMax, BlockContext, Metrics, Rounding, Statistic, TransformRun, ValidatedRun, Validation
+from quark.algorithms import AbsMax, BlockContext, Metrics, Transform, TransformRun, Validation
 from quark.base.log import get_logger
 from quark.calibration.batches import calls
 from quark.calibration.transform_validation import TransformValidation, validate_transforms
@@ -27,21 +26,21 @@ IDS = [torch.arange(3, 19)[None], torch.arange(30, 40)[None]]
 MANY = [torch.arange(16 * i, 16 * i + 16)[None] for i in range(12)]
 
 
-class Turned:
+class Turned(Transform):
     """Reverses the channels of the residual stream.
 
     Nothing changes but their order, unless it spoils the block.
     """
 
+    is_validated = True
     works_by_block = False
-    needs: ClassVar[Sequence[type[Statistic]]] = ()
 
     def __init__(self, spoil: float = 0.0) -> None:
         self.spoil = spoil
         self.is_started = False
         self.seen: list[str] = []
 
-    def start(self, model: nn.Module, plan: QuantPlan) -> ValidatedRun:
+    def start(self, model: nn.Module, plan: QuantPlan) -> TransformRun:
         self.is_started = True
         return self
 
@@ -62,9 +61,6 @@ class Turned:
             if "norm" in name or reads or name.endswith(("o_proj.weight", "down_proj.weight")):
                 parameter.data = parameter.data.flip(axis) + self.spoil
         return {}
-
-    def rounding(self) -> Rounding | None:
-        return None
 
 
 def plan_of(model: nn.Module, scheme: str) -> QuantPlan:
@@ -157,11 +153,10 @@ class InParts(Turned):
         return {name: InParts(spoil=spoil) for name, spoil in self.parts.items()}
 
 
-class Follower:
+class Follower(Transform):
     """Spoils blocks whose channels are in their own order, and keeps the number of tokens of each block."""
 
-    works_by_block = True
-    needs: ClassVar[Sequence[type[Statistic]]] = (AbsMax,)
+    needs = (AbsMax,)
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -183,9 +178,6 @@ class Follower:
         if torch.equal(norm.weight.data, self.first[int(block.name.rpartition(".")[2])]):  # type: ignore[arg-type]
             block.module.get_submodule("mlp.down_proj").weight.data.mul_(1.5)  # type: ignore[operator,union-attr]
         return {}
-
-    def rounding(self) -> Rounding | None:
-        return None
 
 
 def test_what_follows_in_the_run_is_seen_with_and_without_the_transform(caplog: pytest.LogCaptureFixture) -> None:

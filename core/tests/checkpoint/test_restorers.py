@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import quark_tiny_model as tiny
+from quark.algorithms import Transform
 from quark.checkpoint.restorers import restorers_of
 from quark.config.algorithm import AlgoConfig, StoredAlgoConfig
 from quark.config.layer import QLayerConfig
@@ -39,17 +40,13 @@ class LouderConfig(AlgoConfig):
         return bool(self.layer)
 
 
-class Louder:
+class Louder(Transform):
     """The transform and its restorer."""
 
-    needs = ()
     works_by_block = False
 
     def __init__(self, settings: LouderConfig) -> None:
         self._layer = settings.layer
-
-    def start(self, model: nn.Module, plan: object) -> Louder:
-        return self
 
     def apply_global(self, model: nn.Module) -> None:
         self.restore(model, None)
@@ -57,9 +54,6 @@ class Louder:
 
     def apply(self, block: object) -> dict[str, dict[str, float]]:
         return {}
-
-    def rounding(self) -> None:
-        return None
 
     def restore(self, model: nn.Module, config: object) -> None:
         model.register_buffer("loudness", torch.zeros(()))

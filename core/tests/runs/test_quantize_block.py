@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from quark.algorithms import BlockContext, Hessian, Metrics, Rounding, RoundingTask, RoundToNearest
+from quark.algorithms import BlockContext, Hessian, Metrics, Rounding, RoundingTask, RoundToNearest, Transform
 from quark.calibration import model_error
 from quark.calibration.batches import calls
 from quark.calibration.report import CalibrationReport
@@ -20,7 +20,7 @@ from quark.config.model import QConfig
 from quark.models.layers import is_quantized
 from quark.models.plan.decoder_blocks import Block
 from quark.models.plan.family import architecture_of
-from quark.models.plan.quant_plan import QuantPlan, make_plan
+from quark.models.plan.quant_plan import make_plan
 from quark.plugins import BlockFinished, Event, documented_object, listening
 from quark.plugins.run_events import RunEvents
 from quark.runs.quantize_block import quantize_block, quantize_blocks
@@ -89,24 +89,12 @@ def test_what_happens_to_one_block_is_one_function_of_less_than_sixty_lines() ->
     assert len(inspect.getsource(quantize_block).splitlines()) < 60
 
 
-class Counts:
+class Counts(Transform):
     """A transform that learns how many blocks it has seen."""
-
-    works_by_block = True
-    needs = ()
 
     def __init__(self) -> None:
         self.seen: list[int] = []
         self.count = 0
-
-    def start(self, model: nn.Module, plan: QuantPlan) -> Counts:
-        return self
-
-    def rounding(self) -> None:
-        return None
-
-    def apply_global(self, model: nn.Module) -> None:
-        pass
 
     def apply(self, block: BlockContext) -> dict[str, dict[str, Any]]:
         self.seen.append(self.count)

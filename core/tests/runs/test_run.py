@@ -5,15 +5,15 @@ What turned out to do nothing is said afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import attrs
 import pytest
 from torch import nn
 
 import quark_tiny_model as tiny
-from quark.algorithms import BlockContext, Metrics, Rounding, Statistic
+from quark.algorithms import BlockContext, Metrics, Transform, TransformRun
 from quark.config.algorithm import AlgoConfig
 from quark.config.model import QConfig
 from quark.models.plan.family import architecture_of
@@ -29,11 +29,8 @@ class CautiousConfig(AlgoConfig):
     leaves: int = 3
 
 
-class Cautious:
+class Cautious(Transform):
     """Changes nothing in the last few blocks, and says so."""
-
-    works_by_block = True
-    needs: ClassVar[Sequence[type[Statistic]]] = ()
 
     def __init__(self, settings: CautiousConfig) -> None:
         self._leaves = settings.leaves
@@ -41,16 +38,10 @@ class Cautious:
     def start(self, model: nn.Module, plan: QuantPlan) -> CautiousRun:
         return CautiousRun(len(model.model.layers) - self._leaves)  # type: ignore[union-attr, arg-type]
 
-    def rounding(self) -> Rounding | None:
-        return None
 
-
-class CautiousRun:
+class CautiousRun(TransformRun):
     def __init__(self, changed: int) -> None:
         self._left = changed
-
-    def apply_global(self, model: nn.Module) -> None:
-        """Nothing outside the blocks is changed."""
 
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
         self._left -= 1

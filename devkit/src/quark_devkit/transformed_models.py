@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import Metrics, RoundingTask, Statistic
+from quark.algorithms import Metrics, Rounding, RoundingTask
 from quark.calibration.report import CalibrationReport
 from quark.config.algorithm import AlgoConfig
 from quark.config.layer import QLayerConfig
@@ -47,13 +47,8 @@ class TransformedModel:
         return different_parameters(self.before, self.model)
 
 
-class _LeaveFloat:
+class _LeaveFloat(Rounding):
     """A rounding that leaves weights as they are."""
-
-    needs: ClassVar[Sequence[type[Statistic]]] = ()
-
-    def applies_to(self, name: str) -> bool:
-        return True
 
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
         return {}

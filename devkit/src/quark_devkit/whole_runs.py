@@ -6,13 +6,13 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import Hessian, Metrics, RoundingTask, RoundToNearest, Statistic
+from quark.algorithms import Hessian, Metrics, RoundingTask, RoundToNearest
 from quark.base.ranks import Ranks
 from quark.calibration.report import CalibrationReport
 from quark.checkpoint import ExportOptions, import_model_from_safetensors
@@ -233,7 +233,7 @@ class _Recording(RoundToNearest):
         inputs: The Hessian of the input of each task.
     """
 
-    needs: ClassVar[tuple[type[Statistic], ...]] = (Hessian,)
+    needs = (Hessian,)
 
     def __init__(self) -> None:
         self.inputs: list[Tensor] = []

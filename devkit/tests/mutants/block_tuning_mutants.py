@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import Metrics, RoundedBlock
+from quark.algorithms import Metrics, RoundedBlock, Tuning
 from quark.base.lazy import ObjectRef
 from quark.config.algorithm import AlgoConfig
 from quark.plugins import AlgorithmRecord
@@ -35,10 +35,8 @@ class Settings(AlgoConfig):
 STEPS = 8
 
 
-class Nudges:
+class Nudges(Tuning):
     """Moves norms and biases against the signs of their gradients: the healthy tuning that mutants change."""
-
-    wants_float = False
 
     def __init__(self, settings: Settings) -> None:
         self.step = settings.step
@@ -59,7 +57,7 @@ def record_of(processor: Any = Nudges, config: type[AlgoConfig] = Settings, name
     return AlgorithmRecord(name=name, kind="block_tuning", config=ObjectRef(config), processor=ObjectRef(processor), **fields)
 
 
-class SaysNothingOfFloat:
+class IsNoTuning:
     def __init__(self, settings: Settings) -> None:
         pass
 
@@ -125,6 +123,12 @@ class CountsItsBlocks(Counts):
     of_its_own = True
 
 
+class LeavesAHook(Nudges):
+    def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
+        next(iter(block.layers.values())).register_forward_hook(lambda *_: None)
+        return super().tune(block)
+
+
 class ChangesProducts(Nudges):
     """Makes a layer multiply its output, which no checkpoint holds."""
 
@@ -165,7 +169,7 @@ def _mutant(check: str, about: str, processor: Any = Nudges, config: type[AlgoCo
 
 
 MUTANTS = (
-    _mutant("is_made_of_its_settings", "does not say whether it wants the float model", SaysNothingOfFloat),
+    _mutant("is_made_of_its_settings", "makes an object of another class", IsNoTuning),
     _mutant("default_settings_are_valid", "has settings that cannot be made without arguments", config=requiring_one(Settings)),
     _mutant("settings_survive_json", "forgets its settings in JSON", config=forgetting_all(Settings)),
     _mutant("refuses_unknown_settings", "takes every key", config=taking_every_key(Settings)),
@@ -179,6 +183,7 @@ MUTANTS = (
     _mutant("changes_something", "does nothing", DoesNothing),
     _mutant("tunes_every_format", "leaves float weights", LeavesTheGrid),
     _mutant("tunes_every_format", "leaves NaN", LeavesNan),
+    _mutant("changes_values_alone", "leaves a hook on a layer", LeavesAHook),
     _mutant("does_no_harm", "moves the targets that it is validated by", MovesItsTargets),
     _mutant("composes_with_roundings", "moves the targets that it is validated by", MovesItsTargets),
     _mutant("is_deterministic", "goes by what it has done before", type("Counts", (Counts,), {})),

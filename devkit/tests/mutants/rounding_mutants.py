@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import AbsMax, Metrics, RoundingTask, RoundToNearest
+from quark.algorithms import AbsMax, Metrics, Rounding, RoundingTask, RoundToNearest
 from quark.base.lazy import ObjectRef
 from quark.config.algorithm import AlgoConfig
 from quark.models.layers import QuantizedLayer
@@ -34,10 +34,10 @@ class Settings(AlgoConfig):
     skip: Annotated[str, OptionNote(examples=("layer_0",))] = ""
 
 
-class Plain:
+class Plain(Rounding):
     """Round to nearest with a statistic that it does not use: the healthy rounding that mutants change."""
 
-    needs: Any = (AbsMax,)
+    needs = (AbsMax,)
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -80,7 +80,7 @@ class ByRank(Plain):
 
 
 class NeedsText(Plain):
-    needs = ("AbsMax",)
+    needs = ("AbsMax",)  # type: ignore[assignment]
 
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
         return RoundToNearest().round(task)
@@ -161,6 +161,11 @@ class CorrectsBias(Plain):
 class LeavesAHook(Plain):
     def change(self, layer: QuantizedLayer) -> None:
         layer.register_forward_pre_hook(lambda *_: None)
+
+
+class AddsABuffer(Plain):
+    def change(self, layer: QuantizedLayer) -> None:
+        layer.register_buffer("factors", torch.ones(3))
 
 
 class ReportsTensors(Plain):
@@ -361,6 +366,7 @@ MUTANTS = (
     _mutant("leaves_the_float_parameter_alone", "writes to the float parameter", InPlace),
     _mutant("changes_nothing_but_weights", "corrects biases", CorrectsBias),
     _mutant("changes_nothing_but_weights", "leaves a hook", LeavesAHook),
+    _mutant("changes_nothing_but_weights", "adds a buffer", AddsABuffer),
     _mutant("reports_json_values", "reports tensors", ReportsTensors),
     _mutant("reports_json_values", "reports another layer", ReportsOtherLayers),
     _mutant("uses_declared_statistics_alone", "uses a statistic that it does not declare", Undeclared),

@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import AbsMax, BlockContext, Metrics
+from quark.algorithms import AbsMax, BlockContext, Metrics, Transform, TransformRun
 from quark.base.lazy import ObjectRef
 from quark.config.algorithm import AlgoConfig
 from quark.plugins import AlgorithmRecord
@@ -38,20 +38,11 @@ def scale(module: nn.Module, by: Tensor | float) -> None:
     module.weight = nn.Parameter(module.weight * torch.as_tensor(by).to(module.weight), requires_grad=False)  # type: ignore[arg-type, operator]
 
 
-class Moves:
+class Moves(Transform):
     """Moves a power of two from each attention norm into its readers; mutants change one thing."""
-
-    works_by_block = True
-    needs: Any = ()
 
     def __init__(self, settings: Settings) -> None:
         self.factor = 2.0**settings.exponent
-
-    def start(self, model: nn.Module, plan: object) -> Any:
-        return self
-
-    def apply_global(self, model: nn.Module) -> None:
-        pass
 
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
         norm = block.module.get_submodule(block.architecture.attention_norm or "")
@@ -64,9 +55,6 @@ class Moves:
         for reader in readers:
             scale(reader, self.factor)
 
-    def rounding(self) -> Any:
-        return None
-
 
 def record_of(processor: Any = Moves, config: type[AlgoConfig] = Settings, **fields: Any) -> AlgorithmRecord:
     order = {"before": ("rotation", "equalization")} | fields
@@ -74,7 +62,7 @@ def record_of(processor: Any = Moves, config: type[AlgoConfig] = Settings, **fie
 
 
 class NeedsText(Moves):
-    needs = ("AbsMax",)
+    needs = ("AbsMax",)  # type: ignore[assignment]
 
 
 class OfTheCpu(Moves):
@@ -102,6 +90,18 @@ class QuantizedReadersAlone(Moves):
 class HooksOutside(Moves):
     def apply_global(self, model: nn.Module) -> None:
         model.register_forward_hook(lambda *_: None)
+
+
+class HooksInside(Moves):
+    def move(self, norm: nn.Module, readers: list[nn.Module], block: BlockContext) -> None:
+        super().move(norm, readers, block)
+        norm.register_forward_hook(lambda *_: None)
+
+
+class AddsABias(Moves):
+    def move(self, norm: nn.Module, readers: list[nn.Module], block: BlockContext) -> None:
+        super().move(norm, readers, block)
+        norm.bias = nn.Parameter(torch.zeros_like(norm.weight))  # type: ignore[arg-type]
 
 
 class AddsABuffer(Moves):
@@ -146,12 +146,9 @@ class Overwrites(Moves):
         return StartedOverwriting(self.factor, weights)
 
 
-class StartedOverwriting:
+class StartedOverwriting(TransformRun):
     def __init__(self, factor: float, weights: Mapping[str, Tensor]) -> None:
         self.factor, self.weights = factor, weights
-
-    def apply_global(self, model: nn.Module) -> None:
-        pass
 
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
         name = block.architecture.attention_norm or ""
@@ -218,14 +215,11 @@ class LooksAhead(Moves):
             super().move(norm, readers, block)
 
 
-class StartedCounting:
+class StartedCounting(TransformRun):
     """Moves more with each block, and tells nobody how much that is."""
 
     def __init__(self, moves: Moves) -> None:
         self.step = self.factor = moves.factor
-
-    def apply_global(self, model: nn.Module) -> None:
-        pass
 
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
         self.factor *= self.step
@@ -351,6 +345,8 @@ MUTANTS = (
     _mutant("keeps_the_function", "changes dtypes", ToBfloat16),
     _mutant("keeps_the_function_with_layers_excluded", "forgets readers that stay float", QuantizedReadersAlone),
     _mutant("leaves_nothing_behind", "leaves a hook on the model", HooksOutside),
+    _mutant("leaves_nothing_behind", "leaves a hook inside a block", HooksInside),
+    _mutant("leaves_nothing_behind", "adds a parameter to a norm", AddsABias),
     _mutant("leaves_nothing_behind", "adds a buffer to the model", AddsABuffer),
     _mutant("leaves_nothing_behind", "runs with the model and has no restorer", Runs, RunSettings),
     _mutant("is_deterministic", "moves another factor each time", AtRandom),

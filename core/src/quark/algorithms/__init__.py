@@ -1,21 +1,9 @@
-"""The protocols of algorithms, Transform, Rounding and Tuning; statistics; round-to-nearest, the default."""
+"""The base classes of algorithms, Transform, Rounding and Tuning; statistics; round-to-nearest."""
 
-from quark.algorithms.rounding import HeldOut, Metrics, NamesLayers, Rounding, RoundingTask, RoundToNearest
+from quark.algorithms.rounding import HeldOut, Metrics, Rounding, RoundingTask, RoundToNearest
 from quark.algorithms.stacked_weights import StackedWeights, float_weight, weight_quantizer
 from quark.algorithms.statistics import AbsMax, AbsMean, CrossMoment, Hessian, Hessian64, OutputMoment, Statistic
-from quark.algorithms.transform import (
-    BlockContext,
-    FinishesBlocks,
-    HasAlternatives,
-    LearnsFromBlocks,
-    ResolvedSettings,
-    ResolvesForModel,
-    Transform,
-    TransformRun,
-    ValidatedRun,
-    ValidatedTransform,
-    input_is_transformed,
-)
+from quark.algorithms.transform import BlockContext, ResolvedSettings, Transform, TransformRun, input_is_transformed
 from quark.algorithms.tuning import RoundedBlock, Sample, Tuning
 from quark.algorithms.validation import OutputError, Validation, is_worse, validated
 from quark.base.lazy import make_callable
@@ -26,18 +14,13 @@ __all__ = [
     "AbsMean",
     "BlockContext",
     "CrossMoment",
-    "FinishesBlocks",
-    "HasAlternatives",
     "HeldOut",
     "Hessian",
     "Hessian64",
-    "LearnsFromBlocks",
     "Metrics",
-    "NamesLayers",
     "OutputError",
     "OutputMoment",
     "ResolvedSettings",
-    "ResolvesForModel",
     "RoundToNearest",
     "RoundedBlock",
     "Rounding",
@@ -48,8 +31,6 @@ __all__ = [
     "Transform",
     "TransformRun",
     "Tuning",
-    "ValidatedRun",
-    "ValidatedTransform",
     "Validation",
     "float_weight",
     "input_is_transformed",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Protocol, TypeVar, cast, runtime_checkable
+from typing import TypeVar, cast
 
 import attrs
 import torch
@@ -16,7 +17,7 @@ from quark.base.ranks import ALONE, Ranks
 from quark.models.layers import QuantizedLayer
 from quark.numbers import Observer
 
-__all__ = ["HeldOut", "Metrics", "NamesLayers", "RoundToNearest", "Rounding", "RoundingTask", "S", "find_nearest_scales"]
+__all__ = ["HeldOut", "Metrics", "RoundToNearest", "Rounding", "RoundingTask", "S", "find_nearest_scales"]
 
 S = TypeVar("S", bound=Statistic)
 T = TypeVar("T")
@@ -128,26 +129,38 @@ class RoundingTask:
         return [result for part in parts for result in part]
 
 
-class Rounding(Protocol):
-    """Chooses the codes of weights."""
+class Rounding(ABC):
+    """Chooses the codes of weights. A subclass defines `round`.
 
-    @property
-    def needs(self) -> Sequence[type[Statistic]]:
-        """Statistics of the layers' inputs; without any, no data are wanted. A plain attribute will do."""
+    Attributes:
+        needs: Statistics of the layers' inputs; without any, no data are wanted.
+    """
+
+    needs: Sequence[type[Statistic]] = ()
 
     def applies_to(self, name: str) -> bool:
-        """Return whether it rounds the layer of that name, relative to its block.
+        """Return whether it rounds the layer of that name, relative to its block: by default, each.
 
         Others are rounded to nearest.
         """
+        return True
 
+    def unmatched(self, names: Sequence[str]) -> Sequence[str]:
+        """Return the names in the settings that match none of the layers, named relative to their blocks.
+
+        The plan warns of them. By default the settings name no layers.
+        """
+        return ()
+
+    @abstractmethod
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
         """Round the weights of the layers.
 
         On return each layer's ``weight`` is a new parameter with values on the grid of its
         ``weight_quantizer``, whose scales are set. Nothing else of the layers differs: bias, hooks, what
         modules they hold. A bias where there was none has no place in a checkpoint. Returns metrics by layer,
-        in JSON values. A run checks all of this. `RoundingTask.stacked` helps with weights, grid and scales.
+        in JSON values. A run checks weights, scales and metrics, and the conformance suite all of this.
+        `RoundingTask.stacked` helps with weights, grid and scales.
 
         The pipeline validates the codes: layers whose outputs on held-out tokens are worse than with
         round-to-nearest get that instead.
@@ -158,18 +171,7 @@ class Rounding(Protocol):
         """
 
 
-@runtime_checkable
-class NamesLayers(Protocol):
-    """A `Rounding` whose settings name the layers that it applies to.
-
-    The plan warns of names that match no layer.
-    """
-
-    def unmatched(self, names: Sequence[str]) -> Sequence[str]:
-        """Return the names in the settings that match none of the layers, named relative to their blocks."""
-
-
-class RoundToNearest:
+class RoundToNearest(Rounding):
     """Rounds every element to the nearest value that its scale allows, which needs no data.
 
     A layer gets a new parameter, and lets its old one go: weights that are mapped from a checkpoint are read
@@ -181,15 +183,10 @@ class RoundToNearest:
             (`quark.models.layers.QuantizerModule.is_deferred`): for layers that are stored, and run no more.
     """
 
-    needs: ClassVar[Sequence[type[Statistic]]] = ()
     _defers = False  # of subclasses with a constructor of their own
 
     def __init__(self, *, defers: bool = False) -> None:
         self._defers = defers
-
-    def applies_to(self, name: str) -> bool:
-        """Apply to every layer."""
-        return True
 
     @torch.no_grad()
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, TypeVar, cast
 
 import attrs
 from torch import Tensor, nn
@@ -16,20 +16,7 @@ from quark.config.architecture import Architecture
 from quark.config.layer import QLayerConfig
 from quark.models.plan.quant_plan import QuantPlan
 
-__all__ = [
-    "BlockContext",
-    "FinishesBlocks",
-    "HasAlternatives",
-    "LearnsFromBlocks",
-    "ResolvedSettings",
-    "ResolvesForModel",
-    "S",
-    "Transform",
-    "TransformRun",
-    "ValidatedRun",
-    "ValidatedTransform",
-    "input_is_transformed",
-]
+__all__ = ["BlockContext", "ResolvedSettings", "S", "Transform", "TransformRun", "input_is_transformed"]
 
 S = TypeVar("S", bound=Statistic)
 
@@ -110,174 +97,126 @@ class ResolvedSettings:
     notes: tuple[str, ...] = ()
 
 
-@runtime_checkable
-class ResolvesForModel(Protocol):
-    """A transform whose settings become definite with the plan of a model.
-
-    Names of layers are such settings.
-    """
-
-    def resolve_for_model(self, model: nn.Module, plan: QuantPlan) -> ResolvedSettings:
-        """Return the settings for this model.
-
-        Nothing of the model is changed, and its tensors may be meta tensors.
-
-        The run that follows has the transform of the settings that this returns, which resolve to themselves.
-
-        Raises:
-            ConfigError, UnsupportedError: What is asked for does not fit this model.
-        """
-
-
-class TransformRun(Protocol):
+class TransformRun:
     """A transform at work on one model: what it knows of the model, decided when it was started.
 
-    One that changes what it knows from block to block is a `LearnsFromBlocks` too, so that runs can be
-    resumed.
+    Every method has a default, which changes nothing.
     """
 
     def apply_global(self, model: nn.Module) -> None:
         """Change tensors outside the decoder blocks, such as embeddings and head.
 
-        Called once, before any block.
-
-        Tensors inside the blocks may be on the meta device.
+        Called once, before any block. Tensors inside the blocks may be on the meta device.
         """
 
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
         """Change the values of one block's parameters.
 
-        Returns what is worth reporting, by full name of a layer or of the block.
+        Return metrics by full name of a layer or of the block.
 
         Metrics of the block that say ``applied: False`` mean that it is as it was. A transform that says so
         of every block, and has changed nothing outside them, is left out of the plan, and of the settings
         that a checkpoint keeps, with a warning.
 
-        The pipeline checks that a block that is said to be as it was has the values that it had; that all
-        parameters are finite and have the shapes and dtypes they had; and, of algorithms whose settings do
-        not say `runs_with_model`, that modules and hooks are the same.
+        The pipeline checks that a block that is said to be as it was has the values that it had, and that all
+        parameters are finite and have the shapes and dtypes they had. Modules and hooks stay the same, unless
+        the settings say `runs_with_model`.
         """
-
-
-@runtime_checkable
-class FinishesBlocks(Protocol):
-    """A `TransformRun` with a part that comes behind all other transforms of a block.
-
-    A rotation that runs with the model is such a part.
-
-    What it adds to a layer's input in `finish` is not there yet when other transforms move scale into that
-    layer.
-    """
+        return {block.name: {"applied": False}}
 
     def finish(self, block: BlockContext) -> Mapping[str, Metrics]:
         """Change one block once more when every transform has been applied to it.
 
-        Where several do, the last one is first.
-
-        As `TransformRun.apply`, except that there are no statistics: those that were collected are of the
-        block as it was before.
+        A rotation that runs with the model is such a part: what it does to a layer's input is not there yet
+        when other transforms move scale into that layer. Where several transforms finish, the last one is
+        first. There are no statistics: those that were collected are of the block as it was before.
         """
-
-
-@runtime_checkable
-class LearnsFromBlocks(Protocol):
-    """A `TransformRun` that decides about a block by its knowledge from the blocks before.
-
-    A run that is resumed does not apply transforms to the blocks that are finished: it hands on what was
-    learned from them.
-    """
+        return {}
 
     def learned(self) -> Any:
-        """Return the knowledge so far, as a JSON value."""
+        """Return the knowledge from the blocks so far by which it decides about the next, as a JSON value.
+
+        A run that is resumed does not apply transforms to the blocks that are finished: it hands on what was
+        learned from them.
+        """
+        return None
 
     def recall(self, learned: Any) -> None:
         """Replace the knowledge by the value that `learned` gave in another process."""
 
+    def transformed_stream(self, x: Tensor) -> Tensor:
+        """Return the changed model's hidden states, where ``x [batch, tokens, channels]`` are this one's."""
+        return x
 
-class Transform(Protocol):
+
+class Transform(TransformRun):
     """Changes values of parameters, and keeps the function of the model.
 
-    Itself it is settings, and never changes: `start` gives the object
-    that works on one model.
+    A subclass defines what it needs, and at least `apply`, or `start` where the run is another object. Itself
+    it is settings, and never changes.
 
     What else it leaves in a model, such as hooks on layers, is put back on reading by the record's
     ``restorer``. Which transforms it goes before or after, and which it excludes, its record says
     (`quark.plugins.AlgorithmRecord`).
 
     Attributes:
+        needs: Statistics of layers' inputs in float; without any, no calibration data are needed.
         works_by_block: Whether it works with one block in memory at a time, and adds no tensors to a block.
-            `TransformRun.apply_global` may change, add and untie tensors outside the blocks: a checkpoint is
-            laid out after it. Where False, a run has the whole model in memory.
+            `apply_global` may change, add and untie tensors outside the blocks: a checkpoint is laid out
+            after it. Where False, a run has the whole model in memory.
+        is_validated: Whether it is tried on copies of the blocks first, since it changes the whole model and
+            cannot be taken back block by block. Each block's copy is changed by a run that was started for
+            that, without `apply_global` before, and by the transforms that follow in the run, such as an
+            equalization. Its output error on held-out tokens is compared with that of a copy that only the
+            latter have changed, and `accepts` decides.
+        settings: Those of an alternative, with which a run uses it, and which a checkpoint keeps.
     """
 
-    works_by_block: bool
+    needs: Sequence[type[Statistic]] = ()
+    works_by_block: bool = True
+    is_validated: bool = False
+    settings: AlgoConfig
 
-    @property
-    def needs(self) -> Sequence[type[Statistic]]:
-        """Statistics of layers' inputs in float; without any, no calibration data are needed.
+    def resolve_for_model(self, model: nn.Module, plan: QuantPlan) -> ResolvedSettings | None:
+        """Return the settings for this model, such as names of layers; None if they are definite anyway.
 
-        A plain attribute will do.
+        Nothing of the model is changed, and its tensors may be meta tensors. The run that follows has the
+        transform of the settings that this returns, which resolve to themselves.
+
+        Raises:
+            ConfigError, UnsupportedError: What is asked for does not fit this model.
         """
+        return None
 
     def start(self, model: nn.Module, plan: QuantPlan) -> TransformRun:
         """Return the run that is to change ``model``, which has not been changed and is not changed here.
 
-        A transform that need know nothing of the model may return itself.
+        By default it is this object, which then needs to know nothing of the model.
 
         Args:
             model: Its structure is complete; tensors may be on the meta device until their block's turn.
-            plan: What will be done to each layer; its configuration has the settings as `ResolvesForModel`
+            plan: What will be done to each layer; its configuration has the settings as `resolve_for_model`
                 has decided them.
         """
+        return self
 
     def rounding(self) -> Rounding | None:
         """Return the rounding that goes with it where a run names none; None for round-to-nearest."""
-
-
-@runtime_checkable
-class ValidatedTransform(Transform, Protocol):
-    """A transform of the whole model, which is tried on copies of the blocks first.
-
-    It cannot be taken back block by block.
-
-    Each block's copy is changed by a run that was started for that, a `ValidatedRun`, and by the transforms
-    that follow in the run, such as an equalization. Its output error on held-out tokens is compared with that
-    of a copy that only the latter have changed. `accepts` decides by the result.
-    """
-
-    def start(self, model: nn.Module, plan: QuantPlan) -> ValidatedRun:
-        """As `Transform.start`; copies of blocks are changed without `TransformRun.apply_global` before."""
+        return None
 
     def accepts(self, validation: Validation | None) -> bool:
-        """Return whether to apply it.
+        """Return whether to apply it, if ``is_validated``: by default, if it does not fail its validation.
 
         Args:
             validation: The error of quantized blocks before and after, the mean over blocks; None where there
                 are no data.
         """
+        return validation is None or validation.is_improvement
 
-
-@runtime_checkable
-class HasAlternatives(ValidatedTransform, Protocol):
-    """A `ValidatedTransform` with parts that may do better alone than the whole.
-
-    Each alternative is validated like the whole. Of two that have no difference above the standard error the
-    first is used.
-    """
-
-    @property
-    def settings(self) -> AlgoConfig:
-        """The settings with which a run uses it, and which a checkpoint keeps."""
-
-    def alternatives(self) -> Mapping[str, HasAlternatives]:
+    def alternatives(self) -> Mapping[str, Transform]:
         """Return transforms that each do a part of this one, by a name for reports, the simplest first.
 
-        Empty for none.
+        If ``is_validated``, each is validated like the whole. Of two that have no difference above the
+        standard error the first is used. Each has its ``settings``.
         """
-
-
-class ValidatedRun(TransformRun, Protocol):
-    """The run of a `ValidatedTransform`."""
-
-    def transformed_stream(self, x: Tensor) -> Tensor:
-        """Return the changed model's hidden states, where ``x [batch, tokens, channels]`` are this one's."""
+        return {}

@@ -5,10 +5,10 @@ It changes codes, scales, norms and biases.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Protocol
 
 import attrs
 import torch
@@ -80,8 +80,10 @@ class RoundedBlock:
         return StackedWeights({layer: self.layers[layer]})
 
 
-class Tuning(Protocol):
+class Tuning(ABC):
     """Changes the codes and scales of a rounding, by the output of the whole block.
+
+    A subclass defines `tune`.
 
     A run has any number of tunings, each applied to a block when all of its weights are rounded and before
     calibration goes on to the next block. Which one goes before another, its record says
@@ -92,8 +94,9 @@ class Tuning(Protocol):
             forward; else they are what the float block computes of the quantized model's hidden states.
     """
 
-    wants_float: bool
+    wants_float: bool = False
 
+    @abstractmethod
     def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
         """Change codes and scales of the layers' weights, and values of the float parameters.
 

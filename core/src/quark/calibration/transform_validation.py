@@ -14,7 +14,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import HasAlternatives, OutputError, Transform, ValidatedRun, ValidatedTransform, Validation, validated
+from quark.algorithms import OutputError, Transform, TransformRun, Validation, validated
 from quark.base.log import silenced
 from quark.base.ranks import ALONE, Ranks
 from quark.calibration.batches import Call
@@ -86,7 +86,7 @@ def validate_transforms(
     *,
     compensated: bool = False,
 ) -> dict[str, TransformValidation]:
-    """Validate each `ValidatedTransform` on held-out calibration tokens, with its alternatives.
+    """Validate each transform that ``is_validated`` on held-out calibration tokens, with its alternatives.
 
     The model is not changed.
 
@@ -99,8 +99,8 @@ def validate_transforms(
     Args:
         model: The float model, with the tensors outside its blocks in memory.
         plan: The plan of the model.
-        transforms: Transforms by registered name, in order; those that are no
-            `quark.algorithms.ValidatedTransform` are not in the result.
+        transforms: Transforms by registered name, in order; those that are not validated are not in the
+            result.
         data: Calibration samples; without any, each transform decides without a validation.
         source: Has the tensors of the blocks, each of which is in memory only while forwards are in it; None
             where the model has them.
@@ -108,7 +108,7 @@ def validate_transforms(
         compensated: Whether the rounding of the run compensates its errors; see
             `quark.calibration.output_error.as_rounded`.
     """
-    to_validate = {name: t for name, t in transforms.items() if isinstance(t, ValidatedTransform)}
+    to_validate = {name: t for name, t in transforms.items() if t.is_validated}
     if not to_validate or not data:
         return {name: TransformValidation(None, t.accepts(None)) for name, t in to_validate.items()}
     names = list(transforms)
@@ -136,25 +136,19 @@ class _Candidate:
 
     transform_name: str
     name: str
-    transform: ValidatedTransform | None
-    run: ValidatedRun | None
+    transform: Transform | None
+    run: TransformRun | None
     started: Sequence[StartedTransform]
     errors: list[OutputError] = attrs.field(factory=list)
 
 
-def _candidates(
-    name: str, transform: ValidatedTransform, behind: Sequence[Transform], model: nn.Module, plan: QuantPlan
-) -> Iterator[_Candidate]:
+def _candidates(name: str, transform: Transform, behind: Sequence[Transform], model: nn.Module, plan: QuantPlan) -> Iterator[_Candidate]:
     """Yield the candidates of a transform: without it first, all of it last."""
-    followers = [t for t in behind if not isinstance(t, ValidatedTransform)]
-    parts = transform.alternatives() if isinstance(transform, HasAlternatives) else {}
-    options: dict[str, ValidatedTransform | None] = {_NOTHING: None, **parts, _WHOLE: transform}
+    followers = [t for t in behind if not t.is_validated]
+    options: dict[str, Transform | None] = {_NOTHING: None, **transform.alternatives(), _WHOLE: transform}
     for option, one in options.items():
-        started = [StartedTransform.of(t, model, plan) for t in followers]
-        run = None if one is None else one.start(model, plan)
-        if one is not None and run is not None:
-            started.insert(0, StartedTransform(run, one.needs))
-        yield _Candidate(name, option, one, run, started)
+        started = [StartedTransform.of(t, model, plan) for t in ([] if one is None else [one]) + followers]
+        yield _Candidate(name, option, one, None if one is None else started[0].run, started)
 
 
 def _choice(candidates: Sequence[_Candidate]) -> TransformValidation:
@@ -176,7 +170,7 @@ def _choice(candidates: Sequence[_Candidate]) -> TransformValidation:
     validation = validated(nothing.errors, best.errors)
     parts = {c.name: validated(nothing.errors, c.errors).after for c in candidates[1:]} if len(candidates) > 2 else {}
     is_accepted = best.transform.accepts(validation)
-    if best is whole or not isinstance(best.transform, HasAlternatives):
+    if best is whole:
         return TransformValidation(validation, is_accepted, errors=parts)
     return TransformValidation(validation, is_accepted, best.name, best.transform.settings, parts)
 
@@ -290,7 +284,7 @@ class _BlockComparison:
         return tokens_of(tensor_of(output), forward.call, held_out=self._held_out)
 
 
-def _moved(arguments: Arguments, run: ValidatedRun | None) -> Arguments | None:
+def _moved(arguments: Arguments, run: TransformRun | None) -> Arguments | None:
     """Return a block's arguments with the residual stream of the transformed model.
 
     None where none of them is the stream.

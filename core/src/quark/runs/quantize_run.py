@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from quark.algorithms import ValidatedTransform
 from quark.calibration.plugin_checks import StartedTransform
 from quark.calibration.report import CalibrationReport
 from quark.calibration.spilled_inputs import SpilledInputs
@@ -47,7 +46,7 @@ def start_run(run: Run, model: nn.Module, source: RunSource | None = None) -> St
     run.events.phase("load")
     source.load(None)
     transforms, compensated = run.algorithms.transforms, run.algorithms.compensates
-    if any(isinstance(t, ValidatedTransform) for t in transforms.values()):
+    if any(t.is_validated for t in transforms.values()):
         run.events.phase("validate")
     validations = validate_transforms(model, run.plan, transforms, run.data, source, run.ranks, compensated=compensated)
     run = run.as_validated(model, validations)

@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch import nn
 
-from quark.algorithms import NamesLayers, ResolvesForModel, Rounding, ValidatedTransform
+from quark.algorithms import Rounding
 from quark.base.log import get_logger
 from quark.base.names import folded
 from quark.base.ranks import ALONE, Ranks
@@ -116,7 +116,7 @@ class Run:
         plan = self.plan
         if plan.attentions:
             refuse_unswitchable(model, [a.name for a in plan.attentions])
-        is_validated = any(isinstance(t, ValidatedTransform) for t in self.algorithms.transforms.values())
+        is_validated = any(t.is_validated for t in self.algorithms.transforms.values())
         if callable(data) and not isinstance(data, Iterable):
             if self.needs_data:
                 events.phase("data")
@@ -331,8 +331,7 @@ def _note(name: str) -> str:
 def _resolved(model: nn.Module, plan: QuantPlan, algorithms: Algorithms) -> tuple[QuantPlan, Algorithms]:
     """Return the plan with the settings of transforms for this model, and the transforms made from these."""
     for name, transform in algorithms.transforms.items():
-        if isinstance(transform, ResolvesForModel):
-            resolved = transform.resolve_for_model(model, plan)
+        if (resolved := transform.resolve_for_model(model, plan)) is not None:
             settings = [resolved.settings if a.name == name else a for a in plan.config.algo_config or []]
             plan = attrs.evolve(plan, config=attrs.evolve(plan.config, algo_config=settings), notes=(*plan.notes, *resolved.notes))
             algorithms = algorithms.with_settings(resolved.settings)
@@ -341,15 +340,13 @@ def _resolved(model: nn.Module, plan: QuantPlan, algorithms: Algorithms) -> tupl
 
 def _unmatched(algorithms: Algorithms, rows: Sequence[PlanRow], blocks: Collection[str]) -> Iterator[str]:
     """Yield names in the settings of the rounding that the model does not have."""
-    if isinstance(algorithms.rounding, NamesLayers):
-        names = [r.name.removeprefix(f"{block}.") for r in rows if (block := _block_of(r, blocks)) is not None]
-        unmatched = algorithms.rounding.unmatched(names)
-        if unmatched:
-            left = sum(1 for r in rows if r.has_quantized_weight and not r.is_kept and not r.algorithm)
-            yield (
-                f"'{algorithms.rounding_name}' names layers that no decoder block has: {', '.join(unmatched)}. {left} quantized layers are "
-                f"rounded to nearest; a layer here is '{names[-1] if names else '(none)'}'"
-            )
+    names = [r.name.removeprefix(f"{block}.") for r in rows if (block := _block_of(r, blocks)) is not None]
+    if unmatched := algorithms.rounding.unmatched(names):
+        left = sum(1 for r in rows if r.has_quantized_weight and not r.is_kept and not r.algorithm)
+        yield (
+            f"'{algorithms.rounding_name}' names layers that no decoder block has: {', '.join(unmatched)}. {left} quantized layers are "
+            f"rounded to nearest; a layer here is '{names[-1] if names else '(none)'}'"
+        )
 
 
 def needs_two_passes(model: nn.Module, plan: QuantPlan, algorithms: Algorithms, data: Sequence[Call], device: torch.device) -> bool:

@@ -94,11 +94,7 @@ class Algorithms:
 
     def started_transforms(self, model: nn.Module, plan: QuantPlan) -> list[StartedTransform]:
         """Start the transforms of a plan on its model; their results are checked."""
-        settings = {registered_name(settings): settings for settings in plan.config.algo_config or []}
-        return [
-            StartedTransform.of(transform, model, plan, origin("algorithms", name), runs_with_model=settings[name].runs_with_model())
-            for name, transform in self.transforms.items()
-        ]
+        return [StartedTransform.of(transform, model, plan, origin("algorithms", name)) for name, transform in self.transforms.items()]
 
 
 def algorithms_of(config: QConfig) -> Algorithms:

@@ -17,12 +17,12 @@ from quark_devkit.option_effects import digest
 from quark_devkit.random_states import random_states_kept
 from quark_devkit.small_models import batches, coarse_scheme, fitting_schemes, quantized, run_config
 from quark_devkit.subject import Subject
-from quark_devkit.transformed_models import different_parameters
+from quark_devkit.transformed_models import different_parameters, named_parts
 
 
 @check("block_tuning")
 def is_made_of_its_settings(subject: Subject) -> None:
-    """The processor, called with settings, gives an object with the members of a tuning."""
+    """The processor, called with settings, gives a `quark.algorithms.Tuning`."""
     refuse_strange(processor_of(subject), "block_tuning", origin("algorithms", subject.lookup_name))
 
 
@@ -67,6 +67,17 @@ def tunes_every_format(subject: Subject) -> None:
     for scheme in fitting_schemes():
         with complaining(f"stops a run in {scheme}", QuarkError):
             quantized(run_config(scheme, valid_settings(subject)), data=batches(2, 16))
+
+
+@check("block_tuning")
+def changes_values_alone(subject: Subject) -> None:
+    """It adds and removes no module, parameter, buffer or hook of the model, and no parameter has another
+    shape or dtype."""
+    scheme = coarse_scheme()
+    before, after = (named_parts(quantized(run_config(scheme, *settings))) for settings in ((), (valid_settings(subject),)))
+    for kind, names in after.items():
+        strange = [name for name in {*names, *before[kind]} if names.count(name) != before[kind].count(name)]
+        require(not strange, f"leaves another {kind} {strange[0] if strange else ''} than round-to-nearest does")
 
 
 @check("block_tuning")

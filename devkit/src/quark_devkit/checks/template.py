@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import NamesLayers
 from quark.checkpoint import import_model_from_safetensors
 from quark.checkpoint.export import export_with
 from quark.config.algorithm import AlgoConfig
@@ -25,7 +24,6 @@ from quark.models.plan.family import text_config
 from quark.plugins import algorithms
 from quark.runs import ModelQuantizer
 from quark.runs.run import plan_run
-from quark.runs.selected_algorithms import algorithms_of
 from quark_devkit.check import NotApplicableError, assume, check, complaining, require
 from quark_devkit.example_models import (
     batches_of,
@@ -339,10 +337,8 @@ def _planned(subject: Subject, name: str, settings: AlgoConfig) -> None:
     config.algo_config = [settings]
     with complaining(f"cannot be planned with the algorithm '{name}', for which it states no reason in unsupported", QuarkError):
         run = plan_run(model, config)
-    rounding = algorithms_of(config).rounding
-    if isinstance(rounding, NamesLayers):
-        told = [line for line in run.plan.warnings if f"'{name}' names layers" in line]
-        require(not told, f"leads to settings that name layers which there are not: {told[0] if told else ''}")
+    told = [line for line in run.plan.warnings if f"'{name}' names layers" in line]
+    require(not told, f"leads to settings that name layers which there are not: {told[0] if told else ''}")
 
 
 @check("template")

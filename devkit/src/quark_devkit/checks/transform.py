@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
-from quark.algorithms import RoundToNearest, ValidatedTransform, Validation
+from quark.algorithms import RoundToNearest, Validation
 from quark.calibration.plugin_checks import refuse_strange
 from quark.config.algorithm import AlgoConfig
 from quark.errors import ConfigError
@@ -42,7 +42,7 @@ def _keeps_function(scheme: str, *settings: AlgoConfig, exclude: tuple[str, ...]
 
 @check("transform")
 def is_made_of_its_settings(subject: Subject) -> None:
-    """The processor, called with settings, gives an object with the members of a transform, whose ``needs``
+    """The processor, called with settings, gives a `quark.algorithms.Transform`, whose ``needs``
     are statistics."""
     refuse_strange(processor_of(subject), "transform", origin("algorithms", subject.lookup_name))
 
@@ -66,7 +66,7 @@ def heeds_its_options(subject: Subject) -> None:
             model = transformed(scheme, settings).model
             yield digest(named_parts(model), *model.state_dict().values())
         transform, worse = processor_of(subject, settings), Validation(1.0, 2.0, 0.1, 10, is_held_out=True)
-        yield isinstance(transform, ValidatedTransform) and transform.accepts(worse)
+        yield transform.is_validated and transform.accepts(worse)
         yield digest(logits(quantized(with_cache(run_config(schemes_for(subject)[0], settings)))))
 
     algorithm.options_have_effects(subject, results)
@@ -215,7 +215,7 @@ def is_the_same_on_two_ranks(subject: Subject) -> None:
 
 @check("transform")
 def its_rounding_is_one(subject: Subject) -> None:
-    """``rounding()`` gives None, or an object with the members of a rounding, which goes with it where a run
+    """``rounding()`` gives None, or a `quark.algorithms.Rounding`, which goes with it where a run
     names none."""
     rounding = processor_of(subject).rounding()
     assume(not (rounding is None or isinstance(rounding, RoundToNearest)), "it goes with round-to-nearest")

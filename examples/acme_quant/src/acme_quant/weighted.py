@@ -9,14 +9,13 @@ the same way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from acme_quant.weighted_config import AcmeWeightedConfig
-from quark.algorithms import Metrics, RoundingTask, Statistic
+from quark.algorithms import Metrics, Rounding, RoundingTask, Statistic
 from quark.config.algorithm import AlgoConfig
 from quark.numbers import GroupScales, WeightGrid
 
@@ -45,7 +44,7 @@ class MeanSquare(Statistic):
         return (self._sum / max(self.tokens, 1)).float()
 
 
-class AcmeWeighted:
+class AcmeWeighted(Rounding):
     """Rounds weights with scales and values from a `quark.numbers.WeightGrid`, and so supports every format.
 
     The metric ``error_share`` of a layer is its weighted error ÷ that with the observer's own ranges, as a
@@ -55,15 +54,11 @@ class AcmeWeighted:
         settings: An `AcmeWeightedConfig`.
     """
 
-    needs: ClassVar[Sequence[type[Statistic]]] = (MeanSquare,)
+    needs = (MeanSquare,)
 
     def __init__(self, settings: AlgoConfig) -> None:
         assert isinstance(settings, AcmeWeightedConfig)
         self._factors = torch.linspace(settings.narrowest, settings.widest, settings.steps, device="cpu").tolist()
-
-    def applies_to(self, name: str) -> bool:
-        """Return True: every layer is rounded."""
-        return True
 
     @torch.no_grad()
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:

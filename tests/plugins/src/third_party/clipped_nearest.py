@@ -6,21 +6,17 @@ from collections.abc import Mapping
 
 import torch
 
-from quark.algorithms import Hessian, Metrics, RoundingTask, RoundToNearest
+from quark.algorithms import Hessian, Metrics, Rounding, RoundingTask, RoundToNearest
 from third_party.algorithms import ClippedNearestConfig
 
 
-class ClippedNearest:
+class ClippedNearest(Rounding):
     """Round to nearest in the range of each group, narrowed if ``Σ_k H_kk (w_k − q_k)²`` gets smaller."""
 
     needs = (Hessian,)
 
     def __init__(self, settings: ClippedNearestConfig) -> None:
         self._factors = torch.linspace(settings.narrowest, 1, 7).tolist()
-
-    def applies_to(self, name: str) -> bool:
-        """Every layer."""
-        return True
 
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
         """Search, and round."""

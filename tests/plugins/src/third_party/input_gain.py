@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import BlockContext, Metrics
+from quark.algorithms import BlockContext, Metrics, Transform
 from third_party.algorithms import InputGainConfig
 
 
@@ -28,21 +28,11 @@ class Gain:
         return (args[0] * self.value.to(args[0]), *args[1:])
 
 
-class InputGain:
+class InputGain(Transform):
     """The transform, its run, and the restorer: it need know nothing of the model."""
-
-    works_by_block = True
-    needs = ()
 
     def __init__(self, settings: InputGainConfig) -> None:
         self._endings = tuple(settings.layers)
-
-    def start(self, model: nn.Module, plan: object) -> InputGain:
-        """Itself."""
-        return self
-
-    def apply_global(self, model: nn.Module) -> None:
-        """Nothing outside the blocks is changed."""
 
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
         """Divide the weights of a block, and multiply the inputs."""
@@ -51,9 +41,6 @@ class InputGain:
             layer.weight = nn.Parameter(layer.weight.data / gain.value.to(layer.weight), requires_grad=False)
             layer.register_forward_pre_hook(gain)
         return {}
-
-    def rounding(self) -> None:
-        """Round-to-nearest."""
 
     def restore(self, model: nn.Module, config: object) -> None:
         """As `quark.checkpoint.restorers.Restorer.restore`."""

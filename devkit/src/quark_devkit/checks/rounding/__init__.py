@@ -59,7 +59,7 @@ def _survives(case: Case, where: str, layers: dict[str, Any], data: Inputs | Non
 
 @check("rounding")
 def is_made_of_its_settings(subject: Subject) -> None:
-    """The processor, called with settings, gives an object with the members of a rounding, whose ``needs``
+    """The processor, called with settings, gives a `quark.algorithms.Rounding`, whose ``needs``
     are statistics."""
     refuse_strange(processor_of(subject), "rounding", origin("algorithms", subject.lookup_name))
 
@@ -156,7 +156,7 @@ def changes_nothing_but_weights(case: Case) -> None:
     """Biases, hooks, modules, buffers and further parameters of a layer stay unchanged."""
     for layer, before in case.rounded():
         require(torch.equal(layer.bias, before.bias), "changes a bias")
-        for members in ("_parameters", "_modules", "_forward_hooks", "_forward_pre_hooks"):
+        for members in ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"):
             seen, wanted = list(getattr(layer, members)), list(getattr(before, members))
             require(seen == wanted, f"leaves {members.strip('_')} {seen} where {wanted} were")
 
@@ -165,8 +165,9 @@ def changes_nothing_but_weights(case: Case) -> None:
 def reports_json_values(case: Case) -> None:
     """It returns a mapping from names of layers that it was given to metrics in JSON values."""
     layers = layers_of(case.config)
-    report = rounded(case.rounding(), layers)
-    checked_metrics(report, set(layers), origin("algorithms", case.subject.lookup_name))
+    report = checked_metrics(rounded(case.rounding(), layers), origin("algorithms", case.subject.lookup_name))
+    unknown = [name for name in report if name not in layers]
+    require(not unknown, f"reports metrics of '{unknown[0] if unknown else ''}', which it was not given")
 
 
 @check("rounding", each=one_case)

@@ -13,7 +13,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.algorithms import AbsMean, Hessian, Metrics, RoundingTask, Statistic
+from quark.algorithms import AbsMean, Hessian, Metrics, Rounding, RoundingTask
 from quark.base.from_device import numbers
 from quark.base.parallel import coarsely, parallel_map
 from quark.base.quotient import divided
@@ -288,14 +288,10 @@ def _least(tried: Tensor) -> int:
     return int(torch.where(torch.isfinite(tried), tried, torch.inf).argmin())
 
 
-class SearchedNearest:
+class SearchedNearest(Rounding):
     """Rounds every element to nearest, under the group scales with the smallest output error."""
 
-    needs: ClassVar[Sequence[type[Statistic]]] = (HessianForGroups,)
-
-    def applies_to(self, name: str) -> bool:
-        """Return True: every layer is rounded."""
-        return True
+    needs = (HessianForGroups,)
 
     @torch.no_grad()
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import attrs
 import torch
@@ -18,6 +18,8 @@ from quark.algorithms import (
     ResolvedSettings,
     Rounding,
     Statistic,
+    Transform,
+    TransformRun,
     input_is_transformed,
     validated,
 )
@@ -56,7 +58,7 @@ Whole blocks add up rounding errors.
 """
 
 
-class Equalization(ABC):
+class Equalization(Transform, ABC):
     """Moves scale at the mappings of each block.
 
     The block's error on held-out tokens is compared before and after.
@@ -76,9 +78,6 @@ class Equalization(ABC):
     Raises:
         ConfigError: An entry of ``scaling_layers`` is incomplete, or its condition is not understood.
     """
-
-    works_by_block = True
-    needs: ClassVar[Sequence[type[Statistic]]] = ()
 
     def __init__(self, settings: AlgoConfig) -> None:
         assert isinstance(settings, AWQConfig | SmoothQuantConfig | AutoSmoothQuantConfig)  # its record's class
@@ -105,10 +104,6 @@ class Equalization(ABC):
         """Return the run for a model; nothing outside its blocks is changed."""
         return EqualizationRun(self, _heads_of(model))
 
-    def rounding(self) -> Rounding | None:
-        """Return None: weights are rounded to nearest if no rounding is configured."""
-        return None
-
     def mappings(self, facts: Architecture) -> tuple[UserMapping, ...]:
         """Return the user mappings; without any, all mappings of the architecture."""
         known = mappings_of(facts)
@@ -131,7 +126,7 @@ class Equalization(ABC):
         return torch.stack(values).amax(0)
 
 
-class EqualizationRun:
+class EqualizationRun(TransformRun):
     """The run of an `Equalization` on one model.
 
     Args:
@@ -144,9 +139,6 @@ class EqualizationRun:
         self._heads = heads
         self._refused: set[LayerMapping] = set()
         self._probed: set[LayerMapping] = set()
-
-    def apply_global(self, model: nn.Module) -> None:
-        """Change nothing outside the blocks."""
 
     @torch.no_grad()
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
@@ -193,14 +185,14 @@ class EqualizationRun:
         return metrics | {block.name: {**validation.metrics(), "applied": True}}
 
     def learned(self) -> dict[str, Any]:
-        """As `quark.algorithms.LearnsFromBlocks.learned`.
+        """As `quark.algorithms.TransformRun.learned`.
 
         The mappings that have been probed, and those that were refused.
         """
         return {"probed": [attrs.asdict(m) for m in self._probed], "refused": [attrs.asdict(m) for m in self._refused]}
 
     def recall(self, learned: Mapping[str, Any]) -> None:
-        """As `quark.algorithms.LearnsFromBlocks.recall`."""
+        """As `quark.algorithms.TransformRun.recall`."""
         self._probed, self._refused = ({LayerMapping(**fields) for fields in learned[name]} for name in ("probed", "refused"))
 
     def _mappings(self, block: BlockContext) -> list[ResolvedMapping]:

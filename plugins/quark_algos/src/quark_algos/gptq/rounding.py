@@ -12,7 +12,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.algorithms import CrossMoment, Hessian, Hessian64, Metrics, OutputMoment, RoundingTask, Statistic
+from quark.algorithms import CrossMoment, Hessian, Hessian64, Metrics, OutputMoment, Rounding, RoundingTask
 from quark.base.from_device import numbers
 from quark.base.names import folded
 from quark.base.parallel import beside, coarsely
@@ -33,7 +33,7 @@ def _names(pattern: str, layer: str) -> bool:
     return fnmatchcase(layer, pattern) or layer.endswith(f".{pattern}")
 
 
-class ColumnRounding:
+class ColumnRounding(Rounding):
     """Rounds the columns of a weight one after another.
 
     Each error is compensated in the remaining columns, weighted by the Hessian H.
@@ -53,7 +53,7 @@ class ColumnRounding:
         self._recipe = recipe_of(settings)
         self._hessian = Hessian64 if self._recipe.float64 else Hessian
         moment = CrossMoment if self._recipe.is_causal else ErrorMoment
-        self.needs: Sequence[type[Statistic]] = (self._hessian, moment) if self._recipe.share else (self._hessian,)
+        self.needs = (self._hessian, moment) if self._recipe.share else (self._hessian,)
 
     def applies_to(self, name: str) -> bool:
         """Return whether the settings name this layer."""
@@ -61,7 +61,7 @@ class ColumnRounding:
         return not patterns or any(_names(p, name) for p in patterns)
 
     def unmatched(self, names: Sequence[str]) -> Sequence[str]:
-        """As `quark.algorithms.NamesLayers.unmatched`."""
+        """As `quark.algorithms.Rounding.unmatched`."""
         return [p for p in self._recipe.modules if not any(_names(p, name) for name in names)]
 
     @torch.no_grad()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Mapping
 
 import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import BlockContext, Metrics, ResolvedSettings, Rounding, Statistic, Validation
+from quark.algorithms import BlockContext, Metrics, ResolvedSettings, Transform, TransformRun, Validation
 from quark.base.log import get_logger
 from quark.base.names import folded
 from quark.config.algorithm import AlgoConfig
@@ -31,7 +30,7 @@ __all__ = ["Rotate", "RotationRun"]
 _SEEDS = {"r1": 0, "r2": 1}
 
 
-class Rotate:
+class Rotate(Transform):
     """Rotates the residual stream (R1) and attention's values (R2) by folding.
 
     Both cost nothing at run time.
@@ -54,8 +53,8 @@ class Rotate:
         UnsupportedError: The settings ask for learned rotations, or for input scales before a rotation.
     """
 
-    needs: ClassVar[Sequence[type[Statistic]]] = ()
-    works_by_block = True
+    is_validated = True
+    settings: RotationConfig
 
     def __init__(self, settings: AlgoConfig) -> None:
         assert isinstance(settings, RotationConfig)  # its record's class
@@ -78,8 +77,8 @@ class Rotate:
 
         R1 is omitted where the family forbids it, and R3 where it changes nothing.
 
-        See `quark.algorithms.ResolvesForModel`. R1 alone, or with a stream of the user's own, is not omitted:
-        `start` refuses it.
+        See `quark.algorithms.Transform.resolve_for_model`. R1 alone, or with a stream of the user's own, is
+        not omitted: `start` refuses it.
         """
         facts = plan.architecture
         assert facts is not None  # a plan with transforms has one
@@ -140,12 +139,8 @@ class Rotate:
         )
         return is_accepted
 
-    def rounding(self) -> Rounding | None:
-        """Return None: weights are rounded to nearest if no rounding is configured."""
-        return None
 
-
-class RotationRun:
+class RotationRun(TransformRun):
     """The run of rotations on one model.
 
     Args:

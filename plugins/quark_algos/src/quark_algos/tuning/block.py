@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import Metrics, OutputError, RoundedBlock, Sample
+from quark.algorithms import Metrics, OutputError, RoundedBlock, Sample, Tuning
 from quark.base.log import get_logger
 from quark_algos.tuning.config import MOST_STEPS, AutoRoundConfig, TuningConfig
 from quark_algos.tuning.layer import Adam, OffsetLayer, TunedLayer
@@ -20,7 +20,7 @@ _OF_BFLOAT16 = ("AVX512", "SVE")
 """Vector instructions by which CPUs multiply bfloat16."""
 
 
-class TuneBlock:
+class TuneBlock(Tuning):
     """The algorithm ``tuning``.
 
     Metrics of a block: ``epochs``, ``first_loss`` and ``last_loss`` (mean relative squared error of the
@@ -64,7 +64,7 @@ class TuneBlock:
         return {"": {"epochs": len(errors), "first_loss": errors[0][0], "last_loss": errors[-1][0], "codes": codes}}
 
 
-class AutoRound:
+class AutoRound(Tuning):
     """The algorithm ``autoround``.
 
     Metrics of a block: ``first_loss``, ``best_loss`` (mean squared error of the output), ``codes``.
