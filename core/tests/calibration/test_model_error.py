@@ -22,7 +22,7 @@ from quark.calibration.report import CalibrationReport
 from quark.models.plan.decoder_blocks import decoder_blocks
 from quark.models.plan.quant_plan import make_plan
 from quark.runs import quantize_checkpoint
-from quark.runs.run import FinishedRun
+from quark.runs.started_run import FinishedRun
 from quark.torch import ModelQuantizer
 from quark_tiny_model import KINDS, calibration_batches, tiny_model, tiny_model_dir, tiny_template
 

@@ -24,8 +24,9 @@ from quark.models.layers import QuantizedLayer, quantized_class
 from quark.plugins import Catalog, algorithms, schemes, using
 from quark.plugins.discovery import Source, discover
 from quark.runs.quantize_block import quantize_blocks
-from quark.runs.run import StartedRun, plan_run
+from quark.runs.run import plan_run
 from quark.runs.sink import InPlaceSink
+from quark.runs.started_run import StartedRun
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_tiny_model import calibration_batches, tiny_model
 

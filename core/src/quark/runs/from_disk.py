@@ -37,11 +37,12 @@ from quark.runs.identity import RunIdentity, refuse_changed_source, refuse_diffe
 from quark.runs.journal import Journal, is_finished_run
 from quark.runs.quantize_block import quantize_blocks
 from quark.runs.quantize_run import finish_run, quantize_run, start_run
-from quark.runs.run import Data, FinishedRun, Run, StartedRun, plan_run
+from quark.runs.run import Data, Run, plan_run
 from quark.runs.selected_algorithms import settings_told
 from quark.runs.sink import BlockSink, InPlaceSink, JournaledSink, begun_export, directory_of_first, is_divided, opened_sink, sink_of_other
 from quark.runs.skeleton import quantized_skeleton
 from quark.runs.source import CheckpointSource
+from quark.runs.started_run import FinishedRun, StartedRun
 
 if TYPE_CHECKING:
     from transformers.core_model_loading import WeightConverter

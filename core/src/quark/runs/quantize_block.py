@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any
 
-import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import RoundToNearest, Tuning
+from quark.algorithms import RoundToNearest
 from quark.calibration.activation_scales import ActivationScales
 from quark.calibration.attention import install
 from quark.calibration.block_calibration import BlockCalibration
@@ -20,12 +19,9 @@ from quark.calibration.block_transforms import BlockTransforms
 from quark.calibration.block_tuning import BlockTuning
 from quark.calibration.figures import InputSample
 from quark.calibration.forwards import conducts_forwards, without_cache
-from quark.calibration.input_groups import InputGroups
 from quark.calibration.lockstep import BlockRun, LockStep
 from quark.calibration.model_error import ModelError
 from quark.calibration.observation import counting
-from quark.calibration.phases import PhaseClock
-from quark.calibration.plugin_checks import CheckedRounding
 from quark.calibration.report import CalibrationReport
 from quark.calibration.rounding_tasks import round_to_nearest, rounding_tasks
 from quark.calibration.rounding_validation import round_validated
@@ -38,14 +34,12 @@ from quark.models.plan.decoder_blocks import Block, decoder_blocks, rows_by_bloc
 from quark.models.plan.family import text_config
 from quark.models.plan.plan_row import PlanRow
 from quark.plugins.attribution import attributed
-from quark.runs.block_figures import BlockEvents, RunFigures
-from quark.runs.memory import FreedMemory, tokens_in
-from quark.runs.run import Run, StartedRun
+from quark.runs.block_events import BlockEvents
 from quark.runs.sink import BlockResult, BlockSink
 from quark.runs.source import RunSource
+from quark.runs.started_run import StartedRun
 
 __all__ = [
-    "BlockPipeline",
     "finish_layers",
     "pass_finished_block",
     "quantize_block",
@@ -70,8 +64,7 @@ def quantize_blocks(started: StartedRun, sink: BlockSink) -> CalibrationReport:
             calls, it has the blocks that its sink wants.
         sink: Takes finished layers.
     """
-    pipeline = BlockPipeline.of(started, sink)
-    run, model, figures = started.run, started.model, pipeline.figures
+    run, model, figures = started.run, started.model, started.figures
     plan, ranks = run.plan, run.ranks
     if plan.attentions:
         switch_attention(model, [a.name for a in plan.attentions], eager=plan.config.softmax_quant_spec is not None)
@@ -83,83 +76,31 @@ def quantize_blocks(started: StartedRun, sink: BlockSink) -> CalibrationReport:
     finished = ranks.broadcast([sink.finished(b) for b in blocks])
     with ExitStack() as stack:
         has_forwards = bool(run.needs_data) and (scales or None in finished)
-        steps = stack.enter_context(_forwards(pipeline, blocks, scales)) if has_forwards else None
-        told = BlockEvents(run.events, pipeline.report, blocks, finished, sink, steps is not None)
+        steps = stack.enter_context(_forwards(started, blocks, scales)) if has_forwards else None
+        told = BlockEvents(run.events, started.report, blocks, finished, sink, steps is not None)
         for i, (block, rows, result) in enumerate(zip(blocks, rows_of, finished, strict=True)):
             with told.block(i, rows):
                 block_run = None if steps is None else steps.at(i)
                 if result is not None:
-                    pass_finished_block(pipeline, block, rows, block_run, result)
+                    pass_finished_block(started, sink, block, rows, block_run, result)
                 elif block_run is not None or sink.wants(block):
-                    quantize_block(pipeline, block, rows, block_run)
-    finish_layers(pipeline, layers, scales)
+                    quantize_block(started, sink, block, rows, block_run)
+    finish_layers(started, sink, layers, scales)
     with figures.clock.phase("write"):
         sink.end_block(None, BlockResult())
     figures.end_block(None, 0, 0, {})
-    pipeline.report.model_error = figures.model_error.figures()
-    pipeline.report.join_with(ranks, [b.name or "model" for b in blocks])
-    return pipeline.report
-
-
-@attrs.frozen(eq=False)
-class BlockPipeline:
-    """A started run and the objects that `quantize_block` needs for each of its blocks.
-
-    Attributes:
-        started: The run, its model, the source of its tensors, and the transforms, which have already changed
-            the tensors outside the blocks.
-        sink: Takes finished layers.
-        rounding: Chooses codes.
-        tunings: Tunings by name, in the order in which they are applied.
-        input_groups: Learns from block to block which layers share an input.
-        freed: Gives memory back to the system.
-        figures: Collects metrics of layers and blocks in the report, and has the run's clock.
-    """
-
-    started: StartedRun
-    sink: BlockSink
-    rounding: CheckedRounding
-    tunings: Mapping[str, Tuning]
-    input_groups: InputGroups
-    freed: FreedMemory
-    figures: RunFigures
-
-    @classmethod
-    def of(cls, started: StartedRun, sink: BlockSink) -> Self:
-        """Return the pipeline of a run that has worked on no block yet."""
-        run, algorithms = started.run, started.run.algorithms
-        groups = InputGroups(run.plan.architecture, run.plan.config.shared_scale_groups)
-        figures = RunFigures(CalibrationReport(), tokens_in(run.data), algorithms.streams, PhaseClock(changed=run.events.phase))
-        return cls(started, sink, algorithms.checked_rounding(), algorithms.checked_tunings(), groups, FreedMemory(), figures)
-
-    @property
-    def run(self) -> Run:
-        """The run."""
-        return self.started.run
-
-    @property
-    def report(self) -> CalibrationReport:
-        """The report of all blocks."""
-        return self.figures.report
-
-    def learned(self) -> dict[str, Any]:
-        """Return the state that goes from block to block, as JSON values."""
-        return {"input_groups": self.input_groups.learned(), "transforms": [t.learned() for t in self.started.transforms]}
-
-    def recall(self, learned: Mapping[str, Any]) -> None:
-        """Take over the state of an interrupted run."""
-        self.input_groups.recall(learned["input_groups"])
-        for transform, own in zip(self.started.transforms, learned["transforms"], strict=True):
-            transform.recall(own)
+    started.report.model_error = figures.model_error.figures()
+    started.report.join_with(ranks, [b.name or "model" for b in blocks])
+    return started.report
 
 
 @contextmanager
-def _forwards(pipeline: BlockPipeline, blocks: Sequence[Block], scales: ActivationScales) -> Iterator[LockStep]:
+def _forwards(started: StartedRun, blocks: Sequence[Block], scales: ActivationScales) -> Iterator[LockStep]:
     """Yield the calibration forwards, which wait at the first block.
 
     ``scales`` are those of layers outside the blocks.
     """
-    started, run, model, figures = pipeline.started, pipeline.run, pipeline.started.model, pipeline.figures
+    run, model, figures = started.run, started.model, started.figures
     with_float = run.algorithms.streams == 2
     modules = [b.module for b in blocks]
     with ExitStack() as stack:
@@ -179,17 +120,18 @@ def _forwards(pipeline: BlockPipeline, blocks: Sequence[Block], scales: Activati
         yield steps
 
 
-def quantize_block(pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow], block_run: BlockRun | None) -> None:
+def quantize_block(started: StartedRun, sink: BlockSink, block: Block, rows: Sequence[PlanRow], block_run: BlockRun | None) -> None:
     """Quantize one block.
 
     Args:
-        pipeline: What is the same for all blocks.
+        started: The run, which has what is the same for all blocks.
+        sink: Takes the finished block.
         block: The block: its weights are float, those of the blocks before it rounded.
         rows: Its layers that are to be quantized.
         block_run: The calibration forwards, which wait at its entry; afterwards they wait at the next block.
             None where none are needed.
     """
-    started, run, report, figures = pipeline.started, pipeline.run, CalibrationReport(), pipeline.figures
+    run, report, figures = started.run, CalibrationReport(), started.figures
     model, plan, phase = started.model, run.plan, figures.clock.phase
     with phase("load"):
         started.source.load(block)
@@ -211,34 +153,34 @@ def quantize_block(pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow
     rounded, inputs = set[str](), dict[str, InputSample]()
     with counting(model, scales.experts.among(layers) if block_run else ()) as own_tokens, phase("forward"):
         if block_run is not None and run.algorithms.is_sequential:
-            calibration = _calibration(pipeline, block, rows, layers, block_run, scales)
+            calibration = _calibration(started, block, rows, layers, block_run, scales)
             calibration.work()
             calibration.add_to(report)
             rounded, inputs, figures.flops = calibration.rounded, calibration.inputs, calibration.flops
         else:
-            rounded = _rounded_without_statistics(pipeline, layers, run.chosen(rows), block_run, scales, report)
+            rounded = _rounded_without_statistics(started, layers, run.chosen(rows), block_run, scales, report)
     counts = run.ranks.gather(dict(own_tokens)) if own_tokens else []
     report.tokens |= {name: sum(count[name] for count in counts) for name in own_tokens}
 
     # Scales of activations, and weights that are rounded to nearest.
-    finish_layers(pipeline, layers, scales, rounded, inputs)
+    finish_layers(started, sink, layers, scales, rounded, inputs)
     passes = 0 if block_run is None else 2 if run.two_passes else 1
 
     # The sink takes the block: in place, or packed into a shard, with a journal entry, which has the block's
     # figures.
     figures.end_block(block, size, passes, report.tokens)
-    pipeline.report.extend(report)
+    started.report.extend(report)
     with phase("write"):
-        pipeline.sink.end_block(block, BlockResult(figures.of_block(block, layers, report).to_dict(), pipeline.learned()))
+        sink.end_block(block, BlockResult(figures.of_block(block, layers, report).to_dict(), started.learned()))
     for row in rows:
         if not row.is_kept and (quantizer := layers[row.name].weight_quantizer) is not None:
             quantizer.codes = None  # the sink has them, and a model in memory is not to hold its weights twice
     started.source.release(block)
-    pipeline.freed.add(size)
+    started.freed.add(size)
 
 
 def pass_finished_block(
-    pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow], block_run: BlockRun | None, finished: BlockResult
+    started: StartedRun, sink: BlockSink, block: Block, rows: Sequence[PlanRow], block_run: BlockRun | None, finished: BlockResult
 ) -> None:
     """Lead the forwards through a block that an interrupted run has finished.
 
@@ -249,26 +191,26 @@ def pass_finished_block(
     their float weights are stored nowhere.
 
     Args:
-        pipeline: As of `quantize_block`.
+        started, sink: As of `quantize_block`.
         block: The block.
         rows: As of `quantize_block`.
         block_run: As of `quantize_block`; without forwards the block is not even loaded.
         finished: What is known of the block.
     """
     report = CalibrationReport.from_dict(finished.report)
-    pipeline.report.extend(report)
-    pipeline.figures.recall(report)
-    pipeline.recall(finished.learned)
+    started.report.extend(report)
+    started.figures.recall(report)
+    started.recall(finished.learned)
     if block_run is None:
         return
-    started, run, is_sequential = pipeline.started, pipeline.run, pipeline.run.algorithms.is_sequential
+    run, is_sequential = started.run, started.run.algorithms.is_sequential
     model, plan = started.model, run.plan
     started.source.load(block)
     size = sum(p.nbytes for p in block.module.parameters())
     floats = [f for f in block_run.forwards if f.is_float or not is_sequential]
     has_floats = run.ranks.any(bool(floats))
     again = [t for t in started.transforms if has_floats or not t.needs]
-    with pipeline.figures.compared(block_run, block, rows, started.transforms):
+    with started.figures.compared(block_run, block, rows, started.transforms):
         if again:
             BlockTransforms(block_run, block, rows, again, plan.architecture, text_config(model)).apply()
     block_run.release(floats)
@@ -277,15 +219,15 @@ def pass_finished_block(
         attentions = [a for a in plan.attentions if block.owns(a.name)]
         scales = ActivationScales(layers, attentions, plan.config, plan.architecture, run.ranks)
         install(model, scales.inside)
-        pipeline.sink.accept(layers)
-        pipeline.sink.read(block)
+        sink.accept(layers)
+        sink.read(block)
     block_run.enter()
     started.source.release(block)
-    pipeline.freed.add(size)
+    started.freed.add(size)
 
 
 def _calibration(
-    pipeline: BlockPipeline,
+    started: StartedRun,
     block: Block,
     rows: Sequence[PlanRow],
     layers: Mapping[str, QuantizedLayer],
@@ -293,19 +235,19 @@ def _calibration(
     scales: ActivationScales,
 ) -> BlockCalibration:
     """Return the `BlockCalibration` that leads the forwards through a block and rounds its layers."""
-    run, model, clock = pipeline.run, pipeline.started.model, pipeline.figures.clock
+    run, model, clock = started.run, started.model, started.figures.clock
     pairs = {name: (model.get_submodule(name), layer) for name, layer in layers.items()}
     tuning = None
-    if pipeline.tunings and layers:
+    if started.tunings and layers:
         keeps_floats = run.algorithms.rounding_wants_float
         tuned = {row.name for row in rows if row.has_codes_to_choose}
-        tuning = BlockTuning(block_run, block, pairs, tuned, pipeline.tunings, keeps_floats=keeps_floats, clock=clock)
+        tuning = BlockTuning(block_run, block, pairs, tuned, started.tunings, keeps_floats=keeps_floats, clock=clock)
     kind = TwoPasses if run.two_passes else BlockRounding
-    return kind(block_run, block, pairs, run.chosen(rows), pipeline.rounding, pipeline.input_groups, scales, clock, tuning)
+    return kind(block_run, block, pairs, run.chosen(rows), started.rounding, started.input_groups, scales, clock, tuning)
 
 
 def _rounded_without_statistics(
-    pipeline: BlockPipeline,
+    started: StartedRun,
     layers: Mapping[str, QuantizedLayer],
     chosen: Collection[str],
     block_run: BlockRun | None,
@@ -317,13 +259,13 @@ def _rounded_without_statistics(
     Returns the names of the rounded layers: none for round-to-nearest, which comes when all scales are set.
     """
     if block_run is not None:
-        with scales.watching(pipeline.started.model):
+        with scales.watching(started.model):
             block_run.enter()
-    if type(pipeline.rounding.rounding) is RoundToNearest:
+    if type(started.rounding.rounding) is RoundToNearest:
         return set()
-    with pipeline.figures.clock.phase("solve"):
+    with started.figures.clock.phase("solve"):
         own = {name: layer for name, layer in layers.items() if name in chosen}
-        metrics = round_validated(pipeline.rounding, rounding_tasks(own, pipeline.input_groups.siblings))
+        metrics = round_validated(started.rounding, rounding_tasks(own, started.input_groups.siblings))
         report.layers |= {name: of_layer for name, of_layer in metrics.items() if of_layer}
         return set(own)
 
@@ -364,7 +306,8 @@ def _refuse_other_values(name: str, values: Tensor, expected: Tensor) -> None:
 
 @torch.no_grad()
 def finish_layers(
-    pipeline: BlockPipeline,
+    started: StartedRun,
+    sink: BlockSink,
     layers: Mapping[str, QuantizedLayer],
     scales: ActivationScales,
     rounded: Collection[str] = (),
@@ -377,15 +320,15 @@ def finish_layers(
     The layers are measured for the report before the sink gets them; ``inputs`` are samples of the inputs of
     some.
     """
-    with pipeline.figures.clock.phase("solve"):
+    with started.figures.clock.phase("solve"):
         scales.finish()
-        install(pipeline.started.model, scales.inside)
+        install(started.model, scales.inside)
         others = {n: layer for n, layer in layers.items() if n not in rounded}
-        round_to_nearest(others, pipeline.input_groups.siblings, defers=not pipeline.sink.needs_values)
+        round_to_nearest(others, started.input_groups.siblings, defers=not sink.needs_values)
         for layer in layers.values():
             if layer.bias_quantizer is not None:
                 values, qparams = layer.bias_quantizer.quantizer.round_to_nearest(layer.bias.data)  # type: ignore[arg-type]
                 layer.bias = nn.Parameter(values, requires_grad=False)
                 layer.bias_quantizer.set_qparams(qparams)
-    pipeline.figures.add_layers(pipeline.started.model, layers, inputs)
-    pipeline.sink.accept(layers)
+    started.figures.add_layers(started.model, layers, inputs)
+    sink.accept(layers)

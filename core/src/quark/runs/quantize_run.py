@@ -18,10 +18,11 @@ from quark.models.plan.decoder_blocks import decoder_blocks
 from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins.attribution import attributed
 from quark.runs.quantize_block import quantize_blocks
-from quark.runs.run import FinishedRun, Run, StartedRun, allowed_activations
+from quark.runs.run import Run, allowed_activations
 from quark.runs.selected_algorithms import Algorithms
 from quark.runs.sink import BlockSink
 from quark.runs.source import InMemorySource, RunSource
+from quark.runs.started_run import FinishedRun, StartedRun
 
 __all__ = ["finish_run", "quantize_run", "start_run", "start_transforms"]
 

@@ -16,12 +16,8 @@ from quark.base.log import get_logger
 from quark.base.names import folded
 from quark.base.ranks import ALONE, Ranks
 from quark.calibration.batches import Call, calls
-from quark.calibration.plugin_checks import StartedTransform
-from quark.calibration.report import CalibrationReport
 from quark.calibration.sample_grid import SampleGrid
-from quark.calibration.spilled_inputs import SpilledInputs
 from quark.calibration.transform_validation import TransformValidation
-from quark.checkpoint.content import CheckpointContent
 from quark.config.model import QConfig
 from quark.errors import ConfigError, UnsupportedError
 from quark.models.hf.attention_switch import refuse_unswitchable
@@ -36,14 +32,12 @@ from quark.plugins.events import RunPlanned
 from quark.plugins.run_events import SILENT, RunEvents
 from quark.runs.memory import SHARE, free_bytes, held_bytes, held_probabilities, tokens_in
 from quark.runs.selected_algorithms import Algorithms, algorithms_of, own_settings, refuse_excluded_schemes, registered_name
-from quark.runs.source import InMemorySource, RunSource, carried_by
+from quark.runs.source import carried_by
 
 __all__ = [
     "TWO_PASSES",
     "Data",
-    "FinishedRun",
     "Run",
-    "StartedRun",
     "allowed_activations",
     "held_by_forwards",
     "needs_two_passes",
@@ -66,7 +60,17 @@ TWO_PASSES = (
 class Run:
     """The plan, algorithms, data and memory mode of the quantization of one model.
 
-    `plan_run` makes it; `with_data` completes it.
+    Its states, and what leads from one to the next::
+
+        Run         what is to be done: `plan_run` makes it of a configuration
+         │ with_data
+        Run         and by what data, in which memory mode
+         │ start_run
+        StartedRun  transforms are validated and applied outside the blocks; blocks follow one by one
+         │ quantize_blocks, finish_run
+        FinishedRun the quantized model, or its checkpoint, and the report
+
+    Nothing of the model is changed before it is started. `quark.runs.started_run` has the other two.
 
     Attributes:
         plan: Made from this very model, or from one of the same structure.
@@ -184,47 +188,6 @@ class Run:
                 notes = (*(n for n in plan.notes if n != _note(name)), f"left out, since it has left every block as it was: {name}")
                 plan = attrs.evolve(plan, config=attrs.evolve(plan.config, algo_config=settings or None), notes=notes)
         return plan
-
-
-@attrs.frozen(eq=False)
-class StartedRun:
-    """A run whose transforms have changed tensors outside the decoder blocks, and no block yet.
-
-    Attributes:
-        run: The run, without the transforms that validation refused.
-        model: The model; it has all modules and tensors outside the blocks that the finished model has.
-        source: Loads the tensors of the blocks.
-        transforms: The transforms, started with the model, in order.
-        validations: Validations of the transforms, by name.
-        spilled: Storage for the tensors of forwards that wait at a block; None leaves them in memory.
-    """
-
-    run: Run
-    model: nn.Module
-    source: RunSource = attrs.field(factory=InMemorySource)
-    transforms: Sequence[StartedTransform] = ()
-    validations: Mapping[str, TransformValidation] = attrs.field(factory=dict)
-    spilled: SpilledInputs | None = None
-
-    @property
-    def plan(self) -> QuantPlan:
-        """The plan of the run."""
-        return self.run.plan
-
-
-@attrs.frozen(eq=False)
-class FinishedRun:
-    """A run that has quantized its model.
-
-    Attributes:
-        run: The run, with its data.
-        content: The quantized model, and its plan as it was carried out.
-        report: The metrics that were measured in the run.
-    """
-
-    run: Run
-    content: CheckpointContent
-    report: CalibrationReport
 
 
 @attributed("planning the run")

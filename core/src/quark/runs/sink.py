@@ -21,8 +21,9 @@ from quark.models.hf.tied_tensors import other_names
 from quark.models.layers import QuantizedLayer
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
 from quark.runs.journal import FinishedBlock, Journal
-from quark.runs.run import Run, StartedRun
+from quark.runs.run import Run
 from quark.runs.skeleton import quantized_skeleton
+from quark.runs.started_run import StartedRun
 
 __all__ = [
     "BlockResult",

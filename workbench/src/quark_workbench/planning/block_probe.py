@@ -27,8 +27,9 @@ from quark.models.plan.decoder_blocks import Block, decoder_blocks
 from quark.runs.memory import SHARE, free_bytes
 from quark.runs.quantize_block import quantize_blocks
 from quark.runs.quantize_run import finish_run, start_run
-from quark.runs.run import FinishedRun, Run, StartedRun, plan_run
+from quark.runs.run import Run, plan_run
 from quark.runs.sink import CheckpointSink, InPlaceSink, begun_export
+from quark.runs.started_run import FinishedRun, StartedRun
 from quark_workbench.planning.narrower_models import narrower_models
 from quark_workbench.planning.workload import Calibration, workload_of
 

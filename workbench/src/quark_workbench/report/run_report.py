@@ -16,8 +16,9 @@ from quark.checkpoint.reader import import_model_from_safetensors
 from quark.errors import ConfigError
 from quark.models.plan.mixtures import separate_experts
 from quark.runs.memory import tokens_in
-from quark.runs.run import FinishedRun, Run
+from quark.runs.run import Run
 from quark.runs.source import CheckpointSource
+from quark.runs.started_run import FinishedRun
 from quark_workbench.report.contents import Facts
 from quark_workbench.report.files import write_report
 from quark_workbench.report.hidden_states import hidden_errors

@@ -1,8 +1,7 @@
-"""The figures of a block: RunFigures adds them to the report, BlockEvents tells listeners of them."""
+"""RunFigures: the time, the bytes and the errors of each block, for the report of a run."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,10 +19,8 @@ from quark.calibration.report import CalibrationReport
 from quark.models.layers import QuantizedLayer
 from quark.models.plan.decoder_blocks import Block
 from quark.models.plan.plan_row import PlanRow
-from quark.plugins.run_events import RunEvents
-from quark.runs.sink import BlockResult, BlockSink
 
-__all__ = ["OUTSIDE", "BlockEvents", "RunFigures"]
+__all__ = ["OUTSIDE", "RunFigures"]
 
 OUTSIDE = "(outside the blocks)"
 """The name under which a report has the time and the bytes of layers outside all blocks."""
@@ -120,56 +117,3 @@ def _products(block: Block, tokens: int, counts: Mapping[str, int]) -> int:
         if weight is not None and weight.ndim == 2:
             flops += 2 * weight.numel() * counts.get(f"{block.prefix}{name}", tokens)
     return flops
-
-
-@attrs.define(eq=False, slots=False)
-class BlockEvents:
-    """Tells listeners of the blocks of a run.
-
-    Args:
-        events: Of the run.
-        report: Has what was measured of a block when it is finished.
-        blocks: All blocks, in order.
-        finished: The result of each block that an interrupted run has finished; None for the others.
-        sink: Says which blocks are another process's, where no forwards pass them.
-        has_forwards: Whether calibration forwards pass all blocks.
-    """
-
-    _events: RunEvents
-    _report: CalibrationReport
-    _blocks: Sequence[Block]
-    _finished: Sequence[BlockResult | None]
-    _sink: BlockSink
-    _has_forwards: bool
-
-    def __attrs_post_init__(self) -> None:
-        self._outcomes: list[str] = []
-        sizes = []
-        for block, result in zip(self._blocks, self._finished, strict=True):
-            is_own = self._has_forwards or self._sink.wants(block)
-            self._outcomes.append("resumed" if result is not None else "done" if is_own else "other process")
-            is_next = self._outcomes[-1] == "done" and self._events.is_heard
-            sizes.append(sum(p.nbytes for p in block.module.parameters()) if is_next else 0)
-        self._events.expect(sizes)
-
-    @contextmanager
-    def block(self, number: int, rows: Sequence[PlanRow]) -> Iterator[None]:
-        """Tell that a block is worked on, and, where the body succeeds, that it is finished.
-
-        ``rows`` are its layers to quantize.
-        """
-        name = self._blocks[number].name or "model"
-        self._events.block_started(name, number)
-        yield
-        known = self._report.blocks.get(name, {})
-        self._events.block_finished(self._outcomes[number], known.get("seconds"), lambda: self._figures(known, rows))
-
-    def _figures(self, known: dict[str, Any], rows: Sequence[PlanRow]) -> dict[str, Any]:
-        """Return the figures of a block, as of `quark.plugins.BlockFinished`."""
-        weights = self._report.weights
-        ratios = {row.name: ratio for row in rows if (ratio := weights.get(row.name, {}).get("snr_db")) is not None}
-        figures: dict[str, Any] = {"bytes": known.get("bytes"), "layers": len(rows)}
-        if ratios:
-            worst = min(ratios, key=lambda name: ratios[name])
-            figures |= {"snr_db": statistics.median(ratios.values()), "worst": worst, "worst_snr_db": ratios[worst]}
-        return figures
