@@ -158,7 +158,7 @@ class WholeModels(Exporter):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "exporter", "says"), [("smoothquant", "safetensors", "changes the whole model"), (None, "other", "reopen")]
+    ("algorithm", "exporter", "says"), [("smoothquant", "safetensors", "changes the whole model"), (None, "other", "resumes = True")]
 )
 def test_a_run_that_cannot_be_resumed_says_so_before_any_work(
     algorithm: str | None, exporter: str, says: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -40,8 +40,6 @@ def test_an_exporter_of_whole_models_holds_all_and_neither_streams_nor_announces
     ("call", "says"),
     [
         (lambda: Whole().stream(*ARGUMENTS), "Whole has no method 'stream', which an exporter with streams=True needs"),
-        (lambda: Whole().reopen(*ARGUMENTS), "Whole has no method 'reopen', which an exporter with resumes=True needs"),
-        (lambda: Whole().join(*ARGUMENTS), "Whole has no method 'join', which an exporter with shares=True needs"),
         (lambda: Written().when_stored(lambda _: None), "Written has no method 'when_stored', which an exporter with resumes=True needs"),
         (lambda: Written().written(), "Written has no method 'written', which an exporter with shares=True needs"),
     ],

@@ -15,7 +15,7 @@ from torch import Tensor
 from quark.checkpoint import shard_writer
 from quark.checkpoint.destination import RUN_FILE
 from quark.checkpoint.shard_layout import ShardLayout
-from quark.checkpoint.shard_writer import Part, ShardWriter, create_shards, small_joined
+from quark.checkpoint.shard_writer import Part, ShardWriter, small_joined
 from quark.errors import OutputError, UnsupportedError
 from quark.models.hf.shards import DTYPES, check_shards
 
@@ -25,9 +25,7 @@ def part(tensors: dict[str, Tensor]) -> Part:
 
 
 def opened(announced: Sequence[Mapping[str, Tensor]], directory: Path, max_shard_bytes: int = 10**9) -> ShardWriter:
-    layout = ShardLayout.of(announced, max_shard_bytes)
-    create_shards(layout, directory)
-    return ShardWriter(layout, directory)
+    return ShardWriter(ShardLayout.of(announced, max_shard_bytes), directory)
 
 
 def write_shards(parts: Sequence[Part], directory: Path, max_shard_bytes: int) -> None:
@@ -185,7 +183,7 @@ def test_a_part_that_was_announced_and_not_written_is_no_finished_export(tmp_pat
 
 
 @pytest.mark.posix("Windows lets nobody remove, replace or cut an open file")
-@pytest.mark.parametrize("what", ["removed", "replaced", "cut", "linked elsewhere"])
+@pytest.mark.parametrize("what", ["removed", "replaced", "cut", "linked elsewhere", "given another header"])
 def test_a_file_that_is_no_longer_the_one_that_was_written_is_no_finished_export(what: str, tmp_path: Path) -> None:
     with opened([{"a": torch.zeros(4, device="meta")}], tmp_path) as writer:
         writer.write(part({"a": torch.zeros(4)}))
@@ -194,6 +192,8 @@ def test_a_file_that_is_no_longer_the_one_that_was_written_is_no_finished_export
         copy = path.read_bytes()
         if what == "cut":
             os.truncate(path, len(copy) - 1)
+        elif what == "given another header":
+            path.write_bytes(copy.replace(b'"a"', b'"b"'))
         else:
             path.unlink()
         if what == "replaced":
@@ -273,11 +273,10 @@ def test_what_goes_wrong_beside_the_others_is_raised_at_the_end(tmp_path: Path, 
 def test_files_that_are_opened_again_keep_what_is_in_them(tmp_path: Path) -> None:
     parts = [part({name: torch.full((40,), float(i))}) for i, name in enumerate("abc")]
     layout = ShardLayout.of([p.meta for p in parts], 200)
-    assert create_shards(layout, tmp_path) == list(layout.files)
     with ShardWriter(layout, tmp_path) as writer:
+        assert [path.name for path in sorted(tmp_path.iterdir())] == list(layout.files)
         writer.write(parts[1])
         checksums = stored(writer)
-    assert create_shards(layout, tmp_path) == []
     with ShardWriter(layout, tmp_path) as writer:
         assert writer.adopt(checksums) == []
         assert torch.equal(writer.read("b"), torch.ones(40))
@@ -291,7 +290,6 @@ def test_two_writers_fill_the_same_files(tmp_path: Path) -> None:
     """As processes do that share the work."""
     parts = [part({name: torch.full((40,), float(i))}) for i, name in enumerate("abcd")]
     layout = ShardLayout.of([p.meta for p in parts], 350)
-    create_shards(layout, tmp_path)
     with ShardWriter(layout, tmp_path) as one, ShardWriter(layout, tmp_path) as other:
         for p, writer in zip(parts, (one, other, one, other), strict=True):
             writer.write(p)
@@ -311,7 +309,6 @@ def test_what_was_not_adopted_is_missing(tmp_path: Path) -> None:
 def test_a_tensor_that_is_damaged_is_not_adopted(damage: str, tmp_path: Path) -> None:
     tensors = {"a": torch.arange(40.0), "b": torch.ones(3)}
     layout = ShardLayout.of([part(tensors).meta], 10**9)
-    create_shards(layout, tmp_path)
     with ShardWriter(layout, tmp_path) as writer:
         writer.write(part(tensors))
         checksums = stored(writer)
@@ -326,17 +323,11 @@ def test_a_tensor_that_is_damaged_is_not_adopted(damage: str, tmp_path: Path) ->
         assert writer.adopt(checksums) == ["b"]
 
 
-def test_files_of_another_layout_are_refused_and_can_be_made_anew(tmp_path: Path) -> None:
+def test_files_of_another_layout_are_made_anew(tmp_path: Path) -> None:
     before = part({"a": torch.ones(1000)})
     write_shards([before], tmp_path, 10**9)
     after = part({"b": torch.zeros(3)})
-    layout = ShardLayout.of([after.meta], 10**9)
-    with pytest.raises(OutputError, match=r"model\.safetensors' is not the file .* header is another one"):
-        ShardWriter(layout, tmp_path)
-    assert create_shards(layout, tmp_path) == list(layout.files)
-    with ShardWriter(layout, tmp_path) as writer:
-        writer.write(after)
-        writer.finish()
+    write_shards([after], tmp_path, 10**9)
     assert list(read(tmp_path)) == ["b"]
 
 

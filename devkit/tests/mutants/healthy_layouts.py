@@ -45,9 +45,15 @@ class Streaming(Plain):
 
     @contextmanager
     def stream(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
+        is_first = not any(out.iterdir())
         with SafetensorsExporter().stream(content, skeleton, out, options) as stream:
-            yield stream
-        self.named(out)
+            yield stream if is_first else self.opened_again(stream)
+        if (out / "config.json").is_file():  # of several processes, the first finishes
+            self.named(out)
+
+    def opened_again(self, stream: Any) -> Any:
+        """Return a stream to files that another process has made."""
+        return stream
 
 
 class Announcing(Streaming):
@@ -58,23 +64,9 @@ class Announcing(Streaming):
 class Resuming(Announcing):
     resumes = True
 
-    @contextmanager
-    def reopen(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
-        with SafetensorsExporter().reopen(content, skeleton, out, options) as stream:
-            yield self.reopened(stream)
-        self.named(out)
-
-    def reopened(self, stream: Any) -> Any:
-        return stream
-
 
 class Sharing(Resuming):
     shares = True
-
-    @contextmanager
-    def join(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
-        with SafetensorsExporter().join(content, skeleton, out, options) as stream:
-            yield stream
 
 
 class Reader(QuarkReader):

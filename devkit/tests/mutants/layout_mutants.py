@@ -31,11 +31,13 @@ class LosesBlocks(Sharing):
     """Leaves the blocks of a process that has joined out of the files, and reports them as written."""
 
     @contextmanager
-    def join(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
-        with super().join(content, skeleton, out, options) as stream:
-            names = frozenset(name for part in self.announced(content, skeleton, options) for name in part)
-            stream.write = lambda block: None  # type: ignore[method-assign]
-            stream.written = lambda: names  # type: ignore[method-assign]
+    def stream(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
+        has_joined = any(out.iterdir())
+        with super().stream(content, skeleton, out, options) as stream:
+            if has_joined:
+                names = dict.fromkeys((name for part in self.announced(content, skeleton, options) for name in part), "")
+                stream.write = lambda block: None  # type: ignore[method-assign]
+                stream.written = lambda: names  # type: ignore[method-assign]
             yield stream
 
 
@@ -157,7 +159,7 @@ class AnnouncesAnotherOrder(Announcing):
 
 
 class ReadsNothing(Resuming):
-    def reopened(self, stream: Any) -> Any:
+    def opened_again(self, stream: Any) -> Any:
         stream.read = lambda block: None
         return stream
 
@@ -165,7 +167,7 @@ class ReadsNothing(Resuming):
 class ReadsAnotherDtype(Resuming):
     """Its weights are those that were written, rounded once more."""
 
-    def reopened(self, stream: Any) -> Any:
+    def opened_again(self, stream: Any) -> Any:
         read = stream.read
 
         def read_and_round(block: Any) -> None:
@@ -178,14 +180,14 @@ class ReadsAnotherDtype(Resuming):
 
 
 class TrustsItsFiles(Resuming):
-    def reopened(self, stream: Any) -> Any:
+    def opened_again(self, stream: Any) -> Any:
         adopt = stream.adopt
         stream.adopt = lambda block, checksums: adopt(block, {name: text.removeprefix("not ") for name, text in checksums.items()})
         return stream
 
 
 class StartsAgain(Resuming):
-    def reopened(self, stream: Any) -> Any:
+    def opened_again(self, stream: Any) -> Any:
         stream.adopt = lambda block, checksums: list(checksums)
         return stream
 

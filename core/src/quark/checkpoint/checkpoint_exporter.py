@@ -9,7 +9,8 @@ import copy
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,7 +28,6 @@ from quark.checkpoint.float_layers import is_float
 from quark.checkpoint.layer_storage import LayerStorage, tensors_of
 from quark.checkpoint.model_tensors import (
     Region,
-    WrittenTensors,
     attention_quantizers,
     carried_parts,
     is_tied_apart,
@@ -37,7 +37,7 @@ from quark.checkpoint.model_tensors import (
     state_parts,
 )
 from quark.checkpoint.shard_layout import ShardLayout
-from quark.checkpoint.shard_writer import Part, ShardWriter, create_shards, small_joined
+from quark.checkpoint.shard_writer import Part, ShardWriter, small_joined
 from quark.config.slot import ACTIVATIONS, PARAMETERS, Slot
 from quark.errors import UnsupportedError
 from quark.models.hf.internals import set_source, tied_on_loading
@@ -155,46 +155,22 @@ class CheckpointExporter(Exporter):
 
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
         """As `Exporter.export`."""
-        with self._opened(content, content.model, out, options) as stream:
+        with self.stream(content, content.model, out, options) as stream:
             stream.write(Block("", content.model))
             stream.finish(content)
 
-    def stream(
-        self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions
-    ) -> AbstractContextManager[BlockStream]:
-        """As `Exporter.stream`."""
-        return self._opened(content, skeleton, out, options)
-
-    def reopen(
-        self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions
-    ) -> AbstractContextManager[BlockStream]:
-        """As `Exporter.reopen`."""
-        if options.kv_cache_group:
-            raise UnsupportedError(
-                "an export with the option kv_cache_group cannot be resumed: its scales of the cache are merged when they are written, and "
-                "calibration goes on with those before. Give kv_cache_group in the configuration instead, which merges them in calibration"
-            )
-        return self._opened(content, skeleton, out, options)
-
     @contextmanager
-    def join(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
-        """As `Exporter.join`."""
-        with ShardWriter(ShardLayout.of(self.announced(content, skeleton, options), options.max_shard_bytes), out) as writer:
+    def stream(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
+        """As `Exporter.stream`."""
+        announced = self.announced(content, skeleton, options)
+        self.warn(content, options)
+        with ShardWriter(ShardLayout.of(announced, options.max_shard_bytes), out) as writer:
             yield _Stream(self, content, options, out, writer)
 
     def announced(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> list[Mapping[str, Tensor]]:
         """As `Exporter.announced`. Raises UnsupportedError as `check` does."""
         self.check(content, skeleton, options)
         return [part.meta for part in (*self.parts(skeleton, content.plan, options), *carried_parts(content))]
-
-    @contextmanager
-    def _opened(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
-        announced = self.announced(content, skeleton, options)
-        self.warn(content, options)
-        layout = ShardLayout.of(announced, options.max_shard_bytes)
-        create_shards(layout, out)
-        with ShardWriter(layout, out) as writer:
-            yield _Stream(self, content, options, out, writer)
 
     def parts(self, model: nn.Module, plan: QuantPlan, options: ExportOptions, region: Region = _WHOLE) -> list[Part]:
         """Return the tensors that a region of a quantized model becomes, in the order of the files.
@@ -220,7 +196,7 @@ class CheckpointExporter(Exporter):
         return [row for row in plan.attentions if row.fused or self.states_with_attention]
 
     @torch.no_grad()
-    def read(self, model: nn.Module, plan: QuantPlan, options: ExportOptions, region: Region, written: WrittenTensors) -> None:
+    def read(self, model: nn.Module, plan: QuantPlan, options: ExportOptions, region: Region, written: ShardWriter) -> None:
         """Set weights, scales and other tensors of a region to those that were written; changed in place.
 
         Args:
@@ -257,34 +233,39 @@ class _Stream(BlockStream):
         self._directory = directory
         self._writer = writer
         self._buffers = buffers_of(content.model)
-        self._written: list[str] = []
         self._early: set[str] = set()
         self.encodes = not options.stores_values
 
+    @cached_property
+    def _blocks(self) -> tuple[str, ...]:
+        """The full names of the decoder blocks; ``""`` alone if the model is one block."""
+        return tuple(block.name for block in decoder_blocks(self._content.model, self._content.plan.architecture))
+
     def write_float(self) -> None:
         """As `BlockStream.write_float`."""
-        model, plan = self._content.model, self._content.plan
-        inside = [block.name for block in decoder_blocks(model, plan.architecture)]
-        if "" in inside:
-            return
-        outside = Region(without=(*inside, *(row.name for row in plan.quantized)))
-        parts = [p for p in self._exporter.parts(model, plan, self._options, outside) if all(name in self._writer for name in p.meta)]
+        parts = self._parts(None, without=[row.name for row in self._content.plan.quantized])
         self._early = {name for part in parts for name in part.meta}
         if parts:
             self._writer.write_beside(self._checked(Part.joined(parts)))
 
     def write(self, block: Block | None) -> None:
         """As `BlockStream.write`."""
-        if block is None and "" in self._written:
-            return  # the model is one block, and nothing lies outside
-        region = Region(without=tuple(self._written)) if block is None else Region(block.name)
-        if block is not None:
-            self._written.append(block.name)
+        for part in small_joined(self._parts(block)):
+            self._writer.write(self._checked(part))
+
+    def _parts(self, block: Block | None, without: Iterable[str] = ()) -> list[Part]:
+        """Return the parts of a block, or with None those outside all blocks; none that was written early.
+
+        Args:
+            block: The block.
+            without: Full names of modules whose parts are left out.
+        """
+        if block is None and "" in self._blocks:
+            return []  # the model is one block, and nothing lies outside
+        region = Region(without=(*self._blocks, *without)) if block is None else Region(block.name)
         parts = self._exporter.parts(self._content.model, self._content.plan, self._options, region)
         # A tied parameter was announced once, under the first of its names.
-        new = [p for p in parts if not self._early.issuperset(p.meta) and all(name in self._writer for name in p.meta)]
-        for part in small_joined(new):
-            self._writer.write(self._checked(part))
+        return [p for p in parts if not self._early.issuperset(p.meta) and all(name in self._writer for name in p.meta)]
 
     def _checked(self, part: Part) -> Part:
         """Return a part that is checked for NaN and Inf when it is made: its source was finite."""
@@ -302,18 +283,16 @@ class _Stream(BlockStream):
 
     def adopt(self, block: Block, checksums: Mapping[str, str]) -> Sequence[str]:
         """As `BlockStream.adopt`."""
-        damaged = self._writer.adopt(checksums)
-        if not damaged:
-            self._written.append(block.name)
-        return damaged
+        if self._options.kv_cache_group:
+            raise UnsupportedError(
+                "an export with the option kv_cache_group cannot be resumed: its scales of the cache are merged when they are written, and "
+                "calibration goes on with those before. Give kv_cache_group in the configuration instead, which merges them in calibration"
+            )
+        return self._writer.adopt(checksums)
 
     def read(self, block: Block) -> None:
         """As `BlockStream.read`."""
         self._exporter.read(self._content.model, self._content.plan, self._options, Region(block.name), self._writer)
-
-    def skip(self, block: Block) -> None:
-        """As `BlockStream.skip`."""
-        self._written.append(block.name)
 
     def written(self) -> Mapping[str, str]:
         """As `BlockStream.written`."""

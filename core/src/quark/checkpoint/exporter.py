@@ -146,10 +146,6 @@ class BlockStream(ABC):
         """
         _lacking(self, "read", "resumes")
 
-    def skip(self, block: Block) -> None:
-        """Leave a block to another process."""
-        _lacking(self, "skip", "shares")
-
     def written(self) -> Mapping[str, str]:
         """Return the checksums, by name, of the tensors that this process has written.
 
@@ -172,10 +168,10 @@ class Exporter(ABC):
     Attributes:
         streams: Whether it writes block by block, by `stream`; others get complete models. Its record has the
             capability ``streaming``.
-        resumes: Whether its streams go on after their process was killed, by `reopen`; those of `stream` have
+        resumes: Whether `stream` goes on with what a process has written that was killed; its streams have
             the methods for it. Its record has the capability ``resumable``.
-        shares: Whether several processes can write to its streams, by `join`; those of `stream` have the
-            methods for it.
+        shares: Whether `stream` can be called by several processes at once, which write some blocks each;
+            its streams have the methods for it.
     """
 
     streams: ClassVar[bool] = False
@@ -234,17 +230,19 @@ class Exporter(ABC):
     def stream(
         self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions
     ) -> AbstractContextManager[BlockStream]:
-        """Return the context of a streamed export to the directory ``out``, which exists and is empty.
+        """Return the context of a streamed export to the directory ``out``.
 
-        The files are the same as those of `export` for the same model; they are complete when the context
-        ends without an error.
+        The files are the same as those of `export` for the same model; they are complete when the context of
+        the first process ends without an error.
 
         Args:
             content: The content with the float model, whose weights are on the meta device except those of
                 the current block.
             skeleton: The quantized skeleton of the model: its layers and scales on the meta device, with the
                 final shapes and dtypes.
-            out: The output directory.
+            out: The output directory. It is empty, or another call with equal arguments has written to it:
+                of a process that was killed if the exporter ``resumes``, where files may be damaged or too
+                short; of one that goes on to write if it ``shares``.
             options: As for `export`.
 
         Raises:
@@ -252,30 +250,6 @@ class Exporter(ABC):
             OutputError: The directory cannot be written.
         """
         _lacking(self, "stream", "streams")
-
-    def reopen(
-        self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions
-    ) -> AbstractContextManager[BlockStream]:
-        """Return the context of an export that `stream` began in another process, with the same arguments.
-
-        Args:
-            content: As for `stream`.
-            skeleton: As for `stream`.
-            out: The directory with what that process had written when it ended; files may be damaged, or of a
-                length that they had before.
-            options: As for `stream`.
-
-        Raises:
-            UnsupportedError: With these options, blocks cannot be read again.
-            OutputError: As by `stream`.
-        """
-        _lacking(self, "reopen", "resumes")
-
-    def join(
-        self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions
-    ) -> AbstractContextManager[BlockStream]:
-        """Return the context of an export that `stream` opened in another process, with equal arguments."""
-        _lacking(self, "join", "shares")
 
 
 def _lacking(owner: object, method: str, promise: str) -> NoReturn:

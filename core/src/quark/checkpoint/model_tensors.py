@@ -5,9 +5,9 @@ Tensors that are not quantized are, and scales of activations and attention.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import attrs
 import torch
@@ -19,7 +19,7 @@ from quark.base.names import folded
 from quark.base.parallel import CPU
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import ExportOptions
-from quark.checkpoint.shard_writer import Part
+from quark.checkpoint.shard_writer import Part, ShardWriter
 from quark.errors import CheckpointError
 from quark.models.hf.dequantizer import DequantizedTensors
 from quark.models.hf.file_tensors import FileTensors
@@ -38,7 +38,6 @@ from quark.numbers import QParams
 __all__ = [
     "STORED_PROBABILITIES",
     "Region",
-    "WrittenTensors",
     "activation_tensors",
     "attention_quantizers",
     "carried_parts",
@@ -244,23 +243,10 @@ def _scales(tensors: Mapping[str, Tensor]) -> Part:
     return Part({name: t.to("meta") for name, t in tensors.items()}, lambda: tensors)
 
 
-class WrittenTensors(Protocol):
-    """The tensors of an export that have been written."""
-
-    def __contains__(self, name: object) -> bool:
-        """Return whether a tensor of that full name is among them."""
-
-    def read(self, name: str) -> Tensor:
-        """Return a tensor, on the CPU."""
-
-    def names_under(self, module: str) -> Sequence[str]:
-        """Return the names of the tensors that belong to a module itself, without its full name."""
-
-
 def set_attention_scales(
     quantizers: Mapping[str, QuantizerModule],
     attentions: Iterable[AttentionRow],
-    written: WrittenTensors,
+    written: ShardWriter,
     options: ExportOptions,
     *,
     as_vectors: bool = False,

@@ -12,7 +12,7 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from itertools import accumulate, groupby
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +22,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.base.files import allocated_bytes, open_file, sync_data, write_at
+from quark.base.files import allocated_bytes, open_file, pread, sync_data, write_at
 from quark.base.names import folded
 from quark.base.parallel import CPU, parallel_map
 from quark.checkpoint.checksum import BLOCK, checksum, stored_bytes
@@ -31,7 +31,7 @@ from quark.checkpoint.shard_layout import Place, ShardLayout
 from quark.errors import OutputError
 from quark.models.hf.shards import INDEX
 
-__all__ = ["Part", "ShardWriter", "create_shards", "small_joined"]
+__all__ = ["Part", "ShardWriter", "small_joined"]
 
 _SMALL = 1 << 24
 """Bytes in which all parts that end there are computed and written as one."""
@@ -71,46 +71,18 @@ def small_joined(parts: Sequence[Part]) -> Iterator[Part]:
         yield Part.joined([part for part, _ in group])
 
 
-def create_shards(layout: ShardLayout, directory: Path) -> list[str]:
-    """Create the files of a layout with their headers, and return their names.
+class ShardWriter:
+    """The files of a layout, filled part by part in any order. The context manager closes them.
 
-    Files that have these headers already stay as they are.
+    Files that have the headers of the layout keep what is in them: an earlier writer, or one in another
+    process, has written it. The others are created.
 
     Args:
-        layout: Says which files there are, and what their headers say.
+        layout: Of the files.
         directory: The output directory, which exists.
 
     Raises:
         OSError: From the file system; with ``ENOSPC`` before any file is written if the tensors do not fit.
-    """
-    missing = {name: header for name, header in layout.headers.items() if _header_of(directory / name, len(header)) != header}
-    held = sum(allocated_bytes(directory / name) for name in layout.headers if name not in missing)
-    if layout.size - held > shutil.disk_usage(directory).free:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
-    for number, (name, header) in enumerate(layout.headers.items()):
-        if name not in missing:
-            continue
-        file = open_file(directory / name, os.O_WRONLY | os.O_CREAT, 0o644)
-        try:
-            write_at(file, memoryview(header), 0)
-            end = len(header) + sum(place.size for place in layout.places.values() if place.file == number)
-            os.ftruncate(file, min(end, os.fstat(file).st_size))
-            sync_data(file)
-        finally:
-            os.close(file)
-    return list(missing)
-
-
-class ShardWriter:
-    """The files of a layout, which exist, filled part by part in any order. The context manager closes them.
-
-    Args:
-        layout: Of the files.
-        directory: Where they are.
-
-    Raises:
-        OutputError: A file has another header: it is damaged, or of another checkpoint.
-        OSError: From the file system.
     """
 
     def __init__(self, layout: ShardLayout, directory: Path) -> None:
@@ -120,15 +92,15 @@ class ShardWriter:
         self._unstored: list[str] = []
         self._written_to: set[int] = set()
         self._files: list[int] = []
+        free = shutil.disk_usage(directory).free
+        if layout.size - sum(allocated_bytes(directory / name) for name in layout.files if (directory / name).exists()) > free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
         with ExitStack() as stack:
+            sizes = layout.file_sizes()
             for name, header in layout.headers.items():
-                if _header_of(directory / name, len(header)) != header:
-                    raise OutputError(
-                        f"'{directory / name}' is not the file that this run writes to: its header is another one, since it is damaged, or "
-                        "of another checkpoint. Start the run again from the beginning"
-                    )
-                self._files.append(open_file(directory / name, os.O_RDWR))
+                self._files.append(open_file(directory / name, os.O_RDWR | os.O_CREAT, 0o644))
                 stack.callback(os.close, self._files[-1])
+                _begin(self._files[-1], header, sizes[name])
             # While one part is written, the next is computed: at most two are in memory. Nothing waits for
             # the disk meanwhile.
             self._thread = stack.enter_context(ThreadPoolExecutor(max_workers=1))
@@ -238,9 +210,10 @@ class ShardWriter:
     def _refuse_replaced(self) -> None:
         """Raise OutputError unless the files under the names of the layout are those that were written."""
         sizes = self._layout.file_sizes()
-        for name, file in zip(self._layout.headers, self._files, strict=True):
+        for (name, header), file in zip(self._layout.headers.items(), self._files, strict=True):
             path, written = self._directory / name, os.fstat(file)
-            if written.st_size != sizes[name] or not path.is_file() or not os.path.samestat(path.stat(), written):
+            is_whole = written.st_size == sizes[name] and pread(file, len(header), 0) == header
+            if not is_whole or not path.is_file() or not os.path.samestat(path.stat(), written):
                 raise OutputError(
                     f"'{path}' is not the file that this run has written: it was removed, replaced or cut meanwhile. Run it again, and let "
                     "nothing else change that directory"
@@ -284,11 +257,13 @@ class ShardWriter:
         return stored_bytes(self._files[place.file], place.offset, place.size)
 
 
-def _header_of(path: Path, length: int) -> bytes | None:
-    """Return the first bytes of a file; None where there is none."""
-    with suppress(FileNotFoundError), path.open("rb") as file:
-        return file.read(length)
-    return None
+def _begin(file: int, header: bytes, size: int) -> None:
+    """Write the header of an open file that is going to have that size, unless it is there."""
+    if pread(file, len(header), 0) == header:
+        return
+    write_at(file, memoryview(header), 0)
+    os.ftruncate(file, min(size, os.fstat(file).st_size))
+    sync_data(file)
 
 
 def _checked(name: str, tensor: Tensor, expected: Tensor) -> Tensor:

@@ -18,11 +18,11 @@ from quark.checkpoint.atomic_directory import Leftover, finished_blocks, refuse_
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.destination import refuse_used_directory
 from quark.checkpoint.export import exporter_of, exporting, refuse_unstorable
-from quark.checkpoint.exporter import Exporter, ExportOptions
+from quark.checkpoint.exporter import BlockStream, Exporter, ExportOptions
 from quark.checkpoint.inspection import refuse_incomplete_export
 from quark.checkpoint.run_file import complete_run_file
 from quark.config.model import QConfig
-from quark.errors import ConfigError, UnsupportedError
+from quark.errors import ConfigError, OutputError, UnsupportedError
 from quark.models.hf.loading import torch_device, torch_dtype
 from quark.models.hf.quantized_source import float_tensors_of
 from quark.models.hf.shards import Shard, check_shards
@@ -39,7 +39,7 @@ from quark.runs.quantize_block import quantize_blocks
 from quark.runs.quantize_run import finish_run, quantize_run, start_run
 from quark.runs.run import Data, Run, plan_run
 from quark.runs.selected_algorithms import settings_told
-from quark.runs.sink import BlockSink, InPlaceSink, JournaledSink, begun_export, directory_of_first, is_divided, opened_sink, sink_of_other
+from quark.runs.sink import BlockSink, CheckpointSink, IdleSink, InPlaceSink, JournaledSink, ReadingSink, SharedSink, opened_stream
 from quark.runs.skeleton import quantized_skeleton
 from quark.runs.source import CheckpointSource
 from quark.runs.started_run import FinishedRun, StartedRun
@@ -47,7 +47,7 @@ from quark.runs.started_run import FinishedRun, StartedRun
 if TYPE_CHECKING:
     from transformers.core_model_loading import WeightConverter
 
-__all__ = ["DescribesRun", "Output", "journaled", "opened_checkpoint", "quantize_checkpoint"]
+__all__ = ["DescribesRun", "Output", "opened_checkpoint", "quantize_checkpoint", "streamed"]
 
 
 class DescribesRun(Protocol):
@@ -157,9 +157,8 @@ def quantize_checkpoint(
             elif not run.algorithms.works_by_block or not output.writer.streams:
                 plan = _whole(run, tensors, output, complete)
             else:
-                started_with_sink = journaled if output.has_journal(run) else _streamed
                 with output.opened() as directory:
-                    with started_with_sink(run, tensors, output, directory, identity) as (started, sink):
+                    with streamed(run, tensors, output, directory, identity) as (started, sink):
                         finished = finish_run(started, sink, quantize_blocks(started, sink))
                     if ranks.is_first:
                         complete(finished, directory)
@@ -234,7 +233,13 @@ class Output:
     def opened(self) -> Iterator[Path]:
         """Yield the directory to write to, which becomes the output, on every rank."""
         if not self.ranks.is_first:
-            yield directory_of_first(self.ranks)
+            directory = Path(self.ranks.broadcast(""))
+            if not directory.is_dir():
+                raise OutputError(
+                    f"rank {self.ranks.rank} cannot see '{directory}', in which rank 0 builds the output: all processes need the same "
+                    "file system, under the same path"
+                )
+            yield directory
             return
         with self.built() as directory:
             self.ranks.broadcast(str(directory.absolute()))
@@ -247,16 +252,27 @@ class Output:
 
     def has_journal(self, run: Run) -> bool:
         """Return whether a run enters its finished blocks in a journal, from which it can be resumed."""
-        return run.algorithms.works_by_block and self.writer.resumes and not is_divided(run, self.ranks)
+        return run.algorithms.works_by_block and self.writer.resumes and not self.is_divided(run)
+
+    def is_divided(self, run: Run) -> bool:
+        """Return whether each block is one rank's.
+
+        That is so where there are several, and no calibration forward has to pass all blocks.
+        """
+        return self.ranks.size > 1 and not run.needs_data
+
+    def is_shared(self, run: Run) -> bool:
+        """Return whether each rank writes its own blocks."""
+        return self.writer.shares and self.is_divided(run)
 
     def refuse_to_resume(self, run: Run) -> None:
         """Raise UnsupportedError if a run that keeps no journal is to resume."""
         if self.leftover != "resume" or self.has_journal(run):
             return
-        reason = f"the exporter '{self.exporter}' cannot go on with an export that another process has begun (it has no method 'reopen')"
+        reason = f"the exporter '{self.exporter}' cannot go on with an export of another process (it does not say resumes = True)"
         if not run.algorithms.works_by_block:
             reason = "an algorithm of it changes the whole model, so that nothing is written before all of it is quantized"
-        elif is_divided(run, self.ranks):
+        elif self.is_divided(run):
             reason = f"nothing in it needs calibration data, and {self.ranks.size} processes divide its blocks without a journal of them"
         raise UnsupportedError(f"this run cannot be resumed: {reason}. Leave out resume=True (--resume); it starts from the beginning")
 
@@ -284,25 +300,12 @@ def opened_checkpoint(
 
 
 @contextmanager
-def _streamed(
+def streamed(
     run: Run, tensors: CheckpointSource, output: Output, directory: Path, identity: RunIdentity
 ) -> Iterator[tuple[StartedRun, BlockSink]]:
-    """Start a run; yield it, and the sink that writes each block as soon as it is quantized."""
-    started = start_run(run, tensors.model, tensors)
-    with opened_sink(started, is_divided(run, run.ranks), directory, output.writer, output.options) as sink:
-        yield started, sink
+    """Start a run, or go on with an interrupted one; yield it, and its sink.
 
-
-@contextmanager
-def journaled(
-    run: Run, tensors: CheckpointSource, output: Output, directory: Path, identity: RunIdentity
-) -> Iterator[tuple[StartedRun, BlockSink]]:
-    """Start a run; yield it, and the sink that writes each block as soon as it is quantized.
-
-    The sink enters it in a journal, too; that of an earlier run is gone on with.
-
-    Of several ranks, the first writes the output and the journal. The others read finished blocks from its
-    files.
+    The sink writes each block as soon as it is quantized, and enters it in a journal if the run keeps one.
 
     Args:
         run: With its data.
@@ -311,26 +314,57 @@ def journaled(
         directory: That becomes the output; one with finished blocks is gone on with.
         identity: Of the run.
     """
-    model, ranks, writer = tensors.model, run.ranks, output.writer
-    journal = Journal.read(directory.parent) if ranks.is_first and finished_blocks(directory.parent) else None
+    journal = Journal.read(directory.parent) if run.ranks.is_first and finished_blocks(directory.parent) else None
     if journal is not None:
         journal.refuse_other_run(identity)
         journal.remove_later_files(directory)
-    two_passes = ranks.broadcast(None if journal is None else journal.two_passes)
+    two_passes = run.ranks.broadcast(None if journal is None else journal.two_passes)
     if two_passes is not None:
         run = run.in_memory_mode(two_passes)
-    started = start_run(run, model, tensors)
+    started = start_run(run, tensors.model, tensors)
+    with _opened_stream(started, output, directory, is_resumed=two_passes is not None) as stream:
+        if run.ranks.is_first and journal is None and output.has_journal(run):
+            journal = Journal.begin(directory, identity, two_passes=run.two_passes)
+        yield started, _sink(started, output, stream, journal)
+
+
+@contextmanager
+def _opened_stream(started: StartedRun, output: Output, directory: Path, *, is_resumed: bool) -> Iterator[BlockStream | None]:
+    """Yield the export on each rank that writes to its files, or reads finished blocks from them."""
+    ranks = started.run.ranks
     if not ranks.is_first:
-        with sink_of_other(started, directory, writer if two_passes is not None else None, output.options) as other:
-            yield started, other
+        ranks.barrier()  # the first rank has made the files then
+    if not (ranks.is_first or is_resumed or output.is_shared(started.run)):
+        yield None
         return
-    begin = writer.stream if journal is None else writer.reopen
-    with begun_export(started, begin, directory, output.options) as stream:
-        ranks.barrier()  # the files are there now
-        journal = journal or Journal.begin(directory, identity, two_passes=run.two_passes)
+    with opened_stream(started, output.writer, directory, output.options) as stream:
+        if ranks.is_first:
+            ranks.barrier()
+        yield stream
+
+
+def _sink(started: StartedRun, output: Output, stream: BlockStream | None, journal: Journal | None) -> BlockSink:
+    """Return the sink that a rank hands its blocks to.
+
+    In a run with calibration data every rank comes to the same layers, and the first one writes them.
+    Without, each block is one rank's, which reads, rounds and writes it; if the exporter cannot share its
+    files (`quark.checkpoint.Exporter.shares`), all are the first one's.
+    """
+    run, model = started.run, started.model
+    sink: CheckpointSink
+    if stream is not None and output.is_shared(run):
+        sink = SharedSink(started, stream)
+    elif stream is None:
+        return IdleSink(model) if output.is_divided(run) else InPlaceSink(model)
+    elif not run.ranks.is_first:
+        return ReadingSink(model, stream)
+    elif journal is not None:
         sink = JournaledSink(model, stream, journal, decoder_blocks(model, started.plan.architecture))
+    else:
+        sink = CheckpointSink(model, stream)
+    if run.ranks.is_first:
         sink.begin()
-        yield started, sink
+    return sink
 
 
 def _whole(run: Run, tensors: CheckpointSource, output: Output, complete: Callable[[FinishedRun, Path], None]) -> QuantPlan:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,10 @@ from quark.base.names import folded
 from quark.base.ranks import Ranks, owners
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import BlockStream, Exporter, ExportOptions
-from quark.errors import OutputError
 from quark.models.hf.tied_tensors import other_names
 from quark.models.layers import QuantizedLayer
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
 from quark.runs.journal import FinishedBlock, Journal
-from quark.runs.run import Run
 from quark.runs.skeleton import quantized_skeleton
 from quark.runs.started_run import StartedRun
 
@@ -29,13 +27,12 @@ __all__ = [
     "BlockResult",
     "BlockSink",
     "CheckpointSink",
+    "IdleSink",
     "InPlaceSink",
     "JournaledSink",
-    "begun_export",
-    "directory_of_first",
-    "is_divided",
-    "opened_sink",
-    "sink_of_other",
+    "ReadingSink",
+    "SharedSink",
+    "opened_stream",
 ]
 
 
@@ -111,8 +108,8 @@ class InPlaceSink(BlockSink):
                 self._model.set_submodule(place, layer)
 
 
-class _ReadingSink(InPlaceSink):
-    """Reads finished blocks from the files of an export.
+class ReadingSink(InPlaceSink):
+    """Reads finished blocks from the files of an export, which another process writes.
 
     Args:
         model: The model that contains the layers.
@@ -128,7 +125,7 @@ class _ReadingSink(InPlaceSink):
         self._stream.read(block)
 
 
-class CheckpointSink(_ReadingSink):
+class CheckpointSink(ReadingSink):
     """Writes each block to an export when it is finished.
 
     The layers of the block are in the model at that time, where exporters look for them.
@@ -201,94 +198,7 @@ class JournaledSink(CheckpointSink):
             self._stream.when_stored(lambda checksums: self._journal.add(FinishedBlock(name, checksums, result.report, result.learned)))
 
 
-def is_divided(run: Run, ranks: Ranks) -> bool:
-    """Return whether each block is one rank's.
-
-    That is so where there are several, and no calibration forward has to pass all blocks.
-    """
-    return ranks.size > 1 and not run.needs_data
-
-
-def directory_of_first(ranks: Ranks) -> Path:
-    """Return the directory that the first rank has opened, which it tells this one.
-
-    Raises:
-        OutputError: It cannot be found from this rank.
-    """
-    directory = Path(ranks.broadcast(""))
-    if not directory.is_dir():
-        raise OutputError(
-            f"rank {ranks.rank} cannot see '{directory}', in which rank 0 builds the output: all processes need the same file system, "
-            "under the same path"
-        )
-    return directory
-
-
-def begun_export(
-    started: StartedRun, begin: Callable[..., AbstractContextManager[BlockStream]], directory: Path, options: ExportOptions
-) -> AbstractContextManager[BlockStream]:
-    """Return the context of the export of a started run.
-
-    ``begin`` is `Exporter.stream`, `Exporter.reopen` or `Exporter.join`.
-    """
-    content = CheckpointContent(started.model, started.plan.config, started.plan)
-    return begin(content, quantized_skeleton(started.model, started.plan), directory, options)
-
-
-@contextmanager
-def opened_sink(started: StartedRun, is_divided: bool, directory: Path, writer: Exporter, options: ExportOptions) -> Iterator[BlockSink]:
-    """Yield the sink that a rank hands its blocks to; nothing is entered in a journal.
-
-    In a run with calibration data every rank comes to the same layers, and the first one writes them.
-    Without, each block is one rank's, which reads, rounds and writes it; if the exporter cannot share its
-    files (`quark.checkpoint.Exporter.shares`), all are the first one's.
-
-    Args:
-        started: Has the ranks.
-        is_divided: Whether each block is one rank's.
-        directory: That becomes the output.
-        writer: The exporter.
-        options: Of the export.
-    """
-    ranks, model = started.run.ranks, started.model
-    if ranks.is_first:
-        with begun_export(started, writer.stream, directory, options) as stream:
-            ranks.barrier()  # the files are there now
-            is_shared = is_divided and writer.shares
-            sink = _SharedSink(started, stream) if is_shared else CheckpointSink(model, stream)
-            sink.begin()
-            yield sink
-        return
-    ranks.barrier()
-    if not is_divided:
-        yield InPlaceSink(model)
-    elif writer.shares:
-        with begun_export(started, writer.join, directory, options) as shared:
-            yield _SharedSink(started, shared)
-    else:
-        yield _IdleSink(model)
-
-
-@contextmanager
-def sink_of_other(started: StartedRun, directory: Path, writer: Exporter | None, options: ExportOptions) -> Iterator[BlockSink]:
-    """Yield the sink of another rank than the first, which alone writes the output, with a journal.
-
-    Args:
-        started: Has the ranks.
-        directory: That becomes the output.
-        writer: The exporter, where an interrupted run has finished blocks; else None.
-        options: Of the export.
-    """
-    model = started.model
-    started.run.ranks.barrier()
-    if writer is None:
-        yield InPlaceSink(model)
-        return
-    with begun_export(started, writer.reopen, directory, options) as stream:
-        yield _ReadingSink(model, stream)
-
-
-class _SharedSink(CheckpointSink):
+class SharedSink(CheckpointSink):
     """Writes the blocks of one rank; blocks are shared so that each rank has about as many bytes.
 
     Args:
@@ -299,11 +209,7 @@ class _SharedSink(CheckpointSink):
     def __init__(self, started: StartedRun, stream: BlockStream) -> None:
         super().__init__(started.model, stream)
         self._ranks = started.run.ranks
-        blocks = decoder_blocks(started.model, started.plan.architecture)
-        self._owner_of = _owners(started.model, blocks, self._ranks)
-        for block in blocks:
-            if not self.wants(block):
-                stream.skip(block)
+        self._owner_of = _owners(started.model, decoder_blocks(started.model, started.plan.architecture), self._ranks)
 
     def wants(self, block: Block) -> bool:
         """Return whether the block is this rank's."""
@@ -323,16 +229,22 @@ class _SharedSink(CheckpointSink):
             super().finish(content)
 
 
-def _owners(model: nn.Module, blocks: list[Block], ranks: Ranks) -> Mapping[str, int]:
-    """Return the rank that works on each block, by full name."""
-    sizes = [sum(p.nbytes for p in block.module.parameters()) for block in blocks]
-    outside = sum(p.nbytes for p in model.parameters()) - sum(sizes)
-    return dict(zip((block.name for block in blocks), owners(sizes, ranks.size, outside), strict=True))
-
-
-class _IdleSink(InPlaceSink):
+class IdleSink(InPlaceSink):
     """The sink of a rank that leaves all blocks to another one."""
 
     def wants(self, block: Block) -> bool:
         """Return False."""
         return False
+
+
+def opened_stream(started: StartedRun, exporter: Exporter, directory: Path, options: ExportOptions) -> AbstractContextManager[BlockStream]:
+    """Return the context of the export of a started run to a directory."""
+    content = CheckpointContent(started.model, started.plan.config, started.plan)
+    return exporter.stream(content, quantized_skeleton(started.model, started.plan), directory, options)
+
+
+def _owners(model: nn.Module, blocks: list[Block], ranks: Ranks) -> Mapping[str, int]:
+    """Return the rank that works on each block, by full name."""
+    sizes = [sum(p.nbytes for p in block.module.parameters()) for block in blocks]
+    outside = sum(p.nbytes for p in model.parameters()) - sum(sizes)
+    return dict(zip((block.name for block in blocks), owners(sizes, ranks.size, outside), strict=True))
