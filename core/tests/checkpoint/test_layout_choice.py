@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from quark.checkpoint import Exporter, StoredConfig, export_safetensors, import_model_from_safetensors, map_to_quark
+from quark.checkpoint import Exporter, LayoutReader, StoredConfig, export_safetensors, import_model_from_safetensors, map_to_quark
 from quark.checkpoint.layout_reader import layout_for
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
@@ -29,15 +29,12 @@ class Writer(Exporter):
         """Nothing is written by these tests."""
 
 
-class Reader:
+class Reader(LayoutReader):
     def configuration(self, block: Mapping[str, Any], directory: Path) -> StoredConfig:
         return StoredConfig(config=QConfig(QLayerConfig()))
 
     def prepare(self, model: nn.Module, stored: StoredConfig) -> QuantPlan:
         return QuantPlan((), stored.config)
-
-    def place_of(self, model: nn.Module, name: str) -> str:
-        return name
 
 
 class RaisesInPrepare(Reader):
@@ -67,6 +64,10 @@ class CannotBeMade(Reader):
 
 class NoPlaces:
     configuration, prepare = Reader.configuration, Reader.prepare
+
+
+class DerivesFromNothing(NoPlaces):
+    place_of = Reader.place_of
 
 
 def register(name: str, **fields: Any) -> None:
@@ -135,6 +136,7 @@ def test_transformers_entry_refuses_methods_that_no_layout_reads() -> None:
         ("ReturnsNoPlan", "box-quant 0.3 returns None from 'prepare' where a QuantPlan is expected"),
         ("ReturnsNoConfiguration", "box-quant 0.3 returns a dict from 'configuration' where a StoredConfig is expected"),
         ("NoPlaces", "has no 'place_of'"),
+        ("DerivesFromNothing", "has a reader that does not derive from quark.checkpoint.LayoutReader"),
     ],
 )
 def test_a_broken_reader_is_named(reader: str, complaint: str, export: Path) -> None:

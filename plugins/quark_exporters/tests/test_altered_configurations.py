@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from quark.checkpoint import import_model_from_safetensors, register_layouts
-from quark.checkpoint.block_reader import QuantizedCheckpoint
 from quark.checkpoint.inspection import inspect_checkpoint
 from quark.checkpoint.transformers_loading import load_checkpoint
 from quark.config.layer import QLayerConfig
@@ -33,6 +32,7 @@ from quark.models.plan.quant_plan import make_plan
 from quark.runs import quantize_checkpoint
 from quark.runs.from_disk import opened_checkpoint
 from quark.torch import LLMTemplate
+from quark_workbench.evaluate.quantized_checkpoint import QuantizedCheckpoint
 
 IDS = torch.arange(3, 20)[None]
 SIZES: dict[str, Any] = {"vocab_size": 32, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1}

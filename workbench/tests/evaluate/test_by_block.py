@@ -14,7 +14,6 @@ from torch import nn
 from typer.testing import CliRunner
 
 from quark.calibration import lockstep
-from quark.checkpoint.block_reader import QuantizedCheckpoint
 from quark.errors import CheckpointError, ConfigError, UnsupportedError
 from quark.models.hf.loading import load_model
 from quark.runs import quantize_checkpoint
@@ -22,6 +21,7 @@ from quark_tiny_model import calibration_batches, held_out_text, tiny_model_dir,
 from quark_workbench.commands import evaluate
 from quark_workbench.evaluate import Windows, compare, likelihood, protocol_of, scored_windows
 from quark_workbench.evaluate.by_block import compare_by_block, likelihood_by_block
+from quark_workbench.evaluate.quantized_checkpoint import QuantizedCheckpoint
 
 FLOAT = tiny_model_dir()
 

@@ -9,11 +9,10 @@ from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.export import export_safetensors
 from quark.checkpoint.exported_layer import ExportedLayer
 from quark.checkpoint.exporter import BlockStream, Exporter, ExportOptions
-from quark.checkpoint.layer_storage import LayerStorage
-from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, RenamesTensors, StoredConfig
+from quark.checkpoint.layer_storage import LayerStorage, StorageReader
+from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, StoredConfig
 from quark.checkpoint.packed_model import pack_model
 from quark.checkpoint.reader import import_model_from_safetensors
-from quark.checkpoint.storage_reader import StorageReader
 from quark.checkpoint.transformers_loading import map_to_quark, register_layouts
 from quark.config.slot import Slot
 from quark.models.hf.dequantizer import Dequantizer, FloatTensor, LayerCodes
@@ -34,7 +33,6 @@ __all__ = [
     "LayerStorage",
     "LayoutReader",
     "ReadsOwnFiles",
-    "RenamesTensors",
     "Slot",
     "StorageReader",
     "StoredConfig",

@@ -21,11 +21,10 @@ from torch import Tensor, nn
 from quark.base.finite import buffers_of, refuse_non_finite
 from quark.base.names import folded
 from quark.checkpoint.companions import save_companions
-from quark.checkpoint.content import CheckpointContent
+from quark.checkpoint.content import CheckpointContent, is_float
 from quark.checkpoint.exported_layer import ExportedLayer, exported_layers
 from quark.checkpoint.exporter import BlockStream, Exporter, ExportOptions
-from quark.checkpoint.float_layers import is_float
-from quark.checkpoint.layer_storage import LayerStorage, tensors_of
+from quark.checkpoint.layer_storage import LayerStorage
 from quark.checkpoint.model_tensors import (
     Region,
     attention_quantizers,
@@ -102,7 +101,7 @@ class CheckpointExporter(Exporter):
                 have.
         """
         if self.storage is not None:
-            return tensors_of(layer, self.storage)
+            return layer.stored_by(self.storage)
         return {self._name(layer, slot, suffix): t for slot in (*PARAMETERS, *ACTIVATIONS) for suffix, t in layer.packed(slot).items()}
 
     def read_layer(self, layer: ExportedLayer, tensors: Mapping[str, Tensor]) -> None:

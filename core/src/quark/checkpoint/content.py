@@ -1,10 +1,11 @@
-"""CheckpointContent: a quantized model, its configuration and its plan.
+"""CheckpointContent: a quantized model, its configuration and its plan; and which of its layers stay float.
 
 Exporters write it, and readers return it.
 """
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Any
 
 import attrs
@@ -14,9 +15,10 @@ from quark.base.names import folded
 from quark.config.model import QConfig
 from quark.errors import ConfigError
 from quark.models.layers.layers_from_codes import Packed
-from quark.models.plan.quant_plan import QuantPlan
+from quark.models.plan.plan_row import PlanRow
+from quark.models.plan.quant_plan import QuantPlan, is_left_alone
 
-__all__ = ["CheckpointContent", "content_of"]
+__all__ = ["CheckpointContent", "content_of", "is_float", "routers"]
 
 
 @attrs.frozen(eq=False)
@@ -54,3 +56,26 @@ def content_of(model: Any) -> CheckpointContent:
             "its _orig_mod"
         )
     return CheckpointContent(model, model.quant_config, model.quark_plan)
+
+
+def is_float(row: PlanRow) -> bool:
+    """Return whether the layer is listed as excluded: its weight and input are float.
+
+    Its output may still enter a quantized cache.
+    """
+    return is_left_alone(row) and not row.is_by_name
+
+
+def routers(model: nn.Module, config: QConfig, plan: QuantPlan) -> list[str]:
+    """Return excluded modules that have a weight, but are no linear layers here.
+
+    Runtimes may implement them as linear layers.
+    """
+    known = {row.name for row in plan.rows}
+    return [
+        name
+        for name, module in model.named_modules()
+        if name not in known
+        and isinstance(module._parameters.get("weight"), nn.Parameter)
+        and any(fnmatchcase(name, p) for p in config.exclude)
+    ]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from quark.checkpoint.exporter import ExportOptions
+from quark.checkpoint.layer_storage import LayerStorage, meta_tensors
 from quark.checkpoint.model_tensors import activation_tensors, is_stored, scale_suffixes
 from quark.config.layer import QLayerConfig
 from quark.config.slot import ACTIVATIONS, Slot
@@ -153,6 +154,15 @@ class ExportedLayer:
         assert quantizer.qparams is not None
         codes = checked_codes(f"{self.name}.weight", quantizer, self._weight)
         return CodedLayer(self.config, codes, quantizer.qparams, inputs.qparams if inputs is not None and inputs.is_static else None)
+
+    def stored_by(self, storage: LayerStorage) -> Mapping[str, Tensor]:
+        """Return the tensors as a storage packs them, by the last part of their names.
+
+        None of a layer whose weight is float.
+        """
+        if not self.is_quantized(Slot.weight):
+            return {}
+        return meta_tensors(storage, self.config, self.shape) if self.is_meta else storage.stored(self.coded())
 
     def _quantizer(self, slot: Slot) -> QuantizerModule | None:
         if slot is Slot.output_tensors:

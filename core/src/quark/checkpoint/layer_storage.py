@@ -3,26 +3,41 @@
 Writing and reading share one.
 
 A layout whose codes are packed otherwise than their number formats do (``qweight``, ``weight_packed``, …)
-implements `LayerStorage`; `quark.checkpoint.CheckpointExporter` and `quark.checkpoint.StorageReader` do the
-rest, for whole models.
+implements `LayerStorage`; `quark.checkpoint.CheckpointExporter` and `StorageReader` do the rest, for whole
+models. While a checkpoint is loaded, a `StoredLayer` holds the tensors of each layer, and becomes the
+quantized layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import lru_cache
-from typing import Protocol
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
-from torch import Tensor
+import attrs
+import torch
+from torch import Tensor, nn
 
-from quark.checkpoint.exported_layer import ExportedLayer
+from quark.base.names import matches, without_numbers
+from quark.checkpoint.layout_reader import LayoutReader, StoredConfig
+from quark.checkpoint.packed_model import pack_model
 from quark.config.layer import QLayerConfig, TensorSpec
-from quark.config.slot import Slot
+from quark.config.model import QConfig
+from quark.errors import CheckpointError
 from quark.models.hf.dequantizer import LayerCodes
+from quark.models.hf.shards import check_shards
+from quark.models.layers import QuantizedLayer, quantized_class
 from quark.models.layers.coded_layer import CodedLayer
-from quark.numbers import quantizer_for
+from quark.models.layers.layers_from_codes import Packed, runs_from_codes
+from quark.models.layers.packed_layers import without_weights
+from quark.models.layers.packed_weight import PackedWeight
+from quark.models.layers.quantized_layers import linear_weight
+from quark.models.plan.quant_plan import QuantPlan
+from quark.numbers import QParams, TensorQuantizer, quantizer_for
 
-__all__ = ["LayerStorage", "layer_codes", "meta_tensors", "tensors_of"]
+__all__ = ["LayerStorage", "StorageReader", "StoredLayer", "by_pattern", "layer_codes", "meta_tensors"]
 
 
 class LayerStorage(Protocol):
@@ -73,18 +88,6 @@ def layer_codes(
     return (LayerCodes(name=layer, config=config, shape=shape, read=read),)
 
 
-def tensors_of(layer: ExportedLayer, storage: LayerStorage) -> Mapping[str, Tensor]:
-    """Return the tensors of a layer, by the last part of their names.
-
-    Nothing for one whose weight is float.
-    """
-    if not layer.is_quantized(Slot.weight):
-        return {}
-    if layer.is_meta:
-        return meta_tensors(storage, layer.config, layer.shape)
-    return storage.stored(layer.coded())
-
-
 def meta_tensors(storage: LayerStorage, config: QLayerConfig, shape: tuple[int, ...]) -> Mapping[str, Tensor]:
     """Return the stored tensors of a layer with a weight of that shape, by name, on the meta device.
 
@@ -102,3 +105,186 @@ def _key(spec: TensorSpec | None) -> TensorSpec | None:
 @lru_cache(maxsize=1024)
 def _on_meta(storage: LayerStorage, weight: TensorSpec, inputs: TensorSpec | None, shape: tuple[int, ...]) -> Mapping[str, Tensor]:
     return storage.stored(CodedLayer.empty(QLayerConfig(weight=weight, input_tensors=inputs), shape))
+
+
+class StorageReader(LayoutReader):
+    """Reads a layout whose layers a `LayerStorage` packs.
+
+    The files tell which layers have codes, and the configuration how these are stored.
+
+    Attributes:
+        storage: How the tensors of a layer are stored.
+        excluded_under: Key of the ``quantization_config`` under which excluded modules are listed.
+    """
+
+    storage: LayerStorage
+    excluded_under: ClassVar[str] = "modules_to_not_convert"
+
+    @abstractmethod
+    def layers(self, block: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
+        """Return how each layer with codes is quantized.
+
+        Args:
+            block: The ``quantization_config``.
+            stored: Dtype and shape of each tensor of the checkpoint, by full name.
+
+        Raises:
+            ConfigError, CheckpointError, UnsupportedError: The block cannot be used, or does not fit the
+                files.
+        """
+
+    def cache(self, stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
+        """Return how the outputs of projections are quantized where attention caches them.
+
+        By default the cache is float.
+
+        Args:
+            stored: As for `layers`. Scales of keys and values lie with every attention module, as
+                ``k_scale``.
+        """
+        return {}
+
+    def configuration(self, block: Mapping[str, Any], directory: Path) -> StoredConfig:
+        """As `quark.checkpoint.LayoutReader.configuration`."""
+        stored = {name: tensor for shard in check_shards(directory) for name, tensor in shard.tensors.items()}
+        layers = self.layers(block, stored)
+        if not layers:
+            raise CheckpointError(f"'{directory}' holds no codes of the layout that its quantization_config names: it is damaged")
+        owners = {name.rpartition(".")[0] for name in stored}
+        cache = self.cache(stored)
+        listed = block.get(self.excluded_under)
+        floats = (owners | stored.keys()) - layers.keys() - cache.keys()
+        config = QConfig(
+            global_quant_config=QLayerConfig(),
+            layer_quant_config=by_pattern(layers, owners - layers.keys()),
+            kv_cache_quant_config=by_pattern(cache, owners - cache.keys()),
+            kv_cache_post_rope=True if cache else None,
+            exclude=[name for name in listed if isinstance(name, str) and name in floats] if isinstance(listed, list) else [],
+        )
+        return StoredConfig(config=config)
+
+    def prepare(self, model: nn.Module, stored: StoredConfig) -> QuantPlan:
+        """As `quark.checkpoint.LayoutReader.prepare`."""
+        pack_layer = partial(StoredLayer, storage=self.storage)
+        return pack_model(model, stored.config, pack_layer=pack_layer, states_with_attention=True)
+
+
+class StoredLayer(Packed):
+    """A linear layer with the tensors of a `LayerStorage`, by their own names.
+
+    A layer whose weight is float keeps it.
+
+    Args:
+        layer: The float layer; its tensors may be on any device and are not used.
+        config: The quantization of the layer.
+        name: Full name of the layer in its model, for messages.
+        storage: Of the layout.
+    """
+
+    def __init__(self, layer: nn.Module, config: QLayerConfig, name: str, storage: LayerStorage) -> None:
+        super().__init__()
+        weight = linear_weight(layer)
+        self._shape = tuple(weight.shape)
+        self._config, self._name, self._storage = config, name, storage
+        self._quantized = (quantized_class(layer).from_float(without_weights(layer), config),)  # in a tuple: not a submodule
+        self._leaves: tuple[str, ...] = ()
+        bias = getattr(layer, "bias", None)
+        self.register_parameter("bias", None if bias is None else _empty(bias))
+        if config.weight is None:
+            self.register_parameter("weight", _empty(weight))
+            return
+        stored = meta_tensors(storage, config, self._shape)
+        self._leaves = tuple(stored)
+        for leaf, tensor in stored.items():
+            self.register_buffer(leaf, torch.empty_like(tensor))
+
+    def unpack(self) -> QuantizedLayer:
+        """Return the quantized layer of the stored tensors, on their device.
+
+        Raises:
+            CheckpointError: A scale is not valid.
+        """
+        return self._restored(keeps_tensors=False)
+
+    def from_codes(self) -> QuantizedLayer:
+        """Return a layer that computes the same and keeps the stored tensors of its weight.
+
+        Raises:
+            CheckpointError: A scale is not valid.
+        """
+        return self._restored(keeps_tensors=True)
+
+    @torch.no_grad()
+    def _restored(self, *, keeps_tensors: bool) -> QuantizedLayer:
+        layer = self._quantized[0]
+        layer._parameters["bias"] = self._parameters["bias"]
+        if self._config.weight is None:
+            layer._parameters["weight"] = self._parameters["weight"]
+            return layer.train(self.training)
+        tensors = {leaf: self.get_buffer(leaf) for leaf in self._leaves}
+        coded, dtype = self._storage.restored(self._config, self._shape, tensors), layer.weight.dtype
+        if not keeps_tensors:
+            coded.put_into(layer, self._name, keeps_codes=False)
+            return layer.train(self.training)
+        coded.set_input(layer, self._name)
+        weight = PackedWeight(StoragePacking(self._storage, self._config), tensors, self._shape, dtype, self._name)  # type: ignore[arg-type]
+        return runs_from_codes(layer, weight).train(self.training)
+
+    def extra_repr(self) -> str:
+        """Return the shape of the weight and the names of the stored tensors, for ``repr``."""
+        return f"weight {list(self._shape)}, stored as {', '.join(self._leaves) or 'weight'}"
+
+
+@attrs.frozen
+class StoragePacking:
+    """Packs a weight as a `LayerStorage` does, as `quark.models.layers.packed_weight.WeightPacking`.
+
+    Attributes:
+        storage: Of the layout.
+        config: The quantization of the layer.
+    """
+
+    storage: LayerStorage
+    config: QLayerConfig = attrs.field(hash=False)
+
+    @property
+    def quantizer(self) -> TensorQuantizer:
+        assert self.config.weight is not None
+        return quantizer_for(self.config.weight, activation=False)
+
+    def pack(self, codes: Tensor, qparams: QParams) -> dict[str, Tensor]:
+        return self.storage.stored(CodedLayer(self.config, codes, qparams))
+
+    def unpack(self, tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> tuple[Tensor, QParams]:
+        coded = self.storage.restored(self.config, shape, tensors)
+        return coded.codes, coded.qparams
+
+    def qparams(self, tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> QParams:
+        return self.unpack(tensors, shape)[1]
+
+
+def by_pattern(layers: Mapping[str, QLayerConfig], others: Iterable[str]) -> dict[str, QLayerConfig]:
+    """Return the configurations of layers, with one pattern for names that differ in numbers alone.
+
+    A pattern matches nothing else.
+
+    A model has thousands of experts, and configurations are searched from the top.
+
+    Args:
+        layers: By full name.
+        others: Names that no pattern may match.
+    """
+    families: dict[str, list[str]] = {}
+    for name in layers:
+        families.setdefault(without_numbers(name), []).append(name)
+    elsewhere = {without_numbers(name) for name in others}
+    result: dict[str, QLayerConfig] = {}
+    for pattern, names in families.items():
+        alike = all(layers[name] == layers[names[0]] for name in names)
+        unique = not any(matches(name, pattern) for name in elsewhere | (families.keys() - {pattern}))
+        result |= {pattern: layers[names[0]]} if alike and unique else {name: layers[name] for name in names}
+    return result
+
+
+def _empty(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(torch.empty_like(tensor, device="meta"), requires_grad=False)

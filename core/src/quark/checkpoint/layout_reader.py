@@ -1,22 +1,24 @@
-"""Interface of readers of checkpoint layouts.
+"""LayoutReader: base of the classes that read a checkpoint layout; and which of them reads a checkpoint.
 
-Third parties implement `LayoutReader` and name the class as ``reader`` of an `ExporterRecord`. A reader has
-three methods: it parses the ``quantization_config`` (`LayoutReader.configuration`), changes a float model so
-that the stored tensors fit it (`LayoutReader.prepare`), and maps stored names to paths in that model
-(`LayoutReader.place_of`). The core does the rest: it builds the float model from ``config.json``, checks and
-reads the files, places every tensor once, checks that none is missing, and replaces each
-`quark.models.layers.layers_from_codes.Packed` by the quantized module.
+Third parties derive from `LayoutReader` and name the class as ``reader`` of an `ExporterRecord`. It parses
+the ``quantization_config`` (`LayoutReader.configuration`), changes a float model so that the stored tensors
+fit it (`LayoutReader.prepare`), and maps stored names to paths in that model (`LayoutReader.place_of`). The
+core does the rest: it builds the float model from ``config.json``, checks and reads the files, places every
+tensor once, checks that none is missing, and replaces each `quark.models.layers.layers_from_codes.Packed` by the
+quantized module.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import attrs
 from torch import Tensor, nn
 
+from quark.checkpoint.packed_model import pack_model
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.errors import CheckpointError
@@ -28,9 +30,7 @@ from quark.plugins.catalog import catalog
 
 __all__ = [
     "LayoutReader",
-    "ReadsBlocks",
     "ReadsOwnFiles",
-    "RenamesTensors",
     "StoredConfig",
     "layout_for",
     "quantization_block",
@@ -51,12 +51,20 @@ class StoredConfig:
     pack_method: str = "reorder"
 
 
-class LayoutReader(Protocol):
+class LayoutReader(ABC):
     """Reads one checkpoint layout.
 
-    Implementations are classes that are called without arguments, once for each checkpoint.
+    Classes can be called without arguments, and are so once for each checkpoint.
+
+    Attributes:
+        renamings: Regular expressions of parts of stored names and their replacements in the prepared model,
+            in order: what `place_of` does, for ``from_pretrained`` of transformers. Source:
+            ``WeightRenaming`` of transformers 5.
     """
 
+    renamings: Sequence[tuple[str, str]] = ()
+
+    @abstractmethod
     def configuration(self, block: Mapping[str, Any], directory: Path) -> StoredConfig:
         """Return the parsed ``quantization_config`` of a checkpoint.
 
@@ -73,8 +81,7 @@ class LayoutReader(Protocol):
     def prepare(self, model: nn.Module, stored: StoredConfig) -> QuantPlan:
         """Change a float model in place so that the stored tensors fit it, and return its plan.
 
-        `quark.checkpoint.packed_model.pack_model` does this with modules of the core, whatever the format of
-        the weights.
+        By default `quark.checkpoint.pack_model` does this, whatever the format of the weights.
 
         Args:
             model: The float model, with weights on any device, also the meta device; they are not used.
@@ -83,55 +90,40 @@ class LayoutReader(Protocol):
         Raises:
             ConfigError, UnsupportedError: The configuration does not fit the model.
         """
+        return pack_model(model, stored.config, stored.pack_method)
 
     def place_of(self, model: nn.Module, name: str) -> str:
         """Return the path of a stored tensor in the prepared model: ``"lm_head.weight_quantizer.scale"``.
+
+        By default tensors have the names of their places.
 
         Args:
             model: The model after `prepare`.
             name: Name of the tensor in the checkpoint.
         """
+        return name
+
+    def layer_config(self, block: Mapping[str, Any]) -> QLayerConfig | None:
+        """Return how layers are quantized, if a ``quantization_config`` says by itself that all are alike.
+
+        None, as by default, if it does not.
+
+        Raises:
+            ConfigError, UnsupportedError: The block cannot be used.
+        """
+        return None
 
 
-@runtime_checkable
-class ReadsOwnFiles(Protocol):
-    """Additional interface of a `LayoutReader` whose tensors are not stored in ``model*.safetensors``."""
+class ReadsOwnFiles(LayoutReader):
+    """Reads a layout whose tensors are not stored in ``model*.safetensors``."""
 
+    @abstractmethod
     def tensors(self, directory: Path) -> Iterator[tuple[str, Tensor]]:
         """Yield every tensor of the checkpoint with its name.
 
         Raises:
             CheckpointError: A file is missing or damaged.
         """
-
-
-@runtime_checkable
-class ReadsBlocks(Protocol):
-    """Additional interface of a `LayoutReader` of layouts that quantize all layers alike.
-
-    A ``quantization_config`` says how by itself.
-    """
-
-    def layer_config(self, block: Mapping[str, Any]) -> QLayerConfig:
-        """Return how layers are quantized; those that are not are in the files of the checkpoint.
-
-        Raises:
-            ConfigError, UnsupportedError: The block cannot be used.
-        """
-
-
-@runtime_checkable
-class RenamesTensors(Protocol):
-    """Additional interface of a `LayoutReader` where stored names differ from the names in the model.
-
-    ``from_pretrained`` of transformers asks for it.
-
-    Attributes:
-        renamings: Regular expressions of parts of stored names and their replacements in the prepared model,
-            in order. Source: ``WeightRenaming`` of transformers 5.
-    """
-
-    renamings: Sequence[tuple[str, str]]
 
 
 def quantization_block(directory: Path) -> dict[str, Any]:
@@ -176,7 +168,14 @@ def layout_for(block: Mapping[str, Any], path: Path) -> str:
 
 
 def reader_of(name: str) -> LayoutReader:
-    """Return a reader of the layout of that name. Raises PluginError where its class cannot be called."""
-    kind = exporters().load_reader(name)
-    with attributed("being made", origin("exporters", name)):
-        return kind()
+    """Return a reader of the layout of that name.
+
+    Raises:
+        PluginError: Its class cannot be called, or does not derive from `LayoutReader`.
+    """
+    kind, whose = exporters().load_reader(name), origin("exporters", name)
+    with attributed("being made", whose):
+        reader: object = kind()
+    if not isinstance(reader, LayoutReader):
+        raise whose.error("has a reader that does not derive from quark.checkpoint.LayoutReader")
+    return reader

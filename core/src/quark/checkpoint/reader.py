@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
+import attrs
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
@@ -31,6 +33,7 @@ from quark.plugins.attribution import Origin, attributed, origin
 from quark.plugins.expected import described
 
 __all__ = [
+    "OpenedCheckpoint",
     "fill_zero_points",
     "import_model_from_safetensors",
     "packed_content",
@@ -125,15 +128,9 @@ def _packed_content(float_model: nn.Module, directory: Path) -> CheckpointConten
 
     Raises as `packed_content`.
     """
-    block = quantization_block(directory)
-    layout = layout_for(block, directory / "config.json")
-    reader, whose = reader_of(layout), origin("exporters", layout)
-    stored = read_configuration(reader, block, directory)
-    _expect(stored, StoredConfig, "configuration", whose)
-    shards = [] if isinstance(reader, ReadsOwnFiles) else check_shards(directory)
-    model = as_model(float_model)
-    plan = prepared(reader, model, stored, directory, whose)
-    loaded = _load(model, reader, _tensors(reader, directory, shards), stored.config)
+    opened = OpenedCheckpoint.of(directory, as_model(float_model))
+    model = opened.model
+    loaded = _load(opened)
     loaded |= fill_zero_points(model, loaded)
     tie(model, loaded)
     missing = list(without_source(model.state_dict(keep_vars=True), loaded))
@@ -141,9 +138,46 @@ def _packed_content(float_model: nn.Module, directory: Path) -> CheckpointConten
         raise CheckpointError(
             f"the export '{directory}' lacks {len(missing)} tensor(s): {folded(missing)}. It is incomplete, make it again"
         )
-    is_carried = left_out_by(model, stored.config.exclude)
-    carried = [name for shard in shards for name in shard.tensors if is_carried(name)]
-    return CheckpointContent(model, stored.config, plan.carrying(carried, model))
+    is_carried = left_out_by(model, opened.config.exclude)
+    carried = [name for shard in opened.shards for name in shard.tensors if is_carried(name)]
+    return CheckpointContent(model, opened.config, opened.plan.carrying(carried, model))
+
+
+@attrs.frozen(eq=False)
+class OpenedCheckpoint:
+    """A quantized checkpoint, and a model that its tensors fit, of which none has been read.
+
+    Attributes:
+        directory: The checkpoint.
+        layout: Name of its layout.
+        reader: Of that layout.
+        config: By which the model was quantized.
+        shards: Its safetensors files; none if the layout has files of its own.
+        model: The prepared model.
+        plan: Of the model.
+    """
+
+    directory: Path
+    layout: str
+    reader: LayoutReader
+    config: QConfig
+    shards: Sequence[Shard]
+    model: nn.Module
+    plan: QuantPlan
+
+    @classmethod
+    def of(cls, directory: Path, model: nn.Module) -> Self:
+        """Open a checkpoint, and change a float model of its class in place so that the tensors fit it.
+
+        Raises as `packed_content`.
+        """
+        block = quantization_block(directory)
+        layout = layout_for(block, directory / "config.json")
+        reader, whose = reader_of(layout), origin("exporters", layout)
+        stored = read_configuration(reader, block, directory)
+        _expect(stored, StoredConfig, "configuration", whose)
+        shards = [] if isinstance(reader, ReadsOwnFiles) else check_shards(directory)
+        return cls(directory, layout, reader, stored.config, shards, model, prepared(reader, model, stored, directory, whose))
 
 
 def prepared(reader: LayoutReader, model: nn.Module, stored: StoredConfig, directory: Path, whose: Origin | None = None) -> QuantPlan:
@@ -188,11 +222,13 @@ def _naming(file: Path) -> Iterator[None]:
         raise CheckpointError(f"the quantization_config in '{file}' does not fit the model: {error}") from error
 
 
-def _load(model: nn.Module, reader: LayoutReader, tensors: Iterable[tuple[Path, str, Tensor]], config: QConfig) -> set[str]:
-    """Put all tensors, each given with its file, into the model, and return their paths in the model."""
-    place_of, missing, is_left_out = placed_by(reader, model, config), missing_algorithms(config), left_out_by(model, config.exclude)
+def _load(opened: OpenedCheckpoint) -> set[str]:
+    """Put all tensors into the model, and return their paths in the model."""
+    model, config = opened.model, opened.config
+    place_of, missing = placed_by(opened.reader, model, config), missing_algorithms(config)
+    is_left_out = left_out_by(model, config.exclude)
     loaded = set()
-    for path, name, tensor in tensors:
+    for path, name, tensor in _tensors(opened.reader, opened.directory, opened.shards):
         if is_left_out(name):
             continue
         try:

@@ -18,7 +18,7 @@ from torch import nn
 from quark.base.names import folded
 from quark.base.version import refuse_unfit_environment, transformers_version
 from quark.checkpoint.headers import refuse_misfits, refuse_misfits_of
-from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, RenamesTensors, StoredConfig, layout_for, reader_of
+from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, StoredConfig, layout_for, reader_of
 from quark.checkpoint.provenance import refuse_unreadable
 from quark.checkpoint.save_pretrained import SavesQuantized
 from quark.config.model import QConfig
@@ -232,8 +232,7 @@ def _quantizer_class() -> type[Any]:
             return model
 
         def get_weight_conversions(self) -> list[Any]:
-            renamings = self._reader.renamings if isinstance(self._reader, RenamesTensors) else ()
-            return [WeightRenaming(source, target) for source, target in renamings]
+            return [WeightRenaming(source, target) for source, target in self._reader.renamings]
 
         def is_serializable(self) -> bool:
             return False

@@ -27,7 +27,7 @@ class ExporterRecord(Record):
     Attributes:
         exporter: Reference to a class with the protocol `quark.checkpoint.Exporter`; None where nothing here
             writes the layout.
-        reader: Reference to a class with the protocol `quark.checkpoint.LayoutReader`; None where nothing
+        reader: Reference to a class that derives from `quark.checkpoint.LayoutReader`; None where nothing
             here loads the layout.
         dequantizer: Reference to a class with the protocol `quark.checkpoint.Dequantizer`; None where a
             checkpoint of this layout cannot be quantized anew.

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 from torch import nn
 
-from quark.checkpoint.layout_reader import ReadsBlocks, layout_for, reader_of
+from quark.checkpoint.layout_reader import layout_for, reader_of
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
@@ -86,14 +86,14 @@ class QuantConfigParser:
             reader = reader_of(layout_for(quant_config, Path("config.json")))
         except CheckpointError as error:
             raise UnsupportedError(f"a checkpoint with quant_method '{method}' cannot be read: {error}") from error
-        if not isinstance(reader, ReadsBlocks):
+        layer = reader.layer_config(quant_config)
+        if layer is None:
             raise UnsupportedError(
                 f"a quantization_config with quant_method '{method}' does not say alone how each layer is quantized: load the checkpoint, "
                 "with import_model_from_safetensors"
             )
         if is_kv_cache and not kv_layers_name:
             raise ConfigError("is_kv_cache=True needs kv_layers_name: patterns such as ['*k_proj', '*v_proj']")
-        layer = reader.layer_config(quant_config)
         if is_bias_quantized:
             layer = attrs.evolve(layer, bias=layer.weight)
         cached = {name: attrs.evolve(layer, output_tensors=_CACHE) for name in kv_layers_name or ()} if is_kv_cache else {}

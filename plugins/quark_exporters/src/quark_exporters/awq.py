@@ -175,7 +175,7 @@ class AwqExporter(LinearExporter):
 
 
 class AwqReader(LinearReader):
-    """Reads the layout of AutoAWQ, as `quark.checkpoint.LayoutReader`.
+    """Reads the layout of AutoAWQ.
 
     Symmetric weights come back with zero points that are all alike.
     """
@@ -188,7 +188,7 @@ class AwqReader(LinearReader):
         return {name.removesuffix(".qweight"): config for name in stored if name.endswith(".qweight")}
 
     def layer_config(self, block: Mapping[str, Any]) -> QLayerConfig:
-        """As `quark.checkpoint.layout_reader.ReadsBlocks.layer_config`.
+        """As `quark.checkpoint.LayoutReader.layer_config`.
 
         Raises:
             ConfigError: A value is of another type than it has.

@@ -174,7 +174,7 @@ class Fp8Exporter(LinearExporter):
 
 
 class Fp8Reader(LinearReader):
-    """Reads FP8 weights, as `quark.checkpoint.LayoutReader`."""
+    """Reads FP8 weights."""
 
     storage = Fp8Storage()
 
@@ -186,7 +186,7 @@ class Fp8Reader(LinearReader):
         return dict.fromkeys((name for name in names if f"{name}.weight" in stored), config)
 
     def layer_config(self, block: Mapping[str, Any]) -> QLayerConfig:
-        """As `quark.checkpoint.layout_reader.ReadsBlocks.layer_config`.
+        """As `quark.checkpoint.LayoutReader.layer_config`.
 
         Raises:
             UnsupportedError: Readers of the layout differ, or none reads it.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quark.base.names import folded
 from quark.checkpoint import CheckpointContent, CheckpointExporter, ExportOptions, StorageReader
-from quark.checkpoint.float_layers import is_float, routers
+from quark.checkpoint.content import is_float, routers
 from quark.config.layer import QLayerConfig, TensorSpec
 from quark.errors import CheckpointError
 from quark.models.hf.missing_tensors import misfit, refuse_unannounced

@@ -8,12 +8,11 @@ from typing import Any
 
 from torch import nn
 
-from quark.checkpoint import CheckpointContent, CheckpointExporter, ExportOptions, StoredConfig, pack_model
+from quark.checkpoint import CheckpointContent, CheckpointExporter, ExportOptions, LayoutReader, StoredConfig
 from quark.config.model import QConfig
 from quark.config.slot import Slot
 from quark.errors import UnsupportedError
 from quark.models.layers import QuantizedLayer, QuantizerModule
-from quark.models.plan.quant_plan import QuantPlan
 
 METHOD = "third-party-box"
 
@@ -41,16 +40,13 @@ class BoxExporter(CheckpointExporter):
         return {**content.config.to_dict(), "quant_method": METHOD, "order": options.pack_method}
 
 
-class BoxReader:
+class BoxReader(LayoutReader):
     """Reads it, with the core's modules for packed layers."""
 
     renamings = ((r"\.box_codes$", ".weight"), (r"\.box_(\w+)$", r".weight_quantizer.\1"))
 
     def configuration(self, block: Mapping[str, Any], directory: Path) -> StoredConfig:
         return StoredConfig(config=QConfig.from_dict(block), pack_method=str(block.get("order", "reorder")))
-
-    def prepare(self, model: nn.Module, stored: StoredConfig) -> QuantPlan:
-        return pack_model(model, stored.config, stored.pack_method)
 
     def place_of(self, model: nn.Module, name: str) -> str:
         owner, _, suffix = name.rpartition(".box_")

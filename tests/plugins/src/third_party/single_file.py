@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quark.checkpoint import CheckpointContent, Exporter, ExportOptions
+from quark.checkpoint import CheckpointContent, Exporter, ExportOptions, ReadsOwnFiles
 from quark.checkpoint.destination import COMPANIONS
 from quark.models.hf.internals import source_of
 from quark.models.layers import QuantizedLayer
@@ -70,8 +70,8 @@ class SingleFileExporter(Exporter):
         write_companions(content, out, options)
 
 
-class SingleFileReader(BoxReader):
-    """Reads it: `quark.checkpoint.ReadsOwnFiles`."""
+class SingleFileReader(BoxReader, ReadsOwnFiles):
+    """Reads it."""
 
     def tensors(self, directory: Path) -> Iterator[tuple[str, Tensor]]:
         yield from torch.load(directory / FILE, weights_only=True).items()

@@ -20,7 +20,6 @@ from torch import nn
 from quark.calibration.batches import Call
 from quark.calibration.forwards import Forward, conducts_forwards, without_cache
 from quark.calibration.lockstep import LockStep
-from quark.checkpoint.block_reader import QuantizedCheckpoint
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.errors import UnsupportedError
@@ -39,6 +38,7 @@ from quark_workbench.evaluate.metrics import TokenMetrics
 from quark_workbench.evaluate.outputs import gives_next_tokens
 from quark_workbench.evaluate.perplexity import likelihood_of
 from quark_workbench.evaluate.predictions import Predictions
+from quark_workbench.evaluate.quantized_checkpoint import QuantizedCheckpoint
 
 __all__ = ["compare_by_block", "likelihood_by_block"]
 

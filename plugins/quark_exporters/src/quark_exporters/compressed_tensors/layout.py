@@ -60,7 +60,7 @@ def _group(config: QLayerConfig, targets: list[str]) -> dict[str, Any]:
 
 
 class CompressedTensorsReader(LinearReader):
-    """Reads the layout of compressed-tensors, as `quark.checkpoint.LayoutReader`."""
+    """Reads the layout of compressed-tensors."""
 
     storage = CompressedTensorsStorage()
     excluded_under = "ignore"

@@ -10,14 +10,14 @@ import attrs
 from torch import nn
 
 from quark.base.log import get_logger
-from quark.checkpoint import CheckpointContent, CheckpointExporter, ExportOptions, StoredConfig, pack_model
+from quark.checkpoint import CheckpointContent, CheckpointExporter, ExportOptions, LayoutReader, StoredConfig
 from quark.checkpoint.model_tensors import STORED_PROBABILITIES
 from quark.config.slot import Slot
 from quark.models.hf.shards import check_shards
 from quark.models.hf.tied_tensors import module_at
 from quark.models.layers.attention import PROBABILITIES
 from quark.models.layers.packed_layers import PackedLayer
-from quark.models.plan.quant_plan import QuantPlan, has_static_scale
+from quark.models.plan.quant_plan import has_static_scale
 from quark_exporters.quark_layout.quantization_config import quantization_config, read_quantization_config
 
 __all__ = ["QuarkReader", "SafetensorsExporter"]
@@ -59,8 +59,8 @@ _OF_PROBABILITIES = f"{STORED_PROBABILITIES}_"
 _ATTRIBUTES = {slot.checkpoint_prefix: slot.quantizer_attribute for slot in Slot}
 
 
-class QuarkReader:
-    """Reads the Quark layout, as `quark.checkpoint.LayoutReader`."""
+class QuarkReader(LayoutReader):
+    """Reads the Quark layout."""
 
     def configuration(self, block: Mapping[str, Any], directory: Path) -> StoredConfig:
         """As `quark.checkpoint.LayoutReader.configuration`."""
@@ -73,10 +73,6 @@ class QuarkReader:
             get_logger(__name__).warning(f"'{directory}' holds no scales of attention probabilities: they stay float")
             return attrs.evolve(stored, config=attrs.evolve(config, softmax_quant_spec=None))
         return stored
-
-    def prepare(self, model: nn.Module, stored: StoredConfig) -> QuantPlan:
-        """As `quark.checkpoint.LayoutReader.prepare`."""
-        return pack_model(model, stored.config, stored.pack_method)
 
     def place_of(self, model: nn.Module, name: str) -> str:
         """As `quark.checkpoint.LayoutReader.place_of`."""

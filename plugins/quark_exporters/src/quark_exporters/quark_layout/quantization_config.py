@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from quark.checkpoint import CheckpointContent, ExportOptions, StoredConfig
-from quark.checkpoint.float_layers import is_float, routers
+from quark.checkpoint.content import is_float, routers
 from quark.checkpoint.provenance import KEY as PLUGINS
 from quark.checkpoint.provenance import provenance
 from quark.config.fields import strings_of, value_of

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from quark.base.names import folded, has_wildcard
-from quark.checkpoint.float_layers import is_float
+from quark.checkpoint.content import is_float
 from quark.checkpoint.inspection import CheckpointFacts, RuntimeSupport
 from quark.config.layer import QLayerConfig, TensorSpec, levels
 from quark.models.plan.plan_row import PlanRow

@@ -13,12 +13,10 @@ from torch import nn
 
 from quark.base.names import folded
 from quark.checkpoint.headers import refuse_misfits
-from quark.checkpoint.layout_reader import ReadsOwnFiles, layout_for, quantization_block, reader_of
-from quark.checkpoint.provenance import refuse_unreadable
-from quark.checkpoint.reader import fill_zero_points, place, placed_by, prepared, tie
+from quark.checkpoint.layout_reader import ReadsOwnFiles
+from quark.checkpoint.reader import OpenedCheckpoint, fill_zero_points, place, placed_by, tie
 from quark.errors import CheckpointError, UnsupportedError
 from quark.models.hf.loading import unpack_all
-from quark.models.hf.shards import check_shards
 from quark.models.hf.skeleton import empty_model
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
 from quark.plugins.attribution import attributed
@@ -49,21 +47,15 @@ class QuantizedCheckpoint:
     @attributed("reading a checkpoint")
     def __init__(self, directory: Path, device: torch.device, *, trust_remote_code: bool = False, packed: bool = False) -> None:
         self._directory, self._device, self._keeps_codes = directory, device, packed
-        block = quantization_block(directory)
-        layout = layout_for(block, directory / "config.json")
-        reader = reader_of(layout)
-        if isinstance(reader, ReadsOwnFiles):
-            raise UnsupportedError(f"the layout '{layout}' of '{directory}' cannot be read block by block: evaluate it in memory")
-        shards = check_shards(directory)
-        stored = reader.configuration(block, directory)
-        refuse_unreadable(stored.config, f"the checkpoint '{directory}'")
-        self.model: nn.Module = empty_model(directory, None, trust_remote_code=trust_remote_code)
-        plan = prepared(reader, self.model, stored, directory)
-        self.blocks = decoder_blocks(self.model, plan.architecture)
-        place_of = placed_by(reader, self.model, stored.config)
-        refuse_misfits(self.model, reader, stored.config, directory)
+        opened = OpenedCheckpoint.of(directory, empty_model(directory, None, trust_remote_code=trust_remote_code))
+        if isinstance(opened.reader, ReadsOwnFiles):
+            raise UnsupportedError(f"the layout '{opened.layout}' of '{directory}' cannot be read block by block: evaluate it in memory")
+        self.model = opened.model
+        self.blocks = decoder_blocks(self.model, opened.plan.architecture)
+        place_of = placed_by(opened.reader, self.model, opened.config)
+        refuse_misfits(self.model, opened.reader, opened.config, directory)
         self._places: dict[str | None, list[tuple[Path, str, str]]] = {}
-        for shard in shards:
+        for shard in opened.shards:
             for name, (_, shape) in shard.tensors.items():
                 target = place_of(name, torch.empty(shape, device="meta"))
                 owner = next((b.name for b in self.blocks if b.owns(target)), None)
