@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from quark.checkpoint.shard_layout import ShardLayout
-from quark.checkpoint.shard_writer import Part, ShardWriter, create_shards
+from quark.checkpoint.shard_writer import Part, ShardWriter
 
 SHAPES: dict[str, dict[str, Any]] = {
     "smollm2": {
@@ -67,7 +67,6 @@ def write_random_llama(out: Path, shape: str = "smollm2", layers: int | None = N
     tied = ("lm_head.weight",) if config.tie_word_embeddings else ()
     tensors = [(name, meta) for name, meta in model.state_dict().items() if name not in tied]
     layout = ShardLayout.of([{name: meta} for name, meta in tensors], shard_bytes)
-    create_shards(layout, out)
     with ShardWriter(layout, out) as writer:
         for i, (name, meta) in enumerate(tensors):
             writer.write(_part(name, meta, drawn, 7919 * i))

@@ -15,7 +15,7 @@ import torch
 from quark.checkpoint.destination import RUN_FILE
 from quark.checkpoint.run_file import complete_run_file, verify
 from quark.checkpoint.shard_layout import ShardLayout
-from quark.checkpoint.shard_writer import Part, ShardWriter, create_shards
+from quark.checkpoint.shard_writer import Part, ShardWriter
 from quark.errors import CheckpointError
 
 TENSORS = {"a": torch.arange(40.0), "b": torch.ones(3, dtype=torch.bfloat16), "c": torch.zeros(0), "d": torch.arange(7)}
@@ -26,7 +26,6 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     directory = tmp_path_factory.mktemp("written")
     parts = [Part({name: t.to("meta")}, lambda name=name, t=t: {name: t}) for name, t in TENSORS.items()]
     layout = ShardLayout.of([part.meta for part in parts], request.param)
-    create_shards(layout, directory)
     with ShardWriter(layout, directory) as writer:
         for part in parts:
             writer.write(part)
