@@ -9,7 +9,6 @@ long as writing its files.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from quark.checkpoint.shard_layout import ShardLayout
-from quark.checkpoint.shard_writer import Part, ShardWriter
+from quark.checkpoint.shard_writer import ShardWriter
 
 SHAPES: dict[str, dict[str, Any]] = {
     "smollm2": {
@@ -69,20 +68,17 @@ def write_random_llama(out: Path, shape: str = "smollm2", layers: int | None = N
     layout = ShardLayout.of([{name: meta} for name, meta in tensors], shard_bytes)
     with ShardWriter(layout, out) as writer:
         for i, (name, meta) in enumerate(tensors):
-            writer.write(_part(name, meta, drawn, 7919 * i))
+            writer.write({name: _tensor(meta, drawn, 7919 * i)})
         writer.finish()
     return out
 
 
-def _part(name: str, meta: Tensor, drawn: Tensor, start: int) -> Part:
-    def make() -> Mapping[str, Tensor]:
-        if meta.ndim == 1:  # of a norm
-            return {name: torch.ones(meta.shape, dtype=meta.dtype)}
-        first = start % len(drawn)
-        repeated = drawn.roll(-first).repeat(-(-meta.numel() // len(drawn)))
-        return {name: repeated[: meta.numel()].view(meta.shape)}
-
-    return Part({name: meta}, make)
+def _tensor(meta: Tensor, drawn: Tensor, start: int) -> Tensor:
+    if meta.ndim == 1:  # of a norm
+        return torch.ones(meta.shape, dtype=meta.dtype)
+    first = start % len(drawn)
+    repeated = drawn.roll(-first).repeat(-(-meta.numel() // len(drawn)))
+    return repeated[: meta.numel()].view(meta.shape)
 
 
 def main(arguments: list[str] | None = None) -> None:

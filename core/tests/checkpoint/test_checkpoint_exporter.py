@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -10,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from quark.checkpoint import CheckpointContent, CheckpointExporter, CodedLayer, ExportOptions, StorageReader
+from quark.checkpoint import CheckpointContent, CheckpointExporter, CodedLayer, ExportOptions, StorageReader, model_tensors
 from quark.checkpoint.content import content_of
 from quark.checkpoint.export import exporter_of
 from quark.checkpoint.model_tensors import scale_suffixes
+from quark.checkpoint.shard_writer import ShardWriter
 from quark.config.layer import QLayerConfig
 from quark.errors import UnsupportedError
 from quark.models.layers import QuantizerModule
@@ -71,6 +74,28 @@ def test_a_run_from_disk_and_a_resumed_one_write_the_bytes_of_an_export_from_mem
 
 def test_an_export_reads_back_to_the_same_logits() -> None:
     require_reload(quantized(run_config(SCHEME)), "wide")
+
+
+def test_a_part_is_made_when_the_one_before_is_being_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """So that at most two are in memory."""
+    events: list[str] = []
+    stored, write = WideStorage.stored, ShardWriter.write
+
+    def recorded(self: WideStorage, layer: CodedLayer) -> dict[str, Tensor]:
+        events.extend(() if layer.codes.is_meta else ("made",))
+        return stored(self, layer)
+
+    def written(self: ShardWriter, tensors: Mapping[str, Tensor]) -> None:
+        events.append("written")
+        write(self, tensors)
+
+    monkeypatch.setattr(WideStorage, "stored", recorded)
+    monkeypatch.setattr(ShardWriter, "write", written)
+    monkeypatch.setattr(model_tensors, "_SMALL", 1)
+    model = quantized(run_config(SCHEME))
+    WideExporter().export(content_of(model), tmp_path, ExportOptions())
+    assert events.count("made") > 7
+    assert ("made", "made") not in set(pairwise(events))
 
 
 def test_layers_without_a_place_and_rounded_values_are_refused_in_one_message() -> None:

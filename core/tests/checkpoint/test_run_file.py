@@ -15,7 +15,7 @@ import torch
 from quark.checkpoint.destination import RUN_FILE
 from quark.checkpoint.run_file import complete_run_file, verify
 from quark.checkpoint.shard_layout import ShardLayout
-from quark.checkpoint.shard_writer import Part, ShardWriter
+from quark.checkpoint.shard_writer import ShardWriter
 from quark.errors import CheckpointError
 
 TENSORS = {"a": torch.arange(40.0), "b": torch.ones(3, dtype=torch.bfloat16), "c": torch.zeros(0), "d": torch.arange(7)}
@@ -24,11 +24,9 @@ TENSORS = {"a": torch.arange(40.0), "b": torch.ones(3, dtype=torch.bfloat16), "c
 @pytest.fixture(scope="module", params=[10**9, 80], ids=["one file", "several"])
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("written")
-    parts = [Part({name: t.to("meta")}, lambda name=name, t=t: {name: t}) for name, t in TENSORS.items()]
-    layout = ShardLayout.of([part.meta for part in parts], request.param)
+    layout = ShardLayout.of([{name: tensor.to("meta")} for name, tensor in TENSORS.items()], request.param)
     with ShardWriter(layout, directory) as writer:
-        for part in parts:
-            writer.write(part)
+        writer.write(TENSORS)
         writer.finish()
     (directory / "config.json").write_text('{"model_type": "llama"}')
     (directory / "tokenizer.json").write_text("{}")

@@ -2,10 +2,10 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier, Event, get_ident
+from threading import Event
 
 import pytest
 import torch
@@ -15,21 +15,21 @@ from torch import Tensor
 from quark.checkpoint import shard_writer
 from quark.checkpoint.destination import RUN_FILE
 from quark.checkpoint.shard_layout import ShardLayout
-from quark.checkpoint.shard_writer import Part, ShardWriter, small_joined
+from quark.checkpoint.shard_writer import ShardWriter
 from quark.errors import OutputError, UnsupportedError
 from quark.models.hf.shards import DTYPES, check_shards
 
 
-def part(tensors: dict[str, Tensor]) -> Part:
-    return Part({n: t.to("meta") for n, t in tensors.items()}, lambda: tensors)
+def on_meta(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.to("meta") for name, tensor in tensors.items()}
 
 
 def opened(announced: Sequence[Mapping[str, Tensor]], directory: Path, max_shard_bytes: int = 10**9) -> ShardWriter:
     return ShardWriter(ShardLayout.of(announced, max_shard_bytes), directory)
 
 
-def write_shards(parts: Sequence[Part], directory: Path, max_shard_bytes: int) -> None:
-    with opened([part.meta for part in parts], directory, max_shard_bytes) as writer:
+def write_shards(parts: Sequence[Mapping[str, Tensor]], directory: Path, max_shard_bytes: int) -> None:
+    with opened([on_meta(part) for part in parts], directory, max_shard_bytes) as writer:
         for part in parts:
             writer.write(part)
         writer.finish()
@@ -48,7 +48,7 @@ def read(directory: Path) -> dict[str, Tensor]:
 def test_every_dtype_comes_back_bit_for_bit(dtype: torch.dtype, tmp_path: Path) -> None:
     data = torch.randint(0, 2 if dtype is torch.bool else 256, (3, 16), dtype=torch.uint8)
     tensor = data.bool() if dtype is torch.bool else data.view(dtype)
-    write_shards([part({"a": tensor, "scalar": tensor.reshape(-1)[0].clone()})], tmp_path, 10**9)
+    write_shards([{"a": tensor, "scalar": tensor.reshape(-1)[0].clone()}], tmp_path, 10**9)
     back = read(tmp_path)
     assert back["a"].dtype == dtype
     assert torch.equal(back["a"].reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
@@ -57,27 +57,27 @@ def test_every_dtype_comes_back_bit_for_bit(dtype: torch.dtype, tmp_path: Path) 
 
 def test_tensors_that_are_not_contiguous_are_written_in_order(tmp_path: Path) -> None:
     tensor = torch.arange(12.0).reshape(3, 4).t()
-    write_shards([part({"a": tensor})], tmp_path, 10**9)
+    write_shards([{"a": tensor}], tmp_path, 10**9)
     assert torch.equal(read(tmp_path)["a"], tensor)
 
 
 @pytest.mark.parametrize("length", range(1, 9))
 def test_data_begin_at_a_multiple_of_eight_bytes(length: int, tmp_path: Path) -> None:
     """As the format asks for, so that readers can map them."""
-    write_shards([part({"a" * length: torch.ones(4, dtype=torch.float64)})], tmp_path, 10**9)
+    write_shards([{"a" * length: torch.ones(4, dtype=torch.float64)}], tmp_path, 10**9)
     header = int.from_bytes((tmp_path / "model.safetensors").read_bytes()[:8], "little")
     assert header % 8 == 0
     assert (tmp_path / "model.safetensors").stat().st_size == 8 + header + 32
 
 
 def test_empty_tensors_are_written(tmp_path: Path) -> None:
-    write_shards([part({"a": torch.zeros(0, 4), "b": torch.ones(2)})], tmp_path, 10**9)
+    write_shards([{"a": torch.zeros(0, 4), "b": torch.ones(2)}], tmp_path, 10**9)
     assert read(tmp_path)["a"].shape == (0, 4)
 
 
 def test_large_models_are_split_at_parts_with_an_index(tmp_path: Path) -> None:
     tensors = {f"t{i}": torch.full((10,), float(i)) for i in range(5)}
-    write_shards([part({n: t}) for n, t in tensors.items()], tmp_path, 80)
+    write_shards([{n: t} for n, t in tensors.items()], tmp_path, 80)
     names = [p.name for p in weights(tmp_path)]
     assert names[:3] == [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
     assert names[3:] == ["model.safetensors.index.json"]
@@ -87,7 +87,7 @@ def test_large_models_are_split_at_parts_with_an_index(tmp_path: Path) -> None:
 
 def test_the_index_maps_each_tensor_to_the_file_that_holds_it_and_adds_up_all_bytes(tmp_path: Path) -> None:
     tensors = {f"t{i}": torch.full((10,), float(i)) for i in range(5)} | {"half": torch.ones(3, dtype=torch.float16)}
-    write_shards([part({n: t}) for n, t in tensors.items()], tmp_path, 80)
+    write_shards([{n: t} for n, t in tensors.items()], tmp_path, 80)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     held = {name: path.name for path in tmp_path.glob("*.safetensors") for name in load_file(path)}
     assert index["weight_map"] == held
@@ -96,76 +96,26 @@ def test_the_index_maps_each_tensor_to_the_file_that_holds_it_and_adds_up_all_by
 
 
 def test_a_part_larger_than_a_shard_gets_one_of_its_own(tmp_path: Path) -> None:
-    write_shards([part({"a": torch.zeros(100), "b": torch.zeros(100)}), part({"c": torch.zeros(1)})], tmp_path, 8)
+    write_shards([{"a": torch.zeros(100), "b": torch.zeros(100)}, {"c": torch.zeros(1)}], tmp_path, 8)
     assert len(check_shards(tmp_path)) == 2
-
-
-def test_only_one_part_is_made_at_a_time(tmp_path: Path) -> None:
-    log: list[str] = []
-
-    def lazily(name: str) -> Part:
-        return Part({name: torch.zeros(2, device="meta")}, lambda: log.append(name) or {name: torch.zeros(2)})
-
-    parts = [lazily("a"), lazily("b")]
-    assert log == []
-    write_shards(parts, tmp_path, 10**9)
-    assert log == ["a", "b"]
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
-def test_small_parts_are_made_as_one_by_several_threads(two_threads: None) -> None:
-    both, sizes = Barrier(2), {"a": 1, "b": 2, "large": 1 << 24, "c": 1, "larger": 1 << 25}
-
-    def made(name: str) -> Part:
-        def make() -> dict[str, Tensor]:
-            if name in "ab":
-                both.wait(60)  # the other part is made at the same time
-            return {name: torch.full((sizes[name],), len(name), dtype=torch.uint8)}
-
-        return Part({name: torch.empty(sizes[name], dtype=torch.uint8, device="meta")}, make)
-
-    joined = list(small_joined([made(name) for name in sizes]))
-    assert [list(part.meta) for part in joined] == [["a", "b"], ["large", "c"], ["larger"]]
-    for part in joined:
-        assert {name: (t.numel(), int(t[0])) for name, t in part.make().items()} == {name: (sizes[name], len(name)) for name in part.meta}
-
-
-def test_parts_of_another_device_are_made_by_the_calling_thread(two_threads: None) -> None:
-    makers: list[int] = []
-    part = Part({}, lambda: makers.append(get_ident()) or {}, torch.device("meta"))
-    joined = Part.joined([Part({}, dict), part, part])
-    joined.make()
-    assert joined.device == torch.device("meta")
-    assert makers == [get_ident()] * 2
 
 
 def test_a_dtype_the_format_has_no_name_for_is_refused_by_tensor(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"'a' is of torch\.complex64"):
-        write_shards([part({"a": torch.zeros(2, dtype=torch.complex64)})], tmp_path, 10**9)
+        write_shards([{"a": torch.zeros(2, dtype=torch.complex64)}], tmp_path, 10**9)
 
 
 def test_a_disk_that_is_too_small_is_told_before_anything_is_made(tmp_path: Path) -> None:
-    def never() -> dict[str, Tensor]:
-        raise AssertionError("made")
-
-    huge = Part({"a": torch.empty(2**50, dtype=torch.uint8, device="meta")}, never)
     with pytest.raises(OSError, match="No space left"):
-        write_shards([huge], tmp_path, 10**9)
+        opened([{"a": torch.empty(2**50, dtype=torch.uint8, device="meta")}], tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_parts_may_come_in_any_order(tmp_path: Path) -> None:
-    parts = [part({name: torch.full((40,), float(i))}) for i, name in enumerate("abc")]
+    parts = [{name: torch.full((40,), float(i))} for i, name in enumerate("abc")]
     for name, order in (("forward", parts), ("backward", parts[::-1])):
         (tmp_path / name).mkdir()
-        with opened([p.meta for p in parts], tmp_path / name, 200) as writer:
+        with opened([on_meta(p) for p in parts], tmp_path / name, 200) as writer:
             for p in order:
                 writer.write(p)
             writer.finish()
@@ -175,8 +125,8 @@ def test_parts_may_come_in_any_order(tmp_path: Path) -> None:
 
 
 def test_a_part_that_was_announced_and_not_written_is_no_finished_export(tmp_path: Path) -> None:
-    parts = [part({name: torch.zeros(4)}) for name in "ab"]
-    with opened([p.meta for p in parts], tmp_path) as writer:
+    parts = [{name: torch.zeros(4)} for name in "ab"]
+    with opened([on_meta(p) for p in parts], tmp_path) as writer:
         writer.write(parts[0])
         with pytest.raises(RuntimeError, match=r"1 announced .* not written: b"):
             writer.finish()
@@ -186,7 +136,7 @@ def test_a_part_that_was_announced_and_not_written_is_no_finished_export(tmp_pat
 @pytest.mark.parametrize("what", ["removed", "replaced", "cut", "linked elsewhere", "given another header"])
 def test_a_file_that_is_no_longer_the_one_that_was_written_is_no_finished_export(what: str, tmp_path: Path) -> None:
     with opened([{"a": torch.zeros(4, device="meta")}], tmp_path) as writer:
-        writer.write(part({"a": torch.zeros(4)}))
+        writer.write({"a": torch.zeros(4)})
         writer.written()
         path = next(tmp_path.iterdir())
         copy = path.read_bytes()
@@ -207,14 +157,14 @@ def test_a_file_that_is_no_longer_the_one_that_was_written_is_no_finished_export
 
 def test_a_part_that_is_not_as_announced_is_refused(tmp_path: Path) -> None:
     with opened([{"a": torch.zeros(4, device="meta")}], tmp_path) as writer, pytest.raises(RuntimeError, match="announced"):
-        writer.write(part({"a": torch.zeros(5)}))
+        writer.write({"a": torch.zeros(5)})
 
 
 @pytest.mark.parametrize("limit", [10**9, 80, 1])
 def test_sizes_of_files_are_known_before_they_are_written(limit: int, tmp_path: Path) -> None:
-    parts = [part({f"layers.{i}.weight": torch.ones(10), f"layers.{i}.scale": torch.ones(i, dtype=torch.float16)}) for i in range(5)]
+    parts = [{f"layers.{i}.weight": torch.ones(10), f"layers.{i}.scale": torch.ones(i, dtype=torch.float16)} for i in range(5)]
     write_shards(parts, tmp_path, limit)
-    assert ShardLayout.of([p.meta for p in parts], limit).file_sizes() == {f.name: f.stat().st_size for f in weights(tmp_path)}
+    assert ShardLayout.of([on_meta(p) for p in parts], limit).file_sizes() == {f.name: f.stat().st_size for f in weights(tmp_path)}
 
 
 def stored(writer: ShardWriter) -> dict[str, str]:
@@ -228,14 +178,14 @@ def test_parts_that_are_written_beside_are_on_the_disk_too_when_it_says_so(tmp_p
     synced: list[int] = []
     monkeypatch.setattr(shard_writer, "sync_data", lambda file: synced.append(os.fstat(file).st_ino))
     tensors = {name: torch.ones(40) for name in "abc"}
-    with opened([part({name: t}).meta for name, t in tensors.items()], tmp_path, 200) as writer:
+    with opened([on_meta({name: t}) for name, t in tensors.items()], tmp_path, 200) as writer:
         synced.clear()  # those of the headers
-        writer.write_beside(part({"a": tensors["a"]}))
-        writer.write(part({"c": tensors["c"]}))
+        writer.write_beside({"a": tensors["a"]})
+        writer.write({"c": tensors["c"]})
         assert stored(writer).keys() == {"c"}
         one, two, three = (path.stat().st_ino for path in sorted(tmp_path.iterdir()))
         assert synced == [one, three]
-        writer.write(part({"b": tensors["b"]}))
+        writer.write({"b": tensors["b"]})
         stored(writer)
     assert synced[2:] == [two]
 
@@ -247,9 +197,9 @@ def test_what_counts_as_written_waits_for_a_part_that_is_written_beside_the_othe
         may_write.wait(60)
         write_at(file, data, offset)
 
-    with opened([part({"a": torch.ones(40)}).meta], tmp_path) as writer, ThreadPoolExecutor(1) as thread:
+    with opened([on_meta({"a": torch.ones(40)})], tmp_path) as writer, ThreadPoolExecutor(1) as thread:
         monkeypatch.setattr(shard_writer, "write_at", write_late)
-        writer.write_beside(part({"a": torch.ones(40)}))
+        writer.write_beside({"a": torch.ones(40)})
         written = thread.submit(writer.written)
         with pytest.raises(TimeoutError):
             written.result(0.2)
@@ -263,16 +213,16 @@ def test_what_goes_wrong_beside_the_others_is_raised_at_the_end(tmp_path: Path, 
     def fail(*_: object) -> None:
         raise OSError("no space")
 
-    with opened([part({"a": torch.ones(40)}).meta], tmp_path) as writer:
+    with opened([on_meta({"a": torch.ones(40)})], tmp_path) as writer:
         monkeypatch.setattr(shard_writer, "write_at", fail)
-        writer.write_beside(part({"a": torch.ones(40)}))
+        writer.write_beside({"a": torch.ones(40)})
         with pytest.raises(OSError, match="no space"):
             writer.finish()
 
 
 def test_files_that_are_opened_again_keep_what_is_in_them(tmp_path: Path) -> None:
-    parts = [part({name: torch.full((40,), float(i))}) for i, name in enumerate("abc")]
-    layout = ShardLayout.of([p.meta for p in parts], 200)
+    parts = [{name: torch.full((40,), float(i))} for i, name in enumerate("abc")]
+    layout = ShardLayout.of([on_meta(p) for p in parts], 200)
     with ShardWriter(layout, tmp_path) as writer:
         assert [path.name for path in sorted(tmp_path.iterdir())] == list(layout.files)
         writer.write(parts[1])
@@ -288,8 +238,8 @@ def test_files_that_are_opened_again_keep_what_is_in_them(tmp_path: Path) -> Non
 
 def test_two_writers_fill_the_same_files(tmp_path: Path) -> None:
     """As processes do that share the work."""
-    parts = [part({name: torch.full((40,), float(i))}) for i, name in enumerate("abcd")]
-    layout = ShardLayout.of([p.meta for p in parts], 350)
+    parts = [{name: torch.full((40,), float(i))} for i, name in enumerate("abcd")]
+    layout = ShardLayout.of([on_meta(p) for p in parts], 350)
     with ShardWriter(layout, tmp_path) as one, ShardWriter(layout, tmp_path) as other:
         for p, writer in zip(parts, (one, other, one, other), strict=True):
             writer.write(p)
@@ -308,9 +258,9 @@ def test_what_was_not_adopted_is_missing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["bit", "end", "length"])
 def test_a_tensor_that_is_damaged_is_not_adopted(damage: str, tmp_path: Path) -> None:
     tensors = {"a": torch.arange(40.0), "b": torch.ones(3)}
-    layout = ShardLayout.of([part(tensors).meta], 10**9)
+    layout = ShardLayout.of([on_meta(tensors)], 10**9)
     with ShardWriter(layout, tmp_path) as writer:
-        writer.write(part(tensors))
+        writer.write(tensors)
         checksums = stored(writer)
     path = tmp_path / layout.files[0]
     data = bytearray(path.read_bytes())
@@ -324,17 +274,17 @@ def test_a_tensor_that_is_damaged_is_not_adopted(damage: str, tmp_path: Path) ->
 
 
 def test_files_of_another_layout_are_made_anew(tmp_path: Path) -> None:
-    before = part({"a": torch.ones(1000)})
+    before = {"a": torch.ones(1000)}
     write_shards([before], tmp_path, 10**9)
-    after = part({"b": torch.zeros(3)})
+    after = {"b": torch.zeros(3)}
     write_shards([after], tmp_path, 10**9)
     assert list(read(tmp_path)) == ["b"]
 
 
 def test_what_is_called_when_parts_are_stored_gets_each_part_once_and_its_error_is_raised(tmp_path: Path) -> None:
-    parts = [part({name: torch.ones(4)}) for name in "ab"]
+    parts = [{name: torch.ones(4)} for name in "ab"]
     seen: list[list[str]] = []
-    with opened([p.meta for p in parts], tmp_path) as writer:
+    with opened([on_meta(p) for p in parts], tmp_path) as writer:
         for p in parts:
             writer.write(p)
             writer.when_stored(lambda checksums: seen.append(list(checksums)))
@@ -353,8 +303,8 @@ def test_what_is_called_when_parts_are_stored_gets_each_part_once_and_its_error_
 def test_every_dtype_is_read_again_as_it_was_written(dtype: torch.dtype, tmp_path: Path) -> None:
     data = torch.randint(0, 2 if dtype is torch.bool else 256, (3, 16), dtype=torch.uint8)
     tensors = {"a": data.bool() if dtype is torch.bool else data.view(dtype), "empty": torch.zeros(0, 2, dtype=dtype)}
-    with opened([part(tensors).meta], tmp_path) as writer:
-        writer.write(part(tensors))
+    with opened([on_meta(tensors)], tmp_path) as writer:
+        writer.write(tensors)
         writer.finish()
         for name, tensor in tensors.items():
             again = writer.read(name)
@@ -363,8 +313,8 @@ def test_every_dtype_is_read_again_as_it_was_written(dtype: torch.dtype, tmp_pat
 
 
 def test_a_part_that_is_written_beside_has_a_checksum_at_the_end_and_none_in_the_journal(tmp_path: Path) -> None:
-    parts = [part({name: torch.ones(4)}) for name in "ab"]
-    with opened([p.meta for p in parts], tmp_path) as writer:
+    parts = [{name: torch.ones(4)} for name in "ab"]
+    with opened([on_meta(p) for p in parts], tmp_path) as writer:
         writer.write_beside(parts[1])
         writer.write(parts[0])
         assert list(stored(writer)) == ["a"]
@@ -373,8 +323,8 @@ def test_a_part_that_is_written_beside_has_a_checksum_at_the_end_and_none_in_the
 
 
 def test_the_next_part_is_written_while_the_disk_stores_the_last(tmp_path: Path) -> None:
-    parts, is_written = [part({name: torch.ones(4)}) for name in "abc"], Event()
-    with opened([p.meta for p in parts], tmp_path) as writer:
+    parts, is_written = [{name: torch.ones(4)} for name in "abc"], Event()
+    with opened([on_meta(p) for p in parts], tmp_path) as writer:
         writer.write(parts[0])
         writer.when_stored(lambda _: None if is_written.wait(60) else pytest.fail("the next part waits for the disk"))
         writer.write(parts[1])

@@ -14,7 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-import attrs
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +25,7 @@ from quark.checkpoint.exported_layer import ExportedLayer, exported_layers
 from quark.checkpoint.exporter import BlockStream, Exporter, ExportOptions
 from quark.checkpoint.layer_storage import LayerStorage
 from quark.checkpoint.model_tensors import (
+    Part,
     Region,
     attention_quantizers,
     carried_parts,
@@ -33,10 +33,11 @@ from quark.checkpoint.model_tensors import (
     plain_parts,
     probability_parts,
     set_attention_scales,
+    small_joined,
     state_parts,
 )
 from quark.checkpoint.shard_layout import ShardLayout
-from quark.checkpoint.shard_writer import Part, ShardWriter, small_joined
+from quark.checkpoint.shard_writer import ShardWriter
 from quark.config.slot import ACTIVATIONS, PARAMETERS, Slot
 from quark.errors import UnsupportedError
 from quark.models.hf.internals import set_source, tied_on_loading
@@ -245,12 +246,12 @@ class _Stream(BlockStream):
         parts = self._parts(None, without=[row.name for row in self._content.plan.quantized])
         self._early = {name for part in parts for name in part.meta}
         if parts:
-            self._writer.write_beside(self._checked(Part.joined(parts)))
+            self._writer.write_beside(self._made(Part.joined(parts)))
 
     def write(self, block: Block | None) -> None:
         """As `BlockStream.write`."""
         for part in small_joined(self._parts(block)):
-            self._writer.write(self._checked(part))
+            self._writer.write(self._made(part))
 
     def _parts(self, block: Block | None, without: Iterable[str] = ()) -> list[Part]:
         """Return the parts of a block, or with None those outside all blocks; none that was written early.
@@ -266,15 +267,11 @@ class _Stream(BlockStream):
         # A tied parameter was announced once, under the first of its names.
         return [p for p in parts if not self._early.issuperset(p.meta) and all(name in self._writer for name in p.meta)]
 
-    def _checked(self, part: Part) -> Part:
-        """Return a part that is checked for NaN and Inf when it is made: its source was finite."""
-
-        def make() -> Mapping[str, Tensor]:
-            tensors = part.make()
-            refuse_non_finite(tensors, self._buffers, lambda _: _MADE_HERE, warns=False)
-            return tensors
-
-        return attrs.evolve(part, make=make)
+    def _made(self, part: Part) -> Mapping[str, Tensor]:
+        """Return the tensors of a part, without NaN and Inf: their source was finite."""
+        made = part.make()
+        refuse_non_finite(made, self._buffers, lambda _: _MADE_HERE, warns=False)
+        return {name: made[name] for name in part.meta}
 
     def when_stored(self, then: Callable[[Mapping[str, str]], None]) -> None:
         """As `BlockStream.when_stored`."""
@@ -304,7 +301,7 @@ class _Stream(BlockStream):
     def finish(self, content: CheckpointContent) -> None:
         """As `BlockStream.finish`."""
         for part in small_joined(carried_parts(content)):
-            self._writer.write(part)
+            self._writer.write(part.make())
         self._writer.finish()
         config = _config_of(content, self._exporter.quantization_config(content, self._options))
         text = json.dumps(config, indent=2, sort_keys=True) + "\n" if isinstance(config, dict) else config.to_json_string()

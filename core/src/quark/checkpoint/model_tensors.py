@@ -5,7 +5,8 @@ Tensors that are not quantized are, and scales of activations and attention.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,10 +17,10 @@ from torch import Tensor, nn
 from quark.base.finite import is_finite
 from quark.base.log import get_logger
 from quark.base.names import folded
-from quark.base.parallel import CPU
+from quark.base.parallel import CPU, parallel_map
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import ExportOptions
-from quark.checkpoint.shard_writer import Part, ShardWriter
+from quark.checkpoint.shard_writer import ShardWriter
 from quark.errors import CheckpointError
 from quark.models.hf.dequantizer import DequantizedTensors
 from quark.models.hf.file_tensors import FileTensors
@@ -37,6 +38,7 @@ from quark.numbers import QParams
 
 __all__ = [
     "STORED_PROBABILITIES",
+    "Part",
     "Region",
     "activation_tensors",
     "attention_quantizers",
@@ -47,16 +49,51 @@ __all__ = [
     "probability_parts",
     "scale_suffixes",
     "set_attention_scales",
+    "small_joined",
     "state_parts",
     "warn_of_left_out",
 ]
 
 V = TypeVar("V")
 
+_SMALL = 1 << 24
+"""Bytes in which all parts that end there are computed and written as one."""
 STORED_PROBABILITIES = "prob_output"
 """First words of the names of the tensors of attention probabilities: ``prob_output_scale``. Source:
 checkpoints of AMD Quark 0.13.
 """
+
+
+@attrs.frozen(eq=False)
+class Part:
+    """Tensors that are computed together, such as a layer's; a part is never split over two files.
+
+    Attributes:
+        meta: Meta tensors by full name: shapes and dtypes, known in advance.
+        make: Returns the tensors, under the same names.
+        device: Where they are computed.
+    """
+
+    meta: Mapping[str, Tensor]
+    make: Callable[[], Mapping[str, Tensor]]
+    device: torch.device = CPU
+
+    @classmethod
+    def joined(cls, parts: Sequence[Part]) -> Part:
+        """Return the tensors of several parts as one: on a CPU several threads compute one each."""
+        device = next((part.device for part in parts if part.device != CPU), CPU)
+
+        def make() -> dict[str, Tensor]:
+            return {name: t for made in parallel_map(lambda part: part.make(), parts, device) for name, t in made.items()}
+
+        return cls({name: t for part in parts for name, t in part.meta.items()}, make, device)
+
+
+def small_joined(parts: Sequence[Part]) -> Iterator[Part]:
+    """Yield parts, those that end in the same `_SMALL` bytes as one: nothing is waited for between them."""
+    ends = accumulate(sum(tensor.nbytes for tensor in part.meta.values()) for part in parts)
+    for _, group in groupby(zip(parts, ends, strict=True), lambda pair: pair[1] // _SMALL):
+        yield Part.joined([part for part, _ in group])
 
 
 @attrs.frozen

@@ -1,7 +1,7 @@
-"""Streamed writing of safetensors files: at most two parts are in memory, whatever the size of the model.
+"""Streamed writing of safetensors files: what has been written is not held in memory.
 
 The layout of the files is known beforehand (`quark.checkpoint.shard_layout`): headers are written first, and
-parts in any order, also by several runs or processes that open the same files one after another or at once.
+tensors in any order, also by several runs or processes that open the same files one after another or at once.
 """
 
 from __future__ import annotations
@@ -13,66 +13,29 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from itertools import accumulate, groupby
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import attrs
 import torch
 from torch import Tensor
 
 from quark.base.files import allocated_bytes, open_file, pread, sync_data, write_at
 from quark.base.names import folded
-from quark.base.parallel import CPU, parallel_map
 from quark.checkpoint.checksum import BLOCK, checksum, stored_bytes
 from quark.checkpoint.run_file import begin_run_file
 from quark.checkpoint.shard_layout import Place, ShardLayout
 from quark.errors import OutputError
 from quark.models.hf.shards import INDEX
 
-__all__ = ["Part", "ShardWriter", "small_joined"]
+__all__ = ["ShardWriter"]
 
-_SMALL = 1 << 24
-"""Bytes in which all parts that end there are computed and written as one."""
 _LAG = 2
 """How many times `ShardWriter.when_stored` may wait for the disk before the caller does."""
 
 
-@attrs.frozen(eq=False)
-class Part:
-    """Tensors that are computed together, such as a layer's; a part is never split over two files.
-
-    Attributes:
-        meta: Meta tensors by full name: shapes and dtypes, known in advance.
-        make: Returns the tensors, under the same names.
-        device: Where they are computed.
-    """
-
-    meta: Mapping[str, Tensor]
-    make: Callable[[], Mapping[str, Tensor]]
-    device: torch.device = CPU
-
-    @classmethod
-    def joined(cls, parts: Sequence[Part]) -> Part:
-        """Return the tensors of several parts as one: on a CPU several threads compute one each."""
-        device = next((part.device for part in parts if part.device != CPU), CPU)
-
-        def make() -> dict[str, Tensor]:
-            return {name: t for made in parallel_map(lambda part: part.make(), parts, device) for name, t in made.items()}
-
-        return cls({name: t for part in parts for name, t in part.meta.items()}, make, device)
-
-
-def small_joined(parts: Sequence[Part]) -> Iterator[Part]:
-    """Yield parts, those that end in the same `_SMALL` bytes as one: nothing is waited for between them."""
-    ends = accumulate(sum(tensor.nbytes for tensor in part.meta.values()) for part in parts)
-    for _, group in groupby(zip(parts, ends, strict=True), lambda pair: pair[1] // _SMALL):
-        yield Part.joined([part for part, _ in group])
-
-
 class ShardWriter:
-    """The files of a layout, filled part by part in any order. The context manager closes them.
+    """The files of a layout, filled in any order. The context manager closes them.
 
     Files that have the headers of the layout keep what is in them: an earlier writer, or one in another
     process, has written it. The others are created.
@@ -119,38 +82,42 @@ class ShardWriter:
         """Return whether a tensor of that full name was announced."""
         return name in self._layout.places
 
-    def write(self, part: Part) -> None:
-        """Compute a part and start writing it to its places in the files.
+    def write(self, tensors: Mapping[str, Tensor]) -> None:
+        """Start writing tensors, by full name, to their places in the files.
 
-        The writing may continue in the background.
+        The writing may continue in the background, until the next call.
         """
-        tensors = self._made(part)
+        self._refuse_others(tensors)
         self._wait()
-        self._unstored += part.meta
+        self._unstored += tensors
         self._pending = self._thread.submit(self._write_all, tensors)
 
-    def write_beside(self, part: Part) -> None:
-        """Start writing a part whose tensors stay in memory anyway; `when_stored` leaves it out.
+    def write_beside(self, tensors: Mapping[str, Tensor]) -> None:
+        """Start writing tensors that stay in memory anyway; `when_stored` leaves them out.
 
-        Other parts are computed and written meanwhile.
+        Others are written meanwhile.
 
         What goes wrong is raised by a method that is called later, by `finish` at the latest.
         """
-        self._storing.append(self._storing_thread.submit(self._write_all, self._made(part)))
+        self._refuse_others(tensors)
+        self._storing.append(self._storing_thread.submit(self._write_all, tensors))
 
-    def _made(self, part: Part) -> list[tuple[str, Tensor]]:
-        """Compute a part."""
-        places = self._layout.places
-        made = part.make()
-        self._written_to.update(places[name].file for name in part.meta)
-        return [(name, _checked(name, made[name], places[name].meta)) for name in part.meta]
+    def _refuse_others(self, tensors: Mapping[str, Tensor]) -> None:
+        """Check that tensors are as they were announced, and note the files that they are written to."""
+        for name, tensor in tensors.items():
+            place = self._layout.places[name]
+            if tensor.shape != place.meta.shape or tensor.dtype != place.meta.dtype:
+                raise RuntimeError(
+                    f"'{name}' was announced as {place.meta.dtype}{list(place.meta.shape)} and made as {tensor.dtype}{list(tensor.shape)}"
+                )
+            self._written_to.add(place.file)
 
     def when_stored(self, then: Callable[[Mapping[str, str]], None]) -> None:
-        """Call ``then`` with the tensors' checksums when all parts that have been written are on the disk.
+        """Call ``then`` with the tensors' checksums when all that have been written are on the disk.
 
         It is called in the background.
 
-        Checksums of parts that an earlier call has got are left out. An error of ``then`` is raised by the
+        Checksums that an earlier call has got are left out. An error of ``then`` is raised by the
         next method that is called.
         """
         while len(self._storing) >= _LAG:
@@ -230,9 +197,9 @@ class ShardWriter:
         while self._storing and (for_disk or self._storing[0].done()):
             self._storing.popleft().result()
 
-    def _write_all(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
+    def _write_all(self, tensors: Mapping[str, Tensor]) -> None:
         """Write tensors; those of an accelerator are copied here, so that the caller does not wait for it."""
-        for name, tensor in tensors:
+        for name, tensor in tensors.items():
             place, data = self._layout.places[name], tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             self._checksums[name] = checksum(self._written(place, data))
 
@@ -264,12 +231,3 @@ def _begin(file: int, header: bytes, size: int) -> None:
     write_at(file, memoryview(header), 0)
     os.ftruncate(file, min(size, os.fstat(file).st_size))
     sync_data(file)
-
-
-def _checked(name: str, tensor: Tensor, expected: Tensor) -> Tensor:
-    """Return a tensor, after checking that shape and dtype are those announced."""
-    if tensor.shape != expected.shape or tensor.dtype != expected.dtype:
-        raise RuntimeError(
-            f"'{name}' was announced as {expected.dtype}{list(expected.shape)} and made as {tensor.dtype}{list(tensor.shape)}"
-        )
-    return tensor

@@ -192,7 +192,7 @@ class JournaledSink(CheckpointSink):
 
     def end_block(self, block: Block | None, result: BlockResult) -> None:
         """Write the block to the export, and to the journal when it is on the disk."""
-        super().end_block(block, result)
+        self._stream.write(block)
         if block is not None:
             name = block.name
             self._stream.when_stored(lambda checksums: self._journal.add(FinishedBlock(name, checksums, result.report, result.learned)))
