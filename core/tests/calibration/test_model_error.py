@@ -79,11 +79,10 @@ def test_a_rotated_model_is_compared_in_its_own_basis() -> None:
 def test_a_run_from_disk_and_one_in_memory_measure_the_same(tmp_path: Path) -> None:
     reports = []
 
-    class Described:
-        def describe(self, finished: FinishedRun, *_: Any) -> None:
-            reports.append(finished.report)
+    def kept(finished: FinishedRun, *_: Any) -> None:
+        reports.append(finished.report)
 
-    quantize_checkpoint(tiny_model_dir("layernorm"), tmp_path / "out", config("gptq", kind="layernorm"), DATA, report=Described())
+    quantize_checkpoint(tiny_model_dir("layernorm"), tmp_path / "out", config("gptq", kind="layernorm"), DATA, report=kept)
     in_memory = ModelQuantizer(config("gptq", kind="layernorm")).quantize_model(tiny_model(torch.bfloat16, kind="layernorm"), DATA)
     assert reports[0].model_error == in_memory.quark_report.model_error != {}  # type: ignore[union-attr]
 

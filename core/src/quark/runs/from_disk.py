@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 import attrs
 from torch import nn
@@ -47,21 +47,15 @@ from quark.runs.started_run import FinishedRun, StartedRun
 if TYPE_CHECKING:
     from transformers.core_model_loading import WeightConverter
 
-__all__ = ["DescribesRun", "Output", "opened_checkpoint", "quantize_checkpoint", "streamed"]
+__all__ = ["Output", "Report", "opened_checkpoint", "quantize_checkpoint", "streamed"]
 
 
-class DescribesRun(Protocol):
-    """Adds files about a run to its checkpoint; `quark_workbench.report.ReportOptions` writes its report."""
+Report = Callable[[FinishedRun, Path, str, Callable[[], CheckpointSource]], None]
+"""Writes files about a run into its complete checkpoint, which may still be renamed.
 
-    def describe(self, finished: FinishedRun, directory: Path, device: str, reopened: Callable[[], CheckpointSource]) -> None:
-        """Write files about a run into its complete checkpoint, which may still be renamed.
-
-        Args:
-            finished: The run.
-            directory: The checkpoint.
-            device: Torch device of the run.
-            reopened: Opens the float checkpoint once more.
-        """
+Of the run, the checkpoint, the torch device of the run, and a function that opens the float checkpoint once
+more; `quark_workbench.report.ReportOptions` is one.
+"""
 
 
 def quantize_checkpoint(
@@ -78,7 +72,7 @@ def quantize_checkpoint(
     trust_remote_code: bool = False,
     resume: bool = False,
     restart: bool = False,
-    report: DescribesRun | None = None,
+    report: Report | None = None,
     ranks: Ranks = ALONE,
 ) -> QuantPlan:
     """Quantize a checkpoint.
@@ -108,7 +102,7 @@ def quantize_checkpoint(
         resume: Whether to go on from the finished blocks of an earlier run to ``out``; without any, the run
             starts from the beginning.
         restart: Whether to discard finished blocks of an earlier run to ``out``.
-        report: Is told of the finished run, and writes its report beside the weights; None writes none.
+        report: Writes the report of the finished run beside the weights; None writes none.
         ranks: The processes that share the run and its files
             (`quark.base.process_group.ranks_of_environment`).
 
@@ -148,7 +142,7 @@ def quantize_checkpoint(
             refuse_incomplete_export(exporter, directory, tensors.model)
             if report is not None:
                 events.phase("report")
-                report.describe(finished, directory, str(tensors.device), lambda: opened()[1])
+                report(finished, directory, str(tensors.device), lambda: opened()[1])
             complete_run_file(directory, attrs.asdict(identity))
 
         with closing(tensors):

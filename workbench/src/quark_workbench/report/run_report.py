@@ -33,7 +33,7 @@ hidden states after the run.
 
 @attrs.frozen
 class ReportOptions:
-    """Options of a report.
+    """Options of a report; called with a finished run, it writes the report.
 
     Attributes:
         level: One of `LEVELS`.
@@ -54,7 +54,7 @@ class ReportOptions:
         if level not in LEVELS:
             raise ConfigError(f"there is no report '{level}': choose one of {', '.join(LEVELS)}, or none")
 
-    def describe(self, finished: FinishedRun, directory: Path, device: str, reopened: Callable[[], CheckpointSource]) -> None:
+    def __call__(self, finished: FinishedRun, directory: Path, device: str, reopened: Callable[[], CheckpointSource]) -> None:
         """Write the report of a run into its checkpoint.
 
         A failure is logged, and leaves the checkpoint without a report.
