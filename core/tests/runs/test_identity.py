@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,16 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from quark.calibration.batches import Call
+from quark.checkpoint.destination import RUN_FILE
 from quark.checkpoint.exporter import ExportOptions
+from quark.errors import CheckpointError, OutputError
 from quark.runs.from_disk import opened_checkpoint
-from quark.runs.identity import RunIdentity, _identity_of_data, _identity_of_source, differences
+from quark.runs.identity import RunIdentity, _identity_of_data, _identity_of_source, differences, is_finished_run
 from quark.runs.run import plan_run
 from quark.torch import LLMTemplate
 from quark.torch.quantization.weight_convert import Chunk, Transpose, WeightConverter
@@ -129,3 +132,17 @@ def test_a_source_with_other_weights_or_another_configuration_is_another_run(tmp
 
 def identity_of_source(directory: Path) -> dict[str, Any]:
     return _identity_of_source(opened_checkpoint(directory)[0])
+
+
+IDENTITY = RunIdentity({"dtype": "torch.float32"}, {"torch": "2.0"}, {"config.json": "ab"}, {"calls": 2})
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(values=st.dictionaries(st.sampled_from(["format", "run", "files", "more"]), VALUES | st.just(attrs.asdict(IDENTITY))))
+def test_a_crafted_file_of_a_finished_run_is_read_or_refused(values: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / RUN_FILE).write_text(json.dumps(values))
+    for overwrite in (False, True):
+        try:
+            assert is_finished_run(tmp_path, IDENTITY, overwrite=overwrite) in (False, True)
+        except (OutputError, CheckpointError):
+            continue

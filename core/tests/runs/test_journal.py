@@ -7,16 +7,14 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quark.checkpoint.atomic_directory import JOURNAL, finished_blocks
-from quark.checkpoint.destination import RUN_FILE
-from quark.errors import CheckpointError, OutputError, ResumeError
+from quark.errors import ResumeError
 from quark.runs.identity import RunIdentity
-from quark.runs.journal import FinishedBlock, Journal, is_finished_run
+from quark.runs.journal import FinishedBlock, Journal
 
 IDENTITY = RunIdentity({"dtype": "torch.float32", "list": [1, 2]}, {"torch": "2.0"}, {"config.json": "ab"}, {"calls": 2})
 BLOCKS = [
@@ -158,14 +156,3 @@ def test_a_journal_nested_beyond_all_bounds_ends_before_that_line(tmp_path: Path
     with path.open("ab") as file:
         file.write(b'{"crc32":0,"line":' + b"[" * 200_000 + b"]" * 200_000 + b"}\n")
     assert len(Journal.read(path.parent).finished) == len(BLOCKS)
-
-
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(values=st.dictionaries(st.sampled_from(["format", "run", "files", "more"]), VALUES | st.just(attrs.asdict(IDENTITY))))
-def test_a_crafted_file_of_a_finished_run_is_read_or_refused(values: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / RUN_FILE).write_text(json.dumps(values))
-    for overwrite in (False, True):
-        try:
-            assert is_finished_run(tmp_path, IDENTITY, overwrite=overwrite) in (False, True)
-        except (OutputError, CheckpointError):
-            continue

@@ -5,6 +5,8 @@ It may contain companions of the weights, files of other exporters, and an earli
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -27,6 +29,7 @@ __all__ = [
     "REPORT_FILES",
     "RUN_FILE",
     "move_into_place",
+    "refuse_full_disk",
     "refuse_used_directory",
     "writes_checkpoint",
 ]
@@ -77,7 +80,7 @@ def refuse_used_directory(
             ``quantization_config`` of an installed layout, and only files that exports write, among them the
             Python files that its configs name and those that these import.
         resume: Whether ``out`` may be the output of a run from disk: of which one,
-            `quark.runs.journal.is_finished_run` tells.
+            `quark.runs.identity.is_finished_run` tells.
         source: The float checkpoint: copies of its companions, to the byte, may lie in ``out``
             (`quark.checkpoint.companions.copied_companions`).
 
@@ -105,6 +108,12 @@ def refuse_used_directory(
         raise OutputError(f"the output directory '{out}' is not empty, it holds '{others[0]}': {fix}; nothing in it is ever overwritten")
     if (why := _why_not_replaceable(out, others)) is not None:
         raise OutputError(f"the output directory '{out}' cannot be replaced, since {why}: choose another, or remove it first")
+
+
+def refuse_full_disk(directory: Path, size: int) -> None:
+    """Raise OSError with ``ENOSPC`` unless the disk of a directory has room for that many more bytes."""
+    if size > shutil.disk_usage(directory).free:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
 
 
 def move_into_place(export: Path, out: Path, exporter: str | None = None, *, overwrite: bool = False, source: Path | None = None) -> None:

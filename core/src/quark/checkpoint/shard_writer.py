@@ -6,9 +6,7 @@ tensors in any order, also by several runs or processes that open the same files
 
 from __future__ import annotations
 
-import errno
 import os
-import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +21,7 @@ from torch import Tensor
 from quark.base.files import allocated_bytes, open_file, pread, sync_data, write_at
 from quark.base.names import folded
 from quark.checkpoint.checksum import BLOCK, checksum, stored_bytes
+from quark.checkpoint.destination import refuse_full_disk
 from quark.checkpoint.run_file import begin_run_file
 from quark.checkpoint.shard_layout import Place, ShardLayout
 from quark.errors import OutputError
@@ -55,9 +54,8 @@ class ShardWriter:
         self._unstored: list[str] = []
         self._written_to: set[int] = set()
         self._files: list[int] = []
-        free = shutil.disk_usage(directory).free
-        if layout.size - sum(allocated_bytes(directory / name) for name in layout.files if (directory / name).exists()) > free:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
+        held = sum(allocated_bytes(directory / name) for name in layout.files if (directory / name).exists())
+        refuse_full_disk(directory, layout.size - held)
         with ExitStack() as stack:
             sizes = layout.file_sizes()
             for name, header in layout.headers.items():

@@ -33,8 +33,8 @@ from quark.models.plan.family import weight_converters_of
 from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins.attribution import attributed, origin
 from quark.plugins.run_events import running
-from quark.runs.identity import RunIdentity, refuse_changed_source, refuse_different_ranks
-from quark.runs.journal import Journal, is_finished_run
+from quark.runs.identity import RunIdentity, is_finished_run, refuse_changed_source, refuse_different_ranks
+from quark.runs.journal import Journal
 from quark.runs.quantize_block import quantize_blocks
 from quark.runs.quantize_run import finish_run, quantize_run, start_run
 from quark.runs.run import Data, Run, plan_run

@@ -1,6 +1,7 @@
 """Identity of a run: everything that its result depends on, as JSON values.
 
-A run is resumed only where it equals that of the run before.
+A run is resumed only where it equals that of the run before. It stays in the output, so that a run that is
+asked for again is known to be finished.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ from quark.base.names import fold_names
 from quark.base.ranks import Ranks
 from quark.base.version import VERSION, transformers_version
 from quark.calibration.batches import Call
+from quark.checkpoint.destination import RUN_FILE
 from quark.checkpoint.exporter import ExportOptions
 from quark.checkpoint.provenance import provenance
-from quark.errors import CheckpointError, RankError
+from quark.checkpoint.run_file import verify
+from quark.errors import CheckpointError, OutputError, RankError, ResumeError
+from quark.models.hf.json_files import read_json
 from quark.models.hf.shards import Shard
 from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins.attribution import origin
@@ -29,7 +33,7 @@ from quark.plugins.attribution import origin
 if TYPE_CHECKING:
     from transformers.core_model_loading import WeightConverter
 
-__all__ = ["RunIdentity", "differences", "listed", "refuse_changed_source", "refuse_different_ranks"]
+__all__ = ["RunIdentity", "differences", "is_finished_run", "listed", "refuse_changed_source", "refuse_different_ranks"]
 
 _NOT_OF_THE_WEIGHTS = ("overwrite", "tokenizer", "own")
 """Export options that change no tensor; an exporter's own are listed apart."""
@@ -106,6 +110,20 @@ class RunIdentity:
         settings = json.loads(json.dumps(settings, default=repr))
         return cls(settings, _versions(plan, exporter), _identity_of_source(shards), _identity_of_data(data))
 
+    def refuse_other(self, which: str, before: Mapping[str, Any], fix: str) -> None:
+        """Check that an earlier run is this one.
+
+        Args:
+            which: The earlier run, for the message.
+            before: Its identity, as JSON values.
+            fix: What to do if it is another.
+
+        Raises:
+            ResumeError: It is another; the message names what differs.
+        """
+        if lines := differences(before, attrs.asdict(self)):
+            raise ResumeError(f"{which} is not the one that is asked for now. It differs in: {listed(lines)}. {fix}", differences=lines)
+
 
 def _versions(plan: QuantPlan, exporter: str) -> dict[str, str]:
     entries = [entry for kind in provenance(plan.config).values() for entry in kind.values()]
@@ -139,6 +157,30 @@ def refuse_changed_source(identity: RunIdentity, shards: Sequence[Shard]) -> Non
         raise CheckpointError(
             f"'{directory}' has been changed while it was read: {listed(lines)}. Restore it, and start again with restart=True (--restart)"
         )
+
+
+def is_finished_run(out: Path, identity: RunIdentity, *, overwrite: bool) -> bool:
+    """Return whether an output directory is of the run of that identity.
+
+    False where it is free, may be replaced, or is an export of no run from disk.
+
+    Raises:
+        ResumeError: It is of another run; the message names what differs.
+        OutputError: A file of it has gone, or is not as it was written: all of them are read.
+        CheckpointError: Its checksums are missing, or cannot be read.
+    """
+    values = read_json(out / RUN_FILE) if (out / RUN_FILE).is_file() else {}
+    if "run" not in values:
+        return False
+    if not isinstance(values["run"], dict):
+        raise OutputError(f"'{out / RUN_FILE}' is damaged: choose another output directory, or pass overwrite=True to replace it")
+    if values["run"] != attrs.asdict(identity) and overwrite:
+        return False
+    fix = "choose another output directory, or pass overwrite=True to replace it"
+    identity.refuse_other(f"the run that has written '{out}'", values["run"], fix[:1].upper() + fix[1:])
+    if changes := verify(out).changes:
+        raise OutputError(f"'{out}' is of this run and was complete, and has been changed since ({listed(changes)}): {fix}")
+    return True
 
 
 def _identity_of_data(calls: Sequence[Call]) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Journal of a run from disk: the identity of the run and each finished block, to resume it.
 
-What the run is stays in its output, so that a run that is asked for again is known to be finished.
-
 The journal is a file of JSON lines beside the directory in which the export is built: first a header
 (`quark.runs.identity`), then an entry for each finished block. A line is written and synchronized when
 everything that it speaks of is on the disk. Each line has its own checksum: a kill in the middle of a line
@@ -21,13 +19,10 @@ import attrs
 
 from quark.base.files import open_file, sync, sync_data, write_at
 from quark.checkpoint.atomic_directory import JOURNAL
-from quark.checkpoint.destination import RUN_FILE
-from quark.checkpoint.run_file import verify
-from quark.errors import OutputError, ResumeError
-from quark.models.hf.json_files import read_json
-from quark.runs.identity import RunIdentity, differences, listed
+from quark.errors import ResumeError
+from quark.runs.identity import RunIdentity
 
-__all__ = ["FORMAT", "FinishedBlock", "Journal", "is_finished_run"]
+__all__ = ["FORMAT", "FinishedBlock", "Journal"]
 
 FORMAT = 1
 """Version of the journal's form; one of another version is not read."""
@@ -110,10 +105,9 @@ class Journal:
         Raises:
             ResumeError: It is another; the message names what differs.
         """
-        _refuse_other_run(
+        identity.refuse_other(
             f"the interrupted run in '{self._path.parent}'",
             self.header["run"],
-            identity,
             "Ask for the same again to resume it, or start from the beginning with restart=True (--restart), which discards its "
             f"{len(self.finished)} finished block(s)",
         )
@@ -150,35 +144,6 @@ class Journal:
         finally:
             os.close(file)
         self._end += len(data)
-
-
-def is_finished_run(out: Path, identity: RunIdentity, *, overwrite: bool) -> bool:
-    """Return whether an output directory is of the run of that identity.
-
-    False where it is free, may be replaced, or is an export of no run from disk.
-
-    Raises:
-        ResumeError: It is of another run; the message names what differs.
-        OutputError: A file of it has gone, or is not as it was written: all of them are read.
-        CheckpointError: Its checksums are missing, or cannot be read.
-    """
-    values = read_json(out / RUN_FILE) if (out / RUN_FILE).is_file() else {}
-    if "run" not in values:
-        return False
-    if not isinstance(values["run"], dict):
-        raise OutputError(f"'{out / RUN_FILE}' is damaged: choose another output directory, or pass overwrite=True to replace it")
-    if values["run"] != attrs.asdict(identity) and overwrite:
-        return False
-    fix = "choose another output directory, or pass overwrite=True to replace it"
-    _refuse_other_run(f"the run that has written '{out}'", values["run"], identity, fix[:1].upper() + fix[1:])
-    if changes := verify(out).changes:
-        raise OutputError(f"'{out}' is of this run and was complete, and has been changed since ({listed(changes)}): {fix}")
-    return True
-
-
-def _refuse_other_run(which: str, before: Mapping[str, Any], identity: RunIdentity, fix: str) -> None:
-    if lines := differences(before, attrs.asdict(identity)):
-        raise ResumeError(f"{which} is not the one that is asked for now. It differs in: {listed(lines)}. {fix}", differences=lines)
 
 
 def _are_entries(lines: Sequence[Any]) -> bool:
