@@ -1,4 +1,7 @@
-"""Claims of ARCHITECTURE.md about runs: results that a model carries are for users, and what looks at runs stands above them."""
+"""Claims of ARCHITECTURE.md that concern many files.
+
+Results that a model carries are for users, what looks at runs stands above them, and files of checkpoints are read.
+"""
 
 from __future__ import annotations
 
@@ -66,3 +69,43 @@ def test_no_module_of_runs_imports_what_looks_at_runs_from_above(above: str) -> 
     modules = {path.name: set(imported(path)) for path in (CORE / "runs").rglob("*.py")}
     assert "run.py" in modules
     assert [name for name, names in modules.items() if any(n == above or n.startswith(f"{above}.") for n in names)] == []
+
+
+MAPPING = {"from_file", "load_file", "memmap", "mmap", "open_memmap", "safe_open"}
+"""What maps a file, or can."""
+MAPS_NOTHING_OF_OTHERS = {
+    "core/src/quark/models/hf/shards.py": "it reads headers",
+    "core/src/quark/base/files.py": "it releases pages",
+    "core/src/quark/calibration/spilled_inputs.py": "its file has no name",
+}
+
+
+def mapping(source: str) -> Iterator[str]:
+    """What a module names that maps a file, but for files that safetensors reads."""
+    for node in ast.walk(ast.parse(source)):
+        called = node.func if isinstance(node, ast.Call) else None
+        name = called.id if isinstance(called, ast.Name) else called.attr if isinstance(called, ast.Attribute) else None
+        reads = isinstance(node, ast.Call) and any(k.arg == "backend" and ast.unparse(k.value) == "'pread'" for k in node.keywords)
+        if name in MAPPING and not reads:
+            yield name
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name == "mmap")
+
+
+@pytest.mark.parametrize("folder", ["core", "plugins", "workbench", "devkit", "tiny_model"])
+def test_no_file_of_a_checkpoint_is_mapped(folder: str) -> None:
+    files = [path for path in sorted((ROOT / folder).rglob("*.py")) if "src" in path.relative_to(ROOT).parts]
+    assert files
+    named = {path.relative_to(ROOT).as_posix(): sorted(set(mapping(path.read_text(encoding="utf-8")))) for path in files}
+    assert {path: names for path, names in named.items() if names and path not in MAPS_NOTHING_OF_OTHERS} == {}
+
+
+@pytest.mark.parametrize(
+    "source", ["safe_open(path, 'pt')", "numpy.memmap(path)", "import mmap", "torch.from_file(path)", "safe_open(path, backend=b)"]
+)
+def test_mapping_finds_what_maps_a_file(source: str) -> None:
+    assert len(list(mapping(source))) == 1
+
+
+def test_mapping_leaves_out_a_file_that_is_read() -> None:
+    assert list(mapping("safe_open(path, 'pt', backend='pread')")) == []

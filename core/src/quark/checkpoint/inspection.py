@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import attrs
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from quark.base.log import silenced
@@ -22,6 +21,7 @@ from quark.checkpoint.reader import fill_zero_points, placed_by, prepared, tie
 from quark.checkpoint.run_file import verify as verified
 from quark.config.model import QConfig
 from quark.errors import PluginError, QuarkError
+from quark.models.hf.file_tensors import FileTensors
 from quark.models.hf.internals import output_embeddings
 from quark.models.hf.json_files import naming
 from quark.models.hf.missing_tensors import without_source
@@ -85,12 +85,11 @@ class CheckpointFacts:
 
     def number(self, name: str) -> float | None:
         """Return the number in a stored tensor that has one element; None where there is no such tensor."""
-        for shard in check_shards(self.directory):
-            if name in shard.tensors:
-                with safe_open(shard.path, framework="pt") as file:
-                    tensor = file.get_tensor(name)
-                return float(tensor.float()) if tensor.numel() == 1 else None
-        return None
+        files = FileTensors(check_shards(self.directory))
+        if name not in files.meta or files.meta[name].numel() != 1:
+            return None
+        with files.reading(torch.device("cpu")) as read:
+            return float(read(name, torch.float32).float())
 
 
 class Inspector(Protocol):
@@ -227,9 +226,9 @@ def _placed(
 
 def _bad_scales(shards: Iterable[Shard]) -> Iterator[str]:
     """Yield the scales that are not finite."""
-    for shard in shards:
-        with safe_open(shard.path, framework="pt") as file:
-            for name in (name for name in shard.tensors if "scale" in name.rpartition(".")[2]):
-                scale = file.get_tensor(name)
-                if scale.is_floating_point() and not bool(torch.isfinite(scale.float()).all()):
-                    yield f"'{name}' holds scales that are NaN or infinite"
+    files = FileTensors([*shards])
+    with files.reading(torch.device("cpu")) as read:
+        for name in (name for name in files.meta if "scale" in name.rpartition(".")[2]):
+            scale = read(name, torch.float32)
+            if scale.is_floating_point() and not bool(torch.isfinite(scale.float()).all()):
+                yield f"'{name}' holds scales that are NaN or infinite"

@@ -9,7 +9,6 @@ from typing import Self
 
 import attrs
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from quark.base.names import folded
@@ -21,6 +20,7 @@ from quark.checkpoint.restorers import missing_algorithms, restorers_of
 from quark.checkpoint.save_pretrained import set_results
 from quark.config.model import QConfig
 from quark.errors import AmbiguousNameError, CheckpointError, ConfigError, QuarkError, UnknownNameError, UnsupportedError
+from quark.models.hf.file_tensors import FileTensors
 from quark.models.hf.loading import unpack_all
 from quark.models.hf.missing_tensors import left_out_by, misfit, without_source
 from quark.models.hf.shards import Shard, check_shards
@@ -71,8 +71,8 @@ def import_model_from_safetensors(
             is transformers' default.
         device: Device to load to; "cuda" means the CPU on a machine without CUDA.
         multi_gpu: Part of AMD Quark's public API; without effect.
-        packed: Whether weights stay as they are stored, mapped from the files, and each forward unpacks
-            them: the model takes the memory of its files, computes the same, and more slowly.
+        packed: Whether weights stay as they are stored, and each forward unpacks them: the model takes the
+            memory of its files, computes the same, and more slowly.
             `quark.checkpoint.unpack_model` goes back.
 
     Returns:
@@ -258,13 +258,10 @@ def _tensors(reader: LayoutReader, directory: Path, shards: Iterable[Shard]) -> 
     if isinstance(reader, ReadsOwnFiles):
         for name, tensor in reader.tensors(directory):
             yield directory, name, tensor
-    for path in (shard.path for shard in shards):
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 - not a dict
-                    yield path, name, file.get_tensor(name)
-        except SafetensorError as error:
-            raise CheckpointError(f"'{path}' is damaged ({error}): make or fetch the export again") from error
+    for shard in shards:
+        with FileTensors([shard]).reading(torch.device("cpu")) as read:
+            for name in shard.tensors:
+                yield shard.path, name, read(name, torch.float32)
 
 
 def place(model: nn.Module, target_path: str, name: str, tensor: Tensor, path: Path) -> str:

@@ -18,6 +18,7 @@ from transformers import (
     LlamaForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
+    modeling_utils,
 )
 from transformers.core_model_loading import WeightRenaming, dot_natural_key, rename_source_key
 from transformers.models.qwen3_moe.configuration_qwen3_moe import Qwen3MoeConfig
@@ -182,3 +183,16 @@ def test_a_config_and_its_parts_say_the_same_source() -> None:
     assert internals.source_of(config.text_config) == "/elsewhere"
     internals.set_source(config, "there")
     assert [internals.source_of(one) for one in (config, config.text_config, config.vision_config)] == ["there"] * 3
+
+
+def test_files_are_read_and_not_mapped_in_the_body(tmp_path: Path) -> None:
+    LlamaForCausalLM(LLAMA).save_pretrained(tmp_path)
+    plain = modeling_utils.safe_open
+    with internals.reading_files():
+        model = LlamaForCausalLM.from_pretrained(tmp_path)
+    assert modeling_utils.safe_open is plain
+    before = model.lm_head.weight.clone()
+    file = tmp_path / "model.safetensors"
+    with file.open("r+b") as opened:
+        opened.write(bytes(file.stat().st_size))
+    assert torch.equal(model.lm_head.weight, before)

@@ -110,9 +110,4 @@ def load_params(
             represent(Path(path), Path(temporary) / name)
         device = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
         with links_followed():
-            loaded = import_model_from_safetensors(model, temporary, device=str(device))
-        if not (Path(temporary) / _NAMES[".safetensors"]).is_symlink():
-            # It is a second name or a copy, from which the tensors are mapped: Windows would not remove it.
-            for tensor in (*loaded.parameters(), *loaded.buffers()):
-                tensor.data = tensor.data.clone()
-        return loaded
+            return import_model_from_safetensors(model, temporary, device=str(device))

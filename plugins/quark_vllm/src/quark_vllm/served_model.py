@@ -1,7 +1,7 @@
 """ServedModel: the layers of a checkpoint, from which layers of a runtime take their parts.
 
-Quark's own reader reads the checkpoint, whatever its layout: weights are mapped from the files, and a layer
-is unpacked when the runtime asks for it. Nothing here imports a runtime.
+Quark's own reader reads the checkpoint, whatever its layout: weights stay as they are stored, and a layer is
+unpacked when the runtime asks for it. Nothing here imports a runtime.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import nn
 
 from quark.base.names import folded
@@ -16,6 +15,7 @@ from quark.checkpoint.headers import refuse_misfits
 from quark.checkpoint.layout_reader import ReadsOwnFiles
 from quark.checkpoint.reader import OpenedCheckpoint, fill_zero_points, place, placed_by, tie
 from quark.errors import CheckpointError, UnsupportedError
+from quark.models.hf.file_tensors import FileTensors
 from quark.models.hf.loading import unpack_all
 from quark.models.hf.skeleton import empty_model
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
@@ -54,6 +54,7 @@ class QuantizedCheckpoint:
         self.blocks = decoder_blocks(self.model, opened.plan.architecture)
         place_of = placed_by(opened.reader, self.model, opened.config)
         refuse_misfits(self.model, opened.reader, opened.config, directory)
+        self._files = FileTensors(opened.shards)
         self._places: dict[str | None, list[tuple[Path, str, str]]] = {}
         for shard in opened.shards:
             for name, (_, shape) in shard.tensors.items():
@@ -66,9 +67,9 @@ class QuantizedCheckpoint:
     def load(self, block: Block | None) -> None:
         """Read the tensors of a block, or with None those outside all blocks, and make its layers of them."""
         entries = self._places.get(None if block is None else block.name, ())
-        for path, name, target in entries:
-            with safe_open(path, framework="pt") as file:
-                place(self.model, target, name, file.get_tensor(name), path)
+        with self._files.reading(torch.device("cpu")) as read:
+            for path, name, target in entries:
+                place(self.model, target, name, read(name, torch.float32), path)
         if block is None:
             tie(self.model, {target for _, _, target in entries})
             self._refuse_incomplete()

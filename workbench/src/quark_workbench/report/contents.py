@@ -249,8 +249,8 @@ def _time(report: CalibrationReport, contents: Mapping[str, Any], facts: Facts) 
             continue
         moved, flops = bytes_of.get(name, 0), flops_of.get(name, 0)
         least = None if limits is None else 2 * moved / limits["copy_bytes_per_second"] + flops / limits["flops"]
-        # Mapped files are read when their bytes are first used, which may be in a later phase: no share says
-        # anything then.
+        # Files that transformers has mapped are read when their bytes are first used, which may be in a later
+        # phase: no share says anything then.
         share = least / seconds if least and 0 < least <= seconds else None
         phases.append({"phase": name, "seconds": seconds, "bytes": moved or None, "flops": flops or None, "share_of_limit": share})
     blocks = [{"block": name, "seconds": row["seconds"]} for name, row in report.blocks.items()]

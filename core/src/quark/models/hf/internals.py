@@ -7,8 +7,8 @@ Other uses lie where what they belong to is: names of stored tensors in `quark.m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ __all__ = [
     "model_classes",
     "on_missing",
     "output_embeddings",
+    "reading_files",
     "renamed_by_loader",
     "renamed_scales",
     "set_source",
@@ -91,6 +92,23 @@ def without_initialization() -> AbstractContextManager[None]:
     from transformers.initialization import no_init_weights
 
     return no_init_weights()
+
+
+@contextmanager
+def reading_files() -> Iterator[None]:
+    """Let ``from_pretrained`` read the files of a checkpoint in the body, where it would map them.
+
+    Whoever cuts a mapped file ends the process, and whoever writes to it changes a model that was loaded.
+    Models that other threads load meanwhile are read too.
+    """
+    from transformers import modeling_utils
+
+    opened = modeling_utils.safe_open
+    modeling_utils.safe_open = lambda file, **options: opened(file, **{**options, "backend": "pread"})
+    try:
+        yield
+    finally:
+        modeling_utils.safe_open = opened
 
 
 def source_of(config: Any) -> str:

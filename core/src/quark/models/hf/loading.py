@@ -19,11 +19,12 @@ from torch import nn
 
 from quark.base.torch_state import building
 from quark.errors import CheckpointError, ConfigError
+from quark.models.hf.internals import reading_files
 from quark.models.hf.json_files import read_json, reading
 from quark.models.hf.missing_tensors import beside_others, refuse_missing, refuse_unannounced
 from quark.models.hf.model_class import model_class
 from quark.models.hf.model_config import model_config
-from quark.models.hf.shards import DTYPES, check_shards, refuse_codes
+from quark.models.hf.shards import DTYPES, check_shards, refuse_codes, unchanged
 from quark.models.hf.tied_tensors import other_names
 from quark.models.layers.layers_from_codes import Packed, until_used
 
@@ -89,8 +90,8 @@ def load_model(path: Path, dtype: str = "auto", device: str = "cpu", *, trust_re
 
     Raises:
         ConfigError: An unknown dtype or device.
-        CheckpointError: A shard is missing, truncated, or lies outside the directory; or weights and
-            config.json do not belong together.
+        CheckpointError: A shard is missing, truncated, lies outside the directory, or changes while it is
+            read; or weights and config.json do not belong together.
     """
     model_dtype = torch_dtype(dtype) or "auto"
     config = model_config(path, trust_remote_code=trust_remote_code)
@@ -105,8 +106,10 @@ def load_model(path: Path, dtype: str = "auto", device: str = "cpu", *, trust_re
     if (path / "generation_config.json").is_file():
         read_json(path / "generation_config.json")  # transformers reads it without bounds, and passes over a damaged one
     with (
+        unchanged(shards),
         building(),
         running_from_codes(packed),
+        reading_files(),
         reading(path, "its weights do not make the model that its config.json names; fetch both again"),
     ):
         model, report = kind.load(path, dtype=model_dtype, output_loading_info=True)

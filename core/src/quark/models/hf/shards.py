@@ -5,7 +5,8 @@ Its safetensors files and their headers, checked before anything is read from th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
@@ -18,7 +19,7 @@ from quark.base.shortages import shortage
 from quark.errors import CheckpointError
 from quark.models.hf.json_files import LARGEST_FILE, read_json, refuse_link_out, refuse_many_values
 
-__all__ = ["DTYPES", "INDEX", "SINGLE", "Shard", "check_shards", "read_header", "refuse_codes"]
+__all__ = ["DTYPES", "INDEX", "SINGLE", "Shard", "check_shards", "read_header", "refuse_codes", "unchanged"]
 
 _NARROW_FLOATS = ("F8", "F6_", "F4")
 INDEX = "model.safetensors.index.json"
@@ -77,6 +78,23 @@ class Shard:
                 f"'{self.path}' has been changed or replaced since it was first read: {', '.join(changed)}. Restore the checkpoint and "
                 "leave it alone while it is read"
             )
+
+
+@contextmanager
+def unchanged(shards: Sequence[Shard]) -> Iterator[None]:
+    """Check that files do not change while the body reads them; what it raises because they do says so.
+
+    Raises:
+        CheckpointError: As `Shard.refuse_changed`.
+    """
+    try:
+        yield
+    except CheckpointError:
+        for shard in shards:
+            shard.refuse_changed()
+        raise
+    for shard in shards:
+        shard.refuse_changed()
 
 
 def check_shards(directory: Path) -> list[Shard]:
@@ -166,7 +184,7 @@ def read_header(path: Path) -> Shard:
 
     safetensors reads the header: it bounds its size and depth, refuses values of a wrong type, and checks
     that the tensors fill the file without overlap. The number of values is bounded before: it would keep all
-    of them while it looks for one that is wrong. No tensor is read.
+    of them while it looks for one that is wrong. No tensor is read, and nothing is mapped.
 
     Raises:
         CheckpointError: The file is missing, truncated or malformed.
@@ -176,7 +194,7 @@ def read_header(path: Path) -> Shard:
     try:
         state = state_of(path)
         _refuse_large_header(path)
-        with safe_open(path, framework="np") as file:
+        with safe_open(path, framework="np", backend="pread") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a dict
             return Shard(path, {name: (s.get_dtype(), tuple(s.get_shape())) for name, s in slices.items()}, state)
     except (SafetensorError, OSError) as error:

@@ -12,7 +12,6 @@ from typing import Any
 
 import attrs
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from quark.checkpoint import export_safetensors, import_model_from_safetensors
@@ -21,6 +20,7 @@ from quark.config.layer import levels
 from quark.config.model import QConfig
 from quark.errors import CalibrationError
 from quark.models.hf.loading import unpack_model
+from quark.models.hf.shards import DTYPES, check_shards
 from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import QuantPlan, static_activations
 from quark.plugins import Catalog
@@ -160,12 +160,10 @@ def stores_its_effective_bits(subject: Subject) -> None:
     finished = _finished(subject)
     row = _first_row(finished)
     stored = 0
-    for file in finished.path.glob("*.safetensors"):
-        with safe_open(file, "pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - no mapping
-                if name.startswith(f"{row.name}.weight"):
-                    tensor = tensors.get_tensor(name)
-                    stored += tensor.numel() * tensor.element_size() * 8
+    for shard in check_shards(finished.path):
+        for name, (dtype, shape) in shard.tensors.items():
+            if name.startswith(f"{row.name}.weight"):
+                stored += math.prod(shape) * DTYPES[dtype].itemsize * 8
     bits = stored / math.prod(row.shape)
     require(said <= bits * 1.001 and bits <= said + _SHARED_BITS, f"stores {bits:.4g} bits for an element, and listings say {said:.4g}")
 
