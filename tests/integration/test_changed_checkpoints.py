@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from transformers import modeling_utils
 
-from quark.checkpoint.block_reader import QuantizedCheckpoint
 from quark.checkpoint.inspection import inspect_checkpoint
 from quark.checkpoint.reader import packed_content
 from quark.checkpoint.transformers_loading import load_checkpoint
@@ -27,6 +26,7 @@ from quark.runs import quantize_checkpoint
 from quark.torch import import_model_from_safetensors
 from quark_workbench.evaluate import Windows
 from quark_workbench.evaluate.by_block import likelihood_by_block
+from quark_workbench.evaluate.quantized_checkpoint import QuantizedCheckpoint
 
 from .interrupted import DATA, config
 

@@ -22,7 +22,7 @@ from quark.base.process_group import _ProcessGroup, is_one_of_many, ranks_of_env
 from quark.base.ranks import ALONE
 from quark.checkpoint.atomic_directory import finished_blocks
 from quark.errors import ConfigError, RankError
-from quark.runs.block_figures import OUTSIDE
+from quark.runs.run_figures import OUTSIDE
 from quark_devkit.whole_runs import contents
 from quark_tiny_model import tiny_model_dir
 
