@@ -32,9 +32,9 @@ def test_the_first_two_commands_are_the_first_lines_of_code() -> None:
     assert [line.split("#")[0].strip() for line in first.group(1).splitlines()] == ["make demo", "make test"]
 
 
-def test_it_is_short_and_has_three_tables() -> None:
-    assert len(README.splitlines()) <= 120
-    assert len(re.findall(r"^\|[-|]+\|$", README, flags=re.MULTILINE)) == 3
+def test_it_is_short_and_has_two_tables() -> None:
+    assert len(README.splitlines()) <= 100
+    assert len(re.findall(r"^\|[-|]+\|$", README, flags=re.MULTILINE)) == 2
 
 
 def test_the_command_that_installs_a_clone_names_core_the_workbench_and_every_plugin_distribution() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from html import escape
 
-from tools.docs.pictures import accuracy, costs, formats, run, tokens
+from tools.docs.pictures import accuracy, costs, formats, programs, run, tokens
 from tools.docs.pictures.svg import Drawing
 
 __all__ = ["PICTURES", "figure"]
@@ -20,6 +20,7 @@ PICTURES: dict[str, Callable[[], Drawing]] = {
     "cost-of-gptq": costs.cost_of_gptq,
     "cost-of-awq-gptq": costs.cost_of_awq_gptq,
     "accuracy": accuracy.accuracy_against_bits,
+    "programs": programs.kl_against_time,
     "tokens": tokens.accuracy_against_tokens,
 }
 
