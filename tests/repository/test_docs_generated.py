@@ -22,7 +22,7 @@ from quark_devkit.new_plugin import PLUGIN_KINDS
 from quark_devkit.new_plugin.distribution import Naming, rendered
 from quark_workbench.cli.commands import typer_command
 from quark_workbench.cli.listing_commands import LISTINGS
-from tools.docs import api, benchmark_page, command_line, events, manual, marks, measured, pictures, sections, tables
+from tools.docs import api, benchmark_page, command_line, events, manual, marks, measured, pictures, sections, sessions, tables
 from tools.docs.pictures.formats import values_of
 from tools.plugin_api.names import imports_of
 
@@ -151,6 +151,17 @@ def test_a_picture_is_drawn_and_can_stand_in_a_page(name: str) -> None:
     assert len(svg) > 10
     width = float(svg.attrib["viewBox"].split()[2])
     assert all(0 <= float(text.attrib["x"]) <= width for text in svg.iter("{http://www.w3.org/2000/svg}text"))
+
+
+def test_recorded_pictures_need_no_page_around_them_and_no_other_host() -> None:
+    folder = ROOT / "docs/pictures"
+    texts = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.svg")}
+    assert {f"{name}.svg" for name in sessions.SESSIONS} <= texts.keys()
+    for text in texts.values():
+        ElementTree.fromstring(text)
+        assert not {"url(http", "@import", "var(--"} & set(re.findall(r"url\(http|@import|var\(--", text))
+    report = (folder / "report.html").read_text(encoding="utf-8")
+    assert {name: sessions.plot(report, name) for name in sessions.PLOTS} == {n: texts[f"report-{n}.svg"] for n in sessions.PLOTS}
 
 
 @pytest.mark.parametrize(

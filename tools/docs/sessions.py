@@ -78,13 +78,18 @@ def recorded(commands: tuple[str, ...], columns: int, folder: Path) -> str:
 
 
 def plot(report: str, name: str) -> str:
-    """Return a plot of a report's page as a picture of its own, with the page's style."""
-    style = re.search(r"<style>.*?</style>", report, flags=re.DOTALL)
+    """Return a plot of a report's page as a picture of its own, in the colours of a light page."""
+    style = re.search(r"<style>(.*?)</style>", report, flags=re.DOTALL)
     drawn = re.search(rf'<svg id="plot-{name}".*?</svg>', report, flags=re.DOTALL)
     assert style is not None
     assert drawn is not None
+    light = re.sub(r"@media[^{]*\{(?:[^{}]*\{[^{}]*\})*[^{}]*\}", "", style[1])
+    colors = dict(re.findall(r"--([\w-]+): ([^;]+);", light))
+    rules = "\n".join(re.findall(r"\.(?:plot|h\d)[^{}]*\{[^{}]*\}", light))
+    rules = re.sub(r"var\(--([\w-]+)\)", lambda match: colors[match[1]], rules)
     head, _, body = drawn[0].partition(">")
-    return f'{head} xmlns="http://www.w3.org/2000/svg">{style[0]}{body}\n'
+    frame = f'{head} xmlns="http://www.w3.org/2000/svg" font-family="system-ui, sans-serif">'
+    return f'{frame}<style>{rules}</style><rect width="100%" height="100%" fill="#ffffff"/>{body}\n'
 
 
 def main() -> None:
