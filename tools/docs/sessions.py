@@ -88,7 +88,9 @@ def plot(report: str, name: str) -> str:
     rules = "\n".join(re.findall(r"\.(?:plot|h\d)[^{}]*\{[^{}]*\}", light))
     rules = re.sub(r"var\(--([\w-]+)\)", lambda match: colors[match[1]], rules)
     head, _, body = drawn[0].partition(">")
-    frame = f'{head} xmlns="http://www.w3.org/2000/svg" font-family="system-ui, sans-serif">'
+    width, height = re.findall(r'viewBox="0 0 (\S+) (\S+)"', head)[0]
+    size = f'width="{width}" height="{height}"'
+    frame = f'{head} {size} xmlns="http://www.w3.org/2000/svg" font-family="system-ui, sans-serif">'
     return f'{frame}<style>{rules}</style><rect width="100%" height="100%" fill="#ffffff"/>{body}\n'
 
 
