@@ -67,9 +67,11 @@ mutants: install  ## break the code on purpose; tests have to notice each listed
 fuzz: install  ## damage checkpoints in 500 ways, run every route on each, and count how the runs end (FUZZ_ARGS=: other cases)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.fuzz $(FUZZ_ARGS)
 
-lint: install  ## ruff: style and errors
+lint: install  ## ruff: style and errors; warnings on spelling and long sentences
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	-$(BIN)/codespell README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md docs core/src workbench/src devkit/src plugins
+	-$(BIN)/python -m tools.docs.prose
 
 types: install  ## mypy, strict on core
 	$(BIN)/mypy

@@ -9,14 +9,24 @@ import griffe
 
 from tools.docs.api import targets
 from tools.docs.manual import as_markdown
+from tools.docs.sections import ROOT
 
 __all__ = ["Docstrings"]
 
+_STUBS = ROOT / "plugins/quark_amd/src/quark-stubs/torch/__init__.pyi"
 _NAME = re.compile(r"(?<![`\[])`([A-Za-z_][\w.]*)`(?![`\]])")
 
 
 class Docstrings(griffe.Extension):
-    """Rewrites every docstring when it is collected."""
+    """Rewrites every docstring when it is collected, and gives `quark.torch` the names of its stubs."""
+
+    def on_package(self, *, pkg: Any, loader: Any, **_: Any) -> None:
+        """Add the names of `quark.torch`, which the stub package of quark-amd has: griffe reads no partial ones."""
+        if pkg.path == "quark":
+            loader.load("quark_amd")
+            stubs = griffe.visit("torch", filepath=_STUBS, code=_STUBS.read_text("utf-8"), parent=pkg)
+            for name, member in stubs.members.items():
+                pkg["torch"].set_member(name, member)
 
     def on_instance(self, *, obj: Any, **_: Any) -> None:
         """Replace the docstring of an object by its Markdown."""
