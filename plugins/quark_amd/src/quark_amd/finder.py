@@ -130,7 +130,7 @@ def _example(module: str) -> ModuleType:
     target = IN_EXAMPLES[module]
     if importlib.util.find_spec(target.partition(".")[0]) is None:
         raise MissingPluginError(
-            f"{module} is for AMD Quark's example scripts and does not come with quark-core: pip install examples/from_amd_quark, "
+            f"{module} is for AMD Quark's example scripts and does not come with quark-amd: pip install examples/from_amd_quark, "
             "of this project's repository",
             name=module,
         )

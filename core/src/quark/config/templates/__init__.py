@@ -5,10 +5,8 @@ Imports no torch.
 
 from __future__ import annotations
 
-from quark.base.lazy import make_callable
 from quark.config.templates.schemes import QuantizationScheme, QuantizationSchemeCollection
 from quark.config.templates.template import LLMTemplate, template_for
-from quark.plugins import templates
 
 __all__ = [
     "LLMTemplate",
@@ -16,5 +14,3 @@ __all__ = [
     "QuantizationSchemeCollection",
     "template_for",
 ]
-
-make_callable(__name__, templates)
