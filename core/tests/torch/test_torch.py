@@ -71,7 +71,7 @@ def test_import_paths_are_looked_for_when_one_is_asked_for() -> None:
 )
 def test_without_such_a_distribution_every_path_says_what_to_install(statement: str) -> None:
     message = error_of(statement, **WITHOUT)
-    assert message.startswith("MissingPluginError quark.torch comes with a distribution that is not active: pip install quark-amd")
+    assert message.startswith("MissingPluginError quark.torch is not active: pip install quark-amd, or change QUARK_DISABLED_PLUGINS")
 
 
 def test_without_such_a_distribution_other_modules_are_not_found_as_ever() -> None:
@@ -90,3 +90,11 @@ def test_two_such_distributions_are_an_error_that_names_both(acme: dict[str, str
     message = error_of("from quark.torch import ModelQuantizer", **acme)
     assert "plugin 'acme' of acme-paths 1.0 (acme_paths) and by plugin 'amd' of quark-amd" in message
     assert "leave one out with QUARK_DISABLED_PLUGINS" in message
+
+
+def test_a_distribution_whose_import_fails_is_named(acme: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "acme_paths.py").write_text("import no_such_module")
+    message = error_of("from quark.torch import ModelQuantizer", **acme, **WITHOUT)
+    assert message.startswith(
+        "MissingPluginError quark.torch comes with plugin 'acme' of acme-paths 1.0 (acme_paths), whose import fails: No"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from quark.base.version import VERSION
 if TYPE_CHECKING:
     from importlib_metadata import EntryPoint
 
-__all__ = ["CORE", "GROUP", "RUN_TIME", "Candidate", "Settings", "Source", "discover", "name_in", "normalized"]
+__all__ = ["CORE", "GROUP", "RUN_TIME", "Candidate", "Settings", "Source", "active", "discover", "name_in", "normalized"]
 
 GROUP = "quark"
 CORE = "quark-core"
@@ -160,3 +161,9 @@ def discover(path: Iterable[str] | None = None, group: str = GROUP) -> tuple[Can
         unmet = _unmet(distribution.requires or ())
         by_name[name] = [Candidate(Source(name, distribution.version, point.value, point.name), point, unmet) for point in points]
     return tuple(candidate for name in sorted(by_name) for candidate in by_name[name])
+
+
+def active(group: str) -> list[Candidate]:
+    """Return the entry points of a group that no variable of the environment leaves out."""
+    settings = Settings.from_environ(os.environ)
+    return [candidate for candidate in discover(group=group) if settings.left_out_by(candidate.source) is None]

@@ -7,7 +7,6 @@ Its entry point of the group ``quark.import_paths`` leads to a module with `find
 from __future__ import annotations
 
 import functools
-import os
 from importlib.machinery import ModuleSpec
 from typing import Any
 
@@ -26,20 +25,21 @@ def __dir__() -> list[str]:
 
 @functools.cache
 def _active() -> list[Any]:
-    from quark.plugins.discovery import Settings, discover  # not above: `import quark` stays free of pluggy and of metadata
+    from quark.plugins.discovery import active  # not above: `import quark` stays free of pluggy and of metadata
 
-    settings = Settings.from_environ(os.environ)
-    return [c for c in discover(group="quark.import_paths") if settings.left_out_by(c.source) is None]
+    return active("quark.import_paths")
 
 
 def _registered() -> Any:
     if len(_active()) > 1:
         both = " and by ".join(str(candidate.source) for candidate in _active())
-        raise MissingPluginError(f"quark.torch is registered by {both}: leave one out with QUARK_DISABLED_PLUGINS", name=__name__)
-    if not _active():
-        fix = "pip install quark-amd (QUARK_DISABLED_PLUGINS and QUARK_PLUGINS leave it out too)"
-        raise MissingPluginError(f"quark.torch comes with a distribution that is not active: {fix}", name=__name__)
-    return _active()[0].entry_point.load()
+        raise MissingPluginError(f"quark.torch is registered by {both}: leave one out with QUARK_DISABLED_PLUGINS")
+    for candidate in _active():
+        try:
+            return candidate.entry_point.load()
+        except Exception as error:
+            raise MissingPluginError(f"quark.torch comes with {candidate.source}, whose import fails: {error}") from error
+    raise MissingPluginError("quark.torch is not active: pip install quark-amd, or change QUARK_DISABLED_PLUGINS or QUARK_PLUGINS")
 
 
 class _HandsOver:
