@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from quark.base.failed_imports import refuse_failed_import
+from quark.base.shortages import refuse_failed_import
 from quark.errors import CheckpointError, EnvironmentConflictError
 from quark.models.hf.json_files import reading
 from quark_workbench.data import hub

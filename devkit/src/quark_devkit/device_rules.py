@@ -12,7 +12,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.base import from_device
+from quark.base import scalars
 
 __all__ = ["NAME", "Wait", "WaitKind", "refuse_mixed", "wait_of"]
 
@@ -100,7 +100,7 @@ def _indexed(args: Any, *, is_written: bool) -> WaitKind | None:
 
 _PASSED_OVER = (
     str(Path(torch.__file__).parent),
-    str(Path(from_device.__file__)),
+    str(Path(scalars.__file__)),
     str(Path(__file__).parent / "simulated_device.py"),
     __file__,
     "<",

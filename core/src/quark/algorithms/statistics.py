@@ -11,8 +11,8 @@ from torch import Tensor
 
 from quark.algorithms.product_sum import HALVES, ProductSum
 from quark.base.parallel import coarsely
-from quark.base.quotient import divided
 from quark.base.ranks import Ranks
+from quark.base.scalars import divided
 from quark.errors import PluginError
 
 __all__ = ["AbsMax", "AbsMean", "CrossMoment", "Hessian", "Hessian64", "OutputMoment", "Statistic"]

@@ -22,7 +22,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.base.from_device import numbers
+from quark.base.scalars import numbers
 
 __all__ = ["OutputError", "Validation", "channel_factors", "is_worse", "standard_error", "validated"]
 

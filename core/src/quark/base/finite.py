@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from quark.base.from_device import numbers
 from quark.base.log import get_logger
 from quark.base.names import folded
+from quark.base.scalars import numbers
 from quark.errors import NonFiniteError
 
 __all__ = ["buffers_of", "is_finite", "refuse_non_finite", "state_of"]

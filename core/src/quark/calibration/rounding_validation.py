@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from quark.algorithms import HeldOut, RoundingTask, RoundToNearest, float_weight, is_worse, weight_quantizer
 from quark.algorithms.rounding import find_nearest_scales
-from quark.base.from_device import numbers
+from quark.base.scalars import numbers
 from quark.calibration.figures import decibels
 from quark.calibration.plugin_checks import CheckedRounding
 from quark.errors import RoundingError

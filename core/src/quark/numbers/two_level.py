@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.base.quotient import divided
+from quark.base.scalars import divided
 from quark.numbers.granularity import PerTensor
 from quark.numbers.kernel_rounding import FusedRounding, RelativeScales, device_code, fused_rounding
 from quark.numbers.number_format import QParams

@@ -14,7 +14,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.base.from_device import numbers
+from quark.base.scalars import numbers
 from quark.numbers.column_rounder import ColumnRounder, GroupScales
 from quark.numbers.granularity import PerGroup
 from quark.numbers.number_format import QParams

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quark.base.quotient import divided
+from quark.base.scalars import divided
 from quark.config.tensor import QTensorConfig
 from quark.numbers import NumberFormat, Observer, PerGroup, QParams
 from quark.numbers.kernels import DeviceCode

@@ -10,7 +10,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.base.quotient import divided
+from quark.base.scalars import divided
 from quark.config.enums import QSchemeType
 from quark.config.tensor import QTensorConfig
 from quark.numbers import NumberFormat, Observer, PerChannel, QParams, TensorQuantizer, level_quantizer

@@ -7,10 +7,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from quark.base.failed_imports import refuse_failed_import
 from quark.base.interrupts import termination_unwinds
 from quark.base.log import shown, shown_lines
-from quark.base.shortages import shortage
+from quark.base.shortages import refuse_failed_import, shortage
 from quark.base.version import VERSION, refuse_rival
 from quark.errors import OutputError, QuarkError, RankError
 from quark_workbench.cli import listing

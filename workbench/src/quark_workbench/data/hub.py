@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from quark.base.failed_imports import refuse_failed_import
+from quark.base.shortages import refuse_failed_import
 from quark.errors import CalibrationError
 from quark_workbench.data.extras import extra
 from quark_workbench.data.samples import Sample, samples_of, value_of

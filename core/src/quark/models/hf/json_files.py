@@ -10,9 +10,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from quark.base.failed_imports import refuse_failed_import
 from quark.base.files import leads_out, regular_bytes
-from quark.base.shortages import shortage
+from quark.base.shortages import refuse_failed_import, shortage
 from quark.errors import CheckpointError, ConfigError, PluginError, QuarkError
 
 __all__ = [

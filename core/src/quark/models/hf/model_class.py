@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 from torch import nn
 
-from quark.base.failed_imports import needs_libraries
+from quark.base.shortages import needs_libraries
 from quark.base.version import transformers_version
 from quark.errors import UnsupportedError
 from quark.models.hf.custom_code import refuse_code

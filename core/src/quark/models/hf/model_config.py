@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from quark.base.failed_imports import needs_libraries
+from quark.base.shortages import needs_libraries
 from quark.base.version import refuse_unfit_environment
 from quark.errors import CheckpointError, EnvironmentConflictError, PluginError, UnknownNameError, UnsupportedError
 from quark.models.hf.custom_code import refuse_code

@@ -127,7 +127,7 @@ def works_on_an_accelerator(case: Case) -> None:
         elsewhere = [name for name, x in found.items() if x.device.type != device.name]
         require(not elsewhere, f"leaves {' and '.join(elsewhere)} on another device than the tensor")
         different = [name for name, x in found.items() if not same_bits(x.cpu(), expected[name])]
-    require(not different, f"gives other {' and '.join(different)} on an accelerator (divide by numbers with quark.base.quotient.divided)")
+    require(not different, f"gives other {' and '.join(different)} on an accelerator (divide by numbers with quark.base.scalars.divided)")
 
 
 def _all_of(case: Case, x: Tensor) -> dict[str, Tensor | None]:

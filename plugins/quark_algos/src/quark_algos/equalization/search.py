@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from quark.algorithms import AbsMean, Hessian, Metrics, Rounding, RoundingTask
-from quark.base.from_device import numbers
 from quark.base.parallel import coarsely, parallel_map
-from quark.base.quotient import divided
+from quark.base.scalars import divided, numbers
 from quark.numbers import GroupScales, WeightGrid
 from quark_algos.equalization.candidates import Quadratic, by_activations, by_both, relative_weights
 from quark_algos.gptq.damping import shrunk

@@ -23,8 +23,8 @@ from quark.algorithms import (
     input_is_transformed,
     validated,
 )
-from quark.base.from_device import numbers
 from quark.base.log import get_logger
+from quark.base.scalars import numbers
 from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
 from quark.config.layer import QLayerConfig, levels

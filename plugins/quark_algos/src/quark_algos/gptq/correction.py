@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quark.algorithms import CrossMoment, HeldOut, OutputMoment
-from quark.base.from_device import numbers
+from quark.base.scalars import numbers
 from quark_algos.gptq.damping import Factor
 
 __all__ = ["ErrorMoment", "causal_matrix", "corrected", "correction", "share_for", "solved"]

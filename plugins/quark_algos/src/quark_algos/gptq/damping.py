@@ -12,7 +12,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.base.from_device import numbers
+from quark.base.scalars import numbers
 from quark.errors import NonFiniteError, RoundingError
 
 __all__ = ["ATTEMPTS", "NONE", "PANEL", "Factor", "SingularError", "damped", "damped_diagonal", "factor", "largest_eigenvalue", "shrunk"]

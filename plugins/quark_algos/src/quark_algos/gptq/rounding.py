@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from quark.algorithms import CrossMoment, Hessian, Hessian64, Metrics, OutputMoment, Rounding, RoundingTask
-from quark.base.from_device import numbers
 from quark.base.names import folded
 from quark.base.parallel import beside, coarsely
+from quark.base.scalars import numbers
 from quark.config.algorithm import AlgoConfig
 from quark.errors import NonFiniteError
 from quark.numbers import GroupScales, WeightGrid

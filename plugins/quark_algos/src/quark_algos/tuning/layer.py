@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quark.algorithms import StackedWeights
-from quark.base.quotient import divided
+from quark.base.scalars import divided
 from quark.numbers import GroupScales
 from quark_algos.tuning.config import AutoRoundConfig, TuningConfig
 

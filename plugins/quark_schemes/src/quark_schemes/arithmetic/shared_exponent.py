@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quark.base.quotient import divided
+from quark.base.scalars import divided
 from quark.errors import ConfigError
 
 __all__ = ["MODES", "decode_e8m0", "encode_e8m0", "power_of_two", "shared_exponent_scale"]

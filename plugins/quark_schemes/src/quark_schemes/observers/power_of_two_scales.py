@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from quark.base.quotient import divided
+from quark.base.scalars import divided
 from quark.config.enums import QSchemeType
 from quark.config.tensor import QTensorConfig
 from quark.numbers import format_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from quark.base.quotient import divided
+from quark.base.scalars import divided
 from quark_devkit.simulated_device import NAME, simulated_device
 
 

@@ -1,0 +1,36 @@
+"""Numbers beside tensors: quotients that all devices round alike, and numbers that are read at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["divided", "numbers"]
+
+
+def divided(x: Tensor, number: float) -> Tensor:
+    """Return ``x / number``, rounded once.
+
+    CUDA computes ``x / number`` as ``x · (1 / number)`` where the host has the number, so that the last bit
+    may differ. Here the device has it.
+
+    Args:
+        x: Of a floating-point dtype, in which the quotient is computed.
+        number: The divisor, rounded to that dtype.
+    """
+    return x / (number if x.device.type == "cpu" else x.new_full((), number))
+
+
+def numbers(*tensors: Tensor) -> list[float]:
+    """Return the values of scalar tensors of one device; the host waits for the device once.
+
+    Reading one waits until everything before it is computed. At least one tensor is given.
+
+    Args:
+        tensors: Of any real dtype, without dimensions; truth values become 0 and 1.
+
+    Example:
+        >>> numbers(torch.tensor(2), torch.tensor(0.5), torch.tensor(True))
+        [2.0, 0.5, 1.0]
+    """
+    return torch.stack([tensor.detach().to(torch.float64) for tensor in tensors]).tolist()
