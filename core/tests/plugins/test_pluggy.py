@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import dedent
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,7 +67,7 @@ def test_a_wrapper_gets_the_results_of_its_plugin_and_of_no_other(kind: str, sit
     assert catalog.schemes.source("more").distribution == "acme-quant"
 
 
-@pytest.mark.parametrize(("results", "kind"), [("None", "None"), ("'none'", "a str"), ("[1]", "a int")])
+@pytest.mark.parametrize(("results", "kind"), [("None", "None"), ("[]", "None"), ("'none'", "a str"), ("[1]", "a int")])
 def test_a_wrapper_that_gives_no_records_is_a_failure_of_its_plugin(results: str, kind: str, site: Any) -> None:
     wrapper = f"@hookimpl(wrapper=True, specname='quark_register_schemes')\ndef wrong():\n    yield\n    return {results}\n"
     site.install("acme-quant", wrapper + WRAPPED)
@@ -74,6 +75,23 @@ def test_a_wrapper_that_gives_no_records_is_a_failure_of_its_plugin(results: str
     assert catalog.schemes.names() == ["good"]
     (failure,) = catalog.failures()
     assert f"returned {kind}, not an iterable of SchemeRecord" in failure.error
+
+
+def test_a_wrapper_may_join_the_results_of_several_functions(site: Any) -> None:
+    joins = """
+        @hookimpl(wrapper=True, specname="quark_register_schemes")
+        def joins():
+            results = yield
+            return [[record for records in results for record in records]]
+
+        @hookimpl(specname="quark_register_schemes")
+        def others():
+            yield scheme("other")
+    """
+    site.install("acme-quant", dedent(joins) + WRAPPED)
+    catalog = site.collect()
+    assert catalog.failures() == ()
+    assert catalog.schemes.names() == ["good", "hidden", "other", "shown"]
 
 
 def test_one_of_two_functions_that_returns_nothing_is_a_failure(site: Any) -> None:

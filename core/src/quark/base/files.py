@@ -20,29 +20,6 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-__all__ = [
-    "allocated_bytes",
-    "exchange",
-    "leads_out",
-    "link_or_copy",
-    "move_directory",
-    "open_file",
-    "open_own",
-    "pread",
-    "pwrite",
-    "read_at",
-    "regular_bytes",
-    "release_cached",
-    "release_pages",
-    "replace_text",
-    "represent",
-    "state_of",
-    "sync",
-    "sync_data",
-    "try_lock",
-    "write_at",
-]
-
 _CHUNK = 1 << 24
 """Bytes that are written at once."""
 _LOCKED_BYTE = 1 << 30

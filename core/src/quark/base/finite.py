@@ -13,8 +13,6 @@ from quark.base.names import folded
 from quark.base.scalars import numbers
 from quark.errors import NonFiniteError
 
-__all__ = ["buffers_of", "is_finite", "refuse_non_finite", "state_of"]
-
 
 def refuse_non_finite(
     tensors: Mapping[str, Tensor], buffers: Collection[str], reason: Callable[[Sequence[str]], str], *, warns: bool = True

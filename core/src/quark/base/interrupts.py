@@ -8,8 +8,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["termination_unwinds", "uninterrupted"]
-
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 

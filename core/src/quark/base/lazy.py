@@ -11,8 +11,6 @@ from typing import Any
 
 import attrs
 
-__all__ = ["LazyRef", "ObjectRef", "Reference", "as_optional_reference", "as_reference", "make_callable"]
-
 _GRAMMAR = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 

@@ -14,8 +14,6 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-__all__ = ["beside_a_bar", "get_logger", "shown", "shown_lines", "silenced", "unprintable", "writes_to_stderr"]
-
 
 class _StderrUnlessConfigured(logging.Handler):
     """Writes to stderr, unless the root logger has handlers: then the application decides.

@@ -8,8 +8,6 @@ import platform
 import sys
 from pathlib import Path
 
-__all__ = ["available_bytes", "cores", "peak_bytes", "processor", "resident_bytes", "return_freed", "total_bytes"]
-
 
 def available_bytes() -> int:
     """Return the memory that programs can get without swapping."""

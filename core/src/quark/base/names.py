@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-__all__ = ["NAME_RULE", "closest", "fold_names", "folded", "has_wildcard", "is_valid_name", "is_vendor_name", "matches", "without_numbers"]
-
 NAME_RULE = "lower-case letters and digits, in parts joined by '_' or '-'"
 _NAME = re.compile(r"[a-z0-9]+([_-][a-z0-9]+)*")
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")

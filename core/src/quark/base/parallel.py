@@ -18,8 +18,6 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["CPU", "SMALL", "Item", "Result", "beside", "coarsely", "one_thread", "parallel_map", "row_slices"]
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 

@@ -23,8 +23,6 @@ from quark.base.log import get_logger
 from quark.base.ranks import Ranks
 from quark.errors import ConfigError, RankError, UnsupportedError
 
-__all__ = ["TIMEOUT", "is_one_of_many", "ranks_of_environment"]
-
 TIMEOUT = timedelta(minutes=30)
 """How long a rank waits for the others in an exchange: longer than any work that one has to do alone."""
 _ERROR = "error"

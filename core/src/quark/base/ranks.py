@@ -22,8 +22,6 @@ from torch import Tensor
 
 from quark.errors import RankError, UnsupportedError
 
-__all__ = ["ALONE", "Group", "Ranks", "T", "owners"]
-
 T = TypeVar("T")
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["divided", "numbers"]
-
 
 def divided(x: Tensor, number: float) -> Tensor:
     """Return ``x / number``, rounded once.

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 
 from quark.errors import EnvironmentConflictError, QuarkError
 
-__all__ = ["advise", "needs_libraries", "refuse_failed_import", "shortage"]
-
 _GO_ON = "a run from disk goes on from its finished blocks with --resume (resume=True)"
 _MEMORY = (
     "There is too little memory: give a smaller --activation-memory (activation_memory), fewer or shorter samples, or close other "

@@ -8,8 +8,6 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-__all__ = ["building", "own_torch_state"]
-
 _TURN = threading.RLock()
 """Held by the thread whose run it is: torch's precision of products belongs to the whole process."""
 _DEFAULT_DTYPE = threading.RLock()

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from quark.errors import EnvironmentConflictError
 
-__all__ = ["TRANSFORMERS", "VERSION", "refuse_rival", "refuse_unfit_environment", "transformers_version"]
-
 VERSION = "1.0.0a1"
 
 TRANSFORMERS = ">=5.4,<6"

@@ -6,8 +6,6 @@ is renamed, removed or newly required. It is independent of the versions of the 
 
 from __future__ import annotations
 
-__all__ = ["API_VERSION", "RENAMED", "ApiRange", "as_api_range", "refusal"]
-
 API_VERSION = 2
 """Version of the plugin API of this core; `tools/plugin_api/` holds each version's public names."""
 

@@ -18,8 +18,6 @@ from quark.plugins.discovery import CORE, Source
 from quark.plugins.failures import leave_out
 from quark.plugins.registries import BUILT_IN
 
-__all__ = ["Origin", "attributed", "origin"]
-
 _MACHINE_ERRORS = (OSError, MemoryError)
 """Errors of the machine keep their type, so that code that handles them still recognizes them."""
 _REFUSALS = (LookupError, TypeError, ValueError)

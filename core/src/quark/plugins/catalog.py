@@ -24,8 +24,6 @@ from quark.plugins.registry import Registered, Registry, load_for, not_there, un
 if TYPE_CHECKING:
     from quark.plugins.events import Event
 
-__all__ = ["Catalog", "Exports", "catalog", "emit", "is_heard", "listening", "using"]
-
 
 @attrs.frozen
 class Exports:

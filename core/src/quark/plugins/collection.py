@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,14 +19,13 @@ from quark.errors import PluginError
 from quark.plugins.api_version import as_api_range, refusal
 from quark.plugins.discovery import Candidate, Source
 from quark.plugins.failures import PluginFailure, attempted, leave_out
-from quark.plugins.hookspecs import PROJECT, QuarkHooks
+from quark.plugins.hookspecs import QuarkHooks
+from quark.plugins.model_hookspecs import PROJECT
 from quark.plugins.registries import KINDS
 from quark.plugins.registry import Kind, Registered
 
 if TYPE_CHECKING:
     from quark.plugins.events import Event
-
-__all__ = ["API_ATTRIBUTE", "EVENT_HOOK", "MOST_FAILURES", "MOST_RECORDS", "Collection", "Listener", "Listeners"]
 
 Listener = Callable[["Event"], object]
 """A function of one event; its result is ignored."""
@@ -245,7 +244,7 @@ class Collection:
         results = self._attempt(source, "call", f"the hook '{kind.hook}' raised", hook)
         if results is _NOTHING:
             return
-        wrong = _not_records(results, sum(not _is_wrapper(implementation) for implementation in hook.get_hookimpls()))
+        wrong = _not_records(results, hook.get_hookimpls())
         if wrong is not None:
             complaint = f"the hook '{kind.hook}' returned {wrong}, not an iterable of {kind.record.__name__}"
             self._fail(source, "validate", complaint, fix=f"yield each {kind.record.__name__}, or return a list of them")
@@ -278,14 +277,18 @@ class Collection:
         self.failures.append(failure)
 
 
-def _not_records(results: object, functions: int) -> str | None:
-    """Return what a hook returned if it is no iterable of records for each of its functions, or None."""
+def _not_records(results: object, implementations: Sequence[pluggy.HookImpl]) -> str | None:
+    """Return what a hook returned if it is no iterable of records for each of its functions, or None.
+
+    Wrappers may join what functions return, but not take all of it away.
+    """
     if not isinstance(results, list):  # by a wrapper
         return _kind_of(results)
     wrong = [one for one in results if isinstance(one, str | bytes) or not isinstance(one, Iterable)]
     if wrong:
         return _kind_of(wrong[0])
-    return "None" if len(results) < functions else None  # pluggy leaves None out
+    wanted = 1 if any(map(_is_wrapper, implementations)) else len(implementations)
+    return "None" if len(results) < wanted else None  # pluggy leaves None out
 
 
 def _defect(kind: Kind, record: Any, taken: set[str]) -> tuple[str, str] | None:

@@ -15,8 +15,6 @@ from quark.base.version import VERSION
 if TYPE_CHECKING:
     from importlib_metadata import EntryPoint
 
-__all__ = ["CORE", "GROUP", "RUN_TIME", "Candidate", "Settings", "Source", "active", "discover", "name_in", "normalized"]
-
 GROUP = "quark"
 CORE = "quark-core"
 RUN_TIME = "run-time"

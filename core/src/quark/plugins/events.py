@@ -12,22 +12,6 @@ from typing import Any, ClassVar
 
 import attrs
 
-__all__ = [
-    "EVENTS",
-    "EVENTS_VERSION",
-    "BatchFinished",
-    "BlockFinished",
-    "BlockStarted",
-    "Event",
-    "Exported",
-    "PhaseStarted",
-    "RunFailed",
-    "RunFinished",
-    "RunPlanned",
-    "RunStarted",
-    "Warned",
-]
-
 EVENTS_VERSION = 1
 """Raised when an event or one of its fields goes or changes its meaning; new events and new fields do not
 raise it.

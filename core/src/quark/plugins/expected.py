@@ -16,8 +16,6 @@ from quark.plugins.options import Option, disagreement
 if TYPE_CHECKING:
     from quark.plugins.records import Record
 
-__all__ = ["KEY", "Expected", "described", "lacking"]
-
 KEY = "leads_to"
 """Key of the metadata of a record's field that holds its `Expected`."""
 

@@ -11,8 +11,6 @@ import attrs
 from quark.plugins.api_version import API_VERSION, RENAMED
 from quark.plugins.discovery import Source
 
-__all__ = ["STAGES", "PluginFailure", "PluginWarning", "attempted", "leave_out", "warn_of_unstated", "warn_once"]
-
 T = TypeVar("T")
 STAGES = ("require", "import", "register", "call", "validate")
 

@@ -29,8 +29,6 @@ from quark.plugins.records import AlgorithmRecord, FormatRecord, ObserverRecord,
 if TYPE_CHECKING:
     from quark.plugins.events import Event
 
-__all__ = ["PROJECT", "QuarkHooks", "hookimpl"]
-
 hookimpl = pluggy.HookimplMarker(PROJECT)
 """Marks a function of a plugin as an implementation of the hook of the same name."""
 

@@ -8,8 +8,6 @@ import pluggy
 
 from quark.plugins.model_records import GraphOpRecord, LayerTypeRecord, QuantModeRecord, TemplateRecord
 
-__all__ = ["PROJECT", "ModelHooks", "hookspec"]
-
 PROJECT = "quark"
 hookspec = pluggy.HookspecMarker(PROJECT)
 

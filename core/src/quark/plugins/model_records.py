@@ -19,8 +19,6 @@ from quark.plugins.record_fields import (
 )
 from quark.plugins.records import Record
 
-__all__ = ["GraphOpRecord", "LayerTypeRecord", "QuantModeRecord", "RunTimeTemplate", "TemplateRecord"]
-
 _ARCHITECTURE = value_reference("quark.config.architecture:Architecture")
 _OPERATOR = re.compile(r"\w+::\w+")
 

@@ -22,19 +22,6 @@ import attrs
 from quark.base.names import closest
 from quark.errors import ConfigError, QuarkError
 
-__all__ = [
-    "REQUIRED",
-    "Option",
-    "OptionNote",
-    "called",
-    "checked",
-    "dataset_options",
-    "disagreement",
-    "observer_options",
-    "options_of",
-    "settings_options",
-]
-
 REQUIRED: Any = inspect.Parameter.empty
 """Stands for the default of an option that has none."""
 

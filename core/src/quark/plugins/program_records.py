@@ -13,8 +13,6 @@ from quark.plugins.options import dataset_options, options_of
 from quark.plugins.record_fields import as_marks, as_strings, function_reference
 from quark.plugins.records import Record
 
-__all__ = ["CommandRecord", "DatasetRecord", "ExporterRecord", "MetricRecord", "SelectorRecord"]
-
 
 @attrs.frozen(kw_only=True)
 class ExporterRecord(Record):

@@ -13,25 +13,6 @@ from quark.base.names import NAME_RULE, closest, is_valid_name, is_vendor_name
 from quark.plugins.expected import KEY, Expected
 from quark.plugins.options import Option
 
-__all__ = [
-    "CAPABILITIES",
-    "as_capabilities",
-    "as_exports",
-    "as_marks",
-    "as_optional_tuple",
-    "as_strings",
-    "check_capabilities",
-    "check_module",
-    "check_name",
-    "check_names",
-    "check_options",
-    "check_reasons",
-    "check_run_time_name",
-    "class_reference",
-    "function_reference",
-    "value_reference",
-]
-
 CAPABILITIES: Mapping[str, str] = MappingProxyType(
     {
         "calibration": "algorithms: it measures the inputs of layers, so a run needs calibration data",

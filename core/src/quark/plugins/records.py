@@ -35,8 +35,6 @@ from quark.plugins.record_fields import (
     value_reference,
 )
 
-__all__ = ["STABILITIES", "AlgorithmRecord", "FormatRecord", "ObserverRecord", "Record", "RunTimeScheme", "SchemeRecord"]
-
 STABILITIES = ("stable", "provisional", "experimental")
 
 

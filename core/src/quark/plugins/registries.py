@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from quark.numbers import NumberFormat, Observer
 
 __all__ = [
-    "BUILT_IN",
-    "KINDS",
     "AlgorithmRegistry",
     "CommandRegistry",
     "DatasetRegistry",

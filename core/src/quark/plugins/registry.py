@@ -21,8 +21,6 @@ from quark.plugins.failures import PluginFailure, leave_out
 from quark.plugins.options import Option
 from quark.plugins.records import Record
 
-__all__ = ["Kind", "R", "Registered", "Registry", "load_for", "not_there", "unreplaced"]
-
 R = TypeVar("R", bound=Record)
 
 

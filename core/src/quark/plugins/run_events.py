@@ -29,8 +29,6 @@ from quark.plugins.events import (
     Warned,
 )
 
-__all__ = ["SILENT", "RunEvents", "TimeLeft", "running"]
-
 
 class TimeLeft:
     """Measures the rate of work, and estimates the time of the rest.
